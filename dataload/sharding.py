@@ -1,0 +1,142 @@
+"""Arithmetic of data sets that lie in several files. Pure (no I/O)."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from dataload.types import Int64Array
+
+__all__ = ["as_indices", "check_index", "expand_braces", "split_by_shard"]
+
+
+def check_index(index: SupportsIndex, length: int) -> int:
+    """`index` as an int in [0, length), negative ones counted from the end.
+
+    Raises:
+        IndexError: It is outside; the message names index and length.
+        TypeError: It is no integer.
+    """
+    number = operator.index(index)
+    if not -length <= number < length:
+        raise IndexError(f"index {number} is out of range for {length} records")
+    return number + length if number < 0 else number
+
+
+def as_indices(indices: Any, length: int) -> Int64Array:
+    """`indices` as a checked int64 array of one dimension.
+
+    Args:
+        indices: An integer array or any iterable of integers; negative ones count from the end.
+        length: Number of records.
+
+    Returns:
+        (rows,) int64, all in [0, length). The caller's own array when it already is that.
+
+    Raises:
+        IndexError: One index is outside; nothing was read.
+        TypeError: Something is no integer (bools and floats are none).
+    """
+    if isinstance(indices, np.ndarray):
+        array = indices
+    elif isinstance(indices, range):
+        array = np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
+    else:
+        items: list[Any] = indices if isinstance(indices, list) else list(indices)
+        if any(isinstance(item, (bool, np.bool_)) for item in items):
+            raise TypeError("indices must be integers, got bool; for a mask use np.flatnonzero(mask)")
+        try:
+            array = np.fromiter(map(operator.index, items), np.int64, len(items))
+        except OverflowError:
+            outside = next(i for i in map(operator.index, items) if not -length <= i < length)
+            raise IndexError(f"index {outside} is out of range for {length} records") from None
+    if array.ndim != 1:
+        raise TypeError(f"indices must have one dimension, got an array of shape {array.shape}")
+    if array.dtype != np.int64:
+        if array.size == 0:
+            return np.empty(0, np.int64)
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"indices must be integers, got an array of {array.dtype}")
+        if array.dtype == np.uint64 and int(array.max()) >= length:
+            raise IndexError(f"index {int(array.max())} is out of range for {length} records")
+        array = array.astype(np.int64)
+    if array.size == 0:
+        return array
+    # Reading the extremes as unsigned makes one comparison of two: negative numbers become huge.
+    if int(array.view(np.uint64).max()) < length:
+        return array
+    outside = array[(array < -length) | (array >= length)]
+    if outside.size:
+        raise IndexError(f"index {int(outside[0])} is out of range for {length} records")
+    return np.where(array < 0, array + length, array)
+
+
+def split_by_shard(ends: Int64Array, indices: Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
+    """Take a request apart by shard.
+
+    Args:
+        ends: (shards,) int64, cumulative sum of the records per shard; rises.
+        indices: (rows,) int64, each in [0, ends[-1]).
+
+    Yields:
+        For each shard that is asked for, in order of shard: its number, the indices within it in rising order,
+        (k,) int64, and which rows of the request they are, (k,) int64.
+    """
+    order = np.argsort(indices, kind="stable")
+    ordered = indices[order]
+    # cuts[s] is where shard s ends in the sorted request; one search per shard, not per row, unless there
+    # are more shards than rows.
+    if len(ends) <= len(indices):
+        cuts = np.searchsorted(ordered, ends, side="left")
+        shards = np.flatnonzero(np.diff(cuts, prepend=0)).tolist()
+        stops = cuts[shards].tolist()
+    else:
+        of_row = np.searchsorted(ends, ordered, side="right")
+        last = np.flatnonzero(np.diff(of_row, append=len(ends)))
+        shards = of_row[last].tolist()
+        stops = (last + 1).tolist()
+    start = 0
+    for shard, stop in zip(shards, stops, strict=True):
+        first = int(ends[shard - 1]) if shard else 0
+        yield shard, ordered[start:stop] - first, order[start:stop]
+        start = stop
+
+
+_BRACE_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_BRACE_LIST = re.compile(r"\{([^{}]*,[^{}]*)\}")
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`{000..127}` and `{a,b}` in a path, as a shell expands them; the first brace varies slowest.
+
+    Example:
+        >>> expand_braces("train-{08..10}.tar")
+        ['train-08.tar', 'train-09.tar', 'train-10.tar']
+    """
+    numbers, names = _BRACE_RANGE.search(pattern), _BRACE_LIST.search(pattern)
+    match = min((m for m in (numbers, names) if m), key=lambda m: m.start(), default=None)
+    if match is None:
+        return [pattern]
+    choices: Iterable[str]
+    if match is numbers:
+        first, last = match.group(1), match.group(2)
+        # A leading zero asks for a fixed width, as in bash.
+        padded = any(len(n) > 1 and n.startswith("0") for n in (first, last))
+        width = max(len(first), len(last)) if padded else 0
+        step = 1 if int(last) >= int(first) else -1
+        choices = (f"{n:0{width}d}" for n in range(int(first), int(last) + step, step))
+    else:
+        choices = match.group(1).split(",")
+    head, tail = pattern[: match.start()], expand_braces(pattern[match.end() :])
+    return [f"{head}{choice}{rest}" for choice in choices for rest in tail]
+
+
+def even_split(total: int, parts: int) -> Sequence[tuple[int, int]]:
+    """`parts` contiguous, half-open spans of [0, total) whose lengths differ by one at most."""
+    edges = [total * i // parts for i in range(parts + 1)]
+    return list(itertools.pairwise(edges))

@@ -1,0 +1,120 @@
+"""What a checkpoint holds, and how contents and orders are identified. Pure (no I/O)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+import numpy as np
+
+from dataload.errors import StateMismatchError
+from dataload.randomness import ORDER_VERSION
+
+__all__ = ["STATE_VERSION", "LoaderState", "digest", "fingerprint"]
+
+STATE_VERSION = 1
+
+
+def digest(*parts: Any) -> str:
+    """32 hexadecimal digits for values whose repr is the same in every process."""
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def fingerprint(value: Any) -> str:
+    """Identify a value object, such as a sampler: its class and its fields, arrays by their content.
+
+    Args:
+        value: A frozen dataclass (nested ones included), or anything with a `fingerprint` method or a repr.
+    """
+    return digest(_canonical(value))
+
+
+def _canonical(value: Any) -> Any:
+    own = getattr(value, "fingerprint", None)
+    if callable(own):
+        return own()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [(f.name, _canonical(getattr(value, f.name))) for f in dataclasses.fields(value) if f.compare]
+        return type(value).__qualname__, fields
+    if isinstance(value, np.ndarray):
+        array = cast("np.ndarray[Any, Any]", np.ascontiguousarray(value))
+        return (
+            str(array.dtype),
+            array.shape,
+            hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest(),
+        )
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in cast("list[Any]", value)]
+    if isinstance(value, Mapping):
+        return sorted((str(key), _canonical(item)) for key, item in cast("Mapping[Any, Any]", value).items())
+    return repr(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderState:
+    """Where a loader stands: the same on every rank, and independent of workers and prefetch.
+
+    Attributes:
+        epoch: Number of the epoch.
+        position: Positions of the epoch's order that the consumer has received, over all ranks.
+        length: Positions per epoch.
+        source: Fingerprint of the data.
+        order: Fingerprint of the sampler, seed included.
+    """
+
+    epoch: int
+    position: int
+    length: int
+    source: str
+    order: str
+    order_version: int = ORDER_VERSION
+    version: int = STATE_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dict of numbers and text, under 1 KiB as JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Self:
+        """Read what `to_json` gave.
+
+        Raises:
+            StateMismatchError: It is no such dict, or of another version.
+        """
+        names = {f.name for f in dataclasses.fields(cls)}
+        if state.get("version") != STATE_VERSION:
+            raise StateMismatchError(
+                "this is not a loader's state that this release can read",
+                differences=[f"version: {state.get('version')!r} in the state, {STATE_VERSION} here"],
+            )
+        if set(state) != names:
+            wrong = ", ".join(sorted(names ^ set(state)))
+            raise StateMismatchError(f"the state is incomplete or has foreign keys: {wrong}")
+        return cls(**state)
+
+    def check(self, here: LoaderState) -> None:
+        """Refuse a state of other data or another order.
+
+        Raises:
+            StateMismatchError: One line per field that differs.
+        """
+        meanings = {
+            "source": "the data set",
+            "order": "the sampler or its seed",
+            "length": "records per epoch",
+            "order_version": "the release's orders",
+        }
+        differences = [
+            f"{name} ({meaning}): {getattr(self, name)} in the state, {getattr(here, name)} here"
+            for name, meaning in meanings.items()
+            if getattr(self, name) != getattr(here, name)
+        ]
+        if differences:
+            raise StateMismatchError(
+                "the state was saved with other data or another order; load it into a loader built as then, "
+                "or start anew",
+                differences=differences,
+            )

@@ -1,0 +1,220 @@
+"""Samples to batches. Pure functions over what the samples hold; the sources use them to build columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
+
+import numpy as np
+
+from dataload.errors import ConfigError, closest
+from dataload.types import Array, Batch, Int64Array
+
+__all__ = ["Collate", "Policy", "Ragged", "default_collate", "empty_like", "scatter_columns"]
+
+Policy: TypeAlias = Literal["stack", "pad", "ragged", "list"]
+"""What to do with values of one field whose shapes differ; `stack` refuses."""
+
+
+class Ragged(NamedTuple):
+    """Values of different lengths, back to back.
+
+    Attributes:
+        values: (total, *shape), the rows' values along the first axis.
+        offsets: (rows + 1,) int64; row i is ``values[offsets[i]:offsets[i + 1]]``.
+    """
+
+    values: Array
+    offsets: Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class Collate:
+    """Stacks samples into a batch, field by field.
+
+    Arrays and numbers of equal shape become one array of shape ``(rows, *shape)``; bytes and text become a
+    list; dicts and tuples are collated inside. No sample gives ``{}``.
+
+    Attributes:
+        policies: Field name -> what to do when shapes differ along the first axis. `pad` fills with
+            `pad_value` and adds the true lengths as ``<field>_length``, (rows,) int64; `ragged` gives a
+            `Ragged`; `list` gives a list.
+        pad_value: What `pad` fills with.
+
+    Raises:
+        ConfigError: A policy has no such name; or, when called, shapes, dtypes or fields of the samples differ
+            and no policy says what to do.
+    """
+
+    policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy])
+    pad_value: float = 0
+
+    def __post_init__(self) -> None:
+        for name, policy in self.policies.items():
+            if policy not in get_args(Policy):
+                message = f"collate policy of field {name!r} is {policy!r}: {closest(policy, get_args(Policy))}"
+                raise ConfigError(message, key=f"collate.{name}", value=policy)
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """The batch of `samples`, in their order."""
+        if not samples:
+            return {}
+        return self._collate(list(samples), "")
+
+    def _collate(self, samples: list[Any], name: str) -> Any:
+        first = samples[0]
+        if isinstance(first, Mapping):
+            return self._collate_dicts(samples, name)
+        if isinstance(first, tuple):
+            return self._collate_tuples(cast("list[tuple[Any, ...]]", samples), name)
+        policy = self.policies.get(name, "stack")
+        if policy == "list" or isinstance(first, (bytes, str, bytearray, memoryview)):
+            return samples
+        if policy in ("pad", "ragged"):
+            arrays = [np.asarray(value) for value in samples]
+            return ragged(arrays) if policy == "ragged" else pad(arrays, self.pad_value)
+        return _stack(samples, name)
+
+    def _collate_dicts(self, samples: list[Mapping[str, Any]], name: str) -> Batch:
+        first = samples[0]
+        for row, sample in enumerate(samples):
+            if sample.keys() != first.keys():
+                differing = sorted(map(str, sample.keys() ^ first.keys()))
+                raise ConfigError(
+                    f"samples in rows 0 and {row} have different fields ({', '.join(differing)} only in one): "
+                    "choose common ones with fields=[...]",
+                    key=name or None,
+                )
+        batch: Batch = {}
+        for key in first:
+            path = f"{name}.{key}" if name else str(key)
+            batch[key] = self._collate([sample[key] for sample in samples], path)
+            if self.policies.get(path) == "pad":
+                batch[f"{key}_length"] = np.array([len(sample[key]) for sample in samples], np.int64)
+        return batch
+
+    def _collate_tuples(self, samples: list[tuple[Any, ...]], name: str) -> tuple[Any, ...]:
+        lengths = {len(sample) for sample in samples}
+        if len(lengths) > 1:
+            raise ConfigError(f"samples are tuples of different lengths: {sorted(lengths)}", key=name or None)
+        columns = (list(column) for column in zip(*samples, strict=True))
+        collated = [
+            self._collate(column, f"{name}.{place}" if name else str(place)) for place, column in enumerate(columns)
+        ]
+        make = getattr(type(samples[0]), "_make", tuple)  # a named tuple stays one
+        return make(collated)
+
+
+default_collate = Collate()
+
+
+def ragged(arrays: Sequence[Array]) -> Ragged:
+    """Arrays one after another along the first axis, with the offsets that part them."""
+    lengths = [array.shape[0] if array.ndim else 1 for array in arrays]
+    offsets = np.zeros(len(arrays) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return Ragged(np.concatenate([np.atleast_1d(array) for array in arrays]), offsets)
+
+
+def pad(arrays: Sequence[Array], value: float) -> Array:
+    """Arrays filled up to the greatest extent along each axis, as ``(rows, *greatest)``."""
+    shape = tuple(max(extents) for extents in zip(*(array.shape for array in arrays), strict=True))
+    out = np.full((len(arrays), *shape), value, arrays[0].dtype)
+    for row, array in enumerate(arrays):
+        out[(row, *map(slice, array.shape))] = array
+    return out
+
+
+def _stack(values: list[Any], name: str) -> Any:
+    if isinstance(values[0], (bool, int, float)):
+        return _stack_numbers(values, name)
+    if not (isinstance(values[0], (np.ndarray, np.generic)) or hasattr(values[0], "__array__")):
+        return values  # objects of the user's own: nothing to stack
+    arrays = [np.asarray(value) for value in values]
+    first = arrays[0]
+    for row, array in enumerate(arrays):
+        if array.shape != first.shape or array.dtype != first.dtype:
+            raise _unequal(name, 0, _describe(first), row, _describe(array))
+    return np.stack(arrays)
+
+
+def _stack_numbers(values: list[Any], name: str) -> Any:
+    kinds = {type(value) for value in values}
+    if kinds == {int, float}:
+        return np.array(values, np.float64)  # JSON writes 1 for 1.0
+    if len(kinds) > 1:
+        row = next(row for row, value in enumerate(values) if type(value) is not type(values[0]))
+        raise _unequal(name, 0, type(values[0]).__name__, row, type(values[row]).__name__)
+    return np.array(values)
+
+
+def _describe(array: Array) -> str:
+    return f"{array.dtype} {array.shape}"
+
+
+def _unequal(name: str, row: int, one: str, other_row: int, other: str) -> ConfigError:
+    field_name = f"field {name!r}" if name else "the samples"
+    return ConfigError(
+        f"cannot stack {field_name}: row {row} is {one}, row {other_row} is {other}; "
+        "set a collate policy for it: pad, ragged or list",
+        key=name or None,
+    )
+
+
+def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Batch:
+    """One batch from batches of parts of its rows, in any order.
+
+    Args:
+        pieces: For each part its row numbers, (k,) int64, and its columns.
+        rows: Rows of the whole; every row is in exactly one part.
+
+    Raises:
+        ConfigError: Fields, dtypes or shapes of the parts differ.
+    """
+    out: Batch = {}
+    first_row = 0
+    for where, batch in pieces:
+        if not out:
+            first_row = int(where[0])
+            out = {name: _column_like(column, rows) for name, column in batch.items()}
+        if batch.keys() != out.keys():
+            differing = ", ".join(sorted(batch.keys() ^ out.keys()))
+            raise ConfigError(
+                f"rows {first_row} and {int(where[0])} have different fields ({differing} only in one): "
+                "choose common ones with fields=[...]"
+            )
+        for name, column in batch.items():
+            target = out[name]
+            if isinstance(target, list) and isinstance(column, list):
+                for row, value in zip(where.tolist(), cast("list[Any]", column), strict=True):
+                    target[row] = value
+                continue
+            if isinstance(target, list) or isinstance(column, list):
+                raise _unequal(name, first_row, _kind(target), int(where[0]), _kind(column))
+            if column.shape[1:] != target.shape[1:] or column.dtype != target.dtype:
+                one, other = (f"{a.dtype} {a.shape[1:]}" for a in (target, column))
+                raise _unequal(name, first_row, one, int(where[0]), other)
+            target[where] = column
+    return out
+
+
+def _kind(column: Any) -> str:
+    return "no array" if isinstance(column, list) else f"{column.dtype} {column.shape[1:]}"
+
+
+def _column_like(column: Any, rows: int) -> Any:
+    if isinstance(column, list):
+        return [None] * rows
+    return np.empty((rows, *column.shape[1:]), column.dtype)
+
+
+def empty_like(batch: Any) -> Any:
+    """A batch of no rows with the fields, dtypes and shapes of `batch`."""
+    if isinstance(batch, Mapping):
+        return {name: empty_like(column) for name, column in batch.items()}
+    if isinstance(batch, Ragged):
+        return Ragged(batch.values[:0], np.zeros(1, np.int64))
+    if isinstance(batch, tuple):
+        return getattr(type(batch), "_make", tuple)([empty_like(column) for column in batch])
+    return batch[:0]

@@ -1,0 +1,1 @@
+"""The bytes of each format: parsing and building, no files, no policy."""

@@ -1,0 +1,198 @@
+"""What every built-in source shares: `Sequence` manners, index checks and batches in one place."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
+
+import numpy as np
+
+from dataload.collate import default_collate
+from dataload.errors import ConfigError, closest
+from dataload.sharding import as_indices, check_index
+from dataload.state import digest
+from dataload.types import Batch, FieldSpec, Int64Array
+
+__all__ = ["SliceSource", "Source", "select_fields", "spec_of"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+_ITERATION_BLOCK = 256
+
+
+class Source(ABC, Generic[T_co]):
+    """Records by index, with the manners of a sequence.
+
+    A backend implements `__len__` and `_read`, and `_read_columns` where it can do better than collating
+    records. All reads may be called from several threads at once. What is returned belongs to the caller: it
+    stays valid after later reads and after `close`, and writing to it changes no file.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of records, constant for the life of the object."""
+
+    @abstractmethod
+    def _read(self, indices: Int64Array) -> list[T_co]:
+        """Records at `indices`, (rows,) int64, checked to be in [0, len)."""
+
+    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        """Columns of the records at `indices`; `fields` None means all."""
+        records: list[Any] = self._read(indices)
+        if fields is not None:
+            records = [select_fields(record, fields) for record in records]
+        return default_collate(records)
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Field name -> what is known of it; empty for sources whose records are plain bytes."""
+        return {}
+
+    @property
+    def shard_lengths(self) -> tuple[int, ...]:
+        """Records per shard, in index order."""
+        return (len(self),)
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Identifies the content, not its place: equal for a moved copy, different when the data differ.
+
+        Returns:
+            32 hexadecimal digits.
+        """
+
+    @overload
+    def __getitem__(self, index: slice, /) -> SliceSource[T_co]: ...
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> T_co: ...
+    def __getitem__(self, index: SupportsIndex | slice, /) -> T_co | SliceSource[T_co]:
+        """One record, or for a slice a source of these records that reads them when asked.
+
+        Raises:
+            IndexError: The index is outside [-len, len).
+        """
+        if isinstance(index, slice):
+            return SliceSource(self, range(len(self))[index])
+        return self._read(np.array([check_index(index, len(self))], np.int64))[0]
+
+    def __getitems__(self, indices: Any, /) -> list[T_co]:
+        """Records in the order of the request; the name that torch's fetcher calls. See `read`."""
+        rows = as_indices(indices, len(self))
+        return self._read(rows) if rows.size else []
+
+    def read(self, indices: Any) -> list[T_co]:
+        """Records in the order of the request.
+
+        Args:
+            indices: Integers in any order, duplicates allowed; negative ones count from the end.
+
+        Raises:
+            IndexError: An index is outside; nothing is returned in part.
+            CorruptFileError: A record contradicts its format.
+            ClosedSourceError: `close` was called.
+        """
+        return self.__getitems__(indices)
+
+    def read_batch(self, indices: Any, fields: Sequence[str] | None = None) -> Batch:
+        """Columns of records: equal to ``default_collate(read(indices))``, and much faster.
+
+        Args:
+            indices: As in `read`.
+            fields: Names of the fields to read; None means all.
+
+        Returns:
+            Field name -> array of shape ``(rows, *shape)``, or a list for bytes and text. For no indices ``{}``.
+
+        Raises:
+            ConfigError: There is no such field, or shapes differ from record to record.
+        """
+        rows = as_indices(indices, len(self))
+        if not rows.size:
+            return {}
+        return self._read_columns(rows, None if fields is None else tuple(fields))
+
+    def __iter__(self) -> Iterator[T_co]:
+        """All records in index order, read in blocks."""
+        for start in range(0, len(self), _ITERATION_BLOCK):
+            yield from self._read(np.arange(start, min(start + _ITERATION_BLOCK, len(self)), dtype=np.int64))
+
+    def close(self) -> None:
+        """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class SliceSource(Source[T_co]):
+    """A part of another source, by arithmetic: holds no records and no list of indices."""
+
+    def __init__(self, parent: Source[T_co], span: range) -> None:
+        self._parent = parent
+        self._span = span
+
+    def __len__(self) -> int:
+        return len(self._span)
+
+    def _map(self, indices: Int64Array) -> Int64Array:
+        return indices * self._span.step + self._span.start
+
+    def _read(self, indices: Int64Array) -> list[T_co]:
+        return self._parent._read(self._map(indices))
+
+    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        return self._parent._read_columns(self._map(indices), fields)
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        return self._parent.fields
+
+    @property
+    def shard_lengths(self) -> tuple[int, ...]:
+        """Records of each of the parent's shards that lie in the slice; one shard if it does not run forwards."""
+        if self._span.step != 1:
+            return (len(self),)
+        ends = np.cumsum(self._parent.shard_lengths)
+        inside = np.diff(np.clip(ends, self._span.start, self._span.stop), prepend=self._span.start)
+        return tuple(n for n in inside.tolist() if n) or (0,)
+
+    def fingerprint(self) -> str:
+        """See `Source.fingerprint`."""
+        return digest("slice", self._parent.fingerprint(), self._span.start, self._span.stop, self._span.step)
+
+    def close(self) -> None:
+        """Close the parent too: the slice was given away in its place."""
+        self._parent.close()
+
+    def __repr__(self) -> str:
+        s = self._span
+        return f"{self._parent!r}[{s.start}:{s.stop}{f':{s.step}' if s.step != 1 else ''}]"
+
+
+def select_fields(record: Any, fields: Sequence[str]) -> dict[str, Any]:
+    """The named fields of a record, in that order.
+
+    Raises:
+        ConfigError: The record has no fields, or not these.
+    """
+    if not isinstance(record, Mapping):
+        raise ConfigError(
+            f"records are {type(record).__name__}, not fields: choose a codec to read fields {', '.join(fields)}",
+            key="fields",
+        )
+    try:
+        return {name: record[name] for name in fields}
+    except KeyError as error:
+        message = f"a record has no field {error.args[0]!r}: {closest(str(error.args[0]), record)}"
+        raise ConfigError(message, key="fields", value=error.args[0]) from None
+
+
+def spec_of(value: Any) -> FieldSpec:
+    """What one value tells about its field."""
+    if isinstance(value, (bytes, str)):
+        return FieldSpec(type(value).__name__, ())
+    array = np.asarray(value)
+    return FieldSpec(str(array.dtype), array.shape)

@@ -1,0 +1,80 @@
+"""Several sources, one after another, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dataload.collate import scatter_columns
+from dataload.errors import ConfigError
+from dataload.sharding import split_by_shard
+from dataload.sources.base import Source
+from dataload.state import digest
+from dataload.types import Batch, FieldSpec, Int64Array
+
+__all__ = ["ConcatSource"]
+
+
+class ConcatSource(Source[Any]):
+    """The records of `sources` in turn; formats may differ, as long as records have the same fields.
+
+    Args:
+        sources: At least one built-in source.
+    """
+
+    def __init__(self, sources: Sequence[Source[Any]]) -> None:
+        if not sources:
+            raise ConfigError("a ConcatSource needs at least one source, got none", key="sources", value=sources)
+        self._sources = tuple(sources)
+        self._ends: Int64Array | None = None
+
+    @property
+    def sources(self) -> tuple[Source[Any], ...]:
+        """The parts, in index order."""
+        return self._sources
+
+    def _bounds(self) -> Int64Array:
+        if self._ends is None:
+            self._ends = np.cumsum([len(source) for source in self._sources], dtype=np.int64)
+        return self._ends
+
+    def __len__(self) -> int:
+        return int(self._bounds()[-1])
+
+    def _read(self, indices: Int64Array) -> list[Any]:
+        records: list[Any] = [None] * len(indices)
+        for part, local, where in split_by_shard(self._bounds(), indices):
+            for row, record in zip(where.tolist(), self._sources[part].read(local), strict=True):
+                records[row] = record
+        return records
+
+    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        pieces = (
+            (where, self._sources[part].read_batch(local, fields))
+            for part, local, where in split_by_shard(self._bounds(), indices)
+        )
+        return scatter_columns(pieces, len(indices))
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Fields of the first part."""
+        return self._sources[0].fields
+
+    @property
+    def shard_lengths(self) -> tuple[int, ...]:
+        """The shards of all parts, in index order."""
+        return tuple(length for source in self._sources for length in source.shard_lengths)
+
+    def fingerprint(self) -> str:
+        """See `Source.fingerprint`."""
+        return digest("concat", *(source.fingerprint() for source in self._sources))
+
+    def close(self) -> None:
+        """Close all parts."""
+        for source in self._sources:
+            source.close()
+
+    def __repr__(self) -> str:
+        return f"ConcatSource({len(self._sources)} sources)"

@@ -1,0 +1,99 @@
+"""A file as a read-only memory map, and the gather that serves every format whose records lie in one."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+
+from dataload.errors import CorruptFileError
+from dataload.types import Array, Int64Array
+
+__all__ = ["MappedFile"]
+
+# numpy's fancy indexing holds the GIL below this many indices (NPY_BEGIN_THREADS_THRESHOLDED), so that two
+# reading threads take turns.
+_RELEASES_GIL_FROM = 500
+
+
+class MappedFile:
+    """The bytes of a file, mapped; the descriptor and the map go with the last reference.
+
+    Attributes:
+        path: As given.
+        size: Bytes, when it was opened.
+        data: (size,) uint8, read-only.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.size = os.fstat(descriptor).st_size
+            # An empty file cannot be mapped. The map duplicates the descriptor.
+            self._map = mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ) if self.size else None
+        finally:
+            os.close(descriptor)
+        self.data = np.frombuffer(self._map if self._map is not None else b"", np.uint8)
+        self._windows: dict[int, Array] = {}
+
+    def check(self) -> None:
+        """Compare the file with what was opened, once a step: touching a page that is gone kills the process.
+
+        Raises:
+            CorruptFileError: The file is shorter now.
+        """
+        if self._map is None:
+            return
+        size = self._map.size()  # an fstat, about 1 us
+        if size < self.size:
+            raise CorruptFileError(
+                f"the file had {self.size} bytes when it was opened and has {size} now: it was changed while in "
+                "use; open it again, and replace files by renaming new ones over them",
+                path=self.path,
+                offset=size,
+            )
+
+    def gather(self, offsets: Int64Array, length: int) -> Array:
+        """Copy records of one length from any offsets, aligned or not.
+
+        Args:
+            offsets: (rows,) int64, each in [0, size - length]; the caller has checked.
+            length: Bytes of each record, at least 1.
+
+        Returns:
+            (rows, length) uint8, contiguous, the caller's own.
+        """
+        rows = len(offsets)
+        # Long records in a small batch are taken in several pieces each, only to have enough indices.
+        pieces = 1
+        if rows < _RELEASES_GIL_FROM and rows * length >= 1 << 16:
+            pieces = next((p for p in (2, 4, 8, 16) if length % p == 0 and rows * p >= _RELEASES_GIL_FROM), 1)
+        piece = length // pieces
+        if pieces > 1:
+            offsets = (offsets[:, None] + np.arange(0, length, piece)).ravel()
+        return self._window(piece)[offsets].view(np.uint8).reshape(rows, length)
+
+    def _window(self, length: int) -> Array:
+        """Every run of `length` bytes of the file as one item: overlapping, so nothing is copied."""
+        window = self._windows.get(length)
+        if window is None:
+            shape, item = (self.size - length + 1,), np.dtype((np.void, length))
+            window = np.ndarray(shape, item, self.data, 0, (1,))
+            if len(self._windows) > 64:  # records of many lengths: the cache is not worth keeping
+                self._windows.clear()
+            self._windows[length] = window
+        return window
+
+    def copy(self, offset: int, length: int) -> bytes:
+        """Bytes [offset, offset + length); the caller has checked the bounds."""
+        return self.data[offset : offset + length].tobytes()
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """The same without a copy, read-only; keeps the map alive."""
+        return self.data.data[offset : offset + length]
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self.path}: a memory map belongs to its process and is not pickled")

@@ -1,0 +1,123 @@
+"""Records that are in memory already: the oracle of the tests, and a source for small data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dataload.collate import default_collate
+from dataload.errors import ConfigError, closest
+from dataload.sources.base import Source, select_fields, spec_of
+from dataload.types import Batch, FieldSpec, Int64Array
+
+__all__ = ["MemorySource"]
+
+
+class MemorySource(Source[Any]):
+    """Records from a list, or rows of columns.
+
+    Args:
+        data: A sequence of records (dicts of fields, or bytes), or a mapping of equally long columns
+            (arrays or lists).
+        fields: Names of the fields to read; None means all.
+
+    Raises:
+        ConfigError: Columns differ in length, or a field is unknown.
+
+    Example:
+        >>> source = MemorySource({"x": np.arange(6).reshape(3, 2), "name": ["a", "b", "c"]})
+        >>> source[1]
+        {'x': array([2, 3]), 'name': 'b'}
+    """
+
+    def __init__(
+        self,
+        data: Sequence[Any] | Mapping[str, Any],
+        *,
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        self._selected = None if fields is None else tuple(fields)
+        self._columns: dict[str, Any] | None = None
+        self._records: list[Any] = []
+        if isinstance(data, Mapping):
+            self._columns = {
+                name: column if isinstance(column, np.ndarray) else list(column) for name, column in data.items()
+            }
+            lengths = {name: len(column) for name, column in self._columns.items()}
+            if len(set(lengths.values())) > 1:
+                raise ConfigError(f"columns differ in length: {lengths}", key="data")
+            self._length = next(iter(lengths.values()), 0)
+        else:
+            self._records = list(data)
+            self._length = len(self._records)
+        self._check(self._selected)
+
+    def _check(self, fields: tuple[str, ...] | None) -> None:
+        known = self._columns if self._columns is not None else (self._all_fields() if self._records else None)
+        for name in fields or ():
+            if known is not None and name not in known:
+                raise ConfigError(f"there is no field {name!r}: {closest(name, known)}", key="fields", value=name)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _all_fields(self) -> dict[str, FieldSpec]:
+        if not self._length:
+            return {}
+        first = self._record(0)
+        return {name: spec_of(value) for name, value in first.items()} if isinstance(first, Mapping) else {}
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """What the first record holds."""
+        known = self._all_fields()
+        return known if self._selected is None else {name: known[name] for name in self._selected if name in known}
+
+    def _record(self, index: int) -> Any:
+        if self._columns is not None:
+            return {name: _own(column[index]) for name, column in self._columns.items()}
+        record = self._records[index]
+        return {name: _own(value) for name, value in record.items()} if isinstance(record, Mapping) else _own(record)
+
+    def _read(self, indices: Int64Array) -> list[Any]:
+        records = [self._record(index) for index in indices.tolist()]
+        if self._selected is None:
+            return records
+        return [select_fields(record, self._selected) for record in records]
+
+    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        self._check(fields)
+        if self._columns is None:
+            return super()._read_columns(indices, fields)
+        chosen = fields or self._selected or tuple(self._columns)
+        batch: Batch = {}
+        for name in chosen:
+            column = self._columns[name]
+            if isinstance(column, np.ndarray):
+                batch[name] = np.take(column, indices, axis=0)
+            else:
+                batch[name] = default_collate([column[index] for index in indices.tolist()])
+        return batch
+
+    def fingerprint(self) -> str:
+        """See `Source.fingerprint`; hashes all records."""
+        digest = hashlib.blake2b(digest_size=16)
+        for index in range(self._length):
+            record = self._record(index)
+            items = record.items() if isinstance(record, Mapping) else [("", record)]
+            for name, value in items:
+                digest.update(f"{name}\x1f{spec_of(value)}\x1f".encode())
+                digest.update(value.encode() if isinstance(value, str) else np.asarray(value).tobytes())
+        digest.update(repr((self._length, self._selected)).encode())
+        return digest.hexdigest()
+
+    def __repr__(self) -> str:
+        return f"MemorySource({self._length} records)"
+
+
+def _own(value: Any) -> Any:
+    """A value that the caller may write to."""
+    return value.copy() if isinstance(value, (np.ndarray, bytearray)) else value

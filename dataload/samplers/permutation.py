@@ -1,0 +1,78 @@
+"""A keyed bijection on [0, n): any element of a shuffled order at once, without the order. Pure (no I/O)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataload.randomness import hash64
+from dataload.types import Int64Array
+
+__all__ = ["KEY_WORDS", "MAX_LENGTH", "permute"]
+
+KEY_WORDS = 2
+"""Words of the key that `permute` takes."""
+
+MAX_LENGTH = 2**48
+
+# Fewer are too few: the differences of positions 2^k apart miss a chi-square by up to 650 standard deviations
+# with four rounds and 41 with five (n = 2^15, 2^17; 40-60 seeds), and by no more than a true permutation's with six.
+_ROUNDS = 6
+_SMALL = 1024
+
+
+def permute(positions: Int64Array, n: int, key: npt.NDArray[np.uint64]) -> Int64Array:
+    """Image of `positions` under the permutation of [0, n) that `key` selects.
+
+    Up to 1,024 elements are sorted by 64 random bits each, which reaches every order. Beyond, six rounds of
+    add, multiply by an odd number and xor-shift, each a bijection on the next power of two, are repeated until
+    the result falls below n (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+
+    Args:
+        positions: (m,) int64, each in [0, n). Not modified.
+        n: Size of the domain, at most `MAX_LENGTH`.
+        key: (KEY_WORDS,) uint64.
+
+    Returns:
+        (m,) int64.
+    """
+    if n <= _SMALL:
+        elements = np.arange(n, dtype=np.int64)
+        order = np.argsort(hash64(key[1], hash64(key[0], elements)), kind="stable")
+        return order.astype(np.int64, copy=False)[positions]
+    bits = (n - 1).bit_length()
+    # Arithmetic modulo 2^32 and modulo 2^64 agree on the low 32 bits, and the narrow one is twice as fast.
+    kind = np.uint32 if bits <= 32 else np.uint64
+    constants = _round_constants(key, bits, kind)
+    found = _rounds(positions.astype(kind), constants)
+    walking = np.flatnonzero(found >= n)
+    while walking.size:
+        again = _rounds(found[walking], constants)
+        found[walking] = again
+        walking = walking[again >= n]
+    return found.astype(np.int64)
+
+
+def _round_constants(key: npt.NDArray[np.uint64], bits: int, kind: Any) -> list[tuple[Any, Any, Any, Any]]:
+    mask = (1 << bits) - 1
+    words = hash64(key[1], hash64(key[0], np.arange(2 * _ROUNDS))).tolist()
+    # At least half the width, so that the upper half reaches the lower one; uneven, so that rounds differ.
+    shifts = [(bits + 1) // 2 + r % 2 for r in range(_ROUNDS)]
+    return [
+        (kind(words[2 * r] & mask), kind(words[2 * r + 1] & mask | 1), kind(mask), kind(shifts[r]))
+        for r in range(_ROUNDS)
+    ]
+
+
+def _rounds(values: npt.NDArray[Any], constants: list[tuple[Any, Any, Any, Any]]) -> npt.NDArray[Any]:
+    """In place: `values` is the caller's own copy."""
+    scratch = np.empty_like(values)
+    for add, multiply, mask, shift in constants:
+        values += add
+        values *= multiply
+        values &= mask
+        np.right_shift(values, shift, out=scratch)
+        values ^= scratch
+    return values

@@ -1,0 +1,271 @@
+"""From what a user writes to objects: paths to sources and writers, configs to loaders."""
+
+from __future__ import annotations
+
+import glob
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dataload.errors import ConfigError, SourceNotFoundError, UnsupportedFormatError, closest
+from dataload.formats.detect import HEAD_SIZE, describe_head, detect
+from dataload.registry import Format, by_suffix, format_names, get_format, load
+from dataload.sharding import expand_braces
+from dataload.sources.base import Source
+from dataload.sources.files import file_errors
+from dataload.writers.base import Writer
+
+if TYPE_CHECKING:
+    from dataload.loader import Loader
+
+__all__ = ["create", "find_shards", "from_config", "open_source"]
+
+Path: TypeAlias = "str | os.PathLike[str]"
+
+_LMDB_FILE = "data.mdb"
+
+
+def open_source(
+    paths: Any,
+    *,
+    format: str | None = None,  # noqa: A002 - the word that users expect
+    fields: Sequence[str] | None = None,
+    **options: Any,
+) -> Source[Any]:
+    """Open a data set.
+
+    Args:
+        paths: A path; ``"format:path"``; a pattern with ``*``, ``?``, ``[...]``, ``{000..127}`` or ``{a,b}``; a
+            directory of shards; or a list of these, which are taken in that order. What a pattern or a directory
+            matches is taken in order of name.
+        format: One of `dataload.registry.format_names()`; by default the end of the name decides, then the content.
+        fields: Names of the fields to read; None means all.
+        options: Options of the format, see its source class: ``codec=``, ``decode=``, ``shapes=``, ...
+
+    Returns:
+        A source: a sequence of records with `read` and `read_batch`.
+
+    Raises:
+        SourceNotFoundError: There is nothing there.
+        UnsupportedFormatError: The content is in no known format.
+        CorruptFileError: A file contradicts its format.
+        ConfigError: An option or a field is unknown.
+        MissingDependencyError: The format needs a package that is not installed.
+
+    Example:
+        >>> source = dataload.open("train-{000..127}.tar", decode="auto")  # doctest: +SKIP
+        >>> source[0]  # doctest: +SKIP
+    """
+    if format is None and isinstance(paths, str):
+        format, paths = _split_prefix(paths)
+    if fields is not None:
+        options["fields"] = fields
+    entry = get_format(format) if format is not None else None
+    if entry is not None and not entry.takes_paths:
+        return _make(entry, _single_argument(entry, paths), options)
+    entry, names = find_shards(paths, format=format)
+    source = _make(entry, names, options)
+    len(source)  # opens the files, so that what is wrong with them is said here and not at the first batch
+    return source
+
+
+def find_shards(
+    paths: Any,
+    *,
+    format: str | None = None,  # noqa: A002 - the word that users expect
+) -> tuple[Format, list[str]]:
+    """The format of a data set and its files in index order, without opening it.
+
+    Args:
+        paths: As in `open_source`.
+        format: As in `open_source`; one that takes paths.
+
+    Raises:
+        SourceNotFoundError: There is nothing there.
+        UnsupportedFormatError: The content is in no known format.
+        ConfigError: There is no such format, or the files are of several.
+    """
+    if format is None and isinstance(paths, str):
+        format, paths = _split_prefix(paths)
+    entry = get_format(format) if format is not None else None
+    names = [name for item in _as_list(paths) for name in _expand(item, entry)]
+    if not names:
+        raise ConfigError("no path was given: the list is empty", key="paths", value=paths)
+    return entry or get_format(_common_format(names)), names
+
+
+def create(
+    path: Path,
+    *,
+    format: str | None = None,  # noqa: A002 - the word that users expect
+    overwrite: bool = False,
+    **options: Any,
+) -> Writer:
+    """Write a data set: ``with dataload.create("out.syr") as writer: writer.write(record)``.
+
+    Nothing shows at `path` before the writer is closed without an error.
+
+    Args:
+        path: Destination, or ``"format:path"``.
+        format: By default the end of the name decides.
+        overwrite: Replace what is there.
+        options: Options of the format, see its writer class.
+
+    Raises:
+        ConfigError: The destination exists, or format or option are unknown.
+    """
+    name = os.fspath(path)
+    if format is None:
+        format, name = _split_prefix(name)
+    entry = by_suffix(name) if format is None else get_format(format)
+    if entry is None:
+        raise ConfigError(
+            f"the end of {name!r} names no format: pass format=, one of {', '.join(format_names())}",
+            key="format",
+        )
+    return _call(load(entry, "writer"), entry, (name,), {"overwrite": overwrite, **options})
+
+
+def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Loader[Any]:
+    """Build a loader from a config.
+
+    Args:
+        config: A TOML or YAML file, or a dict of the same structure.
+        overrides: Settings that replace those of the file: ``"loader.batch_size=64"``.
+
+    Raises:
+        ConfigError: All that is wrong with the settings, each with its key, value and what is allowed.
+        MissingDependencyError: pydantic is not installed.
+    """
+    from dataload.config import read_config  # pydantic takes 60 ms to import, and only configs need it
+    from dataload.loader import Loader
+
+    settings = read_config(config, overrides)
+    source = open_source(settings.source.path, format=settings.source.format, **settings.source.open_options())
+    return Loader(source, **settings.loader_options(len(source)))
+
+
+def _split_prefix(path: str) -> tuple[str | None, str]:
+    """``"tar:x"`` to ``("tar", "x")``; a path that exists, a URL or a lone drive letter stays whole."""
+    prefix, colon, rest = path.partition(":")
+    if not colon or not prefix.isidentifier() or rest.startswith("//") or os.path.exists(path):
+        return None, path
+    if len(prefix) == 1:
+        return None, path
+    return get_format(prefix).name, rest
+
+
+def _as_list(paths: Any) -> list[str]:
+    several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    for path in several:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"paths are text or path objects, got {path!r} ({type(path).__name__})")
+    return [os.fspath(path) for path in several]
+
+
+def _expand(path: str, entry: Format | None) -> list[str]:
+    """All shards that one path or pattern stands for."""
+    if os.path.exists(path):
+        return _shards_of_directory(path, entry) if _is_directory_of_shards(path) else [path]
+    names: list[str] = []
+    for name in expand_braces(path):
+        if not os.path.exists(name) and glob.has_magic(name):
+            matches = sorted(glob.glob(name))
+            if not matches:
+                raise SourceNotFoundError(f"nothing matches the pattern {name}", path=name)
+            names += matches
+        else:
+            with file_errors(name):
+                os.stat(name)
+            names.append(name)
+    return names
+
+
+def _is_directory_of_shards(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.exists(os.path.join(path, _LMDB_FILE))
+
+
+def _shards_of_directory(path: str, entry: Format | None) -> list[str]:
+    """The shards in a directory, in order of name: whatever has the suffix of a format."""
+    found = [
+        os.path.join(path, name)
+        for name in sorted(os.listdir(path))
+        if not name.startswith(".")  # hidden: a writer's temporary, or nothing of ours
+        and (shard := by_suffix(name)) is not None
+        and (entry is None or shard.name == entry.name or {shard.name, entry.name} == {"lmdb", "torchrecord"})
+    ]
+    if not found:
+        wanted = f"of format {entry.name!r} " if entry is not None else ""
+        raise SourceNotFoundError(f"the directory {path} holds no shard {wanted}by its suffix", path=path)
+    return found
+
+
+def _common_format(names: Sequence[str]) -> str:
+    formats = {name: _format_of(name) for name in names}
+    kinds = set(formats.values())
+    if len(kinds) > 1:
+        examples = ", ".join(f"{next(n for n, k in formats.items() if k == kind)} ({kind})" for kind in sorted(kinds))
+        raise ConfigError(
+            f"one data set has one format, got {examples}: open them apart and join them with ConcatSource",
+            key="paths",
+        )
+    return kinds.pop()
+
+
+def _format_of(path: str) -> str:
+    entry = by_suffix(path)
+    if entry is not None and entry.name not in ("lmdb", "torchrecord"):
+        return entry.name
+    data = os.path.join(path, _LMDB_FILE) if os.path.isdir(path) else path
+    with file_errors(data), open(data, "rb") as stream:
+        head = stream.read(HEAD_SIZE)
+    name = detect(head)
+    if name == "lmdb":
+        from dataload.formats.lmdb_file import is_torchrecord
+
+        return "torchrecord" if is_torchrecord(data) else "lmdb"
+    if name is None and entry is not None:
+        return entry.name  # its reader says best what is wrong
+    if name is None:
+        raise UnsupportedFormatError(
+            f"{path} is in no known format: {describe_head(head)}; understood are Syrah (b'GS'), ArrayRecord, LMDB "
+            "and tar; for other formats pass format=",
+            path=path,
+        )
+    return name
+
+
+def _single_argument(entry: Format, value: Any) -> Any:
+    if entry.name != "range":
+        if isinstance(value, str):
+            raise ConfigError(
+                f"format {entry.name!r} takes data, not a path: pass records or columns",
+                key="paths",
+                value=value,
+            )
+        return value
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"format 'range' takes the number of records (range:1000), got {value!r}",
+            key="paths",
+            value=value,
+        ) from None
+
+
+def _make(entry: Format, argument: Any, options: dict[str, Any]) -> Source[Any]:
+    return _call(load(entry, "source"), entry, (argument,), options)
+
+
+def _call(cls: Any, entry: Format, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Call the constructor, refusing options that it does not have."""
+    parameters = inspect.signature(cls).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for name in options:
+            if name not in known:
+                message = f"format {entry.name!r} has no option {name!r}: {closest(name, known)}"
+                raise ConfigError(message, key=name, value=options[name])
+    return cls(*arguments, **options)

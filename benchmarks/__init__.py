@@ -1,0 +1,1 @@
+"""What dataload costs, beside what the same reads cost without it, in one run."""

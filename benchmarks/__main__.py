@@ -1,0 +1,46 @@
+"""python -m benchmarks [NAME ...] [--json FILE]: run all cases, or those named."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from importlib.metadata import version
+
+from benchmarks import cases
+
+CASES = {
+    "overhead": cases.overhead,
+    "syrah-4k": lambda: cases.syrah(1024, 200_000, 256, 0.8),
+    "syrah-64": lambda: cases.syrah(16, 1_000_000, 1024, 0.25),
+    "lmdb": lambda: cases.lmdb_raw(4096, 200_000, 256),
+    "torchrecord": lambda: cases.torchrecord(1024, 200_000, 256),
+    "array_record": lambda: cases.array_record(4096, 100_000, 256),
+    "tar-4k": lambda: cases.tar(4096, 200_000, 256),
+    "tar-110k": lambda: cases.tar(110_000, 20_000, 256),
+    "open": cases.opening,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[[], *CASES], metavar="NAME", help=", ".join(CASES))
+    parser.add_argument("--json", help="write the figures to this file")
+    arguments = parser.parse_args()
+    packages = ("numpy", "lmdb", "array-record")
+    machine = {
+        "python": platform.python_version(),
+        "cpus": len(os.sched_getaffinity(0)),
+        **{name: version(name) for name in packages},
+    }
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    rows = [row for name in arguments.names or CASES for row in CASES[name]()]
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as stream:
+            json.dump({"machine": machine, "rows": rows}, stream, indent=1)
+    missed = [row for row in rows if row.get("aim") and row["ratio"] < row["aim"]]
+    print(f"\n{len(missed)} of {sum(1 for row in rows if row.get('aim'))} aims not met in this run")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""The cases: for each format the bare read, the source's own, and the loader over it."""
+
+import mmap
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+
+import dataload
+from benchmarks.datasets import blobs, made, records
+from benchmarks.timing import Case, compare
+from dataload.samplers import GlobalShuffle
+
+SEED = 1
+
+
+def batches(count, batch_size):
+    order = GlobalShuffle(count, SEED).indices(np.arange(count), epoch=0)
+    return [order[start : start + batch_size] for start in range(0, count, batch_size)]
+
+
+def column_sum(batch):
+    return float(batch["x"][:, 0].astype(np.float64).sum())
+
+
+def through_loader(source, batch_size, workers, check, epoch_checksums=None, **options):
+    loader = dataload.Loader(source, batch_size=batch_size, shuffle=True, seed=SEED, num_workers=workers, **options)
+
+    def run():
+        loader.set_epoch(0)
+        return round(sum(check(batch) for batch in loader), 1)
+
+    return run
+
+
+def syrah(floats, count, batch_size, floor):
+    path = made(f"{4 * floats}-{count}.syr", lambda: records(count, floats))
+    source = dataload.open(path)
+    # As bytes: the arrays start at byte 22, and np.take copies a whole array that is not aligned.
+    stored = np.memmap(path, np.uint8, "r", 22, (count, 4 * floats))
+    plan = batches(count, batch_size)
+
+    def take():
+        return round(sum(column_sum({"x": np.take(stored, rows, axis=0).view(np.float32)}) for rows in plan), 1)
+
+    def read():
+        return round(sum(column_sum(source.read_batch(rows)) for rows in plan), 1)
+
+    return compare(
+        f"Syrah, {4 * floats} B records, batch {batch_size}",
+        [
+            Case("np.take of the mapped file (the limit)", take),
+            Case("source.read_batch", read),
+            Case("Loader, no worker", through_loader(source, batch_size, 0, column_sum)),
+            Case("Loader, 1 worker", through_loader(source, batch_size, 1, column_sum), floor),
+            Case("Loader, 2 workers", through_loader(source, batch_size, 2, column_sum)),
+        ],
+        items=count,
+        steps=len(plan),
+    )
+
+
+def lmdb_raw(size, count, batch_size):
+    import lmdb
+
+    path = made(f"{size}-{count}.lmdb", lambda: (r["bin"] for r in blobs(count, size)))
+    source = dataload.open(path)
+    plan = batches(count, batch_size)
+    keys = list(source_keys(path))
+
+    def check(values):
+        return sum(map(len, values))
+
+    def bare():
+        env = lmdb.open(path, readonly=True, lock=False, readahead=False)
+        with env.begin(buffers=True) as txn:
+            total = sum(check([bytes(txn.get(keys[i])) for i in rows.tolist()]) for rows in plan)
+        env.close()
+        return total
+
+    def read():
+        with dataload.open(path) as opened:
+            return sum(check(opened.read(rows)) for rows in plan)
+
+    def loader(workers):
+        def run():
+            with dataload.open(path) as opened:
+                return int(through_loader(opened, batch_size, workers, check)())
+
+        return run
+
+    source.close()
+    return compare(
+        f"LMDB, {size} B values, batch {batch_size}",
+        [
+            Case("bytes(txn.get) (the limit)", bare),
+            Case("source.read", read),
+            Case("Loader, no worker", loader(0)),
+            Case("Loader, 1 worker", loader(1), 0.8),
+        ],
+        items=count,
+        steps=len(plan),
+    )
+
+
+def source_keys(path, name=None):
+    import lmdb
+
+    with lmdb.open(path, readonly=True, lock=False, max_dbs=4) as env:
+        database = env.open_db(name) if name else None
+        with env.begin(db=database) as txn:
+            yield from list(txn.cursor().iternext(values=False))
+
+
+def torchrecord(floats, count, batch_size):
+    import lmdb
+
+    from dataload.formats.tensorprotos import decode
+
+    path = made(f"{4 * floats}-{count}.torchrecord", lambda: records(count, floats))
+    plan = batches(count, batch_size)
+    keys = list(source_keys(path, b"db0"))
+
+    def bare():
+        with lmdb.open(path, readonly=True, lock=False, readahead=False, max_dbs=1) as env:
+            database = env.open_db(b"db0")
+            with env.begin(db=database, buffers=True) as txn:
+                total = 0.0
+                for rows in plan:
+                    decoded = [decode(txn.get(keys[i]))["x"] for i in rows.tolist()]
+                    total += column_sum({"x": np.stack(decoded)})
+        return round(total, 1)
+
+    def read():
+        with dataload.open(path) as source:
+            return round(sum(column_sum(source.read_batch(rows)) for rows in plan), 1)
+
+    def loader(workers):
+        def run():
+            with dataload.open(path) as source:
+                return through_loader(source, batch_size, workers, column_sum)()
+
+        return run
+
+    return compare(
+        f"TorchRecord, {4 * floats} B records, batch {batch_size}",
+        [
+            Case("txn.get, decode, np.stack (the limit)", bare),
+            Case("source.read_batch", read),
+            Case("Loader, no worker", loader(0)),
+            Case("Loader, 1 worker", loader(1), 0.8),
+        ],
+        items=count,
+        steps=len(plan),
+    )
+
+
+def array_record(size, count, batch_size):
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    path = made(f"{size}-{count}.array_record", lambda: (r["bin"] for r in blobs(count, size)))
+    plan = batches(count, batch_size)
+    source = dataload.open(path)
+
+    def check(values):
+        return sum(map(len, values))
+
+    def bare():
+        reader = ArrayRecordReader(path, options="readahead_buffer_size:0,file_reader_buffer_size:4096")
+        total = sum(check(reader.read(rows.tolist())) for rows in plan)
+        reader.close()
+        return total
+
+    return compare(
+        f"ArrayRecord, {size} B records, batch {batch_size}",
+        [
+            Case("reader.read(list) (the limit)", bare),
+            Case("source.read", lambda: sum(check(source.read(rows)) for rows in plan), 0.95),
+            Case("Loader, no worker", lambda: int(through_loader(source, batch_size, 0, check)())),
+            Case("Loader, 1 worker", lambda: int(through_loader(source, batch_size, 1, check)()), 0.95),
+        ],
+        items=count,
+        steps=len(plan),
+        rounds=5,
+    )
+
+
+def tar(size, count, batch_size):
+    path = made(f"{size}-{count}.tar", lambda: blobs(count, size))
+    plan = batches(count, batch_size)
+    source = dataload.open(path, fields=["bin"])
+    with open(path, "rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    lines = Path(path).with_suffix(".idx").read_text().splitlines()[1:]
+    places = [(int(start), int(start) + int(length)) for _, start, length, _ in map(str.split, lines)]
+
+    def check(batch):
+        return sum(map(len, batch["bin"]))
+
+    def bare():
+        return sum(sum(map(len, [mapped[a:b] for a, b in (places[i] for i in rows.tolist())])) for rows in plan)
+
+    return compare(
+        f"tar with index, {size} B components, batch {batch_size}",
+        [
+            Case("slices of a map (the limit)", bare),
+            Case("source.read_batch", lambda: sum(check(source.read_batch(rows)) for rows in plan)),
+            Case("Loader, no worker", lambda: int(through_loader(source, batch_size, 0, check)())),
+            Case("Loader, 1 worker", lambda: int(through_loader(source, batch_size, 1, check)()), 0.8),
+        ],
+        items=count,
+        steps=len(plan),
+    )
+
+
+def overhead():
+    """What a batch costs when reading costs nothing."""
+    count, batch_size = 1_000_000, 256
+    source = dataload.RangeSource(count)
+    plan = batches(count, batch_size)
+
+    def check(batch):
+        return int(batch["index"][0])
+
+    return compare(
+        "Loader over records that cost nothing (aim: under 50 us a batch more than read_batch)",
+        [
+            Case("source.read_batch", lambda: round(sum(check(source.read_batch(rows)) for rows in plan), 1)),
+            Case("Loader, no worker", through_loader(source, batch_size, 0, check)),
+            Case("Loader, 1 worker", through_loader(source, batch_size, 1, check)),
+            Case("Loader, 2 workers", through_loader(source, batch_size, 2, check)),
+        ],
+        items=count,
+        steps=len(plan),
+    )
+
+
+def opening():
+    """Time to open a million records, and what that holds in memory."""
+    count = 1_000_000
+    paths = {
+        "Syrah": made(f"64-{count}.syr", lambda: records(count, 16)),
+        "TorchRecord": made(f"64-{count}.torchrecord", lambda: records(count, 16)),
+        "LMDB": made(f"64-{count}.lmdb", lambda: (r["bin"] for r in blobs(count, 64))),
+        "ArrayRecord": made(f"64-{count}.array_record", lambda: (r["bin"] for r in blobs(count, 64))),
+        "tar with index": made(f"64-{count}.tar", lambda: blobs(count, 64)),
+    }
+    rows = []
+    print(f"\nOpening {count:,} records (aim: < 0.3 s, <= 16 bytes a component held)")
+    print(f"  {'':20} {'seconds':>8} {'spread':>13} {'bytes held a record':>20}")
+    for name, path in paths.items():
+        dataload.open(path).close()  # imports, and warms the page cache
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            dataload.open(path).close()
+            times.append(time.perf_counter() - start)
+        tracemalloc.start()
+        with dataload.open(path) as source:
+            held, _ = tracemalloc.get_traced_memory()
+            assert len(source) == count
+        tracemalloc.stop()
+        median = sorted(times)[2]
+        verdict = "met" if median < 0.3 and held / count <= 16 else "NOT MET"
+        print(f"  {name:20} {median:8.4f} {min(times):6.3f}-{max(times):6.3f} {held / count:20.2f}  {verdict}")
+        rows.append({"title": "open", "case": name, "seconds": median, "bytes_per_record": held / count})
+    return rows

@@ -1,0 +1,69 @@
+"""The examples of README.md and of docstrings run as they are written."""
+
+import doctest
+import importlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    usage, from_config = blocks("python")
+    (toml,) = blocks("toml")
+    scope = {}
+    exec(compile(usage, "README.md", "exec"), scope)
+    assert sum(scope["rest"]) + 256 == 1000
+    assert scope["batch"]["features"].shape == (256, 16)
+    scope["loader"].close()
+
+    import dataload
+
+    pytest.importorskip("torch")
+    with dataload.create("train.tar") as writer:
+        writer.extend(dataload.open("train.syr"))
+    Path("train.toml").write_text(toml)
+    exec(compile("import dataload\n" + from_config, "README.md", "exec"), scope)
+    batch = next(iter(scope["loader"]))
+    assert batch["features"].shape == (64, 16)
+    assert tomllib.loads(toml)["source"]["path"] == "train.tar"
+    scope["loader"].close()
+
+
+def test_the_readme_names_the_commands_that_exist():
+    named = set(re.findall(r"^dataload (\w+)", README, re.MULTILINE))
+    import typer
+
+    app = importlib.import_module("dataload.cli.app").app
+    assert named == set(typer.main.get_command(app).commands)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "collate",
+        "errors",
+        "loader",
+        "sharding",
+        "types",
+        "sources.memory",
+        "samplers.batch",
+        "samplers.shuffle",
+        "state",
+    ],
+)
+def test_docstring_examples(module):
+    found = importlib.import_module(f"dataload.{module}")
+    import numpy as np
+
+    results = doctest.testmod(found, extraglobs={"np": np}, optionflags=doctest.ELLIPSIS)
+    assert results.failed == 0

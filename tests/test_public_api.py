@@ -1,0 +1,48 @@
+"""The public surface is a list; changing it is changing this file."""
+
+import importlib
+
+import pytest
+
+import dataload
+
+PUBLIC = {
+    "dataload": """
+        BatchReader ClosedSourceError Codec Collate ColumnReader ConcatSource ConfigError CorruptFileError DataloadError
+        FieldSpec Loader MemorySource MissingDependencyError Ragged RandomAccessSource RangeSource RecordWriter
+        SampleContext Sampler Sharded SourceError SourceNotFoundError StateMismatchError UnsupportedFormatError
+        WorkerError create default_collate from_config open
+    """,
+    "dataload.samplers": "BatchPlan BatchSampler GlobalShuffle Sequential",
+    "dataload.streams": "",
+    "dataload.torch": "SourceDataset to_tensors",
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_list(module):
+    if module == "dataload.torch":
+        pytest.importorskip("torch")
+    found = importlib.import_module(module)
+    assert sorted(found.__all__) == list(found.__all__), "__all__ is sorted"
+    assert list(found.__all__) == PUBLIC[module].split()
+    for name in found.__all__:
+        value = getattr(found, name)
+        assert value.__doc__ or name == "default_collate", name
+
+
+def test_every_error_is_exported():
+    errors = importlib.import_module("dataload.errors")
+    classes = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, dataload.DataloadError)
+    }
+    assert len(classes) > 9
+    assert classes <= set(dataload.__all__)
+
+
+def test_the_version_is_the_packages():
+    from importlib.metadata import version
+
+    assert version("dataload") == dataload.__version__

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import glob
-import inspect
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dataload.errors import ConfigError, SourceNotFoundError, UnsupportedFormatError, closest
+from dataload.errors import ConfigError, SourceNotFoundError, UnsupportedFormatError
 from dataload.formats.detect import HEAD_SIZE, describe_head, detect
-from dataload.registry import Format, by_suffix, format_names, get_format, load
+from dataload.registry import Format, by_suffix, construct, format_names, get_format
 from dataload.sharding import expand_braces
 from dataload.sources.base import Source
 from dataload.sources.files import file_errors
@@ -63,9 +62,9 @@ def open_source(
         options["fields"] = fields
     entry = get_format(format) if format is not None else None
     if entry is not None and not entry.takes_paths:
-        return _make(entry, _single_argument(entry, paths), options)
+        return construct(entry, "source", _single_argument(entry, paths), options)
     entry, names = find_shards(paths, format=format)
-    source = _make(entry, names, options)
+    source: Source[Any] = construct(entry, "source", names, options)
     len(source)  # opens the files, so that what is wrong with them is said here and not at the first batch
     return source
 
@@ -124,7 +123,7 @@ def create(
             f"the end of {name!r} names no format: pass format=, one of {', '.join(format_names())}",
             key="format",
         )
-    return _call(load(entry, "writer"), entry, (name,), {"overwrite": overwrite, **options})
+    return construct(entry, "writer", name, {"overwrite": overwrite, **options})
 
 
 def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Loader[Any]:
@@ -253,19 +252,3 @@ def _single_argument(entry: Format, value: Any) -> Any:
             key="paths",
             value=value,
         ) from None
-
-
-def _make(entry: Format, argument: Any, options: dict[str, Any]) -> Source[Any]:
-    return _call(load(entry, "source"), entry, (argument,), options)
-
-
-def _call(cls: Any, entry: Format, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Call the constructor, refusing options that it does not have."""
-    parameters = inspect.signature(cls).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        for name in options:
-            if name not in known:
-                message = f"format {entry.name!r} has no option {name!r}: {closest(name, known)}"
-                raise ConfigError(message, key=name, value=options[name])
-    return cls(*arguments, **options)

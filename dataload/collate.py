@@ -72,7 +72,7 @@ class Collate:
         if policy == "list" or isinstance(first, (bytes, str, bytearray, memoryview)):
             return samples
         if policy in ("pad", "ragged"):
-            arrays = [np.asarray(value) for value in samples]
+            arrays = _comparable([np.asarray(value) for value in samples], name, policy)
             return ragged(arrays) if policy == "ragged" else pad(arrays, self.pad_value)
         return _stack(samples, name)
 
@@ -91,6 +91,11 @@ class Collate:
             path = f"{name}.{key}" if name else str(key)
             batch[key] = self._collate([sample[key] for sample in samples], path)
             if self.policies.get(path) == "pad":
+                if f"{key}_length" in first:
+                    raise ConfigError(
+                        f"padding field {path!r} adds {key}_length with the true lengths, a field that exists: rename it",
+                        key=path,
+                    )
                 batch[f"{key}_length"] = np.array([len(sample[key]) for sample in samples], np.int64)
         return batch
 
@@ -147,6 +152,25 @@ def _stack_numbers(values: list[Any], name: str) -> Any:
         row = next(row for row, value in enumerate(values) if type(value) is not type(values[0]))
         raise _unequal(name, 0, type(values[0]).__name__, row, type(values[row]).__name__)
     return np.array(values)
+
+
+def _comparable(arrays: list[Array], name: str, policy: str) -> list[Array]:
+    """The arrays in their common dtype, if they differ in nothing that `policy` cannot bridge."""
+    # An empty Python list became float64, and says nothing of the dtype.
+    first = next((array for array in arrays if array.size), arrays[0])
+    fixed = 1 if policy == "ragged" else first.ndim  # axes from here on must agree
+    for row, array in enumerate(arrays):
+        unlike = array.ndim != first.ndim or array.shape[fixed:] != first.shape[fixed:]
+        if unlike or array.ndim == 0 or (array.size and array.dtype != first.dtype):
+            other = next(i for i, candidate in enumerate(arrays) if candidate is first)
+            may = "along the first axis" if policy == "ragged" else "in their extents"
+            what = f"field {name!r}" if name else "the samples"
+            raise ConfigError(
+                f"cannot collate {what} by {policy!r}: row {other} is {_describe(first)}, row {row} is "
+                f"{_describe(array)}; arrays may differ only {may}",
+                key=name or None,
+            )
+    return [array.astype(first.dtype, copy=False) for array in arrays]
 
 
 def _describe(array: Array) -> str:

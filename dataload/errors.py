@@ -49,7 +49,8 @@ class DataloadError(Exception):
 def _restore(cls: type[DataloadError], args: tuple[Any, ...], attributes: dict[str, Any]) -> DataloadError:
     error = cls.__new__(cls, *args)
     error.args = args
-    error.__dict__.update(attributes)
+    for name, value in attributes.items():
+        setattr(error, name, value)
     return error
 
 
@@ -156,7 +157,15 @@ class WorkerError(DataloadError, RuntimeError):
 
 
 class MissingDependencyError(DataloadError, ImportError):
-    """An optional package is not installed; the message says which command installs it."""
+    """An optional package is not installed; the message says which command installs it.
+
+    Attributes:
+        name: Name of the package.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # ImportError keeps `name` outside of __dict__.
+        return _restore, (type(self), self.args, {**self.__dict__, "name": self.name})
 
 
 def closest(name: str, known: Iterable[str]) -> str:

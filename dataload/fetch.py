@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,8 @@ _MESSAGE_INDICES = 8
 class Fetcher:
     """Makes the batch of a plan; called by several workers at once.
 
-    How records are read is decided once, here: as columns if the source can and nothing needs single samples;
-    else with one `__getitems__`; else one by one.
+    How records are read is decided once, when this is made: as columns if the source can and nothing needs single
+    samples; else with one `__getitems__`; else one by one.
 
     Attributes:
         source: Anything with ``__len__`` and ``__getitem__``.
@@ -36,6 +36,7 @@ class Fetcher:
         collate: Samples to a batch.
         batch_transform: Steps applied to the batch; their context has the index of the first row.
         seed: The loader's seed.
+        reads_columns: Whether batches come from ``source.read_batch`` without a sample being made.
     """
 
     source: Any
@@ -44,11 +45,11 @@ class Fetcher:
     collate: Callable[[Sequence[Any]], Any]
     batch_transform: Callable[[Any], Any] | None
     seed: int
+    reads_columns: bool = field(init=False)
 
-    @property
-    def reads_columns(self) -> bool:
-        """Whether batches come from ``source.read_batch`` without a sample being made."""
-        return not self.transform and self.collate is default_collate and isinstance(self.source, ColumnReader)
+    def __post_init__(self) -> None:
+        stacks = not self.transform and self.collate is default_collate
+        object.__setattr__(self, "reads_columns", stacks and isinstance(self.source, ColumnReader))
 
     def __call__(self, plan: BatchPlan, epoch: int) -> Any:
         """The batch of `plan`.

@@ -8,6 +8,7 @@ does not change with the version of numpy.
 from __future__ import annotations
 
 import hashlib
+import operator
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,14 @@ def derive_key(seed: int, purpose: str, *address: int | str, words: int = 4) -> 
     Returns:
         (words,) uint64.
     """
-    text = "\x1f".join([repr(int(seed)), purpose, *(f"{type(part).__name__}:{part}" for part in address)])
+    text = "\x1f".join([repr(int(seed)), purpose, *map(_address_part, address)])
     digest = hashlib.blake2b(text.encode(), digest_size=8 * words, person=b"dataload").digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)
+
+
+def _address_part(part: int | str) -> str:
+    # By value, not by type: epoch 3 of an array is epoch 3.
+    return f"str:{part}" if isinstance(part, str) else f"int:{operator.index(part)}"
 
 
 def hash64(key: np.uint64, values: npt.NDArray[Any]) -> UInt64Array:

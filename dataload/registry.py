@@ -11,13 +11,15 @@ and `dataload.open("bagz:path")` finds it. It is loaded only when it is named.
 from __future__ import annotations
 
 import importlib
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from dataload.errors import ConfigError, MissingDependencyError, closest
 
-__all__ = ["ENTRY_POINT_GROUP", "Format", "by_suffix", "format_names", "get_format", "load"]
+__all__ = ["ENTRY_POINT_GROUP", "Format", "by_suffix", "construct", "format_names", "get_format", "load"]
 
 ENTRY_POINT_GROUP = "dataload.sources"
 
@@ -146,3 +148,26 @@ def load(entry: Format, role: str) -> Any:
         raise MissingDependencyError(
             f"the package that adds format {entry.name!r} does not load ({place}): {error}"
         ) from error
+
+
+def construct(entry: Format, role: str, argument: Any, options: Mapping[str, Any]) -> Any:
+    """Make a source or a writer, refusing options that its class does not have.
+
+    Args:
+        entry: The format.
+        role: ``"source"`` or ``"writer"``.
+        argument: The paths, or the one path.
+        options: Keyword arguments.
+
+    Raises:
+        ConfigError: There is no such option; the message names the closest.
+    """
+    cls = load(entry, role)
+    parameters = inspect.signature(cls).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for name in options:
+            if name not in known:
+                message = f"format {entry.name!r} has no option {name!r}: {closest(name, known)}"
+                raise ConfigError(message, key=name, value=options[name])
+    return cls(argument, **options)

@@ -20,8 +20,10 @@ def check_index(index: SupportsIndex, length: int) -> int:
 
     Raises:
         IndexError: It is outside; the message names index and length.
-        TypeError: It is no integer.
+        TypeError: It is no integer (a bool is none).
     """
+    if isinstance(index, bool):
+        raise TypeError(f"an index must be an integer, got {index}")
     number = operator.index(index)
     if not -length <= number < length:
         raise IndexError(f"index {number} is out of range for {length} records")
@@ -45,6 +47,8 @@ def as_indices(indices: Any, length: int) -> Int64Array:
     if isinstance(indices, np.ndarray):
         array = indices
     elif isinstance(indices, range):
+        for end in (indices[0], indices[-1]) if indices else ():
+            check_index(end, length)  # before an array of that many is made
         array = np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
     else:
         items: list[Any] = indices if isinstance(indices, list) else list(indices)

@@ -46,6 +46,8 @@ def _canonical(value: Any) -> Any:
             array.shape,
             hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest(),
         )
+    if isinstance(value, (set, frozenset)):  # their order depends on PYTHONHASHSEED
+        return sorted(repr(_canonical(item)) for item in cast("set[Any]", value))
     if isinstance(value, (list, tuple)):
         return [_canonical(item) for item in cast("list[Any]", value)]
     if isinstance(value, Mapping):

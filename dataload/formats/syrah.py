@@ -176,7 +176,7 @@ def _parse_column(name: str, entry: Any, path: str, offset: int) -> Column:
         if part not in entry:
             raise CorruptFileError(f"key {name!r} has no entry {part!r}", path=path, offset=offset)
     dtype = entry["dtype"]
-    if dtype != "str" and dtype not in DTYPES:
+    if not isinstance(dtype, str) or (dtype != "str" and dtype not in DTYPES):
         raise CorruptFileError(
             f"key {name!r} has dtype {dtype!r}; the format knows {', '.join(DTYPES)}, str",
             path=path,
@@ -245,7 +245,7 @@ def _check_shapes(column: Column, path: str, offset: int) -> None:
         has = ndim > axis
         extent = dims[(ends - ndim)[has] + axis]
         counts[has] *= extent
-        products[has] *= extent
+        products[has] *= np.maximum(extent, 1)  # an extent of 0 hides no others: numpy multiplies them too
     item = DTYPES[column.dtype].itemsize if column.dtype != "str" else 1
     if (products > 2.0**62).any() or (counts * item != column.sizes).any():
         raise CorruptFileError(message, path=path, offset=offset)

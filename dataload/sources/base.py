@@ -153,7 +153,7 @@ class SliceSource(Source[T_co]):
     @property
     def shard_lengths(self) -> tuple[int, ...]:
         """Records of each of the parent's shards that lie in the slice; one shard if it does not run forwards."""
-        if self._span.step != 1:
+        if self._span.step != 1 or not self._span:
             return (len(self),)
         ends = np.cumsum(self._parent.shard_lengths)
         inside = np.diff(np.clip(ends, self._span.start, self._span.stop), prepend=self._span.start)

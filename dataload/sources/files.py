@@ -156,9 +156,11 @@ class FileSource(Source[T_co]):
         known: Mapping[str, FieldSpec] = {}
         for shard, path in enumerate(self._paths):
             reader = self._open_reader(path)
-            if shard == 0:
+            if len(reader):
+                self._check_fields(reader.fields, path)
+            # An empty file may not know the fields it would have had.
+            if shard == 0 or (len(reader) and not any(lengths)):
                 known = reader.fields
-            self._check_fields(reader.fields, path)
             lengths.append(len(reader))
             if len(readers) < limit:
                 readers[shard] = reader

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import CorruptFileError
+from dataload.sources.buffers import BufferPool
 from dataload.types import Array, Int64Array
 
 __all__ = ["MappedFile"]
@@ -38,6 +39,7 @@ class MappedFile:
             os.close(descriptor)
         self.data = np.frombuffer(self._map if self._map is not None else b"", np.uint8)
         self._windows: dict[int, Array] = {}
+        self._buffers = BufferPool()
 
     def check(self) -> None:
         """Compare the file with what was opened, once a step: touching a page that is gone kills the process.
@@ -55,6 +57,20 @@ class MappedFile:
                 path=self.path,
                 offset=size,
             )
+
+    def take(self, rows: Array, indices: Int64Array) -> Array:
+        """Copy rows of an array that lies in the file: the fastest there is, where records lie end to end.
+
+        Args:
+            rows: (n, length) uint8, contiguous, a view of `data`.
+            indices: (m,) int64, each in [0, n); the caller has checked.
+
+        Returns:
+            (m, length) uint8, contiguous, the caller's own.
+        """
+        out = self._buffers.empty((len(indices), rows.shape[1]), np.uint8)
+        # With mode "raise" numpy would copy once more, so as not to spoil `out`.
+        return np.take(rows, indices, axis=0, out=out, mode="clip")
 
     def gather(self, offsets: Int64Array, length: int) -> Array:
         """Copy records of one length from any offsets, aligned or not.
@@ -90,6 +106,13 @@ class MappedFile:
     def copy(self, offset: int, length: int) -> bytes:
         """Bytes [offset, offset + length); the caller has checked the bounds."""
         return self.data[offset : offset + length].tobytes()
+
+    def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
+        """Bytes from many places, (rows,) offsets and lengths; the caller has checked the bounds."""
+        if self._map is None:
+            return [b""] * len(offsets)
+        data = self._map  # slicing it makes bytes at once, in half the time of an array's slice and `tobytes`
+        return [data[start:stop] for start, stop in zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True)]
 
     def view(self, offset: int, length: int) -> memoryview:
         """The same without a copy, read-only; keeps the map alive."""

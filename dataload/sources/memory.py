@@ -11,7 +11,7 @@ import numpy as np
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, closest
 from dataload.sources.base import Source, select_fields, spec_of
-from dataload.types import Batch, FieldSpec, Int64Array
+from dataload.types import Array, Batch, FieldSpec, Int64Array
 
 __all__ = ["MemorySource"]
 
@@ -43,9 +43,7 @@ class MemorySource(Source[Any]):
         self._columns: dict[str, Any] | None = None
         self._records: list[Any] = []
         if isinstance(data, Mapping):
-            self._columns = {
-                name: column if isinstance(column, np.ndarray) else list(column) for name, column in data.items()
-            }
+            self._columns = {name: _column(column) for name, column in data.items()}
             lengths = {name: len(column) for name, column in self._columns.items()}
             if len(set(lengths.values())) > 1:
                 raise ConfigError(f"columns differ in length: {lengths}", key="data")
@@ -78,7 +76,7 @@ class MemorySource(Source[Any]):
 
     def _record(self, index: int) -> Any:
         if self._columns is not None:
-            return {name: _own(column[index]) for name, column in self._columns.items()}
+            return {name: _cell(column, index) for name, column in self._columns.items()}
         record = self._records[index]
         return {name: _own(value) for name, value in record.items()} if isinstance(record, Mapping) else _own(record)
 
@@ -89,17 +87,21 @@ class MemorySource(Source[Any]):
         return [select_fields(record, self._selected) for record in records]
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        self._check(fields)
         if self._columns is None:
+            self._check(fields)
             return super()._read_columns(indices, fields)
-        chosen = fields or self._selected or tuple(self._columns)
+        selected = tuple(self._columns) if self._selected is None else self._selected
+        chosen = selected if fields is None else fields
+        for name in chosen:
+            if name not in selected:
+                raise ConfigError(f"there is no field {name!r}: {closest(name, selected)}", key="fields", value=name)
         batch: Batch = {}
         for name in chosen:
             column = self._columns[name]
             if isinstance(column, np.ndarray):
                 batch[name] = np.take(column, indices, axis=0)
             else:
-                batch[name] = default_collate([column[index] for index in indices.tolist()])
+                batch[name] = default_collate([_own(column[index]) for index in indices.tolist()])
         return batch
 
     def fingerprint(self) -> str:
@@ -109,13 +111,35 @@ class MemorySource(Source[Any]):
             record = self._record(index)
             items = record.items() if isinstance(record, Mapping) else [("", record)]
             for name, value in items:
-                digest.update(f"{name}\x1f{spec_of(value)}\x1f".encode())
-                digest.update(value.encode() if isinstance(value, str) else np.asarray(value).tobytes())
+                content = _content(value)
+                digest.update(f"{name}\x1f{spec_of(value)}\x1f{len(content)}\x1f".encode())
+                digest.update(content)
         digest.update(repr((self._length, self._selected)).encode())
         return digest.hexdigest()
 
     def __repr__(self) -> str:
         return f"MemorySource({self._length} records)"
+
+
+def _column(values: Any) -> Any:
+    """Numbers as an array; text, bytes and objects as a list, whose elements are what users expect of them."""
+    if not isinstance(values, np.ndarray):
+        return list(values)
+    array: Array = values
+    return array.tolist() if array.dtype.kind in "USTO" else array
+
+
+def _cell(column: Any, index: int) -> Any:
+    # column[index, ...] is an array even where column[index] would be a scalar, as in every other source
+    return column[index, ...].copy() if isinstance(column, np.ndarray) else _own(column[index])
+
+
+def _content(value: Any) -> bytes:
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value)
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value.tobytes()
+    return value.encode() if isinstance(value, str) else repr(value).encode()
 
 
 def _own(value: Any) -> Any:

@@ -72,6 +72,8 @@ class _SyrahFile(ShardReader[Record]):
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
         self._file.check()
         names = tuple(self._columns) if fields is None else fields
+        if not names:
+            return [{} for _ in indices]
         columns = [self._columns[name].values(indices) for name in names]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -137,7 +139,7 @@ class _Reader:
 
     def _gather(self, indices: Int64Array, size: int) -> Array:
         if self._rows is not None:
-            return np.take(self._rows, indices, axis=0)
+            return self._file.take(self._rows, indices)
         if size == 0 or self._offsets is None:
             return np.empty((len(indices), size), np.uint8)
         return self._file.gather(self._offsets[indices], size)

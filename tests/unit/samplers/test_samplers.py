@@ -53,7 +53,10 @@ def test_epochs_and_seeds_differ_and_do_not_alias():
 
 
 def test_order_is_the_same_in_another_process_with_another_hash_seed():
-    code = "import numpy as np; from dataload.samplers import GlobalShuffle as G; print(G(5000, 7).indices(np.arange(9), epoch=2).tolist())"
+    code = (
+        "import numpy as np; from dataload.samplers import GlobalShuffle; "
+        "print(GlobalShuffle(5000, 7).indices(np.arange(9), epoch=2).tolist())"
+    )
     outputs = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

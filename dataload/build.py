@@ -56,13 +56,11 @@ def open_source(
         >>> source = dataload.open("train-{000..127}.tar", decode="auto")  # doctest: +SKIP
         >>> source[0]  # doctest: +SKIP
     """
-    if format is None and isinstance(paths, str):
-        format, paths = _split_prefix(paths)
+    entry, rest = _named_format(paths, format)
     if fields is not None:
         options["fields"] = fields
-    entry = get_format(format) if format is not None else None
     if entry is not None and not entry.takes_paths:
-        return construct(entry, "source", _single_argument(entry, paths), options)
+        return construct(entry, "source", _single_argument(entry, rest), options)
     entry, names = find_shards(paths, format=format)
     source: Source[Any] = construct(entry, "source", names, options)
     len(source)  # opens the files, so that what is wrong with them is said here and not at the first batch
@@ -85,10 +83,8 @@ def find_shards(
         UnsupportedFormatError: The content is in no known format.
         ConfigError: There is no such format, or the files are of several.
     """
-    if format is None and isinstance(paths, str):
-        format, paths = _split_prefix(paths)
-    entry = get_format(format) if format is not None else None
-    names = [name for item in _as_list(paths) for name in _expand(item, entry)]
+    entry, rest = _named_format(paths, format)
+    names = [name for item in _as_list(rest) for name in _expand(item, entry)]
     if not names:
         raise ConfigError("no path was given: the list is empty", key="paths", value=paths)
     return entry or get_format(_common_format(names)), names
@@ -114,10 +110,8 @@ def create(
     Raises:
         ConfigError: The destination exists, or format or option are unknown.
     """
-    name = os.fspath(path)
-    if format is None:
-        format, name = _split_prefix(name)
-    entry = by_suffix(name) if format is None else get_format(format)
+    entry, name = _named_format(os.fspath(path), format)
+    entry = entry or by_suffix(name)
     if entry is None:
         raise ConfigError(
             f"the end of {name!r} names no format: pass format=, one of {', '.join(format_names())}",
@@ -145,14 +139,17 @@ def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = 
     return Loader(source, **settings.loader_options(len(source)))
 
 
-def _split_prefix(path: str) -> tuple[str | None, str]:
-    """``"tar:x"`` to ``("tar", "x")``; a path that exists, a URL or a lone drive letter stays whole."""
-    prefix, colon, rest = path.partition(":")
-    if not colon or not prefix.isidentifier() or rest.startswith("//") or os.path.exists(path):
-        return None, path
-    if len(prefix) == 1:
-        return None, path
-    return get_format(prefix).name, rest
+def _named_format(paths: Any, name: str | None) -> tuple[Format | None, Any]:
+    """The format that is named apart or before a colon, and the paths without it."""
+    if name is not None:
+        return get_format(name), paths
+    if not isinstance(paths, str):
+        return None, paths
+    prefix, colon, rest = paths.partition(":")
+    # A path that exists, a URL or a drive letter has a colon, too.
+    if not colon or len(prefix) == 1 or not prefix.isidentifier() or rest.startswith("//") or os.path.exists(paths):
+        return None, paths
+    return get_format(prefix), rest
 
 
 def _as_list(paths: Any) -> list[str]:
@@ -166,7 +163,7 @@ def _as_list(paths: Any) -> list[str]:
 def _expand(path: str, entry: Format | None) -> list[str]:
     """All shards that one path or pattern stands for."""
     if os.path.exists(path):
-        return _shards_of_directory(path, entry) if _is_directory_of_shards(path) else [path]
+        return _shards_of_directory(path, entry) if _is_directory_of_shards(path, entry) else [path]
     names: list[str] = []
     for name in expand_braces(path):
         if not os.path.exists(name) and glob.has_magic(name):
@@ -181,8 +178,10 @@ def _expand(path: str, entry: Format | None) -> list[str]:
     return names
 
 
-def _is_directory_of_shards(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.exists(os.path.join(path, _LMDB_FILE))
+def _is_directory_of_shards(path: str, entry: Format | None) -> bool:
+    if not os.path.isdir(path) or os.path.exists(os.path.join(path, _LMDB_FILE)):
+        return False
+    return entry is None or bool(entry.suffixes)  # else it is for the plug-in to say what a directory is
 
 
 def _shards_of_directory(path: str, entry: Format | None) -> list[str]:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataload.errors import ConfigError, MissingDependencyError, closest
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["ENTRY_POINT_GROUP", "Format", "by_suffix", "construct", "format_names", "get_format", "load"]
 
@@ -84,7 +86,7 @@ _BUILT_IN = {
 
 def format_names() -> tuple[str, ...]:
     """Names of the built-in formats and of those that installed packages add, sorted."""
-    return tuple(sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
+    return tuple(sorted({*_BUILT_IN, *(point.name for point in _entry_points())}))
 
 
 def get_format(name: str) -> Format:
@@ -93,11 +95,10 @@ def get_format(name: str) -> Format:
     Raises:
         ConfigError: There is none, or two packages add one of that name.
     """
-    # A built-in name is answered without reading the metadata of every installed package (milliseconds),
-    # unless a package claims that name: then who is meant would depend on who is asked, so `plugins` refuses.
+    # A built-in name means the built-in format, and is answered without reading the metadata of every package.
     if name in _BUILT_IN:
         return _BUILT_IN[name]
-    points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name]
+    points = [point for point in _entry_points() if point.name == name]
     if not points:
         message = f"there is no format {name!r}: {closest(name, format_names())}"
         raise ConfigError(message, key="format", value=name)
@@ -109,6 +110,12 @@ def get_format(name: str) -> Format:
             value=name,
         )
     return Format(name=name, source=points[0].value)
+
+
+def _entry_points() -> Iterable[EntryPoint]:
+    from importlib.metadata import entry_points  # 20 ms, and only names that are not built in need it
+
+    return entry_points(group=ENTRY_POINT_GROUP)
 
 
 def _distribution(point: EntryPoint) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from dataload.errors import ConfigError, SourceError
+from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 
 __all__ = ["Writer", "require_fields"]
 
@@ -28,7 +28,8 @@ class Writer(ABC):
 
     Raises:
         ConfigError: The destination exists and `overwrite` is false.
-        SourceError: The directory of the destination does not exist or cannot be written.
+        SourceNotFoundError: The directory of the destination does not exist.
+        SourceError: It cannot be written to.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -38,7 +39,9 @@ class Writer(ABC):
         directory, name = os.path.split(self.path)
         self._directory = directory or "."
         if not os.path.isdir(self._directory):
-            raise SourceError(f"there is no directory {self._directory} to write {name} to", path=self.path)
+            raise SourceNotFoundError(f"there is no directory {self._directory} to write {name} to", path=self.path)
+        if not os.access(self._directory, os.W_OK | os.X_OK):
+            raise SourceError(f"the directory {self._directory} cannot be written to", path=self.path)
         self._temporary = os.path.join(self._directory, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
         self._count = 0
         self._state = "open"  # -> "closed" | "aborted"

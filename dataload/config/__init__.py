@@ -1,0 +1,83 @@
+"""Settings of a training job's data: from a dict, TOML, YAML or JSON, checked as a whole.
+
+```toml
+[source]
+path = "train-{000..127}.tar"     # relative to this file
+decode = "auto"
+
+[loader]
+batch_size = 256
+shuffle = true
+```
+
+Everything that is wrong is said at once, each with its key, its value and what is allowed there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dataload._optional import load_optional
+from dataload.config.files import read_file
+from dataload.config.overrides import apply_overrides
+from dataload.config.paths import anchor_paths
+from dataload.config.plain import plain_table
+from dataload.config.problems import Problem, config_error, find_problems
+
+if TYPE_CHECKING:
+    from dataload.config.models import DataloadConfig
+
+__all__ = ["json_schema", "read_config"]
+
+
+def read_config(config: str | os.PathLike[str] | Mapping[str, Any], overrides: Sequence[str] = ()) -> DataloadConfig:
+    """Read and check a config.
+
+    Args:
+        config: A ``.toml``, ``.yaml``, ``.yml`` or ``.json`` file, or a dict of the same structure. Paths of
+            data in a file are relative to it; those of a dict and of `overrides` to the working directory.
+        overrides: ``"key=value"`` with a dotted key, applied in turn: ``"loader.batch_size=64"``,
+            ``"source.fields=[features, label]"``. A value is read as JSON or TOML where it is that, else as
+            text; ``null`` takes a setting away.
+
+    Raises:
+        ConfigError: The file cannot be read, or settings are wrong: the message names all of them.
+        MissingDependencyError: pydantic is not installed, or PyYAML for a YAML file.
+    """
+    load_optional("pydantic", needed_by="a config", extra="config")
+    if isinstance(config, Mapping):
+        origin, data = "config", plain_table(config, "config")
+    else:
+        origin = os.fspath(config)
+        data = anchor_paths(plain_table(read_file(origin), origin), os.path.dirname(os.path.abspath(origin)))
+    return _validate(apply_overrides(data, overrides), origin)
+
+
+def _validate(data: dict[str, Any], origin: str) -> DataloadConfig:
+    from pydantic import ValidationError
+
+    from dataload.config.models import DataloadConfig
+
+    try:
+        settings = DataloadConfig.model_validate(data)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False)
+        raise config_error(find_problems(details, data, json_schema()), origin) from None
+    contradictions = [Problem(*found) for found in settings.contradictions()]
+    if contradictions:
+        raise config_error(contradictions, origin)
+    return settings
+
+
+def json_schema() -> dict[str, Any]:
+    """The structure of a config as JSON Schema (draft 2020-12), for editors.
+
+    Raises:
+        MissingDependencyError: pydantic is not installed.
+    """
+    load_optional("pydantic", needed_by="the schema of configs", extra="config")
+    from dataload.config.models import DataloadConfig
+
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **DataloadConfig.model_json_schema()}

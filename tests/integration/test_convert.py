@@ -1,0 +1,197 @@
+"""Conversions between all formats, and conversions that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload.convert import convert
+
+# format -> (suffix, how to open it so that the records come back as they were)
+FORMATS = {
+    "syrah": (".syr", {}),
+    "torchrecord": (".torchrecord", {}),
+    "lmdb": (".lmdb", {"codec": "tensorprotos"}),
+    "tar": (".tar", {"decode": "auto"}),
+    "array_record": (".array_record", {"codec": "tensorprotos"}),
+}
+COUNT = 23
+
+
+def make_records():
+    rng = np.random.default_rng(0)
+    return [
+        {
+            "image": rng.integers(0, 256, (4, 5, 3), np.uint8),
+            "features": rng.normal(size=7),
+            "curve": rng.normal(size=(index % 4, 2)).astype(np.float32),  # of another shape in each record
+            "label": np.array(index),
+            "name": f"sämple {index}",
+            "blob": bytes(range(index)),
+        }
+        for index in range(COUNT)
+    ]
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    """The same records in each format, written without the converter."""
+    directory = tmp_path_factory.mktemp("originals")
+    for name, (suffix, options) in FORMATS.items():
+        codec = {"codec": options["codec"]} if "codec" in options else {}
+        with dataload.create(directory / f"a{suffix}", format=name, **codec) as writer:
+            writer.extend(make_records())
+    return directory
+
+
+def open_format(path, name):
+    return dataload.open(path, format=name, **FORMATS[name][1])
+
+
+def assert_same_records(found, expected, *, ignore=("__key__",)):
+    assert len(found) == len(expected)
+    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+        one = {name: value for name, value in one.items() if name not in ignore}
+        assert one.keys() == other.keys(), index
+        for name, value in other.items():
+            assert type(one[name]) is type(value), (index, name)
+            if isinstance(value, np.ndarray):
+                assert (one[name].dtype, one[name].shape) == (value.dtype, value.shape), (index, name)
+            np.testing.assert_array_equal(one[name], value)
+
+
+@pytest.mark.parametrize("target", FORMATS)
+@pytest.mark.parametrize("origin", FORMATS)
+def test_any_format_to_any_format(originals, tmp_path, origin, target):
+    with open_format(originals / f"a{FORMATS[origin][0]}", origin) as source:
+        report = convert(source, tmp_path / f"b{FORMATS[target][0]}", format=target, shards=3)
+    assert report.records == COUNT
+    found = open_format(report.pattern, target)
+    assert found.shard_lengths == (7, 8, 8)
+    assert_same_records(list(found), make_records())
+    for path in report.paths:
+        assert os.path.basename(path) in os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lmdb", "array_record"])
+def test_formats_of_bytes_say_which_codec_they_were_given(originals, tmp_path, name):
+    report = convert(dataload.open(originals / "a.syr"), tmp_path / f"b{FORMATS[name][0]}")
+    assert report.notes == (
+        "the fields of a record become bytes by the codec 'tensorprotos': open with it to read them",
+    )
+
+
+@pytest.mark.parametrize("codec", ["tensorprotos", "msgpack", "npz"])
+def test_another_codec(originals, tmp_path, codec):
+    report = convert(dataload.open(originals / "a.syr"), tmp_path / "b.lmdb", writer_options={"codec": codec})
+    assert report.notes == ()
+    assert_same_records(list(dataload.open(tmp_path / "b.lmdb", codec=codec)), make_records())
+
+
+@pytest.mark.parametrize("target", ["lmdb", "array_record"])
+@pytest.mark.parametrize("origin", ["lmdb", "array_record"])
+def test_plain_bytes_stay_what_they_are(originals, tmp_path, origin, target):
+    source = dataload.open(originals / f"a{FORMATS[origin][0]}")
+    report = convert(source, tmp_path / f"b{FORMATS[target][0]}", shards=2)
+    assert report.notes == ()
+    assert list(dataload.open(report.pattern)) == list(source)
+    assert all(isinstance(record, bytes) for record in source)
+
+
+@pytest.mark.parametrize("target", ["syrah", "torchrecord", "tar"])
+def test_plain_bytes_become_a_field_where_there_are_only_fields(originals, tmp_path, target):
+    source = dataload.open(originals / "a.lmdb")
+    report = convert(source, tmp_path / f"b{FORMATS[target][0]}")
+    assert report.notes == ("the records have no fields: each becomes the field 'data'",)
+    found = [{k: v for k, v in record.items() if k != "__key__"} for record in open_format(report.pattern, target)]
+    assert found == [{"data": record} for record in source]
+
+
+def test_samples_of_all_shards_have_different_keys(originals, tmp_path):
+    report = convert(dataload.open(originals / "a.syr"), tmp_path / "b.tar", shards=3)
+    assert [r["__key__"] for r in dataload.open(report.pattern)] == [f"{index:08d}" for index in range(COUNT)]
+
+
+def test_keys_of_samples_stay_from_tar_to_tar(tmp_path):
+    with dataload.create(tmp_path / "a.tar") as writer:
+        writer.extend({"__key__": f"dir/x{index}", "txt": b"t"} for index in range(4))
+    report = convert(dataload.open(tmp_path / "a.tar"), tmp_path / "b.tar", shards=2)
+    assert [r["__key__"] for r in dataload.open(report.pattern)] == [f"dir/x{index}" for index in range(4)]
+
+
+KILLED = """
+import os, signal, sys
+import dataload
+from dataload.convert import convert
+
+def progress(done, total):
+    if done >= int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+convert(dataload.open(sys.argv[1]), sys.argv[2], shards=3, progress=progress)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", FORMATS)
+def test_a_killed_conversion_goes_on(originals, tmp_path, target):
+    # 23 records in shards of 7, 8 and 8: killed in the second, of which something may have been written.
+    destination = tmp_path / f"b{FORMATS[target][0]}"
+    ended = subprocess.run([sys.executable, "-c", KILLED, originals / "a.syr", destination, "8"], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    left = [name for name in os.listdir(tmp_path) if not name.startswith(".")]
+    first = f"b-00000-of-00003{FORMATS[target][0]}"
+    assert {name for name in left if not name.endswith(".idx")} == {first}, (
+        "nothing stands under a final name but what is whole"
+    )
+    assert_same_records(list(open_format(tmp_path / first, target)), make_records()[:7])
+
+    def identity(name):
+        return os.stat(tmp_path / name).st_ino
+
+    before = identity(first)
+    report = convert(dataload.open(originals / "a.syr"), destination, shards=3, resume=True)
+    assert report.resumed == 7
+    assert identity(first) == before
+    assert_same_records(list(open_format(report.pattern, target)), make_records())
+    hidden = [name for name in os.listdir(tmp_path) if name.startswith(".")]
+    assert hidden == [f".b{FORMATS[target][0]}.convert.json"], "what the killed writer left behind is gone"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill_at", [0, 1, 7, 15, 22, 23])
+def test_wherever_it_is_killed(originals, tmp_path, kill_at):
+    destination = tmp_path / "b.syr"
+    subprocess.run([sys.executable, "-c", KILLED, originals / "a.syr", destination, str(kill_at)], check=False)
+    report = convert(dataload.open(originals / "a.syr"), destination, shards=3, resume=True)
+    assert report.resumed <= kill_at
+    assert_same_records(list(dataload.open(report.pattern)), make_records())
+
+
+def test_memory_does_not_grow_with_the_number_of_records(tmp_path):
+    """A conversion holds a few blocks, so three times the records need no more memory."""
+    code = (
+        "import resource, sys, numpy as np\n"
+        "from dataload.convert import convert\n"
+        "class Source:\n"
+        "    def __len__(self): return int(sys.argv[2])\n"
+        "    def __getitem__(self, index): return {'x': np.full(1 << 18, index % 256, np.uint8)}\n"
+        "convert(Source(), sys.argv[1])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    peaks = []
+    for count in (200, 600):
+        found = subprocess.run(
+            [sys.executable, "-c", code, tmp_path / f"{count}.syr", str(count)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        peaks.append(int(found.stdout))
+    assert peaks[1] - peaks[0] < 50_000, "kB; the records are 50 MB and 150 MB"

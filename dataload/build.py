@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dataload.errors import ConfigError, SourceNotFoundError, UnsupportedFormatError
+from dataload.formats.array_record import parse_selection
 from dataload.formats.detect import HEAD_SIZE, describe_head, detect
 from dataload.registry import Format, by_suffix, construct, format_names, get_format
 from dataload.sharding import expand_braces
@@ -164,6 +165,8 @@ def _expand(path: str, entry: Format | None) -> list[str]:
     """All shards that one path or pattern stands for."""
     if os.path.exists(path):
         return _shards_of_directory(path, entry) if _is_directory_of_shards(path, entry) else [path]
+    if os.path.exists(parse_selection(path).path):  # x.array_record[2:4], which would be a pattern otherwise
+        return [path]
     names: list[str] = []
     for name in expand_braces(path):
         if not os.path.exists(name) and glob.has_magic(name):
@@ -212,6 +215,7 @@ def _common_format(names: Sequence[str]) -> str:
 
 
 def _format_of(path: str) -> str:
+    path = parse_selection(path).path
     entry = by_suffix(path)
     if entry is not None and entry.name not in ("lmdb", "torchrecord"):
         return entry.name

@@ -93,7 +93,7 @@ class Collate:
             if self.policies.get(path) == "pad":
                 if f"{key}_length" in first:
                     raise ConfigError(
-                        f"padding field {path!r} adds {key}_length with the true lengths, a field that exists: rename it",
+                        f"padding field {path!r} adds the true lengths as {key}_length, a field that exists: rename it",
                         key=path,
                     )
                 batch[f"{key}_length"] = np.array([len(sample[key]) for sample in samples], np.int64)
@@ -159,15 +159,17 @@ def _comparable(arrays: list[Array], name: str, policy: str) -> list[Array]:
     # An empty Python list became float64, and says nothing of the dtype.
     first = next((array for array in arrays if array.size), arrays[0])
     fixed = 1 if policy == "ragged" else first.ndim  # axes from here on must agree
+    what = f"cannot collate {f'field {name!r}' if name else 'the samples'} by {policy!r}"
     for row, array in enumerate(arrays):
+        if array.ndim == 0:
+            raise ConfigError(f"{what}: row {row} is {_describe(array)}, which has no axis", key=name or None)
         unlike = array.ndim != first.ndim or array.shape[fixed:] != first.shape[fixed:]
-        if unlike or array.ndim == 0 or (array.size and array.dtype != first.dtype):
+        if unlike or (array.size and array.dtype != first.dtype):
             other = next(i for i, candidate in enumerate(arrays) if candidate is first)
             may = "along the first axis" if policy == "ragged" else "in their extents"
-            what = f"field {name!r}" if name else "the samples"
             raise ConfigError(
-                f"cannot collate {what} by {policy!r}: row {other} is {_describe(first)}, row {row} is "
-                f"{_describe(array)}; arrays may differ only {may}",
+                f"{what}: row {other} is {_describe(first)}, row {row} is {_describe(array)}; arrays may differ only "
+                f"{may}",
                 key=name or None,
             )
     return [array.astype(first.dtype, copy=False) for array in arrays]

@@ -102,7 +102,7 @@ class FileSource(Source[T_co]):
         self._selected = None if fields is None else tuple(fields)
         self._options = {name: value for name, value in options.items() if value is not None}
         self._opened: _Opened[T_co] | None = None
-        self._opening = threading.Lock()
+        self._locks: dict[int, threading.Lock] = {}
         self._closed = False
         self._fingerprint: str | None = None
 
@@ -134,20 +134,19 @@ class FileSource(Source[T_co]):
         return tuple(np.diff(self._state().ends, prepend=0).tolist())
 
     def _state(self) -> _Opened[T_co]:
+        pid = os.getpid()
         opened = self._opened
-        if opened is not None and opened.pid == os.getpid():
+        if opened is not None and opened.pid == pid:
             return opened
-        if opened is not None:
-            # This process was forked. Another thread of the parent may have held the lock at that moment, and
-            # would never release it here. The parent's readers are left alone, not closed: the handles are its.
-            self._opening = threading.Lock()
-            self._opened = None
-        with self._opening:
-            if self._opened is None:
+        # Each process has a lock of its own: a thread of the parent may have held the parent's at the moment of
+        # the fork, and would never release it here. What the parent opened is left alone, not closed: it is its.
+        with self._locks.setdefault(pid, threading.Lock()):
+            opened = self._opened
+            if opened is None or opened.pid != pid:
                 if self._closed:
                     raise ClosedSourceError(f"{self!r} is closed: open it again to read", path=self._paths[0])
-                self._opened = self._open()
-            return self._opened
+                self._opened = opened = self._open()
+            return opened
 
     def _open(self) -> _Opened[T_co]:
         lengths: list[int] = []
@@ -205,6 +204,8 @@ class FileSource(Source[T_co]):
         chosen = self._choose(fields, opened)
         if len(opened.ends) == 1:
             return self._reader(opened, 0).read_batch(indices, chosen)
+        if not opened.fields:  # plain bytes: no columns to put together
+            return super()._read_columns(indices, chosen)
         pieces = (
             (where, self._reader(opened, shard).read_batch(local, chosen))
             for shard, local, where in split_by_shard(opened.ends, indices)
@@ -239,13 +240,13 @@ class FileSource(Source[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_opened"], state["_opening"]
+        del state["_opened"], state["_locks"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._opened = None
-        self._opening = threading.Lock()
+        self._locks = {}
 
     def __repr__(self) -> str:
         first = self._paths[0] if len(self._paths[0]) < 80 else f"...{self._paths[0][-77:]}"
@@ -282,9 +283,9 @@ def _nearest_directory(path: str) -> str:
 
 
 def _open_files_limit() -> int:
-    """Half of the descriptors that this process may open: the rest is the user's."""
+    """How many shards to keep open: at two descriptors each, half of what the process may open is the user's."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**30 if soft == resource.RLIM_INFINITY else max(8, soft // 2)
+    return 2**30 if soft == resource.RLIM_INFINITY else max(8, soft // 4)
 
 
 _ENDS_BYTES = 4096

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from typing import Any
 
 import numpy as np
 
 from dataload.errors import CorruptFileError
 from dataload.sources.buffers import BufferPool
+from dataload.sources.readahead import is_cold, will_need
 from dataload.types import Array, Int64Array
 
 __all__ = ["MappedFile"]
@@ -30,13 +32,11 @@ class MappedFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self.size = os.fstat(descriptor).st_size
-            # An empty file cannot be mapped. The map duplicates the descriptor.
-            self._map = mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ) if self.size else None
-        finally:
-            os.close(descriptor)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor).atexit = False  # a thread may still be reading then
+        self.size = os.fstat(self._descriptor).st_size
+        # An empty file cannot be mapped. The map has a descriptor of its own, which it does not tell.
+        self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ) if self.size else None
         self.data = np.frombuffer(self._map if self._map is not None else b"", np.uint8)
         self._windows: dict[int, Array] = {}
         self._buffers = BufferPool()
@@ -47,9 +47,7 @@ class MappedFile:
         Raises:
             CorruptFileError: The file is shorter now.
         """
-        if self._map is None:
-            return
-        size = self._map.size()  # an fstat, about 1 us
+        size = os.fstat(self._descriptor).st_size  # about 1 us
         if size < self.size:
             raise CorruptFileError(
                 f"the file had {self.size} bytes when it was opened and has {size} now: it was changed while in "
@@ -58,17 +56,25 @@ class MappedFile:
                 offset=size,
             )
 
-    def take(self, rows: Array, indices: Int64Array) -> Array:
-        """Copy rows of an array that lies in the file: the fastest there is, where records lie end to end.
+    def hint(self, offsets: Int64Array, lengths: Int64Array | int) -> None:
+        """Say that these ranges will be read, before the first is; `take`, `gather` and `copies` do so themselves."""
+        if self._map is not None and len(offsets) > 1 and is_cold(self._descriptor, int(offsets[-1])):
+            will_need(self._map, offsets, lengths)
+
+    def take(self, start: int, length: int, indices: Int64Array) -> Array:
+        """Copy records that lie end to end: the fastest there is.
 
         Args:
-            rows: (n, length) uint8, contiguous, a view of `data`.
-            indices: (m,) int64, each in [0, n); the caller has checked.
+            start: Byte offset of record 0.
+            length: Bytes of each record, at least 1.
+            indices: (m,) int64, of records that are whole in the file; the caller has checked.
 
         Returns:
             (m, length) uint8, contiguous, the caller's own.
         """
-        out = self._buffers.empty((len(indices), rows.shape[1]), np.uint8)
+        self.hint(indices * length + start, length)
+        rows = self.data[start : start + (self.size - start) // length * length].reshape(-1, length)
+        out = self._buffers.empty((len(indices), length), np.uint8)
         # With mode "raise" numpy would copy once more, so as not to spoil `out`.
         return np.take(rows, indices, axis=0, out=out, mode="clip")
 
@@ -82,6 +88,7 @@ class MappedFile:
         Returns:
             (rows, length) uint8, contiguous, the caller's own.
         """
+        self.hint(offsets, length)
         rows = len(offsets)
         # Long records in a small batch are taken in several pieces each, only to have enough indices.
         pieces = 1
@@ -111,6 +118,7 @@ class MappedFile:
         """Bytes from many places, (rows,) offsets and lengths; the caller has checked the bounds."""
         if self._map is None:
             return [b""] * len(offsets)
+        self.hint(offsets, lengths)
         data = self._map  # slicing it makes bytes at once, in half the time of an array's slice and `tobytes`
         return [data[start:stop] for start, stop in zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True)]
 

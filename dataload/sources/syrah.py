@@ -101,14 +101,12 @@ class _Reader:
         if shape is not None:
             self._shape = _resolve(shape, column, self._dtype, self._size, file.path)
         self._offsets: Int64Array | None = column.offsets
-        self._rows: Array | None = None
+        self._start: int | None = None
         # Written in order, records of one size lie at a constant stride; without other keys between them
         # they are the rows of one array, which np.take copies fastest.
         stride = _constant(np.diff(column.offsets)) if len(column.offsets) > 1 else self._size
         if self._size and stride == self._size:
-            start = int(column.offsets[0])
-            rows = file.data[start : start + len(column.offsets) * self._size].reshape(-1, self._size)
-            self._rows, self._offsets = rows, None
+            self._start, self._offsets = int(column.offsets[0]), None
         if self._size is not None:
             self._sizes = None
 
@@ -117,7 +115,7 @@ class _Reader:
         if self._text or self._bytes:
             return FieldSpec("str" if self._text else "bytes", ())
         if self._shape is not None:
-            return FieldSpec(str(self._dtype), self._shape)
+            return FieldSpec(str(self._dtype), tuple(None if n == -1 else n for n in self._shape))
         if self._ndim is None:
             return FieldSpec(str(self._dtype), (None,))
         ndim = _constant(self._ndim)
@@ -129,6 +127,8 @@ class _Reader:
         return self._gather(indices, self._size).view(self._dtype).reshape(len(indices), *self._shape)
 
     def values(self, indices: Int64Array) -> list[Any]:
+        if self._offsets is not None:
+            self._file.hint(self._offsets[indices], self._size or 0 if self._sizes is None else self._sizes[indices])
         if self._text or self._bytes:
             return [self._decode(index, *self._place(index)) for index in indices.tolist()]
         if self._size is not None and self._shape is not None:
@@ -138,8 +138,8 @@ class _Reader:
         return [self._array(index) for index in indices.tolist()]
 
     def _gather(self, indices: Int64Array, size: int) -> Array:
-        if self._rows is not None:
-            return self._file.take(self._rows, indices)
+        if self._start is not None:
+            return self._file.take(self._start, size, indices)
         if size == 0 or self._offsets is None:
             return np.empty((len(indices), size), np.uint8)
         return self._file.gather(self._offsets[indices], size)
@@ -148,8 +148,8 @@ class _Reader:
         size = self._size if self._sizes is None else int(self._sizes[index])
         assert size is not None
         if self._offsets is None:
-            assert self._rows is not None
-            return int(self._rows.ctypes.data - self._file.data.ctypes.data) + index * size, size
+            assert self._start is not None
+            return self._start + index * size, size
         return int(self._offsets[index]), size
 
     def _array(self, index: int) -> Array:
@@ -207,8 +207,9 @@ def _resolve(
     known = int(np.prod([n for n in shape if n != -1], dtype=np.int64))
     sizes = column.sizes if size is None else np.array([size])
     items = sizes // dtype.itemsize
-    fits = (items % known == 0).all() if shape.count(-1) == 1 and known > 0 else (items == known).all()
-    if shape.count(-1) > 1 or any(n < -1 for n in shape) or not fits:
+    open_ended = shape.count(-1)
+    fits = (items == known).all() if not open_ended else known > 0 and (items % known == 0).all()
+    if open_ended > 1 or any(n < -1 for n in shape) or not fits:
         found = f"{items[0]} values" if size is not None else "different numbers of values"
         raise ConfigError(
             f"shapes: {list(shape)} does not fit field {column.name!r} of {path}, whose records have {found}",

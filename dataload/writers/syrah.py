@@ -26,6 +26,7 @@ __all__ = ["SyrahWriter"]
 
 _BYTES_PER_ENTRY = 16  # offset and size
 _BUFFER_BYTES = 1 << 20
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}  # `dtype.name` is slow enough to notice
 
 
 @dataclass(slots=True)
@@ -64,6 +65,10 @@ class SyrahWriter(Writer):
         if not self._tables:
             if not values:
                 raise ConfigError("format 'syrah' cannot hold records without fields")
+            for name in values:
+                if "\0" in name:
+                    raise ConfigError(f"format 'syrah' cannot hold a field name with a zero in it: {name!r}", key=name)
+                _utf8(name, name)
             self._tables = {name: _Tables(dtype, is_bytes) for name, (_, dtype, is_bytes) in values.items()}
         self._check(values)
         for name in self._tables:  # the file's order of keys, whatever this record's is
@@ -112,21 +117,27 @@ def _encode(name: str, value: Any) -> tuple[Array, str, bool]:
     """The bytes of a value as an array, the dtype's name, and whether it was bytes."""
     if isinstance(value, str):
         # One dimension: text has no shape to keep.
-        return np.frombuffer(value.encode(), np.uint8), "str", False
+        return np.frombuffer(_utf8(value, name), np.uint8), "str", False
     if isinstance(value, (bytes, bytearray, memoryview)):
         return np.frombuffer(value, np.uint8), "uint8", True
     data = np.asarray(value)
     if data.dtype.kind == "U":
         raise ConfigError(f"field {name!r}: an array of text; the format joins its elements, so pass one str", key=name)
-    dtype = data.dtype.newbyteorder("=").name
-    if dtype == "longdouble":
-        dtype = "float128"
-    if dtype not in DTYPES:
+    little = data.dtype if data.dtype in _NAMES else data.dtype.newbyteorder("<")
+    dtype = _NAMES.get(little)
+    if dtype is None:
         raise ConfigError(
             f"field {name!r} has dtype {data.dtype}; the format knows {', '.join(DTYPES)}, text and bytes",
             key=name,
         )
-    return np.asarray(data, DTYPES[dtype], order="C"), dtype, False
+    return np.asarray(data, little, order="C"), dtype, False
+
+
+def _utf8(text: str, name: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"field {name!r}: text that UTF-8 cannot hold: {error.reason}", key=name) from error
 
 
 def _column(name: str, table: _Tables) -> Column:

@@ -56,6 +56,18 @@ def test_a_name_with_pattern_characters_that_exists_is_that_file(tmp_path):
     assert values(dataload.open(path)) == [5]
 
 
+def test_slices_of_array_records(tmp_path):
+    pytest.importorskip("array_record")
+    with dataload.create(tmp_path / "a.array_record") as writer:
+        writer.extend(b"%d" % i for i in range(6))
+    assert list(dataload.open(f"{tmp_path}/a.array_record[2:4]")) == [b"2", b"3"]
+    assert list(dataload.open([f"{tmp_path}/a.array_record[4:6]", f"{tmp_path}/a.array_record[0:1]"])) == [
+        b"4",
+        b"5",
+        b"0",
+    ]
+
+
 def test_format_by_content_prefix_and_argument(tmp_path):
     path = write(tmp_path / "odd.bin", [3], format="syrah")
     assert values(dataload.open(path)) == [3]

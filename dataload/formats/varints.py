@@ -1,0 +1,91 @@
+"""Varints of the protobuf wire format: 7 bits a byte, lowest first, the high bit set on all but the last."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dataload.errors import CorruptFileError
+from dataload.types import BytesArray, Int64Array
+
+__all__ = ["encode_varint", "encode_varints", "parse_varint", "parse_varints"]
+
+_MAX_BYTES = 10  # 64 bits
+_MASK = 2**64 - 1
+_FEW = 16  # up to here a Python loop beats numpy's fixed costs
+
+
+def parse_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
+    """One number and the position behind it.
+
+    Raises:
+        CorruptFileError: It does not end within 10 bytes.
+        IndexError: The data end before it does.
+    """
+    number = shift = 0
+    for place in range(position, position + _MAX_BYTES):
+        byte = data[place]
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, place + 1
+        shift += 7
+    raise CorruptFileError(f"a varint at byte {position} of the record has more than {_MAX_BYTES} bytes")
+
+
+def parse_varints(rows: BytesArray) -> Int64Array:
+    """All numbers of rows that hold varints of the same lengths.
+
+    Args:
+        rows: (rows, bytes) uint8, where the high bits of all rows are those of the first.
+
+    Returns:
+        (rows, numbers) int64; bits beyond the 64th are dropped, as protobuf does.
+
+    Raises:
+        CorruptFileError: A number has more than 10 bytes, or the last one does not end.
+    """
+    first = rows[0]
+    if not (first & 0x80).any():
+        return rows.astype(np.int64)
+    ends = np.flatnonzero(first < 0x80)
+    if not len(ends) or ends[-1] != len(first) - 1:
+        raise CorruptFileError("an int64_list ends in the middle of a number")
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    lengths = ends + 1 - starts
+    if lengths.max() > _MAX_BYTES:
+        raise CorruptFileError(f"an int64_list has a number of {lengths.max()} bytes; {_MAX_BYTES} are the most")
+    shifts = 7 * (np.arange(len(first)) - np.repeat(starts, lengths))
+    bits = (rows & 0x7F).astype(np.uint64) << shifts.astype(np.uint64)
+    return np.bitwise_or.reduceat(bits, starts, axis=1).view(np.int64)
+
+
+def encode_varint(number: int) -> bytes:
+    """One number, 0 <= number < 2**64."""
+    if number < 0x80:
+        return bytes((number,))
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def encode_varints(numbers: Int64Array) -> bytes:
+    """Numbers one after another; negative ones take 10 bytes.
+
+    Args:
+        numbers: (n,) int64.
+    """
+    if len(numbers) < _FEW:
+        return b"".join([encode_varint(number & _MASK) for number in numbers.tolist()])
+    unsigned = np.ascontiguousarray(numbers).view(np.uint64)
+    largest = int(unsigned.max(initial=0))
+    if largest < 0x80:
+        return unsigned.astype(np.uint8).tobytes()
+    # (n, width): the 7-bit groups of each number, of which the first `lengths` are written
+    width = -(-largest.bit_length() // 7)
+    place = np.arange(width)
+    groups = unsigned[:, None] >> (7 * place).astype(np.uint64)
+    lengths = np.maximum(1, (groups != 0).sum(axis=1))[:, None]
+    out = (groups & 0x7F).astype(np.uint8) | np.where(place < lengths - 1, 0x80, 0).astype(np.uint8)
+    return out[place < lengths].tobytes()

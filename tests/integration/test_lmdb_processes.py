@@ -1,0 +1,298 @@
+"""One environment per file and process: shared, closed with its last user, and used by children as it should be."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+
+import lmdb
+import numpy as np
+import pytest
+
+from dataload.sources.lmdb import LMDBSource
+from dataload.sources.torchrecord import TorchRecordSource
+from dataload.writers.lmdb import LMDBWriter
+from dataload.writers.torchrecord import TorchRecordWriter
+
+RECORDS = 300
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lmdb") / "plain.lmdb"
+    with LMDBWriter(path) as writer:
+        writer.extend(value(index) for index in range(RECORDS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lmdb") / "named.torchrecord"
+    with TorchRecordWriter(path, db_num=3) as writer:
+        writer.extend({"x": np.full(4, index, np.float32), "y": index} for index in range(RECORDS))
+    return path
+
+
+def value(index):
+    return b"%d:" % index + bytes(index % 50)
+
+
+def is_open(path):
+    """Whether lmdb holds the environment open in this process."""
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:  # the listing's own
+            continue
+    return str(path / "data.mdb") in links
+
+
+def test_sources_of_one_file_share_an_environment(plain):
+    first, second = LMDBSource(plain), LMDBSource(plain)
+    assert first[3] == second[3] == value(3)
+    first.close()
+    assert is_open(plain)
+    assert second[4] == value(4)
+    second.close()
+    assert not is_open(plain)
+
+
+def test_an_environment_goes_with_the_last_reference(plain):
+    source = LMDBSource(plain)
+    assert source[3] == value(3)
+    part = source[10:20]
+    del source
+    assert part[0] == value(10)
+    assert is_open(plain)
+    del part
+    assert not is_open(plain)
+
+
+def test_one_file_under_two_names(plain, tmp_path):
+    other = tmp_path / "link.lmdb"
+    other.symlink_to(plain)
+    with LMDBSource(plain) as first, LMDBSource(other) as second:
+        assert first[3] == second[3]
+
+
+def test_a_file_that_other_code_holds_open(plain):
+    held = lmdb.open(str(plain), readonly=True, lock=False)
+    try:
+        with pytest.raises(Exception, match="code other than dataload has it open") as caught:
+            LMDBSource(plain)[0]
+        assert caught.value.path == str(plain / "data.mdb")
+    finally:
+        held.close()
+    with LMDBSource(plain) as source:
+        assert source[0] == value(0)
+
+
+def test_eight_threads(plain, named):
+    """All at once on sources that share environments, some opened and closed meanwhile."""
+    wrong = []
+
+    def read(seed):
+        rng = np.random.default_rng(seed)
+        with LMDBSource(plain) as bytes_source, TorchRecordSource(named) as source:
+            for _ in range(40):
+                indices = rng.integers(0, RECORDS, rng.integers(1, 40))
+                if bytes_source.read(indices) != [value(index) for index in indices]:
+                    wrong.append("bytes")
+                batch = source.read_batch(indices)
+                if batch["y"].tolist() != indices.tolist() or not (batch["x"] == indices[:, None]).all():
+                    wrong.append("columns")
+                if [int(record["y"]) for record in source.read(indices)] != indices.tolist():
+                    wrong.append("records")
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert not is_open(plain)
+    assert not is_open(named)
+
+
+def read_in_child(source, indices, results):
+    results.put(source.read(indices))
+
+
+@pytest.mark.slow
+def test_spawn(plain):
+    """The source travels pickled, without its environment, and opens one there."""
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    with LMDBSource(plain) as source:
+        assert source[0] == value(0)
+        assert len(pickle.dumps(source)) < 1000
+        process = context.Process(target=read_in_child, args=(source, [5, 1], results))
+        process.start()
+        assert results.get() == [value(5), value(1)]
+        process.join()
+    results.close()
+    results.join_thread()
+
+
+_FORK = """
+import os, sys, threading
+from dataload.sources.lmdb import LMDBSource
+from dataload.sources.torchrecord import TorchRecordSource
+
+def value(index):
+    return b"%d:" % index + bytes(index % 50)
+
+plain, named, large = sys.argv[1:]
+first, second, third = LMDBSource(plain), TorchRecordSource(named), LMDBSource(large)
+len(first), len(second), len(third)
+stop = threading.Event()
+
+def read():
+    while not stop.is_set():
+        third.read(range(100))
+
+# Threads that are within LMDB when the process forks: they are missing in the child.
+threads = [threading.Thread(target=read) for _ in range(3)]
+for thread in threads:
+    thread.start()
+failed = 0
+for round in range(10):
+    child = os.fork()
+    if child == 0:
+        for source in (first, LMDBSource(plain)):
+            assert source.read([7, 299]) == [value(7), value(299)]
+            source.close()
+        assert len(third[0]) == 200_000
+        third.close()
+        assert second.read_batch([7, 299])["y"].tolist() == [7, 299]
+        grandchild = os.fork()
+        if grandchild == 0:
+            assert LMDBSource(plain)[3] == value(3)
+            assert second[5]["y"] == 5
+        else:
+            assert os.waitpid(grandchild, 0)[1] == 0
+        if round % 2:
+            os._exit(0)
+        # As a child ends that is not multiprocessing's: the interpreter takes everything apart.
+        stop.set()
+        sys.exit(0)
+    failed += os.waitpid(child, 0)[1] != 0
+stop.set()
+for thread in threads:
+    thread.join()
+assert first[4] == value(4)
+print("failed", failed)
+"""
+
+
+@pytest.mark.slow
+def test_fork_while_threads_read(plain, named, tmp_path):
+    """A child neither hangs nor loses its parent's environment, and the parent goes on."""
+    large = tmp_path / "large.lmdb"
+    with LMDBWriter(large) as writer:  # long enough to be in the middle of one when the process forks
+        writer.extend(bytes(200_000) for _ in range(100))
+    done = subprocess.run(
+        [sys.executable, "-c", _FORK, plain, named, large], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.stdout == "failed 0\n", done.stderr
+
+
+_TRUNCATE = """
+import json, os, sys
+from dataload.errors import CorruptFileError
+from dataload.sources.lmdb import LMDBSource
+from dataload.sources.torchrecord import TorchRecordSource
+
+kind, path, data, size = sys.argv[1:]
+size = int(size)
+found = []
+source = (LMDBSource if kind == "lmdb" else TorchRecordSource)(path)
+with open(data, "rb") as stream:
+    whole = stream.read()
+for length in [*range(0, 300, 7), *range(300, size, 1021), size - 1]:
+    with open(os.path.join(path, "data.mdb"), "wb") as stream:
+        stream.write(whole[:length])
+    try:
+        (LMDBSource if kind == "lmdb" else TorchRecordSource)(path)[0]
+    except CorruptFileError as error:
+        found.append(str(error))
+    else:
+        print("no error at", length)
+        sys.exit(1)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lmdb", "torchrecord"])
+def test_every_truncation_is_an_error(kind, plain, named, tmp_path):
+    """In a process of its own, which SIGBUS would kill."""
+    data = (plain if kind == "lmdb" else named) / "data.mdb"
+    done = subprocess.run(
+        [sys.executable, "-c", _TRUNCATE, kind, tmp_path, data, str(data.stat().st_size)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    messages = json.loads(done.stdout)
+    assert len(messages) > 60
+    assert all("data.mdb, byte" in message for message in messages)
+
+
+def test_a_file_that_shrinks_while_it_is_open(tmp_path):
+    """Not in a process of its own: nothing of it may be touched."""
+    path = tmp_path / "data.lmdb"
+    with LMDBWriter(path) as writer:
+        writer.extend(value(index) for index in range(RECORDS))
+    with LMDBSource(path) as source:
+        assert source[0] == value(0)
+        os.truncate(path / "data.mdb", 8192)
+        with pytest.raises(ValueError, match="changed since"):
+            source.read([0, 200])
+
+
+def test_a_file_that_is_replaced_while_it_is_open(tmp_path):
+    """A new file by rename is another file; the source goes on with the one it opened."""
+    path, other = tmp_path / "data.lmdb", tmp_path / "other.lmdb"
+    for place, count in ((path, RECORDS), (other, 5)):
+        with LMDBWriter(place) as writer:
+            writer.extend(value(index) for index in range(count))
+    with LMDBSource(path) as source:
+        assert source[0] == value(0)
+        os.replace(other / "data.mdb", path / "data.mdb")
+        assert source[200] == value(200)
+        with LMDBSource(path) as new:
+            assert len(new) == 5
+        (path / "data.mdb").unlink()
+        assert source[201] == value(201)
+
+
+def test_closing_in_one_thread_while_another_reads(plain):
+    source, readers = LMDBSource(plain), []
+    assert len(source) == RECORDS
+    started = threading.Event()
+
+    def read():
+        try:
+            while True:
+                source.read(range(0, RECORDS, 2))
+                started.set()
+        except ValueError as error:
+            readers.append(str(error))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    started.wait()
+    source.close()
+    thread.join()
+    assert textwrap.shorten(readers[0], 200).endswith("is closed: open it again to read")
+    assert not is_open(plain)

@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError
+from dataload.sources import files
+from dataload.sources.files import FileSource, ShardReader, file_errors
+from dataload.testing.child import Reading, read_in_fork
+from dataload.testing.lines import LineBackend, LineFile, LineSource
+from dataload.types import FieldSpec
+
+
+def record(i):
+    return {"data": bytes([i]) * 12 + b"tail" * (i % 3)}
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(*lengths, directory="data"):
+        (tmp_path / directory).mkdir(exist_ok=True)
+        paths, first = [], 0
+        for shard, length in enumerate(lengths):
+            paths.append(tmp_path / directory / f"{shard}.lines")
+            LineBackend().write(paths[-1], [record(i) for i in range(first, first + length)])
+            first += length
+        return paths
+
+    return make
+
+
+def tags(records):
+    return [int(record["x"][0, 0]) for record in records]
+
+
+class Counting(LineSource):
+    """Counts what it opens."""
+
+    def __init__(self, paths, **options):
+        super().__init__(paths, **options)
+        self.opened = []
+
+    def _open_shard(self, path):
+        self.opened.append(os.path.basename(path))
+        return super()._open_shard(path)
+
+
+def test_one_path_or_several(make):
+    [path] = make(3)
+    for paths in (path, str(path), [path], (str(path),)):
+        source = LineSource(paths)
+        assert source.paths == (str(path),)
+        assert len(source) == 3
+
+
+def test_no_paths():
+    with pytest.raises(ConfigError, match="a source needs at least one path, got an empty list") as caught:
+        LineSource([])
+    assert caught.value.key == "paths"
+
+
+def test_fields_in_one_text():
+    with pytest.raises(ConfigError, match="fields must be a list of names, got the text 'data'"):
+        LineSource("x", fields="data")
+
+
+def test_nothing_is_opened_before_the_first_use(make):
+    source = Counting(make(2, 3))
+    assert repr(source)
+    assert source.opened == []
+    assert len(source) == 5
+    assert source.opened == ["0.lines", "1.lines"]
+    source.read(range(5))
+    assert len(source.opened) == 2
+
+
+def test_missing_file_names_what_exists(make, tmp_path):
+    source = LineSource(tmp_path / "no" / "such" / "x.lines")
+    with pytest.raises(SourceNotFoundError) as caught:
+        len(source)
+    assert str(caught.value) == (
+        f"there is no {tmp_path}/no/such/x.lines: the directory {tmp_path} exists, nothing of that name is in it"
+    )
+    assert caught.value.path == f"{tmp_path}/no/such/x.lines"
+    source = LineSource([*make(2), tmp_path / "missing.lines"])
+    with pytest.raises(SourceNotFoundError, match=r"missing\.lines"):
+        len(source)
+
+
+def test_what_the_system_refuses_is_a_source_error(tmp_path):
+    with pytest.raises(SourceError, match=f"cannot read {tmp_path}: Is a directory"):
+        len(LineSource(tmp_path))
+
+
+def test_errors_with_a_name_pass_unchanged():
+    for error in (SourceNotFoundError("mine", path="x"), SourceError("mine")):
+        with pytest.raises(type(error)) as caught, file_errors("y"):
+            raise error
+        assert caught.value is error
+    with pytest.raises(SourceError, match="cannot read y: odd"), file_errors("y"):
+        raise OSError("odd")
+
+
+def test_shards_are_one_data_set(make):
+    source = LineSource(make(2, 0, 3, 1))
+    assert source.shard_lengths == (2, 0, 3, 1)
+    assert tags(source) == list(range(6))
+    assert tags(source.read([5, 0, 2, 2, -1])) == [5, 0, 2, 2, 5]
+    assert source.read_batch([4, 1])["x"][:, 0, 0].tolist() == [4, 1]
+    assert source.read_batch([4, 1])["data"] == [b"tail", b"tail"]
+
+
+def test_fields_are_those_of_the_first_shard_with_records(make):
+    class Knowing(LineFile):
+        @property
+        def fields(self):
+            return super().fields if len(self) else {"nothing": FieldSpec("unknown")}
+
+    class Source(LineSource):
+        def _open_shard(self, path):
+            return Knowing(path)
+
+    paths = make(0, 2, 0, 1)
+    assert list(Source(paths).fields) == ["x", "data"]
+    assert list(Source(paths, fields=["data"]).fields) == ["data"]
+    assert tags(Source(paths)) == [0, 1, 2]
+    assert Source(paths, fields=["data"]).read_batch([2, 0]) == {"data": [b"tail" * 2, b""]}
+    assert list(Source(paths[:1]).fields) == ["nothing"]
+
+
+def test_chosen_fields(make):
+    source = LineSource(make(2, 2), fields=["data"])
+    assert list(source.fields) == ["data"]
+    assert source[3] == {"data": b""}
+    assert source.read([0, 3]) == [{"data": b""}] * 2
+    assert list(source.read_batch([0, 3])) == ["data"]
+    with pytest.raises(ConfigError, match=r"LineSource\(.*\) has no field 'x': Known: data") as caught:
+        source.read_batch([0], fields=["x"])
+    assert caught.value.value == "x"
+
+
+def test_unknown_field_names_the_file(make):
+    source = LineSource(make(2), fields=["dat"])
+    with pytest.raises(ConfigError, match=r"0\.lines has no field 'dat': did you mean 'data'\? Known: data, x"):
+        len(source)
+    with pytest.raises(ConfigError, match=r"has no field 'dat': did you mean 'data'"):
+        LineSource(make(2)).read_batch([0], fields=["dat"])
+
+
+def test_closed(make):
+    source = LineSource(make(2))
+    source.close()
+    source.close()
+    for read in (lambda: len(source), lambda: source[0], lambda: source.read([0]), lambda: source.read_batch([0])):
+        with pytest.raises(ClosedSourceError, match=r"LineSource\('.*0\.lines'\) is closed: open it again to read"):
+            read()
+    assert "0.lines" in repr(source)
+    with pytest.raises(ClosedSourceError):
+        pickle.loads(pickle.dumps(source))[0]
+
+
+def test_a_source_that_did_not_open_can_be_tried_again(make, tmp_path):
+    [path] = make(2)
+    moved = tmp_path / "away"
+    path.rename(moved)
+    source = LineSource(path)
+    with pytest.raises(SourceNotFoundError):
+        len(source)
+    moved.rename(path)
+    assert len(source) == 2
+
+
+def test_corrupt_file_is_named(make):
+    good, bad = make(2, 2)
+    bad.write_bytes(b"zz\nend")
+    with pytest.raises(CorruptFileError, match=r"1\.lines, record 0: a line that is no hexadecimal number"):
+        len(LineSource([good, bad]))
+
+
+def test_more_shards_than_may_be_open(make, monkeypatch):
+    """The ones used last stay open; those that another thread still reads from live on."""
+    monkeypatch.setattr(files, "_open_files_limit", lambda: 3)
+    source = Counting(make(*[2] * 10))
+    assert tags(source) == list(range(20))
+    assert len(source._state().readers) == 3
+    source.opened.clear()
+    assert tags(source.read([18, 19, 18])) == [18, 19, 18]
+    assert source.opened == []
+    assert tags(source.read([0, 18, 1])) == [0, 18, 1]
+    assert source.opened == ["0.lines"]
+    batch = source.read_batch(range(19, -1, -1))
+    assert batch["x"][:, 0, 0].tolist() == list(range(19, -1, -1))
+
+
+def test_eight_threads_and_two_open_shards(make, monkeypatch):
+    monkeypatch.setattr(files, "_open_files_limit", lambda: 2)
+    source = LineSource(make(*[3] * 8))
+    wrong = []
+
+    def work(seed):
+        requests = np.random.default_rng(seed).integers(0, 24, (30, 5))
+        wrong.extend(indices for indices in requests if tags(source.read(indices)) != indices.tolist())
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_limit_is_half_of_the_descriptors():
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert files._open_files_limit() == max(8, soft // 4)
+
+
+def test_pickle_holds_settings_only(make):
+    source = LineSource(make(200), fields=["data"])
+    fresh = len(pickle.dumps(source))
+    source.read(range(200))
+    assert len(pickle.dumps(source)) == fresh < 1000
+    twin = pickle.loads(pickle.dumps(source))
+    assert twin.read([7, 3]) == source.read([7, 3])
+    assert twin.fingerprint() == source.fingerprint()
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+def test_a_forked_process_does_not_wait_for_a_lock_of_its_parent(make, read_before):
+    """As if another thread had been opening the files at the moment of the fork."""
+    source = LineSource(make(3))
+    if read_before:
+        assert len(source) == 3
+    with source._locks.setdefault(os.getpid(), threading.Lock()):
+        [reading] = read_in_fork([source])
+    assert not reading.error
+    assert len(reading.digests) == 3
+
+
+def test_threads_of_a_forked_process_open_once(make):
+    source = Counting(make(3))
+    assert len(source) == 3
+
+    def read_by_threads(source):
+        source.opened.clear()
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda i: int(source[i % 3]["x"][0, 0]), range(64)))
+        return Reading(digests=(str(found == [i % 3 for i in range(64)]), str(source.opened)))
+
+    [reading] = read_in_fork([source], read=read_by_threads)
+    assert reading.digests == ("True", "['0.lines']")
+
+
+def test_fingerprint_names_content_and_options(make, tmp_path):
+    paths = make(3, 2)
+    one = LineSource(paths).fingerprint()
+    assert LineSource(paths).fingerprint() == one
+    assert LineSource(make(3, 2, directory="elsewhere")).fingerprint() == one
+
+    class Optional(LineSource):
+        def __init__(self, paths, **options):
+            FileSource.__init__(self, paths, **options)
+
+    different = [
+        LineSource(paths[::-1]),
+        LineSource(paths[:1]),
+        LineSource(paths, fields=["x"]),
+        LineSource(paths, fields=["data"]),
+        Optional(paths, codec=len),
+        Optional(paths, codec=max),
+        Optional(paths, codec="npz"),
+        Optional(paths, shapes={"x": (1, 2)}),
+        Optional(paths, decode={"x": len}),
+        Optional(paths, decode={"x": max}),
+    ]
+    assert len({source.fingerprint() for source in different} | {one}) == len(different) + 1
+    assert Optional(paths, codec=None).fingerprint() == one
+    renamed = tmp_path / "renamed.lines"
+    paths[0].rename(renamed)
+    assert LineSource([renamed, paths[1]]).fingerprint() != one
+
+
+def test_fingerprint_sees_a_change_at_either_end_of_a_large_file(make):
+    [path] = make(200)
+    seen = {LineSource(path).fingerprint()}
+    content = path.read_bytes()
+    assert len(content) > 4096
+    for place in (0, len(content) - 5):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        seen.add(LineSource(path).fingerprint())
+    assert len(seen) == 3
+
+
+def test_repr_stays_short(make):
+    assert repr(LineSource("a.lines")) == "LineSource('a.lines')"
+    assert repr(LineSource(["a.lines", "b.lines"], fields=["x"])) == "LineSource('a.lines', 2 shards, 1 fields)"
+    long = repr(LineSource(["/d" * 200 + "/end.lines"] * 1000))
+    assert long.endswith("/end.lines', 1000 shards)")
+    assert len(long) < 200
+
+    class Optional(LineSource):
+        def __init__(self, paths, **options):
+            FileSource.__init__(self, paths, **options)
+
+    assert (
+        repr(Optional("a", codec=len, other={"x": max}))
+        == "Optional('a', codec=builtins.len, other={'x': 'builtins.max'})"
+    )
+    assert len(repr(Optional("/x" * 50, codec="c" * 500, shapes={str(i): i for i in range(100)}, more="m" * 99))) < 200
+
+
+def test_a_reader_without_columns_of_its_own_collates():
+    class Reader(ShardReader):
+        def __len__(self):
+            return 3
+
+        def read(self, indices, fields):
+            return [{"n": int(index)} for index in indices]
+
+    reader = Reader()
+    assert reader.read_batch(np.array([2, 0]), None)["n"].tolist() == [2, 0]
+    assert reader.fields == {}
+    reader.close()

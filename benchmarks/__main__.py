@@ -13,10 +13,10 @@ CASES = {
     "overhead": cases.overhead,
     "syrah-4k": lambda: cases.syrah(1024, 200_000, 256, 0.8),
     "syrah-64": lambda: cases.syrah(16, 1_000_000, 1024, 0.25),
-    "lmdb": lambda: cases.lmdb_raw(4096, 200_000, 256),
-    "torchrecord": lambda: cases.torchrecord(1024, 200_000, 256),
+    "lmdb": lambda: cases.lmdb_raw(4096, 100_000, 256),
+    "torchrecord": lambda: cases.torchrecord(1024, 50_000, 256),
     "array_record": lambda: cases.array_record(4096, 100_000, 256),
-    "tar-4k": lambda: cases.tar(4096, 200_000, 256),
+    "tar-4k": lambda: cases.tar(4096, 100_000, 256),
     "tar-110k": lambda: cases.tar(110_000, 20_000, 256),
     "open": cases.opening,
 }

@@ -257,7 +257,8 @@ class Loader(Generic[BatchT]):
     def __repr__(self) -> str:
         b = self._batch_sampler
         ranks = f", rank {b.rank} of {b.world_size}" if b.world_size > 1 else ""
-        return f"Loader({len(b.sampler)} positions, batch_size={b.batch_size}{ranks}, epoch {self.epoch}, step {self.step})"
+        place = f"epoch {self.epoch}, step {self.step}"
+        return f"Loader({len(b.sampler)} positions, batch_size={b.batch_size}{ranks}, {place})"
 
 
 class _Plans:

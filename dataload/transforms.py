@@ -52,6 +52,7 @@ class Step:
     takes_context: bool
 
     def __call__(self, sample: Any, context: SampleContext) -> Any:
+        """The transformed sample."""
         return self.function(sample, context) if self.takes_context else self.function(sample)
 
 

@@ -148,6 +148,7 @@ class SliceSource(Source[T_co]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
+        """Those of the whole."""
         return self._parent.fields
 
     @property

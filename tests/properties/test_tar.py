@@ -26,8 +26,6 @@ from dataload.formats.tar_samples import group_members, split_name
 from dataload.sources.tar import TarSource
 from dataload.writers.tar import TarWriter, write_index
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* ends without the blocks of zeros:UserWarning")
-
 
 @pytest.fixture(scope="module")
 def directory():

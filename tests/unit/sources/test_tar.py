@@ -308,6 +308,14 @@ class TestDecode:
         assert source[0] == {"__key__": "a", "cls": 7, "left.raw": 2, "right.raw": "6364", "txt": b"x"}
         assert source.fields["left.raw"] == FieldSpec("unknown")
 
+    def test_a_function_may_have_the_name_of_a_decoder(self, path):
+        def cls(data):
+            return data.decode()
+
+        source = TarSource(pack(path, {"a.cls": b"7"}), decode={"cls": cls})
+        assert source.fields["cls"] == FieldSpec("unknown")
+        assert source.read_batch([0])["cls"] == ["7"]
+
     def test_wrong_settings(self, path):
         with pytest.raises(ConfigError, match=r"decode\['jpg'\] is 'imag': did you mean 'image'"):
             TarSource(path, decode={"jpg": "imag"})

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from dataload.collate import Collate, Ragged, default_collate, empty_like, scatter_columns
+from dataload.errors import ConfigError
+from dataload.testing.compare import difference, overwrite
+
+
+def equal(got, want):
+    found = difference(got, want, "batch")
+    assert found is None, found
+
+
+class Pair(NamedTuple):
+    image: object
+    label: object
+
+
+F32 = np.float32
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch"),
+    [
+        ([], {}),
+        ([{}, {}], {}),
+        ([{"x": np.array([1, 2], F32)}, {"x": np.array([3, 4], F32)}], {"x": np.array([[1, 2], [3, 4]], F32)}),
+        ([{"x": np.array(1, F32)}, {"x": np.array(2, F32)}], {"x": np.array([1, 2], F32)}),
+        ([{"x": F32(1)}, {"x": F32(2)}], {"x": np.array([1, 2], F32)}),
+        ([{"x": np.empty((0, 2), F32)}], {"x": np.empty((1, 0, 2), F32)}),
+        ([{"x": 1}, {"x": 2}], {"x": np.array([1, 2])}),
+        ([{"x": 1.5}, {"x": 2.0}], {"x": np.array([1.5, 2.0])}),
+        ([{"x": 1}, {"x": 2.5}], {"x": np.array([1.0, 2.5])}),
+        ([{"x": True}, {"x": False}], {"x": np.array([True, False])}),
+        ([{"x": b"ab"}, {"x": b""}], {"x": [b"ab", b""]}),
+        ([{"x": "ab"}, {"x": ""}], {"x": ["ab", ""]}),
+        ([b"ab", b"c"], [b"ab", b"c"]),
+        ([1, 2, 3], np.array([1, 2, 3])),
+        ([np.arange(2), np.arange(2)], np.array([[0, 1], [0, 1]])),
+        ([(1, "a"), (2, "b")], (np.array([1, 2]), ["a", "b"])),
+        ([Pair(1, "a"), Pair(2, "b")], Pair(np.array([1, 2]), ["a", "b"])),
+        ([{"x": {"y": 1}}, {"x": {"y": 2}}], {"x": {"y": np.array([1, 2])}}),
+        ([{"a": 1, "b": 2}, {"b": 4, "a": 3}], {"a": np.array([1, 3]), "b": np.array([2, 4])}),
+        ([{"x": None}, {"x": None}], {"x": [None, None]}),
+    ],
+)
+def test_default_collate(samples, batch):
+    equal(default_collate(samples), batch)
+
+
+def test_a_batch_shares_no_memory_with_its_samples():
+    samples = [{"x": np.arange(3)}, {"x": np.arange(3)}]
+    overwrite(default_collate(samples))
+    equal(samples, [{"x": np.arange(3)}, {"x": np.arange(3)}])
+
+
+HINT = "set a collate policy for it: pad, ragged or list"
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (
+            [{"x": np.zeros(3, F32)}, {"x": np.zeros(3, F32)}, {"x": np.zeros((2, 4), F32)}],
+            rf"cannot stack field 'x': row 0 is float32 \(3,\), row 2 is float32 \(2, 4\); {HINT}",
+        ),
+        ([{"x": np.zeros(3, F32)}, {"x": np.zeros(3)}], r"row 0 is float32 \(3,\), row 1 is float64 \(3,\)"),
+        ([{"x": {"y": np.zeros(1)}}, {"x": {"y": np.zeros(2)}}], r"cannot stack field 'x\.y'"),
+        ([np.zeros(1), np.zeros(2)], "cannot stack the samples: row 0"),
+        ([(np.zeros(1),), (np.zeros(2),)], "cannot stack field '0'"),
+        ([{"x": 1}, {"x": True}], "cannot stack field 'x': row 0 is int, row 1 is bool"),
+        ([{"x": 1}, {"x": "a"}], "row 0 is int, row 1 is str"),
+        ([{"x": np.zeros(1)}, {"x": b"a"}], r"row 0 is float64 \(1,\), row 1 is \|S1 \(\)"),
+        (
+            [{"x": 1}, {"y": 1}],
+            r"samples in rows 0 and 1 have different fields \(x, y only in one\): choose common ones",
+        ),
+        ([{"x": 1}, {"x": 1}, {"x": 1, "y": 1}], r"rows 0 and 2 have different fields \(y only in one\)"),
+        ([(1,), (1, 2)], r"samples are tuples of different lengths: \[1, 2\]"),
+    ],
+)
+def test_samples_that_do_not_stack_are_named(samples, message):
+    with pytest.raises(ConfigError, match=message):
+        default_collate(samples)
+
+
+def test_unknown_policy_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"collate policy of field 'x' is 'padd': did you mean 'pad'\? Known: list, pad"
+    ) as e:
+        Collate({"x": "padd"})
+    assert (e.value.key, e.value.value) == ("collate.x", "padd")
+
+
+TOKENS = [np.array([1, 2, 3]), np.array([], np.int64), np.array([4])]
+
+
+def test_pad_fills_up_and_gives_the_lengths():
+    batch = Collate({"t": "pad"}, pad_value=-1)([{"t": tokens, "k": i} for i, tokens in enumerate(TOKENS)])
+    equal(
+        batch,
+        {
+            "t": np.array([[1, 2, 3], [-1, -1, -1], [4, -1, -1]]),
+            "t_length": np.array([3, 0, 1]),
+            "k": np.arange(3),
+        },
+    )
+
+
+def test_pad_takes_images_of_any_size():
+    images = [np.full((2, 3), 1, np.uint8), np.full((1, 4), 2, np.uint8)]
+    equal(
+        Collate({"i": "pad"})([{"i": image} for image in images]),
+        {
+            "i": np.array([[[1, 1, 1, 0], [1, 1, 1, 0]], [[2, 2, 2, 2], [0, 0, 0, 0]]], np.uint8),
+            "i_length": np.array([2, 1]),
+        },
+    )
+
+
+def test_ragged_parts_are_what_went_in():
+    column = Collate({"t": "ragged"})([{"t": tokens} for tokens in TOKENS])["t"]
+    equal(column, Ragged(np.array([1, 2, 3, 4]), np.array([0, 3, 3, 4])))
+    for row, tokens in enumerate(TOKENS):
+        equal(column.values[column.offsets[row] : column.offsets[row + 1]], tokens)
+
+
+def test_ragged_keeps_the_other_axes():
+    rows = [np.ones((2, 3), F32), np.zeros((0, 3), F32), np.ones((1, 3), F32)]
+    equal(Collate({"t": "ragged"})([{"t": r} for r in rows])["t"], Ragged(np.ones((3, 3), F32), np.array([0, 2, 2, 3])))
+
+
+def test_list_leaves_values_alone():
+    samples = [{"t": tokens} for tokens in TOKENS]
+    equal(Collate({"t": "list"})(samples), {"t": TOKENS})
+
+
+def test_policies_of_nested_fields_are_paths():
+    batch = Collate({"a.t": "list"})([{"a": {"t": tokens}} for tokens in TOKENS])
+    equal(batch, {"a": {"t": TOKENS}})
+
+
+@pytest.mark.parametrize("policy", ["pad", "ragged"])
+def test_an_empty_python_list_does_not_decide_the_dtype(policy):
+    """np.asarray([]) is float64, and would make floats of token numbers."""
+    column = Collate({"t": policy})([{"t": []}, {"t": [1, 2]}])["t"]
+    assert (column if policy == "pad" else column.values).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("policy", "values", "message"),
+    [
+        (
+            "pad",
+            [np.zeros(2), np.zeros((2, 2))],
+            r"row 0 is float64 \(2,\), row 1 is float64 \(2, 2\); arrays may differ only in",
+        ),
+        ("pad", [np.zeros(2), np.zeros(2, F32)], r"row 0 is float64 \(2,\), row 1 is float32 \(2,\)"),
+        ("pad", [np.array(1.0), np.array(2.0)], r"row 0 is float64 \(\), which has no axis"),
+        (
+            "ragged",
+            [np.zeros((2, 3)), np.zeros((2, 4))],
+            r"row 1 is float64 \(2, 4\); arrays may differ only along the first axis",
+        ),
+        ("ragged", [np.zeros(2), np.zeros(2, F32)], r"row 1 is float32 \(2,\)"),
+    ],
+)
+def test_what_a_policy_cannot_bridge_is_named(policy, values, message):
+    with pytest.raises(ConfigError, match=rf"cannot collate field 'x' by '{policy}': .*{message}"):
+        Collate({"x": policy})([{"x": value} for value in values])
+
+
+def test_padding_overwrites_no_field():
+    with pytest.raises(ConfigError, match="padding field 't' adds the true lengths as t_length, a field that exists"):
+        Collate({"t": "pad"})([{"t": np.zeros(2), "t_length": 2}])
+
+
+def test_collate_is_a_value():
+    assert Collate({"x": "pad"}) == Collate({"x": "pad"})
+    assert Collate() == default_collate
+
+
+def rows(*numbers):
+    return np.array(numbers, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        (
+            [(rows(0), {"x": np.zeros(1)}), (rows(1), {"y": np.zeros(1)})],
+            r"rows 0 and 1 have different fields \(x, y only in one\)",
+        ),
+        (
+            [(rows(2), {"x": np.zeros((1, 3))}), (rows(0, 1), {"x": np.zeros((2, 4))})],
+            r"cannot stack field 'x': row 2 is float64 \(3,\), row 0 is float64 \(4,\)",
+        ),
+        (
+            [(rows(0), {"x": np.zeros(1)}), (rows(1), {"x": np.zeros(1, F32)})],
+            r"row 0 is float64 \(\), row 1 is float32 \(\)",
+        ),
+        ([(rows(0), {"x": ["a"]}), (rows(1), {"x": np.zeros(1)})], r"row 0 is no array, row 1 is float64 \(\)"),
+    ],
+)
+def test_scatter_columns_names_parts_that_differ(pieces, message):
+    with pytest.raises(ConfigError, match=message):
+        scatter_columns(pieces, 3)
+
+
+def test_scatter_columns_of_nothing_is_nothing():
+    assert scatter_columns([], 0) == {}
+
+
+def test_empty_like_keeps_everything_but_the_rows():
+    batch = {
+        "x": np.ones((3, 2), F32),
+        "t": ["a", "b"],
+        "r": Ragged(np.ones((4, 2)), rows(0, 1, 4)),
+        "n": {"y": np.ones(3)},
+        "p": Pair(np.ones(2), ["a"]),
+    }
+    equal(
+        empty_like(batch),
+        {
+            "x": np.ones((0, 2), F32),
+            "t": [],
+            "r": Ragged(np.ones((0, 2)), rows(0)),
+            "n": {"y": np.ones(0)},
+            "p": Pair(np.ones(0), []),
+        },
+    )

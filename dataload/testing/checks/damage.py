@@ -1,0 +1,129 @@
+"""Errors: files that are missing, damaged, or of another format end in an error with a name, never in other data."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dataload.errors import SourceNotFoundError
+from dataload.testing.cases import Maker, NotApplicable, expect, expect_raises, maker_check
+from dataload.testing.child import Reading, failed_reading, read_in_fork, read_in_new_process
+from dataload.testing.compare import record_digest
+from dataload.testing.traits import SourceTraits
+
+_TEXT = b"not what you expected\n"
+_DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "emptied": lambda _: b"",
+    "cut to half": lambda data: data[: len(data) // 2],
+    "cut by its last byte": lambda data: data[:-1],
+    "cut to its first 100 bytes": lambda data: data[:100],
+    "filled with zeros": lambda data: bytes(len(data)),
+    "filled with text": lambda data: (_TEXT * (len(data) // len(_TEXT) + 1))[: len(data)],
+    "changed in its first 64 bytes": lambda data: b"\xff" * min(64, len(data)) + data[64:],
+    "changed in its last 64 bytes": lambda data: data[:-64] + b"\xff" * min(64, len(data)),
+}
+
+
+@maker_check("Errors", since="0.1")
+def check_missing_path(maker: Maker) -> None:
+    """A path where nothing is raises SourceNotFoundError, which names it, at the latest on first use.
+
+    A data set of no records would train on nothing.
+    """
+    maker.needs_files()
+    for path in (maker.path(), maker.path() / "no" / "such" / f"data{maker.traits.suffix}"):
+        for use in ("__len__", "__getitem__"):
+            call = f"{use} of a source of a path where nothing is"
+            error = expect_raises(SourceNotFoundError, lambda use=use, path=path: _use(maker, path, use), call)
+            expect(path.name in str(error), f"the error does not name {path}: {error}")
+            expect(not path.exists(), f"reading {path}, where nothing was, created it")
+
+
+@maker_check("Errors", since="0.1")
+def check_damaged_files(maker: Maker) -> None:
+    """A file that is cut, emptied or overwritten reads as before, or is a SourceError that names it.
+
+    Never other records, fewer records, another exception, a crash or a hang: a disk that was full yesterday is found
+    today, and not by its loss curve. The reads happen in a process of their own.
+    """
+    maker.needs_files()
+    records = maker.records(12)
+    path = maker.write(records)
+    wanted = tuple(record_digest(record) for record in maker.oracle(records))
+    damaged = list(_damaged_copies(path, maker))
+    readings = _read(maker, [copy for _, copy in damaged])
+    for (what, copy), reading in zip(damaged, readings, strict=True):
+        if reading.error or not _is_allowed(reading.digests, wanted, what, maker.traits):
+            _check_refused(reading, f"a data set with {what}", copy)
+
+
+def _is_allowed(found: tuple[str, ...], wanted: tuple[str, ...], what: str, traits: SourceTraits) -> bool:
+    """Whether a damaged file may be read, and as this, by what the format is able to notice."""
+    if (" cut to " in what or " zeros" in what) and not traits.notices_cuts:
+        return len(found) <= len(wanted) and found[:-1] == wanted[: max(0, len(found) - 1)]
+    if " changed in " in what and not traits.has_checksums:
+        return len(found) == len(wanted)
+    return found == wanted
+
+
+def _use(maker: Maker, path: Path, use: str) -> Any:
+    source = maker.open(path)
+    return len(source) if use == "__len__" else source[0]
+
+
+def _damaged_copies(path: Path, maker: Maker) -> Iterator[tuple[str, Path]]:
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    for file in files:
+        data = file.read_bytes()
+        for what, damage in _DAMAGES.items():
+            copy = maker.path()
+            if path.is_dir():
+                shutil.copytree(path, copy)
+            else:
+                shutil.copytree(path.parent, copy.parent, dirs_exist_ok=True)
+            target = copy if path.is_file() else copy / file.relative_to(path)
+            target.write_bytes(damage(data))
+            yield f"{file.name} {what}", copy
+
+
+@maker_check("Errors", since="0.1")
+def check_corruptions(maker: Maker) -> None:
+    """The damage that the author's `corrupt` does is detected: a SourceError that names the file.
+
+    What a format can notice (a checksum, an index that disagrees with its data) only its author knows.
+    """
+    if not maker.traits.corruptions:
+        raise NotApplicable("the traits name no corruptions")
+    copies: list[Path] = []
+    for kind in maker.traits.corruptions:
+        copies.append(maker.write(maker.records(12)))
+        maker.corrupt(copies[-1], kind)
+    readings = _read(maker, copies)
+    for kind, copy, reading in zip(maker.traits.corruptions, copies, readings, strict=True):
+        _check_refused(reading, f"a data set after corrupt(path, {kind!r})", copy)
+
+
+def _read(maker: Maker, paths: list[Path]) -> list[Reading]:
+    """What each data set reads as; a source may refuse it when it is constructed already."""
+    opened: list[Any] = []
+    readings: list[Reading | None] = []
+    for path in paths:
+        try:
+            opened.append(maker.open(path))
+            readings.append(None)
+        except Exception as error:
+            readings.append(failed_reading(error))
+    # A file may kill its reader. A fork costs a tenth of a new process, which is for libraries that take no fork.
+    later = iter(read_in_fork(opened) if maker.traits.fork_safe else read_in_new_process(opened))
+    return [reading or next(later) for reading in readings]
+
+
+def _check_refused(reading: Reading, what: str, path: Path) -> None:
+    count = len(reading.digests)
+    expect(reading.error, f"{what} reads as {count} records, without an error and not as it was written")
+    expect("SourceError" in reading.error_classes, f"{what} raises {reading.error}; a SourceError is expected")
+    names = {path.name, *(entry.name for entry in path.parent.rglob("*"))}
+    named = any(name in reading.error or name in reading.error_path for name in names)
+    expect(named, f"{what}: the error does not name the file: {reading.error}")

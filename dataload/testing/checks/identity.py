@@ -1,0 +1,71 @@
+"""Identity: the fingerprint names the content, wherever it lies and whoever asks."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import Any
+
+from dataload.testing.cases import Case, Maker, NotApplicable, expect, maker_check, source_check
+from dataload.testing.compare import difference
+
+
+@source_check("Identity", since="0.1")
+def check_fingerprint(case: Case) -> None:
+    """`fingerprint` gives 16 to 64 hexadecimal digits, the same before and after reads.
+
+    It stands in every saved state; a checkpoint is refused when it differs.
+    """
+    if not case.traits.fingerprints:
+        expect(not hasattr(case.source, "fingerprint"), "there is a fingerprint; the traits say that there is none")
+        raise NotApplicable("the traits say that there is no fingerprint")
+    before = _fingerprint(case.source)
+    for index in case.indices[:5]:
+        _ = case.source[index]
+    expect(_fingerprint(case.source) == before, "the fingerprint changes when records are read")
+
+
+@maker_check("Identity", since="0.1")
+def check_fingerprint_of_moved_copy(maker: Maker) -> None:
+    """Opened again, and copied to another directory, the same data have the same fingerprint.
+
+    A training job that moves to another machine resumes there.
+    """
+    maker.needs_files()
+    path = maker.write(maker.records())
+    here = _fingerprint(maker.open(path))
+    expect(_fingerprint(maker.open(path)) == here, "opened again, the same files have another fingerprint")
+    copy = maker.path()
+    if path.is_dir():
+        shutil.copytree(path, copy)
+    else:
+        shutil.copytree(path.parent, copy.parent, dirs_exist_ok=True)
+    expect(_fingerprint(maker.open(copy)) == here, "a copy in another directory has another fingerprint")
+
+
+@maker_check("Identity", since="0.1")
+def check_fingerprint_tells_data_apart(maker: Maker) -> None:
+    """One record less, one record changed, or two exchanged: another fingerprint.
+
+    Otherwise a checkpoint is resumed on data that it does not belong to.
+    """
+    records = maker.records(8)
+    others = {
+        "without the last record": records[:-1],
+        "with another last record": [*records[:-1], *maker.records(8, seed=1)[-1:]],
+        "with the first two records exchanged": [records[1], records[0], *records[2:]],
+    }
+    here = _fingerprint(maker.case(records).source)
+    for what, other in others.items():
+        one, two = maker.oracle(records), maker.oracle(other)
+        if difference(list(one), list(two), "") is None:
+            continue  # a source whose records the author does not choose
+        expect(_fingerprint(maker.case(other).source) != here, f"the data {what} have the same fingerprint")
+
+
+def _fingerprint(source: Any) -> str:
+    if not hasattr(source, "fingerprint"):
+        raise NotApplicable(f"{type(source).__name__} has no fingerprint")
+    text = source.fingerprint()
+    expect(isinstance(text, str) and re.fullmatch("[0-9a-f]{16,64}", text), f"fingerprint() gives {text!r}")
+    return text

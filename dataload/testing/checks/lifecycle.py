@@ -1,0 +1,158 @@
+"""Lifecycle: what opening costs, what closing releases, what a source shows of itself."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from dataload.errors import ClosedSourceError
+from dataload.testing.cases import Case, Maker, NotApplicable, expect, expect_raises, maker_check, source_check
+
+_REPR_LIMIT = 200
+
+
+@maker_check("Lifecycle", since="0.1")
+def check_construction_opens_nothing(maker: Maker) -> None:
+    """Constructing a source opens no file and starts no thread; the first use does.
+
+    Sources are built to be pickled, or to be looked at; what they hold then belongs to the wrong process.
+    """
+    maker.needs_files()
+    path = maker.write(maker.records())
+    before = _resources()
+    source = maker.open(path)
+    expect(_resources() == before, f"constructing {type(source).__name__} opened {_resources() - before}")
+
+
+@maker_check("Lifecycle", since="0.1")
+def check_context_manager(maker: Maker) -> None:
+    """``with source as s`` gives the source itself, and closes it at the end, after an error too."""
+    source = maker.case().source
+    with source as entered:
+        expect(entered is source, "__enter__ gives another object")
+        _ = entered[0]
+    _check_closed(source, maker)
+    other = maker.case().source
+    _ = other[0]
+    expect_raises(ZeroDivisionError, lambda: _fail_inside(other), "a with block that fails")
+    _check_closed(other, maker)
+
+
+def _fail_inside(source: Any) -> None:
+    with source:
+        raise ZeroDivisionError
+
+
+@maker_check("Lifecycle", since="0.1")
+def check_close_twice(maker: Maker) -> None:
+    """`close` may be called twice, and before the first read."""
+    for uses in (0, 1):
+        source = maker.case().source
+        close = getattr(source, "close", None)
+        if close is None:
+            raise NotApplicable(f"{type(source).__name__} has no close")
+        for _ in range(uses):
+            _ = source[0]
+        close()
+        close()
+        _check_closed(source, maker)
+
+
+@maker_check("Lifecycle", since="0.1")
+def check_read_after_close(maker: Maker) -> None:
+    """Every read after `close` is a ClosedSourceError; or, where there is nothing to close, goes on.
+
+    Opening again in silence would leave behind what `close` was called to release.
+    """
+    case = maker.case()
+    _ = case.source[0]
+    close = getattr(case.source, "close", None)
+    if close is None:
+        raise NotApplicable(f"{type(case.source).__name__} has no close")
+    close()
+    _check_closed(case.source, maker)
+    if not maker.traits.closes:
+        case.check_record(0, case.source[0])
+
+
+def _check_closed(source: Any, maker: Maker) -> None:
+    if not maker.traits.closes:
+        return
+    reads: dict[str, Callable[[], Any]] = {"source[0]": lambda: source[0], "iteration": lambda: list(source)}
+    for name in ("__getitems__", "read_batch"):
+        if hasattr(source, name):
+            reads[f"{name}([0])"] = lambda name=name: getattr(source, name)([0])
+    for call, read in reads.items():
+        expect_raises(ClosedSourceError, read, f"{call} after close")
+
+
+@maker_check("Lifecycle", since="0.1")
+def check_close_releases_everything(maker: Maker) -> None:
+    """`close` gives back every descriptor and every thread; so does forgetting the source, without a warning.
+
+    A run opens sources again for every evaluation, and ends at a limit of descriptors that nobody set.
+    """
+    maker.needs_files()
+    path = maker.write(maker.records())
+    before: set[str] = set()
+    for turn in range(4):
+        source = maker.open(path)
+        _use(source)
+        if hasattr(source, "close"):
+            source.close()
+        if turn == 0:
+            before = _resources()  # what a library opens once and for good is open by now
+    gc.collect()
+    expect(_resources() <= before, f"after close these are still open: {_resources() - before}")
+
+
+def _use(source: Any) -> None:
+    _ = source[0]
+    read = getattr(source, "__getitems__", None)
+    if read is not None:
+        read([1, 0])
+
+
+@maker_check("Lifecycle", since="0.1")
+def check_forgotten_source(maker: Maker) -> None:
+    """A source that is dropped without `close` releases everything too, and raises no ResourceWarning."""
+    maker.needs_files()
+    path = maker.write(maker.records())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        maker.use_and_forget(path, _use)
+        before = _resources()
+        maker.use_and_forget(path, _use)
+        gc.collect()
+    complaints = [str(warning.message) for warning in caught if issubclass(warning.category, ResourceWarning)]
+    expect(not complaints, f"a forgotten source warns: {complaints[:1]}")
+    expect(_resources() <= before, f"a forgotten source leaves open: {_resources() - before}")
+
+
+def _resources() -> set[str]:
+    """Descriptors that are open, with what they refer to, and threads that run."""
+    found = {f"thread {thread.name}" for thread in threading.enumerate()}
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        try:
+            found.add(f"descriptor {name} ({os.readlink(f'/proc/self/fd/{name}')})")
+        except OSError:
+            continue  # the descriptor of the listing itself
+    return found
+
+
+@source_check("Lifecycle", since="0.1")
+def check_repr(case: Case) -> None:
+    """`repr` is short, holds no record and no memory address.
+
+    It stands in every error message and in logs; an address makes equal sources look different.
+    """
+    text = repr(case.source)
+    expect(text == repr(case.source), "repr changes from call to call")
+    expect(len(text) <= _REPR_LIMIT, f"repr has {len(text)} characters, at most {_REPR_LIMIT} are expected")
+    expect("\n" not in text, f"repr has several lines: {text!r}")
+    expect(not re.search(r"\bat 0x[0-9a-f]+", text), f"repr shows a memory address: {text!r}")

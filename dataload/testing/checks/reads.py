@@ -1,0 +1,237 @@
+"""Reads: the record that an index names, whatever the request around it looks like."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from dataload.testing.cases import Case, NotApplicable, expect, expect_equal, expect_raises, source_check
+from dataload.testing.compare import snapshot
+
+
+@source_check("Reads", since="0.1")
+def check_length(case: Case) -> None:
+    """`len` is the number of records, and stays it.
+
+    Orders, epochs and checkpoints are computed from it before anything is read.
+    """
+    count = len(case.oracle)
+    expect(len(case.source) == count, f"len is {len(case.source)}, expected {count}")
+    for index in case.indices[:1]:
+        _ = case.source[index]
+        expect(len(case.source) == count, f"len is {len(case.source)} after a read, {count} before")
+
+
+@source_check("Reads", since="0.1")
+def check_records(case: Case) -> None:
+    """``source[i]`` is record i, with the types, dtypes and shapes it was written with.
+
+    A change of format in a config must change nothing else.
+    """
+    for index in case.indices:
+        case.check_record(index, case.source[index])
+
+
+@source_check("Reads", since="0.1")
+def check_repeated_reads(case: Case) -> None:
+    """The same index gives the same record, in whatever order and however often it is read.
+
+    A read-ahead, a cache or a file position that is carried over shows here.
+    """
+    for index in [*reversed(case.indices), *case.pick(40), *case.indices[:1] * 3]:
+        case.check_record(index, case.source[index])
+
+
+@source_check("Reads", since="0.1")
+def check_request(case: Case) -> None:
+    """``__getitems__(indices)`` is the list of ``source[i]``.
+
+    It is a faster way to the same records; torch's fetcher and our loader call it in place of single reads.
+    """
+    read = case.method("__getitems__")
+    got = read(list(case.indices))
+    expect(isinstance(got, list), f"__getitems__ gives a {type(got).__name__}, expected a list")
+    case.check_records(case.indices, got)
+
+
+@source_check("Reads", since="0.1")
+def check_request_order(case: Case) -> None:
+    """Records come in the order of the request, not in that of the file.
+
+    Reading in file order is faster and allowed; the rows must be put back, or a shuffle is undone in silence.
+    """
+    read = case.method("__getitems__")
+    for indices in (case.permuted(), list(reversed(case.indices))):
+        case.check_records(indices, read(indices))
+
+
+@source_check("Reads", since="0.1")
+def check_duplicates(case: Case) -> None:
+    """An index that a request holds twice gives two records.
+
+    Sampling with replacement and padded batches ask for that.
+    """
+    read = case.method("__getitems__")
+    first, *_, last = case.pick(2)
+    for indices in ([first, first], [last, first, last, last], [*case.indices[:3], *case.indices[:3]]):
+        case.check_records(indices, read(indices))
+
+
+@source_check("Reads", since="0.1")
+def check_empty_request(case: Case) -> None:
+    """A request of no indices gives ``[]``, and a batch of no rows ``{}``.
+
+    The last step of a rank may be empty.
+    """
+    read = case.method("__getitems__")
+    for empty in ([], (), np.empty(0, np.int64), range(0)):
+        got = read(empty)
+        expect(got == [] and isinstance(got, list), f"__getitems__({empty!r}) gives {got!r}, expected []")
+    read_batch = getattr(case.source, "read_batch", None)
+    if read_batch is not None:
+        expect_equal(read_batch([]), {}, "read_batch([])")
+
+
+@source_check("Reads", since="0.1")
+def check_long_request(case: Case) -> None:
+    """A request may hold more rows than there are records.
+
+    Large batches take other paths through a source than small ones (numpy's do from 500 rows on).
+    """
+    read = case.method("__getitems__")
+    indices = case.pick(min(1100, 20 * len(case.indices)))
+    case.check_records(indices, read(indices))
+
+
+@source_check("Reads", since="0.1")
+def check_iteration(case: Case) -> None:
+    """Iterating gives every record once, in index order, and then ends.
+
+    Python iterates over anything with ``__getitem__`` until IndexError: a source that raises something else there,
+    or wraps around, never ends.
+    """
+    whole = len(case.indices) == len(case.oracle)
+    known = set(case.indices)
+    # One more than there are, so that a source that goes on is seen to, and does not run for ever.
+    limit = len(case.oracle) + 1 if whole else min(len(case.oracle), 16)
+    count = 0
+    for index, record in enumerate(itertools.islice(iter(case.source), limit)):
+        expect(index < len(case.oracle), f"iteration goes on after the last of {len(case.oracle)} records")
+        if index in known:
+            case.check_record(index, record)
+        count += 1
+    wanted = len(case.oracle) if whole else limit
+    expect(count == wanted, f"iteration ends after {count} records, expected {wanted}")
+
+
+class _Index:
+    """Something that is an integer only by `__index__`."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def __index__(self) -> int:
+        return self._value
+
+
+@source_check("Reads", since="0.1")
+def check_index_types(case: Case) -> None:
+    """Everything with ``__index__`` is an index: numpy's integers too.
+
+    Orders are arrays, and their elements are no Python ints.
+    """
+    for index in case.indices[-1:] + case.indices[:1]:
+        kinds: list[Any] = [np.int64, np.int32, np.uint64, _Index]
+        for kind in kinds + ([np.uint8] if index < 256 else []):
+            case.check_record(index, case.source[kind(index)])
+
+
+@source_check("Reads", since="0.1")
+def check_request_types(case: Case) -> None:
+    """A request may be a list, a tuple, an integer array of any width, a range or an iterator.
+
+    Samplers give arrays, torch gives lists, people give ranges.
+    """
+    read = case.method("__getitems__")
+    indices = case.pick(7)
+    for request in (
+        tuple(indices),
+        np.array(indices, np.int64),
+        np.array(indices, np.int32),
+        np.array(indices, np.uint64),
+        np.repeat(np.array(indices, np.int64), 2)[::2],  # strided
+        [np.int64(index) for index in indices],
+        [_Index(index) for index in indices],
+        iter(indices),
+    ):
+        case.check_records(indices, read(request))
+    start = case.indices[0]
+    span = range(start, start + sum(1 for i, index in enumerate(case.indices) if index == start + i))
+    case.check_records(list(span), read(span))
+
+
+@source_check("Reads", since="0.1")
+def check_request_is_not_changed(case: Case) -> None:
+    """Reading does not write to the request.
+
+    A sampler may hand out the same array again.
+    """
+    indices = np.array(case.pick(9), np.int64)
+    before = indices.copy()
+    case.method("__getitems__")(indices)
+    expect((indices == before).all(), f"__getitems__ changed its argument from {before} to {indices}")
+    if hasattr(case.source, "read_batch"):
+        _outcome(lambda: case.source.read_batch(indices))
+        expect((indices == before).all(), f"read_batch changed its argument from {before} to {indices}")
+
+
+@source_check("Reads", since="0.1")
+def check_slices(case: Case) -> None:
+    """A slice is a source of these records, without reading them.
+
+    ``source[:1000]`` is how people make a small data set for a test.
+    """
+    source: Any = case.source
+    if not case.traits.slices:
+        expect_raises(TypeError, lambda: source[0:1], "source[0:1]")
+        return
+    length = len(case.oracle)
+    if length != len(case.indices):
+        raise NotApplicable("only some of the records are known")
+    for where in (slice(1, 5), slice(None, None, 3), slice(None, None, -1), slice(-4, None), slice(5, 3)):
+        span = range(length)[where]
+        part = source[where]
+        expect(len(part) == len(span), f"source[{where}] has {len(part)} records, expected {len(span)}")
+        for place, index in enumerate(span):
+            expect_equal(part[place], case.oracle[index], f"source[{where}][{place}]")
+        expect_raises(IndexError, lambda part=part: part[len(part)], f"source[{where}][len]")
+        _check_shards(part, len(span), f"source[{where}]")
+
+
+@source_check("Reads", since="0.1")
+def check_shard_lengths(case: Case) -> None:
+    """`shard_lengths` are ints, none negative, and add up to `len`.
+
+    An order by shards is computed from them alone; a wrong sum loses records or asks for some that are not there.
+    """
+    case.method("shard_lengths")
+    _check_shards(case.source, len(case.oracle), "source")
+
+
+def _check_shards(source: Any, length: int, what: str) -> None:
+    lengths = getattr(source, "shard_lengths", None)
+    if lengths is None:
+        return
+    shown = f"{what}.shard_lengths is {lengths!r}"
+    expect(isinstance(lengths, tuple), f"{shown}, expected a tuple")
+    expect(all(type(n) is int and n >= 0 for n in lengths), f"{shown}, expected ints that are not negative")
+    expect(sum(lengths) == length, f"{shown}, which add up to {sum(lengths)}; there are {length} records")
+
+
+def _outcome(call: Any) -> Any:
+    try:
+        return snapshot(call())
+    except Exception as error:
+        return type(error)

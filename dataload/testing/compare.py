@@ -1,0 +1,134 @@
+"""Strict equality of records and batches: types, dtypes, shapes and every bit. Pure (no I/O)."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import numpy as np
+
+__all__ = ["arrays_in", "difference", "overwrite", "record_digest", "show", "snapshot"]
+
+_SHOWN = 60
+
+
+def difference(got: Any, want: Any, place: str) -> str | None:
+    """The first thing in which two records or batches differ, in words; None if they are equal.
+
+    Stricter than ``==``: 1 is not 1.0, b"" is not bytearray(), -0.0 is not 0.0, and NaN equals the same NaN.
+
+    Args:
+        got: What was read.
+        want: What it should be.
+        place: What these are, for the message: ``"record 3"``.
+    """
+    if type(got) is not type(want):
+        return f"{place} is {show(got)}, expected {show(want)}"
+    if isinstance(want, np.ndarray):
+        return _array_difference(got, want, place)
+    if isinstance(want, Mapping):
+        return _mapping_difference(got, cast("Mapping[Any, Any]", want), place)
+    if isinstance(want, (list, tuple)):
+        expected = cast("list[Any] | tuple[Any, ...]", want)
+        if len(got) != len(expected):
+            return f"{place} has {len(got)} parts, expected {len(expected)}"
+        parts = (difference(a, b, f"{place}[{i}]") for i, (a, b) in enumerate(zip(got, expected, strict=True)))
+        return next((part for part in parts if part), None)
+    # repr tells -0.0 from 0.0 and makes NaN equal to itself.
+    same = repr(got) == repr(want) if isinstance(want, float) else bool(got == want)
+    return None if same else f"{place} is {show(got)}, expected {show(want)}"
+
+
+def _mapping_difference(got: Mapping[Any, Any], want: Mapping[Any, Any], place: str) -> str | None:
+    if got.keys() != want.keys():
+        return f"{place} has fields {sorted(map(str, got))}, expected {sorted(map(str, want))}"
+    parts = (difference(got[name], want[name], f"{place}, field {name!r}") for name in want)
+    return next((part for part in parts if part), None)
+
+
+def _array_difference(got: Any, want: Any, place: str) -> str | None:
+    if (got.dtype, got.shape) != (want.dtype, want.shape):
+        return f"{place} is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}"
+    if got.dtype == np.longdouble or got.dtype.hasobject:
+        # Its 80 bits lie in 16 bytes, the rest is padding; objects are pointers.
+        same = bool(np.array_equal(got, want, equal_nan=got.dtype == np.longdouble))
+    else:
+        same = got.tobytes() == want.tobytes()
+    if same:
+        return None
+    where = [tuple(map(int, at)) for at in np.argwhere(got != want)[:1]]
+    return f"{place} differs at {where[0] if where else 'NaNs or signs of zero'}: {show(got)}, expected {show(want)}"
+
+
+def show(value: Any) -> str:
+    """A value for a message, in one short line."""
+    text = " ".join(repr(value).split())
+    text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return f"{text} ({type(value).__name__})" if not isinstance(value, np.ndarray) else text
+
+
+def snapshot(value: Any) -> Any:
+    """A copy that shares no memory with `value`."""
+    return copy.deepcopy(value)
+
+
+def record_digest(record: Any) -> str:
+    """16 hexadecimal digits that are equal in every process for equal records."""
+    state = hashlib.blake2b(digest_size=8)
+    for part in _canonical(record):
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.hexdigest()
+
+
+def _canonical(value: Any) -> Iterator[bytes]:
+    yield type(value).__name__.encode()
+    if isinstance(value, np.ndarray):
+        array = cast("np.ndarray[Any, Any]", value)
+        yield f"{array.dtype} {array.shape}".encode()
+        yield repr(array.tolist()).encode() if array.dtype == np.longdouble else array.tobytes()
+    elif isinstance(value, Mapping):
+        for name, item in sorted(cast("Mapping[Any, Any]", value).items(), key=lambda pair: str(pair[0])):
+            yield str(name).encode()
+            yield from _canonical(item)
+    elif isinstance(value, (list, tuple)):
+        for item in cast("list[Any]", value):
+            yield from _canonical(item)
+    else:
+        yield bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else repr(value).encode()
+
+
+def arrays_in(value: Any) -> Iterator[np.ndarray[Any, Any]]:
+    """All arrays that a record or a batch holds."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in cast("Mapping[Any, Any]", value).values():
+            yield from arrays_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in cast("list[Any]", value):
+            yield from arrays_in(item)
+
+
+def overwrite(value: Any) -> int:
+    """Change every byte of every array and every bytearray in `value`; returns how many there are.
+
+    Raises:
+        ValueError: An array is read-only.
+    """
+    count = 0
+    for array in arrays_in(value):
+        if array.nbytes:
+            # An array's bytes in place, whatever its strides: invert them by way of a copy.
+            array[...] = np.frombuffer(np.invert(_bytes_of(array)).tobytes(), array.dtype).reshape(array.shape)
+            count += 1
+    if isinstance(value, bytearray) and value:
+        value[:] = bytes(255 - byte for byte in value)
+        count += 1
+    return count
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.frombuffer(array.tobytes(), np.uint8)

@@ -1,0 +1,106 @@
+"""What a source is able to do, and the records that it is tried with."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataload.randomness import generator
+from dataload.types import Array
+
+__all__ = ["SourceTraits", "sample_records"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceTraits:
+    """What a source is able to do. A trait that is False is not a skip: the documented refusal is checked.
+
+    Attributes:
+        record_type: `dict` for records with fields, `bytes` for plain ones. Decides what is written.
+        value_types: What a field may hold: some of ``np.ndarray, bytes, str, int, float``.
+        dtypes: Names of numpy dtypes that arrays are written in.
+        suffix: End of the file names that are passed to `write`, for example ``".syr"``.
+        in_files: The records lie in files. False for sources that are made from memory: nothing is asked of their
+            files then.
+        several_paths: `open` also takes a list of paths, as shards of one data set.
+        empty_dataset: No records can be written and read. False: that raises ConfigError or ValueError.
+        empty_values: Values of no bytes can be written and read. False: that raises ConfigError or ValueError.
+        negative_index: ``source[-1]`` is the last record. False: it raises IndexError.
+        slices: ``source[a:b]`` is a source. False: it raises TypeError.
+        closes: After `close`, reading raises ClosedSourceError. False: there is nothing to close, reading goes on.
+        fork_safe: Reads in a forked child. False: that raises an error, and neither hangs nor gives wrong records.
+        fingerprints: `fingerprint()` identifies the content. False: there is no such method.
+        notices_cuts: A file that was cut off, or goes on with zeros, is refused. False: it reads as the records before
+            that place, the last of them perhaps in part, and as nothing else.
+        has_checksums: A file in which any byte was changed is refused. False: values may be what the file now says, if
+            the number of records is the same.
+        corruptions: Kinds of damage that `corrupt` can do and reading must detect.
+    """
+
+    record_type: type = dict
+    value_types: tuple[type, ...] = (np.ndarray, bytes, str, int, float)
+    dtypes: tuple[str, ...] = ("float32", "int64", "uint8")
+    suffix: str = ""
+    in_files: bool = True
+    several_paths: bool = False
+    empty_dataset: bool = True
+    empty_values: bool = True
+    negative_index: bool = True
+    slices: bool = True
+    closes: bool = True
+    fork_safe: bool = True
+    fingerprints: bool = True
+    notices_cuts: bool = True
+    has_checksums: bool = False
+    corruptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.record_type not in (dict, bytes):
+            raise TypeError(f"record_type must be dict or bytes, got {self.record_type!r}")
+        known = (np.ndarray, bytes, str, int, float)
+        for value_type in self.value_types:
+            if value_type not in known:
+                raise TypeError(f"value_types may hold ndarray, bytes, str, int, float, got {value_type!r}")
+
+
+def sample_records(traits: SourceTraits, count: int, seed: int = 0) -> list[Any]:
+    """Records that all differ, the same for the same arguments.
+
+    With fields: arrays of one shape per field, so that they stack; bytes and text of different lengths. The arrays are
+    read-only, for the records are made once and used by many checks.
+    """
+    return [dict(record) if isinstance(record, dict) else record for record in _made_once(traits, count, seed)]
+
+
+@functools.lru_cache(maxsize=16)
+def _made_once(traits: SourceTraits, count: int, seed: int) -> tuple[Any, ...]:
+    rng = generator(seed, "testing records")
+    return tuple(_sample_record(traits, index, rng) for index in range(count))
+
+
+def _sample_record(traits: SourceTraits, index: int, rng: np.random.Generator) -> Any:
+    data = index.to_bytes(4, "big") + rng.bytes(int(rng.integers(1, 200)))
+    if traits.record_type is bytes:
+        return data
+    record: dict[str, Any] = {}
+    for value_type in traits.value_types:
+        if value_type is np.ndarray:
+            for dtype in traits.dtypes:
+                values = np.frombuffer(rng.bytes(12), np.uint8).astype(dtype)
+                record[f"x{dtype}"] = _frozen(values.reshape(3, 4))
+            record["label"] = _frozen(np.array(index % 128, traits.dtypes[0]))
+        elif value_type is bytes:
+            record["image"] = data
+        elif value_type is str:
+            record["text"] = f"{index} {'é€𝄞'[index % 3]}{'.' * int(rng.integers(0, 9))}"
+        else:
+            record[value_type.__name__] = value_type(index)
+    return record
+
+
+def _frozen(array: Array) -> Array:
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,134 @@
+"""`check_source`: the checks that only read, on data that exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from dataload.randomness import generator
+from dataload.testing.cases import Case, Check, CheckResult, NotApplicable
+from dataload.testing.checks import CHECKS
+from dataload.testing.compare import snapshot
+from dataload.testing.traits import SourceTraits
+
+__all__ = ["check_source", "run_source_checks", "source_checks"]
+
+_MOST_AT_SHARDS = 32
+
+
+def check_source(
+    source: Any,
+    expected: Any = None,
+    *,
+    sample: int = 64,
+    traits: SourceTraits | None = None,
+    report: Callable[[CheckResult], None] | None = None,
+) -> list[CheckResult]:
+    """Put a source to the checks that only read, without pytest.
+
+    Args:
+        source: Anything with ``len`` and ``[index]``. It is read, by several threads too, and not closed.
+        expected: The records that it must hold: a sequence, or another source (a converted data set and the one that
+            it was made from). None: only that all ways of reading agree with ``source[i]``.
+        sample: Records to try: the first, the last, those at the ends of shards, and random ones. All of them where
+            there are not more.
+        traits: What the source is able to do; by default it is found out whether it takes negative indices and slices.
+        report: Called with each result as soon as it is known.
+
+    Returns:
+        One result per check, in order.
+
+    Example:
+        >>> from dataload.sources.memory import MemorySource
+        >>> results = check_source(MemorySource({"x": [1, 2, 3]}))
+        >>> [result for result in results if result.status == "failed"]
+        []
+    """
+    results: list[CheckResult] = []
+    for result in run_source_checks(source, expected, sample=sample, traits=traits):
+        if report is not None:
+            report(result)
+        results.append(result)
+    return results
+
+
+def source_checks() -> tuple[Check, ...]:
+    """The checks that `check_source` runs."""
+    return tuple(check for check in CHECKS if check.needs == "source")
+
+
+def run_source_checks(
+    source: Any, expected: Any = None, *, sample: int = 64, traits: SourceTraits | None = None
+) -> Iterator[CheckResult]:
+    """`check_source`, one result at a time, for whoever shows progress."""
+    try:
+        oracle = _Itself(source) if expected is None else expected
+        indices = _sample(source, min(len(source), len(oracle)), sample)
+        case = Case(source, oracle, indices, traits or _found_traits(source))
+    except Exception as error:
+        yield CheckResult("check_length", "Reads", "failed", _text(error), "the source opens, and has a length")
+        return
+    for check in source_checks():
+        yield _run(check, case)
+
+
+def _run(check: Check, case: Case) -> CheckResult:
+    try:
+        check.run(case)
+    except NotApplicable as reason:
+        return CheckResult(check.name, check.group, "skipped", str(reason), check.rule)
+    except Exception as error:
+        return CheckResult(check.name, check.group, "failed", _text(error), check.rule)
+    return CheckResult(check.name, check.group, "passed", "", check.rule)
+
+
+def _text(error: Exception) -> str:
+    return str(error) if type(error) is AssertionError else f"{type(error).__name__}: {error}"
+
+
+class _Itself:
+    """A source's own records, read one at a time, as the oracle for all other ways of reading."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._length = len(source)
+        self._known: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        if index not in self._known:
+            self._known[index] = snapshot(self._source[index])
+        return snapshot(self._known[index])
+
+
+def _sample(source: Any, length: int, size: int) -> tuple[int, ...]:
+    """Indices to try, rising. Pure but for `shard_lengths`."""
+    if length <= size:
+        return tuple(range(length))
+    ends = np.cumsum(getattr(source, "shard_lengths", (length,)))[:_MOST_AT_SHARDS]
+    at_shards = [index for end in ends.tolist() for index in (end - 1, end) if 0 <= index < length]
+    ends_of_all = [*range(min(8, size)), *range(length - min(8, size), length)]
+    random = generator(0, "check_source", length).integers(0, length, size)
+    return tuple(sorted({*ends_of_all, *at_shards, *random.tolist()}))
+
+
+def _found_traits(source: Any) -> SourceTraits:
+    return SourceTraits(
+        negative_index=_takes(lambda: source[-1], IndexError),
+        slices=_takes(lambda: source[0:0], TypeError),
+        fingerprints=hasattr(source, "fingerprint"),
+    )
+
+
+def _takes(call: Callable[[], Any], refusal: type[Exception]) -> bool:
+    try:
+        call()
+    except refusal:
+        return False
+    except Exception:
+        return True
+    return True

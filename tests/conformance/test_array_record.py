@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import numpy as np
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from dataload.formats.codecs import resolve_codec
+from dataload.sources.array_record import ArrayRecordSource
+from dataload.testing import SourceSuite, SourceTraits
+
+_BLOCK = 65536
+
+
+class ArrayRecordSuite(SourceSuite):
+    """Files by the original's own writer."""
+
+    codec = None
+
+    def write(self, path, records):
+        codec = resolve_codec(self.codec)
+        writer = ArrayRecordWriter(str(path), "group_size:1")
+        for record in records:
+            writer.write(record if codec is None else codec.encode(record))
+        writer.close()
+
+    def open(self, path):
+        return ArrayRecordSource(path, codec=self.codec)
+
+    def corrupt(self, path, kind):
+        data = bytearray(path.read_bytes())
+        if kind == "flip_signature":
+            data[0] ^= 1
+        elif kind == "flip_record":
+            data[150] ^= 1  # behind the headers of the file, the first block and the first chunk
+        elif kind == "cut_at_block":
+            data = data[:-_BLOCK]
+        else:
+            data = bytearray()
+        path.write_bytes(data)
+
+
+_CORRUPTIONS = ("flip_signature", "flip_record", "cut_at_block", "not_closed")
+
+
+class TestArrayRecord(ArrayRecordSuite):
+    traits = SourceTraits(record_type=bytes, suffix=".array_record", several_paths=True, corruptions=_CORRUPTIONS)
+
+
+class TestArrayRecordOfMsgpack(ArrayRecordSuite):
+    codec = "msgpack"
+    traits = SourceTraits(
+        suffix=".array_record",
+        several_paths=True,
+        dtypes=("float32", "int64", "bool", "float16", "complex64", "uint64"),
+        corruptions=_CORRUPTIONS,
+    )
+
+
+class TestArrayRecordOfNpz(ArrayRecordSuite):
+    codec = "npz"
+    traits = SourceTraits(suffix=".array_record", several_paths=True, value_types=(np.ndarray, bytes, str))
+
+
+class TestArrayRecordOfExample(ArrayRecordSuite):
+    codec = "example"
+    traits = SourceTraits(suffix=".array_record", several_paths=True, value_types=(bytes,))
+
+
+class TestArrayRecordOfTensorProtos(ArrayRecordSuite):
+    codec = "tensorprotos"
+    traits = SourceTraits(suffix=".array_record", several_paths=True, value_types=(np.ndarray, bytes, str))

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import itertools
+import os
+
+import numpy as np
+
+from dataload.sources.concat import ConcatSource
+from dataload.sources.syrah import SyrahSource
+from dataload.testing import SourceSuite, SourceTraits
+from dataload.writers.syrah import SyrahWriter
+
+
+class TestConcat(SourceSuite):
+    """A directory of three Syrah files of different lengths, each a source of its own."""
+
+    traits = SourceTraits(value_types=(np.ndarray, bytes, str))
+
+    def write(self, path, records):
+        path.mkdir()
+        third = len(records) // 3
+        cuts = [0, third, third + 1 if len(records) > third else third, len(records)]
+        for part, (start, stop) in enumerate(itertools.pairwise(cuts)):
+            if stop > start or not records:
+                with SyrahWriter(path / f"data{part}.syr") as writer:
+                    writer.extend(records[start:stop])
+
+    def open(self, path):
+        names = sorted(os.listdir(path)) if path.exists() else ["data"]
+        return ConcatSource([SyrahSource(path / name) for name in names])

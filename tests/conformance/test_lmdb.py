@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import io
+
+import lmdb
+import numpy as np
+
+from dataload.sources.lmdb import LMDBSource
+from dataload.testing import SourceSuite, SourceTraits
+
+
+def write_values(path, values, **options):
+    """By the lmdb package, in keys that are not padded: LMDB's own order is 0, 1, 10, 11, 2, ..."""
+    with (
+        lmdb.open(str(path), map_size=1 << 26, lock=False, **options) as environment,
+        environment.begin(write=True) as txn,
+    ):
+        for index, value in enumerate(values):
+            txn.put(str(index).encode(), value)
+
+
+class TestLMDB(SourceSuite):
+    traits = SourceTraits(record_type=bytes, several_paths=True, corruptions=("last_page_missing", "no_meta_page"))
+
+    def write(self, path, records):
+        write_values(path, records)
+
+    def open(self, path):
+        return LMDBSource(path)
+
+    def corrupt(self, path, kind):
+        file = path / "data.mdb"
+        data = file.read_bytes()
+        file.write_bytes(data[:-4096] if kind == "last_page_missing" else bytes(8192) + data[8192:])
+
+
+class TestLMDBInOneFile(SourceSuite):
+    traits = SourceTraits(record_type=bytes, several_paths=True, suffix=".mdb")
+
+    def write(self, path, records):
+        write_values(path, records, subdir=False)
+
+    def open(self, path):
+        return LMDBSource(path)
+
+
+class TestLMDBWithCodec(SourceSuite):
+    """Values are archives by `numpy.savez`."""
+
+    traits = SourceTraits(several_paths=True, value_types=(np.ndarray,))
+
+    def write(self, path, records):
+        write_values(path, [_savez(record) for record in records])
+
+    def open(self, path):
+        return LMDBSource(path, codec="npz")
+
+
+def _savez(record):
+    stream = io.BytesIO()
+    np.savez(stream, **record)
+    return stream.getvalue()

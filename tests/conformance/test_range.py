@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dataload.sources.range import RangeSource
+from dataload.testing import SourceSuite, SourceTraits
+
+
+class TestRange(SourceSuite):
+    traits = SourceTraits(in_files=False, closes=False, value_types=(int,))
+    written: ClassVar[dict[str, int]] = {}
+
+    def write(self, path, records):
+        self.written[str(path)] = len(records)
+
+    def open(self, path):
+        count = self.written[str(path)]
+        return RangeSource(10 + 3 * count, start=10, step=3)
+
+    def expected(self, records):
+        return [{"index": 10 + 3 * index} for index in range(len(records))]

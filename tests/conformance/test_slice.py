@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from dataload.sources.syrah import SyrahSource
+from dataload.testing import SourceSuite, SourceTraits
+from dataload.writers.syrah import SyrahWriter
+
+
+class TestSlice(SourceSuite):
+    traits = SourceTraits(suffix=".syr", value_types=(np.ndarray, bytes, str))
+    expected_failures: ClassVar[dict[str, str]] = {
+        "check_construction_opens_nothing": "a slice asks its parent for the length"
+    }
+
+    def write(self, path, records):
+        with SyrahWriter(path) as writer:
+            writer.extend([*records[:1] * 2, *records, *records[:1]])
+
+    def open(self, path):
+        return SyrahSource(path)[2:-1]

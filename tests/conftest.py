@@ -1,0 +1,85 @@
+"""Shared by all tests: what a test leaves behind fails it, and what hypothesis finds is found again."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# The same examples every time, so that a red build is red again; HYPOTHESIS_PROFILE=explore looks for new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True, max_examples=100)
+settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+# Started by multiprocessing once per process, for as long as it lives.
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    if call.excinfo is not None:
+        item.stash[_FAILED] = True
+    return (yield)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request):
+    """Descriptors, threads and child processes that a test leaves behind fail it."""
+    before = _held()
+    yield
+    if request.node.stash.get(_FAILED, False):
+        return  # its traceback holds what it held
+    left = _held() - before
+    for generation in range(3):  # what lies in a cycle is not held on purpose, and is mostly young
+        if left:
+            gc.collect(generation)
+            left = _held() - before
+    if left:
+        for thread in threading.enumerate():
+            if _name_of(thread) in left:
+                thread.join(timeout=2)  # one that is about to end
+        left = _held() - before
+    if left:
+        pytest.fail(f"the test left behind: {', '.join(sorted(left))}")
+
+
+def _held() -> set[str]:
+    return {*_descriptors(), *map(_name_of, threading.enumerate()), *_children()}
+
+
+def _name_of(thread: threading.Thread) -> str:
+    return f"thread {thread.name} ({thread.ident})"
+
+
+def _descriptors():
+    # The tracker's pipe is opened with the tracker, whichever test starts it.
+    tracker = getattr(resource_tracker._resource_tracker, "_fd", None)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if int(name) != tracker and not target.startswith("/dev/"):
+                yield f"descriptor {name} -> {target}"
+
+
+def _children():
+    for listing in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            for child in listing.read_text().split():
+                command = _command(child)
+                if not any(helper in command for helper in _HELPERS):
+                    yield f"process {child}: {command[:80]}"
+
+
+def _command(process: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return "(ended, and not waited for)"

@@ -1,0 +1,317 @@
+"""The conformance suite, tested: on sources that are wrong on purpose, on one that is right, and as a plug-in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataload.registry import format_names, get_format
+from dataload.sources.memory import MemorySource
+from dataload.sources.range import RangeSource
+from dataload.testing import SourceSuite, SourceTraits, check_source, child
+from dataload.testing.cases import NotApplicable, run_check
+from dataload.testing.checks import CHECKS
+from dataload.testing.child import Reading, read_in_fork, read_in_new_process
+from dataload.testing.fault_handles import LeaksDescriptors
+from dataload.testing.faults import FAULTS
+from dataload.testing.lines import LineBackend, LineSource
+
+CHECK_BY_NAME = {check.name: check for check in CHECKS}
+
+
+class TestHonestSource(SourceSuite):
+    """The source that the wrong ones are made from follows every rule, so what fails them is their fault."""
+
+    traits = LineBackend.traits
+    write, expected, corrupt = LineBackend.write, LineBackend.expected, LineBackend.corrupt
+
+    def open(self, path):
+        return LineSource(path)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.source.__name__}-{fault.check}")
+def test_wrong_source_fails_in_the_check_named_for_it(fault, tmp_path):
+    with pytest.raises(Exception) as caught:
+        run_check(CHECK_BY_NAME[fault.check], LineBackend(fault.source), tmp_path)
+    assert not isinstance(caught.value, NotApplicable)
+    while LeaksDescriptors.leaked:
+        os.close(LeaksDescriptors.leaked.pop())
+
+
+@pytest.mark.parametrize("trait", ["negative_index", "slices", "closes", "fork_safe", "fingerprints", "empty_dataset"])
+def test_trait_that_is_false_demands_a_refusal(trait, tmp_path):
+    """The honest source does all of it, so to deny it is an error; a trait is no way to skip a check."""
+    check = {
+        "negative_index": "check_negative_index",
+        "slices": "check_slices",
+        "closes": "check_read_after_close",
+        "fork_safe": "check_fork_after_read",
+        "fingerprints": "check_fingerprint",
+        "empty_dataset": "check_empty_dataset",
+    }[trait]
+    backend = LineBackend()
+    backend.traits = SourceTraits(suffix=".lines", **{trait: False})
+    expected = Exception if trait == "closes" else AssertionError
+    with pytest.raises(expected) as caught:
+        run_check(CHECK_BY_NAME[check], backend, tmp_path)
+    assert not isinstance(caught.value, NotApplicable)
+
+
+def test_every_check_states_its_rule_and_its_release():
+    for check in CHECKS:
+        assert check.rule.endswith("."), check.name
+        assert check.since.count(".") == 1
+        assert check.group
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+    assert {check.group for check in CHECKS} == {
+        "Reads", "Columns", "Sizes", "Bounds", "Ownership", "Lifecycle", "Concurrency", "Processes", "Identity",
+        "Errors", "Round trip",
+    }  # fmt: skip
+
+
+def test_every_built_in_format_has_a_conformance_test():
+    directory = Path(__file__).parent / "conformance"
+    built_in = [name for name in format_names() if get_format(name).source.startswith("dataload.")]
+    missing = [name for name in built_in if not (directory / f"test_{name}.py").exists()]
+    assert len(built_in) >= 7
+    assert not missing, f"formats without a file in tests/conformance: {missing}"
+
+
+def suite_with(**members):
+    return type("TestSomething", (SourceSuite,), members)
+
+
+def test_redefining_an_inherited_test_is_refused():
+    with pytest.raises(TypeError, match=r"TestSomething redefines test_length: a check cannot be replaced"):
+        suite_with(test_length=lambda self: None)
+
+
+def test_a_mixin_cannot_replace_a_test_either():
+    mixin = type("Mixin", (), {"test_duplicates": lambda self: None})
+    with pytest.raises(TypeError, match=r"Mixin redefines test_duplicates"):
+        type("TestMixed", (mixin, SourceSuite), {})
+
+
+def test_a_test_of_the_authors_own_is_welcome():
+    assert suite_with(test_something_else=lambda self: None)
+
+
+def test_unknown_expected_failure_is_refused():
+    with pytest.raises(TypeError, match=r"no check 'check_lenght': did you mean 'check_length'\?"):
+        suite_with(expected_failures={"check_lenght": "a slip"})
+
+
+def test_expected_failure_needs_a_reason():
+    with pytest.raises(TypeError, match="check_length needs a reason"):
+        suite_with(expected_failures={"check_length": " "})
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"), [("write", (Path("x"), [])), ("open", (Path("x"),)), ("corrupt", (Path("x"), "cut"))]
+)
+def test_a_method_that_is_missing_says_what_it_must_do(method, arguments):
+    with pytest.raises(NotImplementedError, match=rf"SourceSuite\.{method}\(path"):
+        getattr(SourceSuite(), method)(*arguments)
+
+
+def test_traits_refuse_what_no_record_can_be():
+    with pytest.raises(TypeError, match="record_type must be dict or bytes, got <class 'list'>"):
+        SourceTraits(record_type=list)
+    with pytest.raises(TypeError, match="value_types may hold ndarray, bytes, str, int, float, got <class 'set'>"):
+        SourceTraits(value_types=(set,))
+
+
+@pytest.mark.slow
+def test_suite_runs_in_a_project_of_somebody_else(tmp_path):
+    """Under --strict-markers; a known failure is expected, one that was repaired is red, a pinned suite skips."""
+    (tmp_path / "test_mine.py").write_text(
+        """
+from dataload.testing import SourceSuite
+from dataload.testing.faults import ForgetsLastRecord
+from dataload.testing.lines import LineBackend, LineSource
+
+
+class Author(SourceSuite):
+    traits, write, expected = LineBackend.traits, LineBackend.write, LineBackend.expected
+
+
+class TestWrong(Author):
+    expected_failures = {"check_length": "its issue 12"}
+
+    def open(self, path):
+        return ForgetsLastRecord(path)
+
+
+class TestRepaired(Author):
+    expected_failures = {"check_length": "its issue 12"}
+
+    def open(self, path):
+        return LineSource(path)
+
+
+class TestPinned(Author):
+    protocol_version = "0.0"
+
+    def open(self, path):
+        return LineSource(path)
+"""
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-rA",
+        "--strict-markers",
+        "-k",
+        "test_length",
+        "-m",
+        "conformance",
+        "-p",
+        "no:cacheprovider",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    assert "XFAIL test_mine.py::TestWrong::test_length - its issue 12" in done.stdout
+    assert "FAILED test_mine.py::TestRepaired::test_length" in done.stdout
+    assert "[XPASS(strict)] its issue 12" in done.stdout
+    assert "since 0.1; this suite is pinned to 0.0" in done.stdout
+    assert "1 failed, 1 skipped" in done.stdout
+    assert "1 xfailed" in done.stdout
+
+
+@pytest.mark.slow
+def test_check_source_needs_neither_pytest_nor_hypothesis():
+    program = (
+        "import sys; import dataload.testing.plugin; assert not {'pytest', 'hypothesis'} & set(sys.modules)\n"
+        "from dataload.testing import check_source\n"
+        "from dataload.sources.range import RangeSource\n"
+        "results = check_source(RangeSource(100))\n"
+        "assert not [r for r in results if r.status == 'failed'], results\n"
+        "assert not {'pytest', 'hypothesis'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_package_has_no_other_names():
+    import dataload.testing
+
+    with pytest.raises(AttributeError, match=r"module 'dataload\.testing' has no attribute 'SamplerSuit'"):
+        dataload.testing.SamplerSuit  # noqa: B018
+
+
+class CountingSource(RangeSource):
+    asked = 0
+
+    def _read(self, indices):
+        self.asked += len(indices)
+        return super()._read(indices)
+
+
+def failed(results):
+    return {result.name for result in results if result.status == "failed"}
+
+
+def test_check_source_reports_each_check_as_it_ends():
+    seen = []
+    results = check_source(MemorySource({"x": np.arange(50), "name": list("ab" * 25)}), report=seen.append)
+    assert seen == results
+    assert failed(results) == set()
+    assert {result.status for result in results} == {"passed"}
+    assert str(results[0]) == "passed  check_length"
+    assert results[0].rule == "`len` is the number of records, and stays it."
+
+
+def test_check_source_compares_with_what_is_expected():
+    records = [{"x": i} for i in range(9)]
+    assert failed(check_source(MemorySource(records), records)) == set()
+    changed = [*records[:4], {"x": -1}, *records[5:]]
+    wrong = {result.name: result for result in check_source(MemorySource(changed), records)}
+    assert wrong["check_records"].status == "failed"
+    assert wrong["check_records"].message == "record 4, field 'x' is -1 (int), expected 4 (int)"
+    assert str(wrong["check_records"]).startswith("failed  check_records: record 4")
+
+
+def test_check_source_notices_another_length():
+    shorter = [{"x": i} for i in range(5)]
+    assert "check_length" in failed(check_source(MemorySource(shorter), [*shorter, {"x": 5}]))
+
+
+def test_check_source_takes_a_sample_of_many_records():
+    source = CountingSource(10**9)
+    results = check_source(source, sample=20)
+    assert failed(results) == set()
+    assert source.asked < 20_000
+    assert "only some of the records are known" in {result.message for result in results}
+
+
+def test_check_source_on_a_source_of_two_methods():
+    """All that the protocol asks for: no batches, no slices, no negative index."""
+
+    class Squares:
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            if isinstance(index, bool) or not hasattr(index, "__index__"):
+                raise TypeError(index)
+            if not 0 <= index.__index__() < 40:
+                raise IndexError(f"index {index.__index__()} is out of range for 40 squares")
+            return {"x": np.array(index.__index__() ** 2)}
+
+        def __repr__(self):
+            return "Squares()"
+
+    results = {result.name: result for result in check_source(Squares())}
+    assert failed(results.values()) == {"check_pickle"}  # a class inside of a function does not
+    assert results["check_pickle"].message.startswith("Squares does not pickle: ")
+    assert results["check_columns"].message == "Squares has no read_batch"
+
+
+def test_check_source_on_a_source_that_does_not_open(tmp_path):
+    [result] = check_source(LineSource(tmp_path / "nothing.lines"))
+    assert (result.status, result.name) == ("failed", "check_length")
+    assert "SourceNotFoundError: there is no " in result.message
+
+
+@pytest.mark.parametrize(
+    "fault", [f for f in FAULTS if CHECK_BY_NAME[f.check].needs == "source"], ids=lambda f: f.source.__name__
+)
+def test_check_source_finds_faults_on_real_data(fault, tmp_path):
+    """Without an oracle: all ways of reading are compared with single reads, so only a wrong single read can hide."""
+    backend = LineBackend(fault.source)
+    records = [{"data": bytes([i]) * (12 + i)} for i in range(30)]
+    backend.write(tmp_path / "data.lines", records)
+    source = backend.open(tmp_path / "data.lines")
+    expected = LineSource(tmp_path / "data.lines")
+    assert fault.check in failed(check_source(source, expected))
+    source.close()
+
+
+class Dies(LineSource):
+    """Ends its process, hangs, or is killed when the second of its files is read."""
+
+    def __getitem__(self, index, /):
+        if "second" in self.paths[0]:
+            os.kill(os.getpid(), signal.SIGBUS)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("read", [read_in_fork, read_in_new_process])
+def test_a_source_that_kills_its_process_is_named(read, tmp_path):
+    backend = LineBackend(Dies)
+    for name in ("first", "second", "third"):
+        backend.write(tmp_path / name, [{"data": bytes(20)}])
+    with pytest.raises(AssertionError, match=r"the process that read Dies\('.*second'\) was killed by SIGBUS"):
+        read([backend.open(tmp_path / name) for name in ("first", "second", "third")])
+
+
+def test_a_source_that_hangs_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(child, "_TIMEOUT_SECONDS", 0.2)
+    with pytest.raises(AssertionError, match=r"the process that read 'hangs' did not end in 0\.2 s"):
+        read_in_fork(["reads", "hangs"], read=lambda name: signal.pause() if name == "hangs" else Reading())

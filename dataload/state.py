@@ -95,7 +95,14 @@ class LoaderState:
         if set(state) != names:
             wrong = ", ".join(sorted(names ^ set(state)))
             raise StateMismatchError(f"the state is incomplete or has foreign keys: {wrong}")
-        return cls(**state)
+        loaded = cls(**state)
+        for name in ("epoch", "position", "length"):
+            value = getattr(loaded, name)
+            if type(value) is not int or value < 0:
+                raise StateMismatchError(f"{name} in the state is {value!r}; it is a number of 0 or more")
+        if loaded.position > loaded.length:
+            raise StateMismatchError(f"the state stands at position {loaded.position} of {loaded.length}")
+        return loaded
 
     def check(self, here: LoaderState) -> None:
         """Refuse a state of other data or another order.

@@ -7,7 +7,7 @@ import os
 import shutil
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -74,10 +74,12 @@ class Writer(ABC):
 
         Raises:
             ConfigError: The format cannot hold it; the file is as before the call.
+        SourceError: The operating system refused, for example because the disk is full.
         """
         if self._state != "open":
             raise ConfigError(f"the writer of {self.path} is {self._state}: nothing more can be written")
-        self._write(record)
+        with _write_errors(self.path):
+            self._write(record)
         self._count += 1
 
     def extend(self, records: Iterable[Any]) -> None:
@@ -90,13 +92,15 @@ class Writer(ABC):
 
         Raises:
             ConfigError: Something has appeared at the destination meanwhile.
+        SourceError: The operating system refused.
         """
         if self._state != "open":
             return
         try:
-            self._finish()
-            self._check_destination()
-            _replace(self._temporary, self.path)
+            with _write_errors(self.path):
+                self._finish()
+                self._check_destination()
+                _replace(self._temporary, self.path)
         except BaseException:
             self.abort()
             raise
@@ -131,6 +135,17 @@ class Writer(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, {self._count} records, {self._state})"
+
+
+@contextlib.contextmanager
+def _write_errors(path: str) -> Generator[None]:
+    """Translate the operating system's errors, such as a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, SourceError):
+            raise
+        raise SourceError(f"cannot write {path}: {error.strerror or error}", path=path) from error
 
 
 def require_fields(record: Any, format_name: str) -> Mapping[str, Any]:

@@ -125,3 +125,19 @@ def test_state_of_other_data_has_one_line_per_difference():
 
 def test_position_and_epoch_are_no_difference():
     STATE.check(replace(STATE, epoch=9, position=1))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"epoch": -1}, "epoch in the state is -1; it is a number of 0 or more"),
+        ({"position": "3"}, "position in the state is '3'"),
+        ({"length": True}, "length in the state is True"),
+        ({"position": 11}, "the state stands at position 11 of 10"),
+    ],
+)
+def test_numbers_of_a_state_are_checked(change, match):
+    state = LoaderState(epoch=0, position=3, length=10, source="s", order="o").to_json()
+    assert LoaderState.from_json(state).position == 3
+    with pytest.raises(StateMismatchError, match=match):
+        LoaderState.from_json({**state, **change})

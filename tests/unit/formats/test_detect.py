@@ -16,7 +16,7 @@ def head(path):
 @pytest.mark.parametrize(
     ("folder", "pattern", "name"),
     [
-        ("syrah", "[!c]*.syr", "syrah"),
+        ("syrah", "[!cn]*.syr", "syrah"),
         ("arrayrecord", "[!c]*.array_record", "array_record"),
         ("torchrecord", "*/data.mdb", "lmdb"),
         ("tar/tars", "[pgu]*.tar", "tar"),

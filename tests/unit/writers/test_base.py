@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gc
 import os
 
@@ -142,7 +143,7 @@ def test_a_close_that_fails_harms_nothing(writer_of, path, monkeypatch, failing)
         monkeypatch.setattr(writer, failing, fail)
     else:
         monkeypatch.setattr(base, failing, fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(SourceError, match=r"cannot write .*out: No space left"):
         writer.close()
     assert read(path) == "old\n"
     assert len(list(path.parent.iterdir())) == 1
@@ -162,7 +163,7 @@ def test_a_directory_comes_back_when_the_new_one_cannot_take_its_place(path, mon
         rename(source, destination)
 
     monkeypatch.setattr(os, "rename", fail_for_the_new_one)
-    with pytest.raises(OSError, match="odd"):
+    with pytest.raises(SourceError, match=r"cannot write .*out: odd"):
         writer.close()
     assert read(path) == "old\n"
 
@@ -217,3 +218,26 @@ def test_require_fields():
         require_fields(b"abc", "syrah")
     with pytest.raises(ConfigError, match=r"names of fields are text, got 3 \(int\)"):
         require_fields({3: 1}, "syrah")
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
+    class Full(Lines):
+        def _write(self, record):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        pytest.raises(SourceError, match=r"cannot write .*x\.txt: No space left on device"),
+        Full(tmp_path / "x.txt") as w,
+    ):
+        w.write("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_does_not_replace_a_file(tmp_path):
+    (tmp_path / "x").write_text("old")
+    with (
+        pytest.raises(SourceError, match=r"cannot write .*x: Not a directory"),
+        Folder(tmp_path / "x", overwrite=True) as w,
+    ):
+        w.write("a")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]

@@ -20,6 +20,14 @@ def batches(count, batch_size):
     return [order[start : start + batch_size] for start in range(0, count, batch_size)]
 
 
+def consume(loaded, check):
+    """What a training loop does: it holds a batch while the next one is made."""
+    total = 0.0
+    for batch in loaded:
+        total += check(batch)
+    return round(total, 1)
+
+
 def column_sum(batch):
     return float(batch["x"][:, 0].astype(np.float64).sum())
 
@@ -29,7 +37,7 @@ def through_loader(source, batch_size, workers, check, **options):
 
     def run():
         loader.set_epoch(0)
-        return round(sum(check(batch) for batch in loader), 1)
+        return consume(loader, check)
 
     return run
 
@@ -42,10 +50,10 @@ def syrah(floats, count, batch_size, floor):
     plan = batches(count, batch_size)
 
     def take():
-        return round(sum(column_sum({"x": np.take(stored, rows, axis=0).view(np.float32)}) for rows in plan), 1)
+        return consume(({"x": np.take(stored, rows, axis=0).view(np.float32)} for rows in plan), column_sum)
 
     def read():
-        return round(sum(column_sum(source.read_batch(rows)) for rows in plan), 1)
+        return consume(map(source.read_batch, plan), column_sum)
 
     return compare(
         f"Syrah, {4 * floats} B records, batch {batch_size}",
@@ -74,18 +82,18 @@ def lmdb_raw(size, count, batch_size):
     def bare():
         env = lmdb.open(path, readonly=True, lock=False, readahead=False)
         with env.begin(buffers=True) as txn:
-            total = sum(check([bytes(txn.get(keys[i])) for i in rows.tolist()]) for rows in plan)
+            total = consume(([bytes(txn.get(keys[i])) for i in rows.tolist()] for rows in plan), check)
         env.close()
         return total
 
     def read():
         with dataload.open(path) as opened:
-            return sum(check(opened.read(rows)) for rows in plan)
+            return consume(map(opened.read, plan), check)
 
     def loader(workers):
         def run():
             with dataload.open(path) as opened:
-                return int(through_loader(opened, batch_size, workers, check)())
+                return through_loader(opened, batch_size, workers, check)()
 
         return run
 
@@ -124,26 +132,22 @@ def torchrecord(floats, count, batch_size):
         with lmdb.open(path, readonly=True, lock=False, readahead=False, max_dbs=1) as env:
             database = env.open_db(b"db0")
             with env.begin(db=database, buffers=True) as txn:
-                total = 0.0
-                for rows in plan:
-                    decoded = [decode(txn.get(keys[i]))["x"] for i in rows.tolist()]
-                    total += column_sum({"x": np.stack(decoded)})
-        return round(total, 1)
+                decoded = ([decode(txn.get(keys[i]))["x"] for i in rows.tolist()] for rows in plan)
+                return consume(({"x": np.stack(values)} for values in decoded), column_sum)
 
     def unparsed():
         with lmdb.open(path, readonly=True, lock=False, readahead=False, max_dbs=1) as env:
             database = env.open_db(b"db0")
             with env.begin(db=database, buffers=True) as txn:
                 start = bytes(txn.get(keys[0])).index(decode(txn.get(keys[0]))["x"].tobytes())
-                total = 0.0
-                for rows in plan:
-                    values = [np.frombuffer(txn.get(keys[i]), np.float32, floats, start) for i in rows.tolist()]
-                    total += column_sum({"x": np.stack(values)})
-        return round(total, 1)
+                sliced = (
+                    [np.frombuffer(txn.get(keys[i]), "<f4", floats, start) for i in rows.tolist()] for rows in plan
+                )
+                return consume(({"x": np.stack(values)} for values in sliced), column_sum)
 
     def read():
         with dataload.open(path) as source:
-            return round(sum(column_sum(source.read_batch(rows)) for rows in plan), 1)
+            return consume(map(source.read_batch, plan), column_sum)
 
     def loader(workers):
         def run():
@@ -178,7 +182,7 @@ def array_record(size, count, batch_size):
 
     def bare():
         reader = ArrayRecordReader(path, options="readahead_buffer_size:0,file_reader_buffer_size:4096")
-        total = sum(check(reader.read(rows.tolist())) for rows in plan)
+        total = consume((reader.read(rows.tolist()) for rows in plan), check)
         reader.close()
         return total
 
@@ -186,9 +190,9 @@ def array_record(size, count, batch_size):
         f"ArrayRecord, {size} B records, batch {batch_size}",
         [
             Case("reader.read(list) (the limit)", bare),
-            Case("source.read", lambda: sum(check(source.read(rows)) for rows in plan), 0.95),
-            Case("Loader, no worker", lambda: int(through_loader(source, batch_size, 0, check)())),
-            Case("Loader, 1 worker", lambda: int(through_loader(source, batch_size, 1, check)()), 0.95),
+            Case("source.read", lambda: consume(map(source.read, plan), check), 0.95),
+            Case("Loader, no worker", through_loader(source, batch_size, 0, check)),
+            Case("Loader, 1 worker", through_loader(source, batch_size, 1, check), 0.95),
         ],
         items=count,
         steps=len(plan),
@@ -209,15 +213,15 @@ def tar(size, count, batch_size):
         return sum(map(len, batch["bin"]))
 
     def bare():
-        return sum(sum(map(len, [mapped[a:b] for a, b in (places[i] for i in rows.tolist())])) for rows in plan)
+        return consume(({"bin": [mapped[a:b] for a, b in (places[i] for i in rows.tolist())]} for rows in plan), check)
 
     return compare(
         f"tar with index, {size} B components, batch {batch_size}",
         [
             Case("slices of a map (the limit)", bare),
-            Case("source.read_batch", lambda: sum(check(source.read_batch(rows)) for rows in plan)),
-            Case("Loader, no worker", lambda: int(through_loader(source, batch_size, 0, check)())),
-            Case("Loader, 1 worker", lambda: int(through_loader(source, batch_size, 1, check)()), 0.8),
+            Case("source.read_batch", lambda: consume(map(source.read_batch, plan), check)),
+            Case("Loader, no worker", through_loader(source, batch_size, 0, check)),
+            Case("Loader, 1 worker", through_loader(source, batch_size, 1, check), 0.8),
         ],
         items=count,
         steps=len(plan),
@@ -236,7 +240,7 @@ def overhead():
     return compare(
         "Loader over records that cost nothing (aim: under 50 us a batch more than read_batch)",
         [
-            Case("source.read_batch", lambda: round(sum(check(source.read_batch(rows)) for rows in plan), 1)),
+            Case("source.read_batch", lambda: consume(map(source.read_batch, plan), check)),
             Case("Loader, no worker", through_loader(source, batch_size, 0, check)),
             Case("Loader, 1 worker", through_loader(source, batch_size, 1, check)),
             Case("Loader, 2 workers", through_loader(source, batch_size, 2, check)),

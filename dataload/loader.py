@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, Generic, Literal, Self, TypeVar, get_args
 
 from dataload.collate import Collate, Policy, default_collate
-from dataload.errors import ClosedSourceError, ConfigError, closest
+from dataload.errors import ClosedSourceError, ConfigError, WorkerError, closest
 from dataload.executors import Executor, SerialExecutor, ThreadExecutor
 from dataload.fetch import Fetcher
-from dataload.prefetch import ordered_map
+from dataload.prefetch import Pace, ordered_map
 from dataload.randomness import check_seed
 from dataload.samplers import BatchPlan, BatchSampler, GlobalShuffle, Sequential
 from dataload.samplers.batch import Tail
@@ -39,6 +40,13 @@ class _Cursor:
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Stands in the place of a batch that could not be made."""
+
+    error: WorkerError
+
+
 class Loader(Generic[BatchT]):
     """Batches of a source, in an order that depends on the seed and the epoch alone.
 
@@ -62,7 +70,9 @@ class Loader(Generic[BatchT]):
         collate: Samples to a batch: a function, or field -> policy for shapes that differ (see `Collate`).
         num_workers: Threads that make batches ahead; 0 makes them in the consumer's thread.
         executor: ``"threads"``: reading and decoding release the GIL, and nothing is copied between processes.
-        prefetch: Batches ahead, per worker.
+        prefetch: Batches ahead, per worker. Batches that take less than a millisecond are made several at a time, and
+            this counts the times; and where the consumer's thread would have to wait for such a one, it makes the next
+            itself.
         rank: Number of this process, in [0, world_size); with `world_size` by default from the environment variables
             RANK and WORLD_SIZE, as torchrun sets them, else 0 of 1.
         world_size: Number of processes.
@@ -173,23 +183,44 @@ class Loader(Generic[BatchT]):
         plans = _Plans(batches, start.epoch)
         fetch = self._fetch
 
-        def load(step: int) -> Any:
-            return fetch(plans[step], start.epoch)
+        def load(steps: range) -> list[Any]:
+            begun = perf_counter()
+            made: list[Any] = []
+            for step in steps:
+                try:
+                    made.append(fetch(plans[step], start.epoch))
+                except WorkerError as error:
+                    made.append(_Failure(error))  # the steps before it are delivered first
+                    break
+            pace.note(len(made), perf_counter() - begun)
+            return made
 
-        def submit(step: int) -> Any:
-            return self._executor.submit(load, step)
+        def submit(steps: range) -> Any:
+            return self._executor.submit(load, steps)
 
+        pace = Pace()
         steps = range(start.step, batches.steps)
-        with closing(ordered_map(submit, steps, window=self._window)) as loaded:
-            for step, batch in zip(steps, loaded, strict=True):
-                if self._current is not token:
-                    raise RuntimeError(
-                        "this iteration ended when another one was begun (or the loader's state was set): "
-                        "for two at a time build two loaders"
-                    )
-                last = step + 1 == batches.steps
-                self._cursor = _Cursor(start.epoch + 1, 0) if last else _Cursor(start.epoch, step + 1)
-                yield batch
+        # Without workers nothing is handed over: each step is a task of its own, made when it is asked for.
+        tasks = pace.groups(steps) if self._window else (range(step, step + 1) for step in steps)
+        step = start.step
+        with closing(ordered_map(submit, tasks, window=self._window, helps=pace.is_quick)) as loaded:
+            for made in loaded:
+                made.reverse()
+                while made:
+                    self._check_current(token)
+                    if isinstance(made[-1], _Failure):
+                        raise made[-1].error
+                    step += 1
+                    last = step == batches.steps
+                    self._cursor = _Cursor(start.epoch + 1, 0) if last else _Cursor(start.epoch, step)
+                    yield made.pop()  # no name here holds on to the batch while the consumer has it
+
+    def _check_current(self, token: object) -> None:
+        if self._current is not token:
+            raise RuntimeError(
+                "this iteration ended when another one was begun (or the loader's state was set): "
+                "for two at a time build two loaders"
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``for`` serve `epoch`. Needless otherwise: epochs count on by themselves.

@@ -18,14 +18,15 @@ from dataload.types import Array, BytesArray
 __all__ = ["BufferPool"]
 
 _SMALLEST = 1 << 18  # malloc itself keeps what is smaller
-_KEPT = 4
+_KEPT_BYTES = 1 << 26
+_KEPT_BLOCKS = 4
 
 
 class BufferPool:
     """Arrays whose memory comes back to the pool when the last view of it goes; used by several threads at once.
 
-    The memory belongs to the caller for as long as anything refers to it, so arrays are as good as fresh ones. At
-    most four unused blocks of the size last asked for are kept.
+    The memory belongs to the caller for as long as anything refers to it, so arrays are as good as fresh ones. Unused
+    blocks of the size last asked for are kept, up to 64 MiB of them, or four if those are more.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class BufferPool:
 
         def give_back(_: weakref.ref[Any]) -> None:
             self._lent.pop(key, None)
-            if block.nbytes == self._size and len(self._free) < _KEPT:
+            if block.nbytes == self._size and len(self._free) < max(_KEPT_BLOCKS, _KEPT_BYTES // self._size):
                 self._free.append(block)
 
         self._lent[key] = weakref.ref(handle, give_back)

@@ -20,6 +20,8 @@ __all__ = ["MappedFile"]
 # reading threads take turns.
 _RELEASES_GIL_FROM = 500
 
+_STEPS_BETWEEN_PROBES = 16
+
 
 class MappedFile:
     """The bytes of a file, mapped; the descriptor and the map go with the last reference.
@@ -40,6 +42,7 @@ class MappedFile:
         self.data = np.frombuffer(self._map if self._map is not None else b"", np.uint8)
         self._windows: dict[int, Array] = {}
         self._buffers = BufferPool()
+        self._warm_steps = 0
 
     def check(self) -> None:
         """Compare the file with what was opened, once a step: touching a page that is gone kills the process.
@@ -58,7 +61,21 @@ class MappedFile:
 
     def hint(self, offsets: Int64Array, lengths: Int64Array | int) -> None:
         """Say that these ranges will be read, before the first is; `take`, `gather` and `copies` do so themselves."""
-        if self._map is not None and len(offsets) > 1 and is_cold(self._descriptor, int(offsets[-1])):
+        if len(offsets) > 1 and self._finds_cold(int(offsets[-1])):
+            self._will_need(offsets, lengths)
+
+    def _finds_cold(self, offset: int) -> bool:
+        """Probe one place; after one that was warm, not again for a while."""
+        if self._warm_steps > 0:
+            self._warm_steps -= 1  # threads may lose a count to each other, which does no harm
+            return False
+        if is_cold(self._descriptor, offset):
+            return True
+        self._warm_steps = _STEPS_BETWEEN_PROBES
+        return False
+
+    def _will_need(self, offsets: Int64Array, lengths: Int64Array | int) -> None:
+        if self._map is not None:
             will_need(self._map, offsets, lengths)
 
     def take(self, start: int, length: int, indices: Int64Array) -> Array:
@@ -72,7 +89,8 @@ class MappedFile:
         Returns:
             (m, length) uint8, contiguous, the caller's own.
         """
-        self.hint(indices * length + start, length)
+        if len(indices) > 1 and self._finds_cold(int(indices[-1]) * length + start):
+            self._will_need(indices * length + start, length)
         rows = self.data[start : start + (self.size - start) // length * length].reshape(-1, length)
         out = self._buffers.empty((len(indices), length), np.uint8)
         # With mode "raise" numpy would copy once more, so as not to spoil `out`.

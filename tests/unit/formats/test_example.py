@@ -9,6 +9,7 @@ import textwrap
 import numpy as np
 import pytest
 
+from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.formats import example
 from dataload.formats.example import decode, decode_batch, encode
@@ -93,14 +94,18 @@ def test_an_example_that_is_too_large(monkeypatch):
         encode({"x": b"12345"})
 
 
-def test_columns_of_records_that_are_alike():
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize("floats", [0, 5, 127, 128, 129, 5000])
+def test_columns_of_records_that_are_alike(floats):
+    """What training data are like: one shape, labels of one byte and of two, in any mixture."""
+    rng = np.random.default_rng(floats)
     records = [
         {
-            "x": rng.random(5).astype(np.float32),
+            "x": rng.random(floats, np.float32),
             "label": np.array([index * 7]),
-            "image": rng.bytes(9),
+            "image": rng.bytes(floats % 1000 + 4),
+            "other": rng.integers(300, size=1),
             "ids": np.array([1, 200, index, -1]),
+            "none": np.zeros(0, np.int64),
         }
         for index in range(300)
     ]
@@ -111,7 +116,30 @@ def test_columns_of_records_that_are_alike():
         assert list(batch) == list(fields or records[0])
         for name, column in batch.items():
             assert difference(list(column), [record[name] for record in records], name) is None
-            assert isinstance(column, list) or (column.flags.writeable and column.flags.owndata)
+            assert isinstance(column, list) or (column.flags.writeable and column.flags.aligned)
+
+
+def test_what_is_returned_is_the_callers_own():
+    buffer = bytearray(encode({"x": np.ones(3), "long": np.ones(200), "image": b"ab", "label": 7, "ids": [1, 300]}))
+    record, batch = decode(memoryview(buffer)), decode_batch([memoryview(buffer)] * 4, None)
+    expected = decode(bytes(buffer))
+    buffer[:] = bytes(len(buffer))
+    assert difference(record, expected, "record") is None
+    assert difference(batch, default_collate([expected] * 4), "batch") is None
+    assert all(column.flags.writeable for column in batch.values() if isinstance(column, np.ndarray))
+
+
+def test_fields_in_another_order_are_the_same_columns():
+    records = [{"x": np.zeros(2, np.float32), "n": np.array([index])} for index in range(8)]
+    buffers = [encode(record if index % 3 else dict([*record.items()][::-1])) for index, record in enumerate(records)]
+    batch = decode_batch(buffers, None)
+    assert list(batch) == ["n", "x"]
+    assert difference(batch, default_collate([{"n": r["n"], "x": r["x"]} for r in records]), "batch") is None
+
+
+def test_few_records_are_decoded_one_by_one():
+    assert decode_batch([encode({"x": 1})] * 3, None) is None
+    assert decode_batch([encode({"x": 1})] * 4, None)["x"].tolist() == [[1]] * 4
 
 
 def differ(**values):
@@ -124,12 +152,10 @@ def differ(**values):
     [
         [encode({"x": b"1" * index}) for index in range(9)],  # a length each
         differ(x=np.zeros(2, np.float32), m=1),
-        differ(n=1, x=np.zeros(2, np.float32)),
         differ(x=b"12345678", n=1),
         differ(x=np.zeros(1, np.float32), nmnmn=1),
         [encode({"x": np.array([200])})] * 8 + [encode({"x": np.array([2, 1])})],
         [encode({"x": [b"a", b"b"]})] * 9,
-        [encode({"x": np.zeros(0, np.int64)})] * 9,
         [b"\x0a\x02\x0a\x00"] * 9,
         [b""] * 9,
         [b"\x0a\xff"] * 9,
@@ -167,6 +193,8 @@ def feature(payload):
         (feature(b"\x0a\x03\x0a\x01x") * 2, {"a": b"x"}),
         (feature(b"\x1a\x0c\x0a\x0a" + b"\xff" * 9 + b"\x01"), {"a": np.array([-1])}),
         (feature(b"\x1a\x20\x0a\x1e" + b"\xff" * 9 + b"\x01" + b"\x01" * 20), {"a": np.array([-1] + [1] * 20)}),
+        (feature(b"\x1a\x20\x0a\x1e" + (b"\xff" * 9 + b"\x7f") * 3), {"a": np.array([-1] * 3)}),  # more than 64 bits
+        (b"\x0a\x80\x80\x80\x80\x00", {}),  # a length of 5 bytes
     ],
 )
 def test_other_ways_to_say_the_same(data, record):
@@ -185,12 +213,16 @@ def test_other_ways_to_say_the_same(data, record):
         feature(b"\x12\x05\x0a\x03abc"),  # floats of 3 bytes
         feature(b"\x1a\x03\x0a\x01\xff"),  # a number without its end
         feature(b"\x1a\x22\x0a\x20" + b"\xff" * 32),
+        feature(b"\x1a\x0d\x0a\x0b" + b"\xff" * 10 + b"\x01"),  # and one of 11 bytes
+        feature(b"\x1a\x22\x0a\x20" + b"\xff" * 10 + b"\x01" * 22),
+        b"\x0a\x80\x80\x80\x80\x80\x00",  # a length of 6 bytes
         feature(b"\x12\x09\x0a\x03abc").replace(b"\x01a", b"\x01\xff"),
     ],
 )
 def test_bytes_that_are_no_example(data):
     with pytest.raises(CorruptFileError, match=rf"^no tf.train.Example \({len(data)} bytes\): "):
         decode(data)
+    assert decode_batch([data] * 8, None) is None
 
 
 @pytest.mark.slow

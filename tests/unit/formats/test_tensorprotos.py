@@ -114,6 +114,7 @@ def test_a_known_field_of_another_wire_type_is_unknown():
         (b"\x0f", "no TensorProtos: wire type 7 at byte 0 of the record"),
         (b"\x02\x00", "no TensorProtos: field 0 at byte 0 of the record"),
         (b"\xff" * 11, "a varint at byte 0 of the record has more than 10 bytes"),
+        (b"\x0a" + b"\x80" * 5 + b"\x00", "the length at byte 1 of the record has more than 5 bytes"),
         (tensor(b"\x7b\x08\x01"), "no TensorProto: the field at byte 2 of the record ends behind byte 5"),
         (tensor(b"\x7b\x08\x01\x74") + b"\x7b" * 8, "no TensorProto: a group before byte 5 of the record does not end"),
         (b"\x7b" * 200, "no TensorProtos: a group before byte 101 of the record does not end"),
@@ -121,9 +122,9 @@ def test_a_known_field_of_another_wire_type_is_unknown():
         (tensor(b"\x0a\x01\x80"), "the dims at byte 4 of the record end in the middle of a number"),
         (tensor(b"\x10\x0b"), "tensor '0' has data type 11; the format knows FLOAT 1, INT32 2, BYTE 3"),
         (tensor(b"\x10\x01\x1a\x03abc"), "tensor '0' has 3 bytes of FLOAT data: no multiple of 4"),
-        (tensor(b"\x10\x0a\x52\x01\x80"), "the integers of tensor '0' end in the middle of a number"),
-        (tensor(b"\x10\x0a\x52\x0c" + b"\x80" * 11 + b"\x01"), "tensor '0' has an integer of more than 10 bytes"),
-        (tensor(b"\x10\x0a\x52\x20" + b"\x80" * 31 + b"\x01"), "tensor '0' has an integer of more than 10 bytes"),
+        (tensor(b"\x10\x0a\x52\x01\x80"), "tensor '0': the packed integers end in the middle of one"),
+        (tensor(b"\x10\x0a\x52\x0c" + b"\x80" * 11 + b"\x01"), "tensor '0': a packed integer has more than 10 bytes"),
+        (tensor(b"\x10\x0a\x52\x20" + b"\x80" * 31 + b"\x01"), "tensor '0': a packed integer has more than 10 bytes"),
         (tensor(b"\x10\x06\x22\x02\xac\x02"), "tensor '0' of type UINT8 has values from 300 to 300"),
         (tensor(b"\x10\x0c\x22\x03\x80\x80\x04"), "tensor '0' of type FLOAT16 has values from 65536 to 65536"),
         (tensor(b"\x08\x02\x10\x0a\x52\x01\x07"), r"tensor '0' has dims \[2\] and 1 INT64 values"),
@@ -202,6 +203,23 @@ def test_layouts_of_one_length_in_any_mixture():
         assert batch["b"].tolist() == pairs[:, 1].tolist()
         assert batch["t"] == [f"{a:03}" for a in pairs[:, 0]]
         assert np.array_equal(batch["x"], columns)
+
+
+def test_values_of_one_dtype_that_are_written_in_two_ways():
+    """BYTE stands as it is, UINT8 as numbers: long values of the former are cut out of the records."""
+    for count in (3, 600):
+        byte = encode({"x": np.ones(count, np.uint8)})
+        number = byte.replace(b"\x10\x03\x2a", b"\x10\x06\x22")
+        assert np.array_equal(decode(number)["x"], decode(byte)["x"])
+        batch = decode_batch([byte, number] * 8, None)
+        assert (batch is None) == (count == 600)
+        assert batch is None or batch["x"].tolist() == [[1] * count] * 16
+
+
+def test_empty_arrays_and_records():
+    batch = decode_batch([encode({"x": np.zeros((0, 2), np.int16), "y": np.zeros(0)})] * 4, None)
+    assert [(x.dtype.name, x.shape) for x in batch.values()] == [("int16", (4, 0, 2)), ("float64", (4, 0))]
+    assert decode_batch([b""] * 4, None) == {}
 
 
 def test_arrays_of_bytes_are_decoded_one_by_one():

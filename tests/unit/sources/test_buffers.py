@@ -47,7 +47,10 @@ def test_a_tensor_keeps_the_memory():
 
 def test_another_size_drops_what_was_kept():
     pool = BufferPool()
-    held = [pool.empty(BIG, np.float32) for _ in range(10)]
+    held = [pool.empty(BIG, np.float32) for _ in range(100)]
+    held.clear()
+    assert len(pool._free) == 64
+    held = [pool.empty((64, *BIG), np.float32) for _ in range(6)]
     held.clear()
     assert len(pool._free) == 4
     pool.empty((512, 1024), np.float32)

@@ -3,6 +3,7 @@
 import mmap
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,11 @@ def syrah(floats, count, batch_size, floor):
     def take():
         return consume(({"x": np.take(stored, rows, axis=0).view(np.float32)} for rows in plan), column_sum)
 
+    def take_on_two_threads():
+        with ThreadPoolExecutor(2) as pool:
+            halves = [pool.submit(sum_of_takes, stored, plan[part::2]) for part in range(2)]
+            return round(sum(half.result() for half in halves), 1)
+
     def read():
         return consume(map(source.read_batch, plan), column_sum)
 
@@ -59,6 +65,7 @@ def syrah(floats, count, batch_size, floor):
         f"Syrah, {4 * floats} B records, batch {batch_size}",
         [
             Case("np.take of the mapped file (the limit)", take),
+            Case("the same on two threads", take_on_two_threads),
             Case("source.read_batch", read),
             Case("Loader, no worker", through_loader(source, batch_size, 0, column_sum)),
             Case("Loader, 1 worker", through_loader(source, batch_size, 1, column_sum), floor),
@@ -67,6 +74,14 @@ def syrah(floats, count, batch_size, floor):
         items=count,
         steps=len(plan),
     )
+
+
+def sum_of_takes(stored, plan):
+    total = 0.0
+    for rows in plan:
+        batch = np.take(stored, rows, axis=0)
+        total += column_sum({"x": batch.view(np.float32)})
+    return total
 
 
 def lmdb_raw(size, count, batch_size):

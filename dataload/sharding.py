@@ -72,7 +72,7 @@ def as_indices(indices: Any, length: int) -> Int64Array:
     if array.size == 0:
         return array
     # Reading the extremes as unsigned makes one comparison of two: negative numbers become huge.
-    if int(array.view(np.uint64).max()) < length:
+    if int(np.maximum.reduce(array.view(np.uint64))) < length:
         return array
     outside = array[(array < -length) | (array >= length)]
     if outside.size:

@@ -196,7 +196,7 @@ def array_record(size, count, batch_size):
         return sum(map(len, values))
 
     def bare():
-        reader = ArrayRecordReader(path, options="readahead_buffer_size:0,file_reader_buffer_size:4096")
+        reader = ArrayRecordReader(path, "readahead_buffer_size:0", file_reader_buffer_size=4096)
         total = consume((reader.read(rows.tolist()) for rows in plan), check)
         reader.close()
         return total

@@ -23,10 +23,11 @@ import numpy as np
 
 from dataload._optional import load_optional
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.formats.alike import Span, columns_of_alike
 from dataload.formats.dtypes import plain_array
-from dataload.formats.varints import encode_varint, encode_varints, parse_varint, parse_varints
-from dataload.types import Array, Batch, BytesArray
+from dataload.formats.layout import Layout, Span, columns_by_layout
+from dataload.formats.varints import encode_varints, parse_packed, parse_varints
+from dataload.formats.wire import LENGTH, build_field, payload_span
+from dataload.types import Array, Batch
 
 __all__ = ["decode", "decode_batch", "encode"]
 
@@ -34,14 +35,14 @@ _BYTES: Final = 1  # field numbers in Feature
 _FLOAT: Final = 2
 _INT64: Final = 3
 
-_LENGTH: Final = 2  # wire type of messages, bytes and packed lists
-_FIRST: Final = 1 << 3 | _LENGTH  # tag of field 1: in Example, in Features, the name of an entry, in a list
-_SECOND: Final = 2 << 3 | _LENGTH  # tag of field 2: the value of an entry
-_KINDS: Final = {kind << 3 | _LENGTH: kind for kind in (_BYTES, _FLOAT, _INT64)}
+# Messages, bytes and packed lists have one wire type, so these are all tags of a usual Example.
+_FIRST: Final = 1 << 3 | LENGTH  # field 1: in Example, in Features, the name of an entry, in a list
+_SECOND: Final = 2 << 3 | LENGTH  # field 2: the value of an entry
+_KINDS: Final = {kind << 3 | LENGTH: kind for kind in (_BYTES, _FLOAT, _INT64)}
 
+_FLOAT32: Final = np.dtype("<f4")
+_INTEGER: Final = np.dtype(np.int64)
 _MAX_BYTES = 2**31 - 1  # what protobuf reads
-_MAX_UINT64 = 2**64 - 1
-_SHORT_BYTES = 24  # up to here a Python loop over varints beats everything with fixed costs
 
 
 def decode(data: bytes | memoryview) -> dict[str, Any]:
@@ -54,9 +55,10 @@ def decode(data: bytes | memoryview) -> dict[str, Any]:
     """
     spans = _plain(data)
     if spans is not None:
-        record = {name: _value(data, *span) for name, span in spans.items()}
-        if not any(value is None for value in record.values()):
-            return record
+        try:
+            return {name: _value(data, *span) for name, span in spans.items()}
+        except CorruptFileError:  # protobuf says what it is that this record is not
+            pass
     return _decode_any(data)
 
 
@@ -67,32 +69,23 @@ def decode_batch(buffers: Sequence[bytes | memoryview], fields: Sequence[str] | 
         buffers: Serialized Examples, at least one.
         fields: Names of the fields to read; None means all.
     """
-    return columns_of_alike(buffers, fields, _spans)
+    return columns_by_layout(buffers, fields, _layout)
 
 
-def _spans(data: bytes | memoryview) -> dict[str, Span] | None:
+def _layout(data: bytes | memoryview) -> Layout | None:
     plain = _plain(data)
     if plain is None:
         return None
-    out: dict[str, Span] = {}
+    layout: dict[str, Span] = {}
     for name, (kind, start, stop) in plain.items():
         if kind == _BYTES:
-            out[name] = Span(start, stop)
-        elif kind == _FLOAT and (stop - start) % 4 == 0:
-            out[name] = Span(start, stop, _floats)
-        elif kind == _INT64 and start < stop and data[stop - 1] < 0x80:
-            out[name] = Span(start, stop, parse_varints, mask=0x80)
+            layout[name] = Span(start, stop)
+        elif kind == _FLOAT:
+            layout[name] = Span(start, stop, _FLOAT32, ((stop - start) // _FLOAT32.itemsize,))
         else:
-            return None
-    return out
-
-
-def _floats(rows: BytesArray) -> Array:
-    return np.array(rows, order="C").view("<f4").astype(np.float32, copy=False)
-
-
-class _NotPlainError(Exception):
-    pass
+            shape = parse_packed(data[start:stop]).shape
+            layout[name] = Span(start, stop, _INTEGER, shape, parse_varints, mask=0x80)
+    return layout
 
 
 def _plain(data: bytes | memoryview) -> dict[str, tuple[int, int, int]] | None:
@@ -105,54 +98,36 @@ def _plain(data: bytes | memoryview) -> dict[str, tuple[int, int, int]] | None:
     spans: dict[str, tuple[int, int, int]] = {}
     end = len(data)
     try:
-        place, stop = _part(data, 0, _FIRST)
-        while place < stop == end:
-            entry, entry_end = _part(data, place, _FIRST)
-            name, name_end = _part(data, entry, _FIRST)
-            feature, feature_end = _part(data, name_end, _SECOND)
-            kind = data[feature] >> 3
-            values, values_end = _part(data, feature, kind << 3 | _LENGTH)
-            values, last = _part(data, values, _FIRST)
-            if not last == values_end == feature_end == entry_end <= end or not _BYTES <= kind <= _INT64:
+        place, stop = payload_span(data, 1)
+        if data[0] != _FIRST or stop != end:
+            return None
+        while place < end:
+            entry, entry_end = payload_span(data, place + 1)
+            name, name_end = payload_span(data, entry + 1)
+            feature, feature_end = payload_span(data, name_end + 1)
+            packed, packed_end = payload_span(data, feature + 1)
+            start, stop = payload_span(data, packed + 1)
+            if not stop == packed_end == feature_end == entry_end <= end:
                 return None
-            spans[str(data[name:name_end], "utf-8")] = kind, values, last
+            if not data[place] == data[entry] == data[packed] == _FIRST or data[name_end] != _SECOND:
+                return None
+            kind = _KINDS[data[feature]]
+            if kind == _FLOAT and (stop - start) % _FLOAT32.itemsize:
+                return None
+            spans[str(data[name:name_end], "utf-8")] = kind, start, stop
             place = entry_end
-    except (_NotPlainError, IndexError, UnicodeDecodeError):
+    except (CorruptFileError, IndexError, KeyError, UnicodeDecodeError):
         return None
-    return spans if place == stop == end else None
-
-
-def _part(data: bytes | memoryview, place: int, tag: int) -> tuple[int, int]:
-    """Start and stop of the payload at `place`, if it has that tag; the stop may lie behind the end."""
-    length = data[place + 1]
-    start = place + 2
-    if length >= 0x80:
-        try:
-            length, start = parse_varint(data, place + 1)
-        except CorruptFileError:
-            raise _NotPlainError from None
-    if data[place] != tag:
-        raise _NotPlainError
-    return start, start + length
+    return spans
 
 
 def _value(data: bytes | memoryview, kind: int, start: int, stop: int) -> Any:
-    """The value of a plain feature; None where protobuf is to decide."""
+    """The value of a plain feature."""
     if kind == _BYTES:
         return bytes(data[start:stop])
     if kind == _FLOAT:
-        return None if (stop - start) % 4 else np.frombuffer(data[start:stop], "<f4").astype(np.float32)
-    packed = bytes(data[start:stop])
-    if packed.isascii():  # numbers of one byte
-        return np.frombuffer(packed, np.uint8).astype(np.int64)
-    if len(packed) > _SHORT_BYTES or packed[-1] >= 0x80:
-        return None
-    numbers: list[int] = []
-    place = 0
-    while place < len(packed):
-        number, place = parse_varint(packed, place)
-        numbers.append(number & _MAX_UINT64)
-    return np.array(numbers, np.uint64).view(np.int64)
+        return np.frombuffer(data[start:stop], _FLOAT32).astype(np.float32)
+    return parse_packed(data[start:stop])
 
 
 def _decode_any(data: bytes | memoryview) -> dict[str, Any]:
@@ -240,23 +215,19 @@ def encode(record: Mapping[str, Any]) -> bytes:
     entries: list[bytes] = []
     for name, value in record.items():
         try:
-            entries.append(_message(1, _message(1, name.encode()) + _message(2, _feature(value))))
+            entries.append(build_field(1, build_field(1, name.encode()) + build_field(2, _feature(value))))
         except (ConfigError, UnicodeEncodeError) as error:
             raise ConfigError(f"field {name!r}: {error}", key=name) from error
-    data = _message(1, b"".join(entries))
+    data = build_field(1, b"".join(entries))
     if len(data) > _MAX_BYTES:
         raise ConfigError(f"an Example of {len(data)} bytes: protobuf reads {_MAX_BYTES} at most")
     return data
 
 
-def _message(number: int, payload: bytes) -> bytes:
-    return bytes((number << 3 | _LENGTH,)) + encode_varint(len(payload)) + payload
-
-
 def _feature(value: Any) -> bytes:
     texts = _texts(value)
     if texts is not None:
-        return _message(_BYTES, b"".join(_message(1, text) for text in texts))
+        return build_field(_BYTES, b"".join(build_field(1, text) for text in texts))
     array = plain_array(value)
     if array.ndim > 1:
         raise ConfigError(
@@ -265,12 +236,12 @@ def _feature(value: Any) -> bytes:
         )
     array = array.reshape(-1)
     if array.dtype.kind == "f":
-        return _message(_FLOAT, _message(1, _as_float32(array).tobytes()))
+        return build_field(_FLOAT, build_field(1, _as_float32(array).tobytes()))
     if array.dtype.kind not in "biu":
         raise ConfigError(f"an array of {array.dtype}; an Example holds float32, int64 and bytes")
     if array.dtype == np.uint64 and (array >> np.uint64(63)).any():
         raise ConfigError("values beyond int64, the only integer of an Example")
-    return _message(_INT64, _message(1, encode_varints(array.astype(np.int64))))
+    return build_field(_INT64, build_field(1, encode_varints(array.astype(np.int64))))
 
 
 def _as_float32(array: Array) -> Array:

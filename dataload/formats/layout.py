@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dataload.errors import CorruptFileError
 from dataload.types import Array, Batch, BytesArray, Int64Array
 
 __all__ = ["Layout", "Span", "columns_by_layout"]
@@ -21,6 +22,9 @@ _Data = bytes | memoryview
 
 _FEWEST_ROWS = 4
 """Records per layout, on average, from which taking them together is worth it."""
+
+_LEAN_LAYOUTS = 4
+"""So many layouts may have fewer records than that before they are taken for a sign of many layouts."""
 
 _LONG_BYTES = 512
 """From here on it costs less to cut a value out of each record than to copy it twice."""
@@ -33,11 +37,13 @@ class Span:
     Attributes:
         start: First byte.
         stop: Byte behind the last.
-        dtype: Of the column; None for values that are bytes.
+        dtype: Of the values, as they stand in the record or as `convert` gives them; that of the column is the
+            same in the byte order of this machine. None for values that are no arrays.
         shape: Of one value.
-        convert: Rows of these bytes, (rows, bytes) uint8 with any strides, to values, (rows, *shape); None if
-            the bytes are the values, in the byte order of this machine.
+        convert: Rows of these bytes, (rows, bytes) uint8 with any strides, to new values, (rows, *shape); None if
+            the bytes are the values.
         mask: Bits of these bytes that say how to read the others, and so must be the same in all records.
+        item: Makes a value that is no array of its bytes.
     """
 
     start: int
@@ -46,11 +52,18 @@ class Span:
     shape: tuple[int, ...] = ()
     convert: Callable[[BytesArray], Array] | None = None
     mask: int = 0
+    item: Callable[[_Data], Any] = bytes
 
     @property
-    def is_cut(self) -> bool:
-        """Whether each record's bytes are handled by themselves."""
-        return self.dtype is None or (self.convert is None and self.stop - self.start >= _LONG_BYTES)
+    def is_long(self) -> bool:
+        """Whether these bytes are better left out of the table of their group."""
+        return self.convert is None and self.stop - self.start >= _LONG_BYTES
+
+    @property
+    def column(self) -> tuple[object, ...]:
+        """What spans of one field have in common that make one column."""
+        # what is long is cut out of the records, so it has to be long in all of them
+        return (self.item,) if self.dtype is None else (self.dtype, self.shape, self.is_long)
 
 
 Layout = Mapping[str, Span]
@@ -64,7 +77,7 @@ class _Group:
     Attributes:
         rows: Which rows of the batch they are; None for all.
         layout: Of each of them.
-        table: (rows, bytes) uint8, the records without the spans that are cut out.
+        table: (rows, bytes) uint8, the records without the long spans.
         places: Where in the table the other spans lie.
     """
 
@@ -86,29 +99,40 @@ def columns_by_layout(
 
     Returns:
         What collating the decoded records gives; None if they have many layouts, or different fields, dtypes
-        or shapes, or `fields` are not among them.
+        or shapes, `fields` are not among them, or a record is corrupt: decoding one by one says which.
     """
+    try:
+        groups = _groups(buffers, parse)
+        if not groups:
+            return None
+        names = tuple(groups[0].layout) if fields is None else fields
+        if not groups[0].layout.keys() >= set(names):
+            return None
+        return {name: _column(name, buffers, groups) for name in names}
+    except CorruptFileError:
+        return None
+
+
+def _groups(buffers: Sequence[_Data], parse: Callable[[_Data], Layout | None]) -> list[_Group]:
+    """All records by layout, that of the first one first; none if columns would not serve or not pay."""
     waiting = _by_length(buffers)
     groups: list[_Group] = []
+    taken = 0
     while waiting:
         rows = waiting.pop(0)  # that of the first record first: the order of its fields counts
         several = buffers if rows is None else [buffers[row] for row in rows.tolist()]
         layout = parse(several[0])
         if layout is None or (groups and not _agree(layout, groups[0].layout)):
-            return None
+            return []
         group, others = _split(rows, several, layout)
         groups.append(group)
+        taken += len(group.table)
         if others.size:
             waiting.append(others)
-        if len(buffers) < _FEWEST_ROWS * (len(groups) + len(waiting)):
-            return None
-    if not groups:
-        return None
-    first = groups[0].layout
-    names = tuple(first) if fields is None else fields
-    if not first.keys() >= set(names):
-        return None
-    return {name: _column(name, first[name], buffers, groups) for name in names}
+        found = len(groups) + len(waiting)
+        if len(buffers) < _FEWEST_ROWS * found or taken < _FEWEST_ROWS * (len(groups) - _LEAN_LAYOUTS):
+            return []
+    return groups
 
 
 def _by_length(buffers: Sequence[_Data]) -> list[Int64Array | None]:
@@ -125,32 +149,36 @@ def _by_length(buffers: Sequence[_Data]) -> list[Int64Array | None]:
 
 def _split(rows: Int64Array | None, buffers: Sequence[_Data], layout: Layout) -> tuple[_Group, Int64Array]:
     """The records that equal the first in every byte that is no value, and the rows of the others."""
-    table = _table(buffers, [span for span in layout.values() if span.is_cut])
+    table = _table(buffers, [span for span in layout.values() if span.is_long])
     places = _places(layout)
     mask = np.full(table.shape[1], 0xFF, np.uint8)
     for name, place in places.items():
         mask[place] = layout[name].mask
-    differs = ((table ^ table[0]) & mask).any(axis=1)
+    structural = np.flatnonzero(mask)
+    few = 2 * len(structural) < len(mask)  # else picking them costs more than looking at all
+    structure = table.take(structural, axis=1) & mask[structural] if few else table & mask
+    differs = structure != structure[0]
     if not differs.any():
         return _Group(rows, layout, table, places), np.empty(0, np.int64)
+    other = differs.any(axis=1)  # many times slower than the above
     of_row = np.arange(len(buffers)) if rows is None else rows
-    return _Group(of_row[~differs], layout, table[~differs], places), of_row[differs]
+    return _Group(of_row[~other], layout, table[~other], places), of_row[other]
 
 
-def _table(buffers: Sequence[_Data], cut: Iterable[Span]) -> BytesArray:
+def _table(buffers: Sequence[_Data], without: Iterable[Span]) -> BytesArray:
     """(rows, bytes) uint8, the records without some spans."""
-    edges = [0, *(edge for span in sorted((s.start, s.stop) for s in cut) for edge in span), len(buffers[0])]
+    edges = [0, *(edge for span in sorted((s.start, s.stop) for s in without) for edge in span), len(buffers[0])]
     kept = [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]
     pieces = buffers if len(edges) == 2 else [buffer[part] for buffer in buffers for part in kept]
     return np.frombuffer(b"".join(pieces), np.uint8).reshape(len(buffers), -1)
 
 
 def _places(layout: Layout) -> dict[str, slice]:
-    """Where the spans that are not cut out lie in a row of the table."""
+    """Where the spans that are not long lie in a row of the table."""
     places: dict[str, slice] = {}
     removed = 0
     for name, span in sorted(layout.items(), key=lambda item: item[1].start):
-        if span.is_cut:
+        if span.is_long:
             removed += span.stop - span.start
         else:
             places[name] = slice(span.start - removed, span.stop - removed)
@@ -159,25 +187,30 @@ def _places(layout: Layout) -> dict[str, slice]:
 
 def _agree(one: Layout, other: Layout) -> bool:
     """Whether two layouts give the same columns."""
-    return one.keys() == other.keys() and all(
-        (one[name].dtype, one[name].shape) == (other[name].dtype, other[name].shape) for name in one
-    )
+    return one.keys() == other.keys() and all(one[name].column == other[name].column for name in one)
 
 
-def _column(name: str, first: Span, buffers: Sequence[_Data], groups: list[_Group]) -> Any:
+def _column(name: str, buffers: Sequence[_Data], groups: list[_Group]) -> Any:
+    first = groups[0].layout[name]
     if first.dtype is None:
-        return [bytes(piece) for piece in _pieces(name, buffers, groups)]
-    if all(group.layout[name].is_cut for group in groups):
+        return list(map(first.item, _pieces(name, buffers, groups)))
+    dtype, shape = first.dtype.newbyteorder("="), (len(buffers), *first.shape)
+    if first.is_long:
         # a bytearray, for what is made of it shall be writable
         joined = bytearray().join(_pieces(name, buffers, groups))
-        return np.frombuffer(joined, first.dtype).reshape(len(buffers), *first.shape)
-    column = np.empty((len(buffers), *first.shape), first.dtype)
+        return np.frombuffer(joined, first.dtype).reshape(shape).astype(dtype, copy=False)
+    if groups[0].rows is None:
+        return _values(name, first.dtype, groups[0]).reshape(shape).astype(dtype, copy=False)
+    column = np.empty(shape, dtype)
     for group in groups:
-        rows = group.table[:, group.places[name]]
-        convert = group.layout[name].convert
-        values = np.ascontiguousarray(rows).view(first.dtype) if convert is None else convert(rows)
-        column[slice(None) if group.rows is None else group.rows] = values.reshape(len(rows), *first.shape)
+        column[group.rows] = _values(name, first.dtype, group).reshape(len(group.table), *first.shape)
     return column
+
+
+def _values(name: str, dtype: np.dtype[Any], group: _Group) -> Array:
+    """New values of one field of the records of a group, in their order."""
+    convert, rows = group.layout[name].convert, group.table[:, group.places[name]]
+    return np.array(rows, order="C").view(dtype) if convert is None else convert(rows)
 
 
 def _pieces(name: str, buffers: Sequence[_Data], groups: list[_Group]) -> list[_Data]:

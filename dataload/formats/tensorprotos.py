@@ -45,7 +45,7 @@ from dataload.formats.caffe2 import (
     scan_record,
 )
 from dataload.formats.layout import Layout, Span, columns_by_layout
-from dataload.formats.varints import encode_varint, encode_varints, parse_varint, parse_varints
+from dataload.formats.varints import encode_varint, encode_varints, parse_packed, parse_varints
 from dataload.formats.wire import VARINT, build_field
 from dataload.types import Array, Batch, BytesArray, Int64Array, Value
 
@@ -56,7 +56,6 @@ _Data = bytes | memoryview
 # by kind and size, as in dtype.str: the names of dtypes are slow to come by
 _BY_DTYPE = {kind.dtype.str[1:]: number for number, kind in TYPES.items() if number != UINT8}
 _MAX_BYTES = 2**31 - 1  # what protobuf reads
-_SHORT_BYTES = 24  # up to here a Python loop beats numpy's fixed costs
 
 
 def decode(data: _Data) -> dict[str, Value]:
@@ -78,19 +77,11 @@ def decode_batch(buffers: Sequence[_Data], fields: Sequence[str] | None) -> Batc
     Returns:
         What collating the decoded records gives; None if that would have to be tried.
     """
-    texts: set[str] = set()
-    try:
-        batch = columns_by_layout(buffers, fields, lambda data: _layout(data, texts))
-        if batch is not None:
-            for name in texts.intersection(batch):
-                batch[name] = [_text(item) for item in batch[name]]
-    except CorruptFileError:  # decoding one by one says which record it is
-        return None
-    return batch
+    return columns_by_layout(buffers, fields, _layout)
 
 
-def _layout(data: _Data, texts: set[str]) -> Layout | None:
-    """Where the values of each tensor lie, if each lies in one piece; adds the names of those that are text."""
+def _layout(data: _Data) -> Layout | None:
+    """Where the values of each tensor lie, if each lies in one piece."""
     layout: dict[str, Span] = {}
     for name, tensor in scan_record(data).items():
         value = _value(data, name, tensor)
@@ -100,16 +91,13 @@ def _layout(data: _Data, texts: set[str]) -> Layout | None:
         if isinstance(place, bytearray) or (is_text and isinstance(value, np.ndarray)):
             return None
         if is_text:
-            texts.add(name)
-            layout[name] = Span(*tensor.texts[0])
+            layout[name] = Span(*tensor.texts[0], item=_text)
         elif not isinstance(value, np.ndarray):
             layout[name] = Span(*place)
-        elif kind.is_varint and value.size:
-            layout[name] = Span(*place, value.dtype, value.shape, _converter(name, kind), mask=0x80)
+        elif kind.is_varint:
+            layout[name] = Span(*place, kind.dtype, value.shape, _converter(name, kind), mask=0x80)
         else:
             layout[name] = Span(*place, kind.dtype, value.shape)
-        if name in texts and not is_text:
-            return None
     return layout
 
 
@@ -143,17 +131,17 @@ def _value(data: _Data, name: str, tensor: Tensor) -> Value:
 def _strings(data: _Data, name: str, tensor: Tensor) -> Value:
     if not tensor.dims and len(tensor.texts) == 1:
         start, stop = tensor.texts[0]
-        return _text(bytes(data[start:stop]))
+        return _text(data[start:stop])
     items = np.empty(len(tensor.texts), object)
     items[:] = [bytes(data[start:stop]) for start, stop in tensor.texts]
     return _shaped(items, name, tensor, TYPES[STRING])
 
 
-def _text(data: bytes) -> str | bytes:
+def _text(data: _Data) -> str | bytes:
     try:
-        return data.decode()
+        return str(data, "utf-8")
     except UnicodeDecodeError:  # caffe2 itself kept encoded pictures as STRING
-        return data
+        return bytes(data)
 
 
 def _shaped(array: Array, name: str, tensor: Tensor, kind: DataType) -> Array:
@@ -188,23 +176,10 @@ def _fit(dims: Sequence[int], count: int) -> bool:
 
 
 def _varints(raw: _Data | bytearray, name: str) -> Int64Array:
-    """(n,) int64, packed numbers of any lengths."""
-    if not len(raw):
-        return np.empty(0, np.int64)
-    if raw[-1] >= 0x80:
-        raise CorruptFileError(f"the integers of tensor {name!r} end in the middle of a number")
-    numbers: list[int] = []
-    position = 0
     try:
-        if len(raw) > _SHORT_BYTES:
-            return parse_varints(np.frombuffer(raw, np.uint8)[None])[0]
-        view = memoryview(raw)
-        while position < len(raw):
-            number, position = parse_varint(view, position)
-            numbers.append(number & 0xFFFF_FFFF_FFFF_FFFF)
-    except CorruptFileError:  # it knows neither the tensor nor where these bytes stand
-        raise CorruptFileError(f"tensor {name!r} has an integer of more than 10 bytes") from None
-    return np.array(numbers, np.uint64).view(np.int64)
+        return parse_packed(raw)
+    except CorruptFileError as error:
+        raise CorruptFileError(f"tensor {name!r}: {error}") from None
 
 
 def _narrow(numbers: Int64Array, name: str, kind: DataType) -> Array:

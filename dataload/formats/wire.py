@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataload.errors import CorruptFileError
 from dataload.formats.varints import encode_varint, parse_varint
 
-__all__ = ["FIXED32", "FIXED64", "LENGTH", "VARINT", "build_field", "walk"]
+__all__ = ["FIXED32", "FIXED64", "LENGTH", "VARINT", "build_field", "payload_span", "walk"]
 
 VARINT, FIXED64, LENGTH, _GROUP, _END_GROUP, FIXED32 = range(6)
 
 _MAX_FIELD = (1 << 29) - 1
 _MAX_GROUPS = 100
+_MAX_LENGTH_BYTES = 5  # of the number that says a length; protobuf reads no more
 
 
 def walk(data: bytes | memoryview, start: int, stop: int, message: str) -> Iterator[tuple[int, int, int, int]]:
@@ -55,12 +56,7 @@ def _field(data: bytes | memoryview, position: int, stop: int, message: str) -> 
         tag, first = parse_varint(data, position)
     wire = tag & 7
     if wire == LENGTH:
-        length = data[first]
-        if length < 0x80:
-            first += 1
-        else:
-            length, first = parse_varint(data, first)
-        return tag >> 3, wire, first, first + length
+        return tag >> 3, wire, *payload_span(data, first)
     if wire == VARINT:
         return tag >> 3, wire, first, parse_varint(data, first)[1]
     if wire == FIXED32:
@@ -70,6 +66,24 @@ def _field(data: bytes | memoryview, position: int, stop: int, message: str) -> 
     if wire == _GROUP:
         return tag >> 3, wire, first, _end_of_group(data, first, stop, tag >> 3, message)
     raise CorruptFileError(f"no {message}: wire type {wire} at byte {position} of the record")
+
+
+def payload_span(data: bytes | memoryview, position: int) -> tuple[int, int]:
+    """The half-open span of the payload of wire type `LENGTH` whose length stands at `position`.
+
+    The stop may lie behind the end of the data: a caller compares it with what holds the payload.
+
+    Raises:
+        CorruptFileError: The length takes more than 5 bytes.
+        IndexError: The data end before the length does.
+    """
+    length = data[position]
+    if length < 0x80:
+        return position + 1, position + 1 + length
+    length, start = parse_varint(data, position)
+    if start - position > _MAX_LENGTH_BYTES:
+        raise CorruptFileError(f"the length at byte {position} of the record has more than {_MAX_LENGTH_BYTES} bytes")
+    return start, start + length
 
 
 def _end_of_group(data: bytes | memoryview, position: int, stop: int, number: int, message: str) -> int:

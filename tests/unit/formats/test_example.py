@@ -191,6 +191,8 @@ def feature(payload):
         (feature(b""), {"a": []}),
         (feature(b"\x0a\x05\x0a\x01x\x0a\x00"), {"a": [b"x", b""]}),
         (feature(b"\x0a\x03\x0a\x01x") * 2, {"a": b"x"}),
+        (feature(b"\x0a\x03\x12\x01x"), {"a": []}),  # unknown fields in the places of those that are known
+        (b"\x0a\x03\x12\x01x", {}),
         (feature(b"\x1a\x0c\x0a\x0a" + b"\xff" * 9 + b"\x01"), {"a": np.array([-1])}),
         (feature(b"\x1a\x20\x0a\x1e" + b"\xff" * 9 + b"\x01" + b"\x01" * 20), {"a": np.array([-1] + [1] * 20)}),
         (feature(b"\x1a\x20\x0a\x1e" + (b"\xff" * 9 + b"\x7f") * 3), {"a": np.array([-1] * 3)}),  # more than 64 bits
@@ -210,6 +212,7 @@ def test_other_ways_to_say_the_same(data, record):
         b"hello world",
         DOCUMENTED[:-1],
         DOCUMENTED + b"\x0a",
+        b"\x0a\x0c\x0a\x0b\x0a\x01a\x12\x06\x0a\x04\x0a\x02x",  # each part ends a byte behind the record
         feature(b"\x12\x05\x0a\x03abc"),  # floats of 3 bytes
         feature(b"\x1a\x03\x0a\x01\xff"),  # a number without its end
         feature(b"\x1a\x22\x0a\x20" + b"\xff" * 32),

@@ -205,6 +205,13 @@ def test_layouts_of_one_length_in_any_mixture():
         assert np.array_equal(batch["x"], columns)
 
 
+def test_numbers_of_other_lengths_in_as_many_bytes():
+    values = [[300, 1], [1, 300], [2, 200], [129, 0]] * 4
+    for dtype in (np.int64, np.uint16):
+        batch = decode_batch([encode({"x": np.array(value, dtype)}) for value in values], None)
+        assert batch["x"].tolist() == values
+
+
 def test_values_of_one_dtype_that_are_written_in_two_ways():
     """BYTE stands as it is, UINT8 as numbers: long values of the former are cut out of the records."""
     for count in (3, 600):

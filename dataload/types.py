@@ -5,7 +5,7 @@ Everything here is structural. A class of yours that has the methods fits; nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsIndex, TypeAlias, TypeVar, runtime_checkable
 
@@ -20,7 +20,6 @@ __all__ = [
     "Codec",
     "ColumnReader",
     "FieldSpec",
-    "Indices",
     "Int64Array",
     "RandomAccessSource",
     "Record",
@@ -42,9 +41,6 @@ Record: TypeAlias = dict[str, Any]
 
 Batch: TypeAlias = dict[str, Any]
 """Columns: field name -> array of shape ``(rows, *shape)``, or a list of `rows` values for bytes and text."""
-
-Indices: TypeAlias = "Sequence[SupportsIndex] | Iterable[SupportsIndex] | npt.NDArray[np.integer[Any]]"
-"""What a read accepts: any iterable of integers; an int64 array is used as it is."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -10,8 +10,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-
 from dataload._optional import load_optional
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
@@ -25,9 +23,8 @@ from dataload.formats.array_record import (
     plan_reads,
 )
 from dataload.formats.codecs import CodecLike, decode_batch, decode_records, resolve_codec
-from dataload.sources.base import select_fields, spec_of
-from dataload.sources.files import FileSource, ShardReader, file_errors
-from dataload.state import digest
+from dataload.sources.base import select_fields
+from dataload.sources.files import FileSource, ShardReader, changed_error, file_errors
 from dataload.types import Batch, Codec, FieldSpec, Int64Array
 
 __all__ = ["ArrayRecordSource", "FileInstruction"]
@@ -89,7 +86,6 @@ class ArrayRecordSource(FileSource[Any]):
         self._codec = resolve_codec(codec)
         self._reader_options = reader_options
         self._warned: set[str] = set()
-        self._identity: str | None = None
         super().__init__(
             [_as_path(path) for path in several],
             fields=fields,
@@ -118,12 +114,6 @@ class ArrayRecordSource(FileSource[Any]):
 
     def _data_file(self, path: str) -> str:
         return parse_selection(path).path
-
-    def fingerprint(self) -> str:
-        """See `Source.fingerprint`: also what stands where the records end, for the last block is nearly empty."""
-        if self._identity is None:
-            self._identity = digest(super().fingerprint(), [_last_records(self._data_file(p)) for p in self.paths])
-        return self._identity
 
 
 def _as_path(path: PathLike) -> str:
@@ -159,16 +149,7 @@ class _ArrayRecordFile(ShardReader[Any]):
                 f"{path} selects records {self._first} to {stop}; the file has {self._records}", key="paths", value=path
             )
         self._length = stop - self._first
-        self._fields = self._first_fields() if has_fields else {}
-
-    def _first_fields(self) -> Mapping[str, FieldSpec]:
-        if self._codec is None or not self._length:
-            return {}
-        try:
-            record = self.read(np.zeros(1, np.int64), None)[0]
-        except CorruptFileError:  # raised when it is read: the other records may be good
-            return {}
-        return {name: spec_of(value) for name, value in record.items()} if isinstance(record, Mapping) else {}
+        self._fields = self.first_fields() if has_fields and codec is not None else {}
 
     def __len__(self) -> int:
         return self._length
@@ -213,13 +194,11 @@ class _ArrayRecordFile(ShardReader[Any]):
         except FileNotFoundError:  # deleted; the reader keeps what it has opened
             return
         if size < self._size:
-            raise CorruptFileError(
-                f"the file had {self._size} bytes when it was opened and has {size} now: it was changed while in "
-                "use; open it again, and replace files by renaming new ones over them",
-                path=self.file,
-                offset=size,
-                index=int(indices[data.index(b"")]),
-            )
+            raise changed_error(self.file, self._size, size, index=int(indices[data.index(b"")]))
+
+    def identity(self) -> str:
+        """What stands where the records end, for the last block is nearly empty."""
+        return _last_records(self.file)
 
     def close(self) -> None:
         self._readers.close()

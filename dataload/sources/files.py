@@ -16,13 +16,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from dataload.collate import default_collate, scatter_columns
-from dataload.errors import ClosedSourceError, ConfigError, SourceError, SourceNotFoundError, closest
+from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError, closest
 from dataload.sharding import split_by_shard
-from dataload.sources.base import Source
+from dataload.sources.base import Source, spec_of
 from dataload.state import digest
 from dataload.types import Batch, FieldSpec, Int64Array
 
-__all__ = ["FileSource", "ShardReader", "file_errors"]
+__all__ = ["FileSource", "ShardReader", "changed_error", "file_errors"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -55,6 +55,20 @@ class ShardReader(ABC, Generic[T_co]):
     def fields(self) -> Mapping[str, FieldSpec]:
         """All fields of this shard, in file order; empty if records are plain bytes."""
         return {}
+
+    def first_fields(self) -> Mapping[str, FieldSpec]:
+        """What the first record holds; nothing if its records are bytes, or there is none."""
+        if not len(self):
+            return {}
+        try:
+            record: Any = self.read(np.zeros(1, np.int64), None)[0]
+        except CorruptFileError:  # raised when it is read: the other records may be good
+            return {}
+        return {name: spec_of(value) for name, value in record.items()} if isinstance(record, Mapping) else {}
+
+    def identity(self) -> Any:
+        """What tells the content apart where size and ends of the file do not; its repr counts."""
+        return None
 
     def close(self) -> None:
         """Release the file now."""
@@ -222,11 +236,16 @@ class FileSource(Source[T_co]):
         return fields
 
     def fingerprint(self) -> str:
-        """See `Source.fingerprint`: names, sizes, counts, and both ends of each file."""
+        """See `Source.fingerprint`: names, sizes, counts, both ends of each file, and what its reader adds."""
         if self._fingerprint is None:
             shards = [
-                (os.path.basename(os.path.normpath(path)), *_ends_of_file(self._data_file(path)), count)
-                for path, count in zip(self._paths, self.shard_lengths, strict=True)
+                (
+                    os.path.basename(os.path.normpath(path)),
+                    *_ends_of_file(self._data_file(path)),
+                    count,
+                    self._reader(self._state(), shard).identity(),
+                )
+                for shard, (path, count) in enumerate(zip(self._paths, self.shard_lengths, strict=True))
             ]
             options = sorted((name, _describe(value)) for name, value in self._options.items())
             self._fingerprint = digest(self.format_name, shards, self._selected, options)
@@ -257,6 +276,17 @@ class FileSource(Source[T_co]):
             parts.append(f"{len(self._selected)} fields")
         parts += [f"{name}={_describe(value)[:24]}" for name, value in self._options.items()]
         return f"{type(self).__name__}({', '.join(parts)})"[:199]
+
+
+def changed_error(path: str, was: int, now: int, *, index: int | None = None) -> CorruptFileError:
+    """The error of a file that is shorter, in bytes, than when it was opened."""
+    return CorruptFileError(
+        f"the file had {was} bytes when it was opened and has {now} now: it was changed while in use; open it again, "
+        "and replace files by renaming new ones over them",
+        path=path,
+        offset=now,
+        index=index,
+    )
 
 
 @contextmanager

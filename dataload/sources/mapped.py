@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dataload.errors import CorruptFileError
 from dataload.sources.buffers import BufferPool
+from dataload.sources.files import changed_error
 from dataload.sources.readahead import is_cold, will_need
 from dataload.types import Array, Int64Array
 
@@ -52,12 +52,7 @@ class MappedFile:
         """
         size = os.fstat(self._descriptor).st_size  # about 1 us
         if size < self.size:
-            raise CorruptFileError(
-                f"the file had {self.size} bytes when it was opened and has {size} now: it was changed while in "
-                "use; open it again, and replace files by renaming new ones over them",
-                path=self.path,
-                offset=size,
-            )
+            raise changed_error(self.path, self.size, size)
 
     def hint(self, offsets: Int64Array, lengths: Int64Array | int) -> None:
         """Say that these ranges will be read, before the first is; `take`, `gather` and `copies` do so themselves."""

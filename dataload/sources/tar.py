@@ -11,7 +11,6 @@ from dataload.formats.decoders import Decoder, find_decoder
 from dataload.formats.tar import OnDamage
 from dataload.sources.files import FileSource, ShardReader
 from dataload.sources.tar_reader import Missing, TarReader, TarSettings
-from dataload.state import digest
 from dataload.types import FieldSpec, Record
 
 __all__ = ["Decode", "TarSource"]
@@ -84,35 +83,24 @@ class TarSource(FileSource[Record]):
             _plan_decoders(decode, case_sensitive), decode == "auto", missing, case_sensitive, on_damage, verify_index
         )
         self._known: dict[str, FieldSpec] = {}
-        self._contents: dict[str, str] = {}
-        self._identity: str | None = None
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
         index = self._index[path] if isinstance(self._index, dict) else self._index
         reader = TarReader(path, index, self._settings, self._selected)
         for name, spec in reader.fields.items():
             self._known.setdefault(name, spec)
-        self._contents[path] = reader.content()
         return reader
 
     def _open(self) -> Any:
         # Archives may differ in fields (a class to an archive): known is what one of them has.
-        self._known, self._contents = {}, {}
+        self._known = {}
         opened = super()._open()
         opened.fields = self._known
         super()._check_fields(self._known, repr(self))
         return opened
 
-    def fingerprint(self) -> str:
-        """See `Source.fingerprint`; where the components lie counts too, because archives end in zeros."""
-        if self._identity is None:
-            ends = super().fingerprint()
-            self._state()
-            self._identity = digest(ends, [self._contents[path] for path in self._paths])
-        return self._identity
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_known": {}, "_contents": {}}
+        return {**super().__getstate__(), "_known": {}}
 
     def _check_fields(self, known: Mapping[str, FieldSpec], path: str) -> None:
         if self._settings.missing == "error":

@@ -137,8 +137,9 @@ class TarReader(ShardReader[Record]):
         samples = self._samples(indices)
         return {name: self._column(name, samples) for name in ((KEY, *self._codes) if fields is None else fields)}
 
-    def content(self) -> str:
-        """Tells archives apart: where the components lie, and the ends of the first and the last of them."""
+    def identity(self) -> str:
+        """Where the components lie, and the ends of the first and the last of them: archives end in zeros."""
+        self._file.check()
         table, found = self._table, hashlib.blake2b(digest_size=16)
         for numbers in (table.blocks, table.sizes, table.codes, table.ends):
             found.update(b"" if numbers is None else numbers.tobytes())

@@ -23,6 +23,7 @@ from dataload.errors import (
     WorkerError,
 )
 from dataload.loader import Loader
+from dataload.packing import Pack
 from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
@@ -54,6 +55,7 @@ __all__ = [
     "Loader",
     "MemorySource",
     "MissingDependencyError",
+    "Pack",
     "Ragged",
     "RandomAccessSource",
     "RangeSource",

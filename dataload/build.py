@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dataload.errors import ConfigError, SourceNotFoundError, UnsupportedFormatError
@@ -13,10 +14,12 @@ from dataload.formats.detect import HEAD_SIZE, describe_head, detect
 from dataload.registry import Format, by_suffix, construct, format_names, get_format
 from dataload.sharding import expand_braces
 from dataload.sources.base import Source
+from dataload.sources.concat import ConcatSource
 from dataload.sources.files import file_errors
 from dataload.writers.base import Writer
 
 if TYPE_CHECKING:
+    from dataload.config.models import SourceConfig
     from dataload.loader import Loader
 
 __all__ = ["create", "find_shards", "from_config", "open_source"]
@@ -129,15 +132,33 @@ def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = 
         overrides: Settings that replace those of the file: ``"loader.batch_size=64"``.
 
     Raises:
-        ConfigError: All that is wrong with the settings, each with its key, value and what is allowed.
+        ConfigError: All that is wrong with the settings, each with its key, value and what is allowed; or the one that
+            does not fit the data.
+        SourceError: The data cannot be opened: see `open_source`.
         MissingDependencyError: pydantic is not installed.
     """
     from dataload.config import read_config  # pydantic takes 60 ms to import, and only configs need it
+    from dataload.config.models import LoaderConfig
+    from dataload.config.problems import named_under
     from dataload.loader import Loader
 
     settings = read_config(config, overrides)
-    source = open_source(settings.source.path, format=settings.source.format, **settings.source.open_options())
-    return Loader(source, **settings.loader_options(len(source)))
+    with ExitStack() as opened:
+        parts = [opened.enter_context(_open_section(*item)) for item in settings.sources().items()]
+        source = ConcatSource(parts) if isinstance(settings.source, tuple) else parts[0]
+        options = settings.loader_options(source)
+        # Lanes meet the number of ranks only here.
+        with named_under("sampler", ("lanes",)), named_under("loader", LoaderConfig.model_fields):
+            loader = Loader(source, **options)
+        opened.pop_all()
+    return loader
+
+
+def _open_section(key: str, section: SourceConfig) -> Source[Any]:
+    from dataload.config.problems import named_under
+
+    with named_under(key, type(section).model_fields):
+        return open_source(section.path, format=section.format, **section.open_options(key))
 
 
 def _named_format(paths: Any, name: str | None) -> tuple[Format | None, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ class Fetcher:
         source: Anything with ``__len__`` and ``__getitem__``.
         fields: Fields to keep; None means all.
         transform: Steps applied to each sample.
-        collate: Samples to a batch.
+        collate: Samples to a batch; samples and their `Packing`, where plans have one.
         batch_transform: Steps applied to the batch; their context has the index of the first row.
         seed: The loader's seed.
         reads_columns: Whether batches come from ``source.read_batch`` without a sample being made.
@@ -42,7 +42,7 @@ class Fetcher:
     source: Any
     fields: tuple[str, ...] | None
     transform: tuple[Step, ...]
-    collate: Callable[[Sequence[Any]], Any]
+    collate: Callable[..., Any]
     batch_transform: Callable[[Any], Any] | None
     seed: int
     reads_columns: bool = field(init=False)
@@ -58,12 +58,7 @@ class Fetcher:
             WorkerError: Anything in it failed; names the step, the stage and what it was working on.
         """
         try:
-            rows = plan.indices
-            # A step may have no row for this rank. Its batch still has the fields and shapes of any other, so
-            # it is cut from the batch of a record.
-            batch = self._batch(rows if len(rows) else np.zeros(1, np.int64), epoch)
-            if not len(rows):
-                batch = empty_like(batch)
+            batch = self._batch(plan, epoch)
             if plan.valid is not None:
                 batch = _with_mask(batch, plan.valid)
             if self.batch_transform is not None:
@@ -74,16 +69,27 @@ class Fetcher:
             raise self._worker_error(plan, epoch, "", error) from error
         return batch
 
-    def _batch(self, indices: Int64Array, epoch: int) -> Any:
+    def _batch(self, plan: BatchPlan, epoch: int) -> Any:
+        # A step may have no row for this rank. Its batch still has the fields and shapes of any other, so it is cut
+        # from the batch of a record.
+        indices = plan.indices if len(plan.indices) else np.zeros(1, np.int64)
         if self.reads_columns:
-            return self._stage("read", self.source.read_batch, indices, self.fields)
+            batch = self._stage("read", self.source.read_batch, indices, self.fields)
+        else:
+            samples = self._transformed_samples(indices, epoch)
+            if plan.packing is not None:
+                return self._stage("collate", self.collate, samples, plan.packing)
+            batch = self._stage("collate", self.collate, samples)
+        return batch if len(plan.indices) else empty_like(batch)
+
+    def _transformed_samples(self, indices: Int64Array, epoch: int) -> list[Any]:
         samples = self._stage("read", self._samples, indices)
         if self.transform:
             samples = [
                 self._transformed(sample, SampleContext(index, epoch, self.seed))
                 for sample, index in zip(samples, indices.tolist(), strict=True)
             ]
-        return self._stage("collate", self.collate, samples)
+        return samples
 
     def _samples(self, indices: Int64Array) -> list[Any]:
         source = self.source

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Generic, Literal, Self, TypeVar, get_args
 
@@ -14,9 +12,11 @@ from dataload.collate import Collate, Policy, default_collate
 from dataload.errors import ClosedSourceError, ConfigError, WorkerError, closest
 from dataload.executors import Executor, SerialExecutor, ThreadExecutor
 from dataload.fetch import Fetcher
+from dataload.packing import Pack
+from dataload.plan import BlockedPlans, Shuffle, plan_batches
 from dataload.prefetch import Pace, ordered_map
 from dataload.randomness import check_seed
-from dataload.samplers import BatchPlan, BatchSampler, GlobalShuffle, Sequential
+from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
 from dataload.state import LoaderState, digest, fingerprint
 from dataload.transforms import compose
@@ -28,8 +28,6 @@ BatchT = TypeVar("BatchT")
 
 ExecutorName = Literal["threads"]
 """Where batches are made when `num_workers` is not 0."""
-
-_BLOCK_ROWS = 16_384  # computing an order costs ten times more an index in blocks of a few hundred
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,11 @@ class Loader(Generic[BatchT]):
         source: Anything with ``__len__`` and ``__getitem__``; with more from `dataload.types` it is read faster.
         batch_size: Rows per batch of this rank.
         sampler: The order; by default all records, as `shuffle` says.
-        shuffle: Each epoch in another order. Not together with `sampler`.
+        batch_sampler: Order and batches in one, such as `BucketBatchSampler`, in the place of `batch_size`, `sampler`
+            and `shuffle`. Its rank, number of ranks and tail are those of the loader.
+        shuffle: Each epoch in another order. ``"global"`` mixes all records; ``"shards"`` reads shards in a random
+            order, front to back, through a pool (see `PoolShuffle`), as disks and object stores like it; True leaves
+            it to the source: global, unless that says `reads_in_order`. Not together with `sampler`.
         seed: Of the order and of the transforms' random numbers.
         tail: What becomes of the records behind the last full batch: see `BatchSampler`. By default ``"partial"``, on
             several ranks ``"pad"``.
@@ -91,15 +93,16 @@ class Loader(Generic[BatchT]):
         self,
         source: RandomAccessSource[Any],
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         sampler: Sampler | None = None,
-        shuffle: bool = False,
+        batch_sampler: BatchPlanner | None = None,
+        shuffle: bool | Shuffle = False,
         seed: int = 0,
         tail: Tail | None = None,
         fields: Sequence[str] | None = None,
         transform: Transform | Sequence[Transform] | None = None,
         batch_transform: Callable[[Any], BatchT] | None = None,
-        collate: Callable[[Sequence[Any]], Any] | Mapping[str, Policy] | None = None,
+        collate: Callable[..., Any] | Mapping[str, Policy] | None = None,
         num_workers: int = 0,
         executor: ExecutorName = "threads",
         prefetch: int = 2,
@@ -110,26 +113,29 @@ class Loader(Generic[BatchT]):
             raise TypeError(f"a source has __len__ and __getitem__; {type(source).__name__} has not both")
         self._source = source
         self._seed = check_seed(seed)
-        rank, world_size = _place(rank, world_size)
-        self._batch_sampler = BatchSampler(
-            sampler=_order(source, sampler, shuffle, self._seed),
+        self._planner = plan_batches(
+            source,
             batch_size=batch_size,
-            world_size=world_size,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            shuffle=shuffle,
+            seed=self._seed,
+            tail=tail,
             rank=rank,
-            tail=tail if tail is not None else ("partial" if world_size == 1 else "pad"),
+            world_size=world_size,
         )
         self._fetch = Fetcher(
             source=source,
             fields=_names(fields),
             transform=compose(transform),
-            collate=_collate(collate),
+            collate=_collate(collate, packs=isinstance(self._planner, PackedBatchSampler)),
             batch_transform=batch_transform,
             seed=self._seed,
         )
         self._window = _count("num_workers", num_workers, 0) * _count("prefetch", prefetch, 1)
         self._executor = _executor(executor, num_workers)
         # An epoch that went on with another global batch size has its steps counted from another origin.
-        self._shifted: tuple[int, BatchSampler] | None = None
+        self._shifted: tuple[int, BatchPlanner] | None = None
         self._cursor = _Cursor(0, 0)
         self._resumes = True  # the next `for` starts at the cursor, not behind what it stands in
         self._current: object = None
@@ -142,9 +148,9 @@ class Loader(Generic[BatchT]):
         return self._source
 
     @property
-    def batch_sampler(self) -> BatchSampler:
+    def batch_sampler(self) -> BatchPlanner:
         """The plan: order, batch size, rank, tail."""
-        return self._batch_sampler
+        return self._planner
 
     @property
     def epoch(self) -> int:
@@ -158,12 +164,13 @@ class Loader(Generic[BatchT]):
 
     def __len__(self) -> int:
         """Steps per epoch, the same on every rank."""
-        return self._steps(self._cursor.epoch).steps
+        epoch = self._cursor.epoch
+        return self._plan(epoch).steps(epoch)
 
-    def _steps(self, epoch: int) -> BatchSampler:
+    def _plan(self, epoch: int) -> BatchPlanner:
         if self._shifted is not None and self._shifted[0] == epoch:
             return self._shifted[1]
-        return self._batch_sampler
+        return self._planner
 
     def __iter__(self) -> Iterator[BatchT]:
         """One epoch, or what is left of it after `load_state_dict`.
@@ -179,8 +186,7 @@ class Loader(Generic[BatchT]):
         return self._iterate(self._cursor, token)
 
     def _iterate(self, start: _Cursor, token: object) -> Generator[BatchT]:
-        batches = self._steps(start.epoch)
-        plans = _Plans(batches, start.epoch)
+        plans = BlockedPlans(self._plan(start.epoch), start.epoch)
         fetch = self._fetch
 
         def load(steps: range) -> list[Any]:
@@ -199,7 +205,7 @@ class Loader(Generic[BatchT]):
             return self._executor.submit(load, steps)
 
         pace = Pace()
-        steps = range(start.step, batches.steps)
+        steps = range(start.step, len(plans))
         # Without workers nothing is handed over: each step is a task of its own, made when it is asked for.
         tasks = pace.groups(steps) if self._window else (range(step, step + 1) for step in steps)
         step = start.step
@@ -211,7 +217,7 @@ class Loader(Generic[BatchT]):
                     if isinstance(made[-1], _Failure):
                         raise made[-1].error
                     step += 1
-                    last = step == batches.steps
+                    last = step == len(plans)
                     self._cursor = _Cursor(start.epoch + 1, 0) if last else _Cursor(start.epoch, step)
                     yield made.pop()  # no name here holds on to the batch while the consumer has it
 
@@ -243,7 +249,7 @@ class Loader(Generic[BatchT]):
         It counts batches that were received, not those that were prefetched. After the last batch of an epoch it
         is the start of the next one.
         """
-        position = self._steps(self._cursor.epoch).position(self._cursor.step)
+        position = self._plan(self._cursor.epoch).position(self._cursor.step, epoch=self._cursor.epoch)
         return self._state(self._cursor.epoch, position).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -257,18 +263,18 @@ class Loader(Generic[BatchT]):
         """
         saved = LoaderState.from_json(state)
         saved.check(self._state(saved.epoch, saved.position))
-        step, origin = divmod(saved.position, self._batch_sampler.global_batch_size)
-        self._shifted = (saved.epoch, replace(self._batch_sampler, origin=origin)) if origin else None
+        planner, step = self._planner.resume(saved.position)
+        self._shifted = (saved.epoch, planner) if planner.origin else None
         self._start_at(_Cursor(saved.epoch, step))
 
     def _state(self, epoch: int, position: int) -> LoaderState:
         if self._fingerprints is None:
-            self._fingerprints = _identify(self._source), fingerprint(self._batch_sampler.sampler)
+            self._fingerprints = _identify(self._source), fingerprint(self._planner.order)
         source, order = self._fingerprints
         return LoaderState(
             epoch=epoch,
             position=position,
-            length=len(self._batch_sampler.sampler),
+            length=self._planner.items(epoch),
             source=source,
             order=order,
         )
@@ -286,55 +292,10 @@ class Loader(Generic[BatchT]):
         self.close()
 
     def __repr__(self) -> str:
-        b = self._batch_sampler
-        ranks = f", rank {b.rank} of {b.world_size}" if b.world_size > 1 else ""
+        p = self._planner
+        ranks = f", rank {p.rank} of {p.world_size}" if p.world_size > 1 else ""
         place = f"epoch {self.epoch}, step {self.step}"
-        return f"Loader({len(b.sampler)} positions, batch_size={b.batch_size}{ranks}, {place})"
-
-
-class _Plans:
-    """Plans of one epoch, computed in blocks by whichever worker needs one first."""
-
-    def __init__(self, batches: BatchSampler, epoch: int) -> None:
-        self._batches = batches
-        self._epoch = epoch
-        self._block_steps = max(1, _BLOCK_ROWS // batches.batch_size)
-        self._blocks: dict[int, Sequence[BatchPlan]] = {}
-        self._lock = threading.Lock()
-
-    def __getitem__(self, step: int) -> BatchPlan:
-        block, place = divmod(step, self._block_steps)
-        with self._lock:
-            plans = self._blocks.get(block)
-            if plans is None:
-                start = block * self._block_steps
-                steps = range(start, min(start + self._block_steps, self._batches.steps))
-                plans = self._blocks[block] = self._batches.plans(steps, epoch=self._epoch)
-                # A worker that lags may still want the block before; none wants an older one.
-                for old in [number for number in self._blocks if number < block - 1]:
-                    del self._blocks[old]
-        return plans[place]
-
-
-def _order(source: RandomAccessSource[Any], sampler: Sampler | None, shuffle: bool, seed: int) -> Sampler:
-    if sampler is None:
-        return GlobalShuffle(len(source), seed) if shuffle else Sequential(len(source))
-    if shuffle:
-        raise ConfigError("shuffle and sampler both choose the order: give one of them", key="shuffle", value=shuffle)
-    if not hasattr(sampler, "indices") or not hasattr(sampler, "__len__"):
-        raise TypeError(f"a sampler has __len__ and indices(positions, epoch=); {type(sampler).__name__} has not both")
-    return sampler
-
-
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise ConfigError("rank and world_size go together: give both or none", key="rank", value=rank)
-    if rank is not None and world_size is not None:
-        return rank, world_size
-    try:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):
-        return 0, 1
+        return f"Loader({len(self._source)} records, {p.rows_per_step} rows a step{ranks}, {place})"
 
 
 def _names(fields: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -343,9 +304,15 @@ def _names(fields: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if fields is None else tuple(fields)
 
 
-def _collate(
-    collate: Callable[[Sequence[Any]], Any] | Mapping[str, Policy] | None,
-) -> Callable[[Sequence[Any]], Any]:
+def _collate(collate: Callable[..., Any] | Mapping[str, Policy] | None, *, packs: bool) -> Callable[..., Any]:
+    if packs:
+        if collate is not None and not isinstance(collate, Pack):
+            raise ConfigError(
+                f"packed rows are laid out by dataload.Pack: pass Pack(pad_value=...) or nothing, got {collate!r}",
+                key="collate",
+                value=collate,
+            )
+        return collate or Pack()
     if collate is None:
         return default_collate
     if isinstance(collate, Mapping):

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dataload.errors import ConfigError
+
 __all__ = ["ORDER_VERSION", "check_seed", "derive_key", "generator", "hash64"]
 
 ORDER_VERSION = 1
@@ -31,10 +33,10 @@ def check_seed(seed: Any) -> int:
     """`seed` as a Python int.
 
     Raises:
-        TypeError: It is no integer; a float or a string would be rounded or hashed behind the user's back.
+        ConfigError: It is no integer; a float or a string would be rounded or hashed behind the user's back.
     """
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"seed must be an integer, got {seed!r} ({type(seed).__name__})")
+        raise ConfigError(f"seed must be an integer, got {seed!r} ({type(seed).__name__})", key="seed", value=seed)
     return int(seed.__index__())
 
 

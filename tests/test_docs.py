@@ -39,6 +39,30 @@ def test_the_readme_runs(tmp_path, monkeypatch):
     scope["loader"].close()
 
 
+def test_the_page_on_orders_runs():
+    text = (ROOT / "docs" / "orders.md").read_text()
+    scope = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, "docs/orders.md", "exec"), scope)
+    assert len(scope["mixed"]) == len(scope["chosen"])
+
+
+def test_the_page_on_orders_names_every_kind_and_class():
+    from dataload import samplers
+    from dataload.config import json_schema
+
+    text = (ROOT / "docs" / "orders.md").read_text()
+    kinds = {
+        definition["properties"]["kind"]["const"]
+        for definition in json_schema()["$defs"].values()
+        if "const" in definition.get("properties", {}).get("kind", {})
+    }
+    assert kinds == set(re.findall(r"^\| `\w+\(.*?\| `(\w+)` \|", text, re.MULTILINE))
+    documented = set(re.findall(r"^\| `(\w+)\(", text, re.MULTILINE))
+    orders = {name for name in samplers.__all__ if hasattr(getattr(samplers, name), "records")}
+    assert documented == orders - {"BatchPlanner", "BatchSampler", "OrderReport"}
+
+
 def test_the_readme_names_the_commands_that_exist():
     named = set(re.findall(r"^dataload (\w+)", README, re.MULTILINE))
     import typer
@@ -57,6 +81,8 @@ def test_the_readme_names_the_commands_that_exist():
         "types",
         "sources.memory",
         "samplers.batch",
+        "samplers.pool_quality",
+        "samplers.quality",
         "samplers.shuffle",
         "state",
     ],

@@ -9,11 +9,14 @@ import dataload
 PUBLIC = {
     "dataload": """
         BatchReader ClosedSourceError Codec Collate ColumnReader ConcatSource ConfigError CorruptFileError DataloadError
-        FieldSpec Loader MemorySource MissingDependencyError Ragged RandomAccessSource RangeSource RecordWriter
-        SampleContext Sampler Sharded SourceError SourceNotFoundError StateMismatchError UnsupportedFormatError
-        WorkerError create default_collate from_config open
+        FieldSpec Loader MemorySource MissingDependencyError Pack Ragged RandomAccessSource RangeSource
+        RecordWriter SampleContext Sampler Sharded SourceError SourceNotFoundError StateMismatchError
+        UnsupportedFormatError WorkerError create default_collate from_config open
     """,
-    "dataload.samplers": "BatchPlan BatchSampler GlobalShuffle Sequential",
+    "dataload.samplers": """
+        BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport
+        PackedBatchSampler PoolShuffle Repeat Sequential ShardSequential Subset Weighted order_report pool_size_for
+    """,
     "dataload.streams": "",
     "dataload.torch": "SourceDataset to_tensors",
 }

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from dataload.cli.convert import convert_command
 from dataload.cli.index import index_command
 from dataload.cli.inspect import inspect_command
+from dataload.cli.order import order_command
 from dataload.cli.output import as_typed, print_error, print_warning
 from dataload.cli.schema import schema_command
 from dataload.cli.verify import verify_command
@@ -111,6 +112,7 @@ app.command("inspect")(inspect_command)
 app.command("index")(index_command)
 app.command("convert")(convert_command)
 app.command("verify")(verify_command)
+app.command("order")(order_command)
 app.command("schema")(schema_command)
 
 

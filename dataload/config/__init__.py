@@ -5,9 +5,12 @@
 path = "train-{000..127}.tar"     # relative to this file
 decode = "auto"
 
+[sampler]                         # or `shuffle = true` in the section `loader`
+kind = "pool_shuffle"
+pool_size = 4096
+
 [loader]
 batch_size = 256
-shuffle = true
 ```
 
 Everything that is wrong is said at once, each with its key, its value and what is allowed there.
@@ -24,7 +27,7 @@ from dataload.config.files import read_file
 from dataload.config.overrides import apply_overrides
 from dataload.config.paths import anchor_paths
 from dataload.config.plain import plain_table
-from dataload.config.problems import Problem, config_error, find_problems
+from dataload.config.problems import config_error, find_problems
 
 if TYPE_CHECKING:
     from dataload.config.models import DataloadConfig
@@ -58,14 +61,16 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any], overrides: S
 def _validate(data: dict[str, Any], origin: str) -> DataloadConfig:
     from pydantic import ValidationError
 
-    from dataload.config.models import DataloadConfig
+    from dataload.config.models import DataloadConfig, missing_settings
 
+    settings, details = None, missing_settings(data)
     try:
         settings = DataloadConfig.model_validate(data)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False)
-        raise config_error(find_problems(details, data, json_schema()), origin) from None
-    contradictions = [Problem(*found) for found in settings.contradictions()]
+        details = [*error.errors(include_url=False, include_context=False), *details]
+    if settings is None or details:
+        raise config_error(find_problems(details, data, json_schema()), origin)
+    contradictions = list(settings.contradictions())
     if contradictions:
         raise config_error(contradictions, origin)
     return settings

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from dataload.collate import Collate, Policy
+from dataload.config.problems import MISSING, Problem
 from dataload.config.references import REFERENCE_PATTERN, resolve_reference
+from dataload.config.sampler_section import Site
+from dataload.config.samplers import LengthBucketsConfig, SamplerConfig
+from dataload.config.section import Section
 from dataload.formats.tar import OnDamage
-from dataload.samplers import GlobalShuffle, Sequential
+from dataload.plan import Shuffle
+from dataload.samplers import BatchPlanner
 from dataload.samplers.batch import Tail
+from dataload.sources.base import Source
+from dataload.sources.concat import ConcatSource
 from dataload.sources.tar import Missing
-from dataload.types import Sampler
 
-__all__ = [
-    "DataloadConfig",
-    "GlobalShuffleConfig",
-    "LoaderConfig",
-    "SamplerConfig",
-    "SequentialConfig",
-    "SourceConfig",
-]
+__all__ = ["DataloadConfig", "LoaderConfig", "SourceConfig", "missing_settings"]
 
 Reference: TypeAlias = Annotated[str, Field(pattern=REFERENCE_PATTERN, examples=["package.module:function"])]
 Texts: TypeAlias = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 Extents: TypeAlias = Annotated[tuple[int, ...], Field(strict=False)]
 
 
-class _Section(BaseModel):
-    # Strict: "64" is no number here and 1 is not true, for a typing error is likelier than such a wish.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    def given(self) -> dict[str, Any]:
-        """The settings that were made, so that defaults stay where they are defined."""
-        return {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
-
-
-class SourceConfig(_Section):
+class SourceConfig(Section):
     """What is read. Keys below `options` belong to formats; a format refuses those that it does not have."""
 
     path: str | Texts = Field(
@@ -72,8 +62,11 @@ class SourceConfig(_Section):
         default_factory=dict[str, Any], description="Other options of the format, such as those of a plug-in."
     )
 
-    def open_options(self) -> dict[str, Any]:
+    def open_options(self, key: str = "source") -> dict[str, Any]:
         """Keyword arguments for `dataload.open`, without path and format.
+
+        Args:
+            key: Of this table, for messages.
 
         Raises:
             ConfigError: A codec or decoder ``"module:function"`` cannot be imported.
@@ -83,39 +76,26 @@ class SourceConfig(_Section):
             options.pop(name, None)
         for name in ("codec", "decode"):
             if name in options:
-                options[name] = _resolve(options[name], f"source.{name}")
+                options[name] = _resolve(options[name], f"{key}.{name}")
         return {**options, **self.options}
 
-
-class SequentialConfig(_Section):
-    """Index order."""
-
-    kind: Literal["sequential"]
-
-    def build(self, length: int, seed: int) -> Sampler:  # noqa: ARG002 - every kind is built alike
-        """The sampler for `length` records."""
-        return Sequential(length)
+    def contradictions(self, key: str) -> Iterator[Problem]:
+        """Settings that are right alone and wrong together, of this table at `key`."""
+        for name in self.options.keys() & SourceConfig.model_fields.keys():
+            yield Problem(f"{key}.options.{name}", self.options[name], f"belongs one level up: {key}.{name}")
 
 
-class GlobalShuffleConfig(_Section):
-    """All records in a random order, another one each epoch."""
-
-    kind: Literal["global_shuffle"]
-    seed: int | None = Field(None, description="Of the order; by default loader.seed.")
-
-    def build(self, length: int, seed: int) -> Sampler:
-        """The sampler for `length` records."""
-        return GlobalShuffle(length, seed if self.seed is None else self.seed)
-
-
-SamplerConfig: TypeAlias = Annotated[SequentialConfig | GlobalShuffleConfig, Field(discriminator="kind")]
-
-
-class LoaderConfig(_Section):
+class LoaderConfig(Section):
     """How batches are made: the arguments of `dataload.Loader`."""
 
-    batch_size: int = Field(ge=1, description="Rows per batch of one rank.")
-    shuffle: bool = Field(False, description="Each epoch in another order; not together with a section 'sampler'.")
+    batch_size: int | None = Field(
+        None, ge=1, description="Rows per batch of one rank; not where max_tokens of length_buckets decides."
+    )
+    shuffle: bool | Shuffle = Field(
+        False,
+        description="Each epoch in another order: 'global' mixes all records, 'shards' reads files in turn through a "
+        "pool, true leaves it to the source. Not together with a section 'sampler'.",
+    )
     seed: int = Field(0, description="Of the order and of the transforms' random numbers.")
     tail: Tail | None = Field(
         None,
@@ -149,44 +129,96 @@ class LoaderConfig(_Section):
         return options
 
 
-class DataloadConfig(_Section):
+class DataloadConfig(Section):
     """Settings of a training job's data."""
 
-    source: SourceConfig = Field(description="What is read.")
+    # `missing_settings` says the same in words.
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {
+                "properties": {"sampler": {"properties": {"kind": {"const": "length_buckets"}}, "required": ["kind"]}},
+                "required": ["sampler"],
+            },
+            "else": {"properties": {"loader": {"required": ["batch_size"]}}},
+        }
+    )
+
+    source: SourceConfig | Annotated[tuple[SourceConfig, ...], Field(strict=False, min_length=1)] = Field(
+        description="What is read; several tables [[source]] are joined in their order."
+    )
     sampler: SamplerConfig | None = Field(None, description="The order; by default loader.shuffle decides.")
     loader: LoaderConfig = Field(description="How batches are made.")
 
-    def loader_options(self, length: int) -> dict[str, Any]:
-        """Keyword arguments for `dataload.Loader`, for a source of `length` records.
+    def sources(self) -> dict[str, SourceConfig]:
+        """The tables of the section ``source`` by their keys, as messages name them."""
+        if isinstance(self.source, SourceConfig):
+            return {"source": self.source}
+        return {f"source[{i}]": section for i, section in enumerate(self.source)}
+
+    def loader_options(self, source: Source[Any]) -> dict[str, Any]:
+        """Keyword arguments for `dataload.Loader`.
+
+        Args:
+            source: What the section ``source`` stands for.
 
         Raises:
-            ConfigError: A function cannot be imported.
+            ConfigError: A function cannot be imported, a sampler does not fit the source, or a file that it needs
+                cannot be read.
         """
         options = self.loader.loader_options()
-        if self.sampler is not None:
-            options["sampler"] = self.sampler.build(length, self.loader.seed)
-        return options
+        if self.sampler is None:
+            return options
+        site = Site(
+            key="sampler",
+            source=source,
+            parts=source.sources if isinstance(source, ConcatSource) else (source,),
+            seed=self.loader.seed,
+            batch_size=self.loader.batch_size,
+        )
+        built = self.sampler.build(site)
+        if not isinstance(built, BatchPlanner):
+            return {**options, "sampler": built}
+        options.pop("batch_size", None)
+        return {**options, "batch_sampler": built}
 
-    def contradictions(self) -> Iterator[tuple[str, Any, str]]:
-        """Settings that are right alone and wrong together: key, value, and why."""
-        loader, source = self.loader, self.source
-        if self.sampler is not None and loader.shuffle:
-            yield (
-                "loader.shuffle",
-                True,
-                "contradicts the section 'sampler', which chooses the order: leave one out",
-            )
+    def contradictions(self) -> Iterator[Problem]:
+        """Settings that are right alone and wrong together."""
+        loader = self.loader
+        for key, section in self.sources().items():
+            yield from section.contradictions(key)
+        if self.sampler is not None:
+            yield from self.sampler.contradictions("sampler", len(self.source) if isinstance(self.source, tuple) else 0)
+            if loader.shuffle:
+                yield Problem(
+                    "loader.shuffle",
+                    loader.shuffle,
+                    "contradicts the section 'sampler', which chooses the order: leave one out",
+                )
+        if isinstance(self.sampler, LengthBucketsConfig):
+            if self.sampler.max_tokens is None and loader.batch_size is None:
+                yield Problem("loader.batch_size", MISSING, "give it, or sampler.max_tokens")
+            if self.sampler.max_tokens is not None and loader.batch_size is not None:
+                yield Problem(
+                    "loader.batch_size",
+                    loader.batch_size,
+                    "contradicts sampler.max_tokens, which decides how many rows a batch has: leave one out",
+                )
         if (loader.rank is None) != (loader.world_size is None):
             name = "rank" if loader.world_size is None else "world_size"
-            yield (
-                f"loader.{name}",
-                getattr(loader, name),
-                "rank and world_size go together: give both or none",
-            )
+            yield Problem(f"loader.{name}", getattr(loader, name), "rank and world_size go together: give both or none")
         if loader.rank is not None and loader.world_size is not None and loader.rank >= loader.world_size:
-            yield "loader.rank", loader.rank, f"expected a number below world_size, {loader.world_size}"
-        for name in source.options.keys() & (SourceConfig.model_fields.keys()):
-            yield f"source.options.{name}", source.options[name], f"belongs one level up: source.{name}"
+            yield Problem("loader.rank", loader.rank, f"expected a number below world_size, {loader.world_size}")
+
+
+def missing_settings(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What no section can tell to be missing by itself, as pydantic's findings: how many rows a batch has."""
+    loader, sampler = data.get("loader"), data.get("sampler")
+    kind = cast("dict[str, Any]", sampler).get("kind") if isinstance(sampler, dict) else None
+    if not isinstance(loader, dict) or kind == "length_buckets":
+        return []
+    if cast("dict[str, Any]", loader).get("batch_size") is not None:
+        return []
+    return [{"type": "missing", "loc": ("loader", "batch_size")}]
 
 
 def _resolve(value: Any, key: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from typing import Any, NoReturn, cast
@@ -12,34 +13,49 @@ from dataload.errors import ConfigError
 
 __all__ = ["apply_overrides", "parse_assignment", "parse_value"]
 
+_QUOTED_OR_PLACE = re.compile(r"""("[^"]*"|'[^']*')|\[(\d+)\](?=\s*(?:[.\[]|$))""")
+
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """`data` with the settings of `overrides` in place of its own.
 
     Args:
         data: Not modified.
-        overrides: ``"key=value"``; the last of several for one key counts.
+        overrides: ``"key=value"``; the last of several for one key counts. ``source[1].path`` is a key in the second
+            table of a list.
 
     Raises:
-        ConfigError: One is no ``key=value``, or its key leads into something that is no table.
+        ConfigError: One is no ``key=value``, its key leads into something that is no table, or to no place of a list.
     """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides are a list of 'key=value', got the text {overrides!r}", value=overrides)
     for override in overrides:
-        keys, value = parse_assignment(override)
-        data = _with(data, keys, value, override)
+        key, equals, value = override.partition("=")
+        # TOML has no key for the place in a list, so source[1].path is taken as source.1.path.
+        key = _QUOTED_OR_PLACE.sub(lambda match: match[1] or f".{match[2]}", key)
+        keys, parsed = parse_assignment(f"{key}{equals}{value}")
+        data = _with(data, keys, parsed, override)
     return data
 
 
-def _with(table: dict[str, Any], keys: tuple[str, ...], value: Any, override: str) -> dict[str, Any]:
+def _with(node: Any, keys: Sequence[str], value: Any, override: str, name: str = "") -> Any:
+    """`node` with another value where `keys` lead to, and without it for None."""
     first, *rest = keys
+    if isinstance(node, list):
+        items = cast("list[Any]", node)
+        if not first.isdecimal() or int(first) >= len(items):
+            message = f"override {override!r}: {name!r} is a list of {len(items)}, and {name}[0] the first of it"
+            raise ConfigError(message, key=name, value=items)
+        place = int(first)
+        kept = [] if value is None and not rest else [value]
+        if rest:
+            kept = [_with(items[place], rest, value, override, f"{name}[{place}]")]
+        return [*items[:place], *kept, *items[place + 1 :]]
+    if not isinstance(node, dict):
+        raise ConfigError(f"override {override!r}: {name!r} is no table but {shorten(node)}", key=name, value=node)
+    table = cast("dict[str, Any]", node)
     if rest:
-        inner = table.get(first, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(
-                f"override {override!r}: {first!r} is no table but {shorten(inner)}", key=first, value=inner
-            )
-        return {**table, first: _with(cast("dict[str, Any]", inner), tuple(rest), value, override)}
+        return {**table, first: _with(table.get(first, {}), rest, value, override, first)}
     if value is None:
         return {name: old for name, old in table.items() if name != first}
     return {**table, first: value}

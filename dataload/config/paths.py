@@ -9,20 +9,45 @@ from typing import Any, cast
 from dataload.errors import ConfigError
 from dataload.registry import get_format
 
-__all__ = ["PATH_KEYS", "anchor_paths"]
+__all__ = ["ARRAY_KEYS", "PATH_KEYS", "anchor_paths"]
 
 PATH_KEYS = ("path", "index")
-"""Keys of the section ``source`` that hold paths."""
+"""Keys of the section ``source`` that hold paths of data."""
+
+ARRAY_KEYS = ("indices", "weights", "lengths")
+"""Keys of the section ``sampler``, and of the tables in it, that may hold the path of an array."""
 
 
 def anchor_paths(data: dict[str, Any], directory: str) -> dict[str, Any]:
-    """`data` with the paths of its source relative to `directory` rather than to the working directory."""
-    source = data.get("source")
+    """`data` with the paths in it relative to `directory` rather than to the working directory."""
+    anchored = dict(data)
+    if "source" in data:
+        anchored["source"] = _anchor_source(data["source"], directory)
+    if "sampler" in data:
+        anchored["sampler"] = _anchor_arrays(data["sampler"], directory)
+    return anchored
+
+
+def _anchor_source(source: Any, directory: str) -> Any:
+    if isinstance(source, list):
+        return [_anchor_source(section, directory) for section in cast("list[Any]", source)]
     if not isinstance(source, dict) or not _takes_paths(cast("dict[str, Any]", source).get("format")):
-        return data
+        return source
     section = cast("dict[str, Any]", source)
-    anchored = {name: _anchor(value, directory) if name in PATH_KEYS else value for name, value in section.items()}
-    return {**data, "source": anchored}
+    return {name: _anchor(value, directory) if name in PATH_KEYS else value for name, value in section.items()}
+
+
+def _anchor_arrays(value: Any, directory: str) -> Any:
+    if isinstance(value, list):
+        return [_anchor_arrays(item, directory) for item in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: os.path.join(directory, os.path.expanduser(inner))
+        if name in ARRAY_KEYS and isinstance(inner, str)
+        else _anchor_arrays(inner, directory)
+        for name, inner in cast("dict[str, Any]", value).items()
+    }
 
 
 def _anchor(value: Any, directory: str) -> Any:

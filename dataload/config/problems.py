@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
+from dataload.config.arrays import NPY_PATTERN
 from dataload.config.plain import shorten
+from dataload.config.references import REFERENCE_PATTERN
 from dataload.errors import ConfigError, closest
 
-__all__ = ["Problem", "config_error", "find_problems"]
+__all__ = ["MISSING", "Problem", "config_error", "find_problems", "named_as", "named_under"]
 
 Keys = tuple[str | int, ...]
 Schema = dict[str, Any]
@@ -50,6 +53,35 @@ def config_error(problems: Sequence[Problem], origin: str) -> ConfigError:
     return ConfigError(f"{origin} has {len(problems)} errors:{lines}", key=first.key, value=value)
 
 
+@contextmanager
+def named_under(section: str, names: Container[str]) -> Generator[None]:
+    """Let errors about the settings `names` name them as a config does: ``lanes`` as ``sampler.lanes``.
+
+    Raises:
+        ConfigError: The one that was raised within, of one of `names`.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if error.key is None or error.key.partition("[")[0] not in names:
+            raise
+        key = f"{section}.{error.key}"
+        raise ConfigError(f"{key}: {error}", key=key, value=error.value) from error
+
+
+@contextmanager
+def named_as(key: str, value: Any) -> Generator[None]:
+    """Let errors be about the setting `key`, whatever the argument was called that it went into.
+
+    Raises:
+        ConfigError: The one that was raised within.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(str(error), key=key, value=value) from error
+
+
 def find_problems(details: Sequence[Mapping[str, Any]], data: Mapping[str, Any], schema: Schema) -> list[Problem]:
     """Pydantic's findings in our words, one for each key.
 
@@ -73,12 +105,16 @@ def _locate(detail: Mapping[str, Any], data: Mapping[str, Any]) -> Keys:
     """The keys that lead to a finding; pydantic's own also name the types of a union, which no user wrote."""
     keys: list[str | int] = []
     node: Any = data
+    entered = False  # whether the kind of the sampler in `node` was passed
     location: Keys = tuple(detail["loc"])
     for place, key in enumerate(location):
+        if not entered and location[0] == "sampler" and isinstance(node, dict) and node.get("kind") == key:
+            entered = True  # the kind, though 'lanes' is a key of its table, too
+            continue
         found, inner = _step(node, key)
         if found:
             keys.append(key)
-            node = inner
+            node, entered = inner, False
         elif detail["type"] == "missing" and place + 1 == len(location):
             keys.append(key)
     if str(detail["type"]).startswith("union_tag"):
@@ -106,7 +142,8 @@ def _explain(keys: Keys, kind: str, data: Mapping[str, Any], schema: Schema) -> 
     expected = list(_schemas_at(keys, data, schema))
     allowed = [choice for node in expected for choice in _choices(node)]
     if allowed and isinstance(value, str):
-        return Problem(dotted(keys), value, closest(value, allowed))
+        others = [f", or {_describe(node)}" for node in expected if not _choices(node)]
+        return Problem(dotted(keys), value, closest(value, allowed) + "".join(others))
     return Problem(dotted(keys), value, f"expected {' or '.join(dict.fromkeys(map(_describe, expected)))}")
 
 
@@ -129,17 +166,24 @@ def _unknown(keys: Keys, data: Mapping[str, Any], schema: Schema) -> str:
     message = closest(name, known)
     # Whoever writes `batch_size` at the top has the right key in the wrong place.
     here = dotted(keys)
-    elsewhere = [path for path in _all_keys(schema, schema) if path.rpartition(".")[2] == name and path != here]
+    elsewhere = [path for path in _all_keys(schema) if path.rpartition(".")[2] == name and path != here]
     if elsewhere and not message.startswith("did you"):
         message = f"did you mean {elsewhere[0]!r}? {message}"
     return f"there is no such key, {message}" if message.startswith("did you") else f"there is no such key. {message}"
 
 
-def _all_keys(node: Schema, schema: Schema, prefix: str = "") -> Iterator[str]:
-    for branch in _branches(node, schema):
-        for name, inner in branch.get("properties", {}).items():
-            yield f"{prefix}{name}"
-            yield from _all_keys(inner, schema, f"{prefix}{name}.")
+def _all_keys(schema: Schema) -> Iterator[str]:
+    """All keys, dotted, those of outer tables first; of a table that may nest in its like, only the outermost."""
+    level, seen = [("", schema)], set[int]()
+    while level:
+        deeper: list[tuple[str, Schema]] = []
+        for prefix, node in level:
+            for branch in _branches(node, schema):
+                if id(branch) not in seen:
+                    seen.add(id(branch))
+                    deeper += [(f"{prefix}{name}", inner) for name, inner in branch.get("properties", {}).items()]
+        yield from (key for key, _ in deeper)
+        level = [(f"{key}.", inner) for key, inner in deeper]
 
 
 def _schemas_at(keys: Keys, data: Any, schema: Schema) -> Iterator[Schema]:
@@ -196,18 +240,33 @@ def _describe(node: Schema) -> str:
     if _choices(node):
         return " or ".join(map(repr, _choices(node)))
     match node.get("type"):
-        case "integer" if "minimum" in node:
-            return f"a whole number >= {node['minimum']}"
+        case "integer" | "number" as kind if "minimum" in node:
+            return f"{_WORDS[kind]} >= {node['minimum']}"
         case "array":
-            items = _PLURALS.get(node["items"].get("type"), "items") if "pattern" not in node["items"] else "functions"
-            return f"a list of {items}, at least one" if node.get("minItems") else f"a list of {items}"
+            return f"a list of {_plural(node['items'])}{', at least one' if node.get('minItems') else ''}"
         case "boolean" if "const" in node:
             return str(node["const"]).lower()
         case "string" if "pattern" in node:
-            return f"a function as {node['examples'][0]!r}"
+            return _PATTERNS[node["pattern"]][0]
         case kind:
             return _WORDS.get(str(kind), "a table")
 
 
+def _plural(node: Schema) -> str:
+    if "anyOf" in node:
+        return " or ".join(map(_plural, node["anyOf"]))
+    match node.get("type"):
+        case "array":
+            return f"lists of {_plural(node['items'])}"
+        case "string" if "pattern" in node:
+            return _PATTERNS[node["pattern"]][1]
+        case kind:
+            return _PLURALS.get(str(kind), "tables")
+
+
 _WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
 _PLURALS = {"integer": "whole numbers", "number": "numbers", "string": "text"}
+_PATTERNS = {
+    REFERENCE_PATTERN: ("a function as 'package.module:function'", "functions"),
+    NPY_PATTERN: ("the path of a .npy file", "paths of .npy files"),
+}

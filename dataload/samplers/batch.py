@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from dataload.errors import ConfigError, closest
-from dataload.samplers._checks import check_count
+from dataload.packing import Packing
+from dataload.samplers._checks import check_count, check_sampler, records_of
 from dataload.types import Int64Array, Sampler
 
-__all__ = ["BatchPlan", "BatchSampler", "Tail"]
+__all__ = ["BatchPlan", "BatchPlanner", "BatchSampler", "Tail"]
 
 Tail: TypeAlias = Literal["drop", "pad", "partial"]
 """What becomes of positions that fill no batch on every rank."""
+
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,47 +29,44 @@ class BatchPlan:
 
     Attributes:
         step: Number of the step within the epoch.
-        indices: (rows,) int64, what to read.
+        indices: (rows,) int64, what to read; (records,) where rows are packed.
         valid: (rows,) bool, False for rows that only fill up the batch; None where no row can be.
+        packing: How records are packed into rows; None where each is a row.
     """
 
     step: int
     indices: Int64Array
-    valid: npt.NDArray[np.bool_] | None = None
+    valid: BoolArray | None = None
+    packing: Packing | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSampler:
-    """Deals an order to steps and ranks.
+class BatchPlanner(ABC):
+    """Deals a sequence of items to steps and ranks.
 
-    With G = batch_size * world_size, step k covers the positions [origin + k G, origin + (k + 1) G), and rank r
-    has those of them that are r modulo `world_size`. So the global batch of a step does not depend on the number of
-    ranks, and every rank has the same number of steps.
+    What the items are (positions, whole batches, packed rows) is for subclasses to say; they do not depend on the
+    ranks. A step takes the next ``world_size * items_per_step`` of them, and rank r those that are r modulo
+    `world_size`. So every rank has the same number of steps, and an epoch can go on with other ranks from any item.
 
     Attributes:
-        sampler: The order.
-        batch_size: Rows per step of one rank.
         world_size: Number of ranks.
         rank: This one, in [0, world_size).
-        tail: What becomes of the positions behind the last full global batch. `drop` leaves them out; `pad` repeats
-            the last index and marks these rows in `valid`; `partial` makes the last step shorter, by one row more on
-            some ranks than on others.
-        origin: First position of step 0. Not 0 when an epoch goes on with another global batch size than it began
-            with; positions below it have been consumed.
+        tail: What becomes of the items behind the last step that is full on every rank. `drop` leaves them out; `pad`
+            repeats the last and marks what is too much in `valid`; `partial` makes the last step shorter, by one item
+            more on some ranks than on others.
+        origin: First item of step 0. Not 0 when an epoch goes on with steps of another size than it began with;
+            items below it have been consumed.
 
     Raises:
         ConfigError: A number is out of its range, or there is no such tail.
     """
 
-    sampler: Sampler
-    batch_size: int
     world_size: int = 1
     rank: int = 0
     tail: Tail = "partial"
     origin: int = 0
 
     def __post_init__(self) -> None:
-        check_count("batch_size", self.batch_size, least=1)
         check_count("world_size", self.world_size, least=1)
         check_count("rank", self.rank, least=0, below=self.world_size)
         check_count("origin", self.origin, least=0)
@@ -75,37 +76,137 @@ class BatchSampler:
             )
 
     @property
-    def global_batch_size(self) -> int:
-        """Rows per step of all ranks together."""
-        return self.batch_size * self.world_size
+    @abstractmethod
+    def order(self) -> Any:
+        """A value that tells the sequence of items from any other, whatever the ranks and the tail."""
 
     @property
-    def steps(self) -> int:
-        """Steps per epoch, the same on every rank."""
-        left = max(0, len(self.sampler) - self.origin)
-        return left // self.global_batch_size if self.tail == "drop" else -(-left // self.global_batch_size)
+    @abstractmethod
+    def records(self) -> int:
+        """Indices are below this."""
 
-    def __len__(self) -> int:
-        return self.steps
+    @property
+    @abstractmethod
+    def items_per_step(self) -> int:
+        """Items per step of one rank."""
 
-    def position(self, step: int) -> int:
-        """Positions of the epoch that are consumed before `step`."""
-        return min(self.origin + step * self.global_batch_size, len(self.sampler))
+    @property
+    @abstractmethod
+    def rows_per_step(self) -> int:
+        """Rows per step of one rank, about."""
 
+    @abstractmethod
+    def items(self, epoch: int) -> int:
+        """Length of the sequence."""
+
+    @abstractmethod
     def plans(self, steps: range, *, epoch: int) -> Sequence[BatchPlan]:
         """The rows of this rank at several consecutive steps, computed together.
 
         Args:
-            steps: Steps of step size 1, within [0, len).
+            steps: Steps of step size 1, within [0, steps(epoch)).
             epoch: 0, 1, 2, ...
 
         Returns:
             One plan per step.
         """
-        # (steps, rows): rank r has every world_size-th position of each global batch
-        firsts = self.origin + np.arange(steps.start, steps.stop, dtype=np.int64) * self.global_batch_size
-        positions = firsts[:, None] + np.arange(self.rank, self.global_batch_size, self.world_size, dtype=np.int64)
-        inside = positions < len(self.sampler)
+
+    def steps(self, epoch: int) -> int:
+        """Steps of an epoch, the same on every rank."""
+        left = max(0, self.items(epoch) - self.origin)
+        size = self.items_per_step * self.world_size
+        return left // size if self.tail == "drop" else -(-left // size)
+
+    def position(self, step: int, *, epoch: int) -> int:
+        """Items of the epoch that are consumed before `step`."""
+        return min(self.origin + step * self.items_per_step * self.world_size, self.items(epoch))
+
+    def resume(self, position: int) -> tuple[Self, int]:
+        """This planner for an epoch of which `position` items are consumed, and the step to go on with."""
+        step, origin = divmod(position, self.items_per_step * self.world_size)
+        return replace(self, origin=origin), step
+
+    def deal(self, steps: range, *, epoch: int) -> tuple[Int64Array, BoolArray]:
+        """The items of this rank at `steps`.
+
+        Returns:
+            (steps, items_per_step) int64, those behind the end as if there were more; and which of them exist, bool.
+        """
+        size = self.items_per_step * self.world_size
+        firsts = self.origin + np.arange(steps.start, steps.stop, dtype=np.int64) * size
+        items = firsts[:, None] + np.arange(self.rank, size, self.world_size, dtype=np.int64)
+        return items, items < self.items(epoch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSampler(BatchPlanner):
+    """Batches of as many rows each, in the order of a sampler.
+
+    With G = batch_size * world_size, step k covers the positions [k G, (k + 1) G) of the order, and rank r has those
+    of them that are r modulo `world_size`: the global batch of a step does not depend on the number of ranks.
+
+    Attributes:
+        sampler: The order.
+        batch_size: Rows per step of one rank.
+
+    Raises:
+        ConfigError: A number is out of its range, there is no such tail, or the sampler has lanes, and not as many
+            for each rank.
+    """
+
+    sampler: Sampler
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        # not super(): a dataclass with slots is made anew, and the cell that super() looks into is of the first
+        BatchPlanner.__post_init__(self)
+        check_sampler("sampler", self.sampler)
+        check_count("batch_size", self.batch_size, least=1)
+        lanes = getattr(self.sampler, "lanes", self.world_size)
+        if lanes % self.world_size:
+            raise ConfigError(
+                f"lanes must be a multiple of world_size, {self.world_size}, so that each rank has its own; "
+                f"got {lanes}",
+                key="lanes",
+                value=lanes,
+            )
+
+    @property
+    def order(self) -> Sampler:
+        """The sampler."""
+        return self.sampler
+
+    @property
+    def records(self) -> int:
+        """Indices are below this."""
+        return records_of(self.sampler)
+
+    @property
+    def items_per_step(self) -> int:
+        """Positions per step of one rank: the batch size."""
+        return self.batch_size
+
+    @property
+    def rows_per_step(self) -> int:
+        """The batch size."""
+        return self.batch_size
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows per step of all ranks together."""
+        return self.batch_size * self.world_size
+
+    def items(self, epoch: int) -> int:  # noqa: ARG002 - a sampler's length is the same in each epoch
+        """Positions of the order."""
+        return len(self.sampler)
+
+    def __len__(self) -> int:
+        """Steps per epoch, the same on every rank."""
+        return self.steps(0)
+
+    def plans(self, steps: range, *, epoch: int) -> Sequence[BatchPlan]:
+        """See `BatchPlanner.plans`."""
+        positions, inside = self.deal(steps, epoch=epoch)
         if self.tail == "pad":
             indices = self._indices(np.minimum(positions, len(self.sampler) - 1), epoch)
             return [BatchPlan(step, indices[i], inside[i]) for i, step in enumerate(steps)]

@@ -22,6 +22,9 @@ MAX_LENGTH = 2**48
 _ROUNDS = 6
 _SMALL = 1024
 
+# Thirty calls of numpy take longer than to walk so many elements one by one.
+_FEW = 16
+
 
 def permute(positions: Int64Array, n: int, key: npt.NDArray[np.uint64]) -> Int64Array:
     """Image of `positions` under the permutation of [0, n) that `key` selects.
@@ -48,10 +51,11 @@ def permute(positions: Int64Array, n: int, key: npt.NDArray[np.uint64]) -> Int64
     constants = _round_constants(key, bits, kind)
     found = _rounds(positions.astype(kind), constants)
     walking = np.flatnonzero(found >= n)
-    while walking.size:
+    while walking.size > _FEW:
         again = _rounds(found[walking], constants)
         found[walking] = again
         walking = walking[again >= n]
+    found[walking] = _walk(found[walking].tolist(), n, constants)
     return found.astype(np.int64)
 
 
@@ -75,4 +79,16 @@ def _rounds(values: npt.NDArray[Any], constants: list[tuple[Any, Any, Any, Any]]
         values &= mask
         np.right_shift(values, shift, out=scratch)
         values ^= scratch
+    return values
+
+
+def _walk(values: list[int], n: int, constants: list[tuple[Any, Any, Any, Any]]) -> list[int]:
+    """The rounds for a few elements, each until it falls below n."""
+    plain = [tuple(map(int, constant)) for constant in constants]
+    for i, value in enumerate(values):
+        while value >= n:
+            for add, multiply, mask, shift in plain:
+                value = (value + add) * multiply & mask
+                value ^= value >> shift
+        values[i] = value
     return values

@@ -16,14 +16,22 @@ class Sequential:
 
     Attributes:
         length: Number of records.
+
+    Raises:
+        ConfigError: `length` is no number of records.
     """
 
     length: int
 
     def __post_init__(self) -> None:
-        check_length(self.length)
+        object.__setattr__(self, "length", check_length(self.length))
 
     def __len__(self) -> int:
+        return self.length
+
+    @property
+    def records(self) -> int:
+        """Indices are below this."""
         return self.length
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:  # noqa: ARG002 - the same in each epoch

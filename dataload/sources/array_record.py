@@ -85,7 +85,7 @@ class ArrayRecordSource(FileSource[Any]):
         several = [paths] if isinstance(paths, (str, os.PathLike, FileInstruction)) else paths
         self._codec = resolve_codec(codec)
         self._reader_options = reader_options
-        self._warned: set[str] = set()
+        self._grouped: set[str] = set()
         super().__init__(
             [_as_path(path) for path in several],
             fields=fields,
@@ -102,8 +102,8 @@ class ArrayRecordSource(FileSource[Any]):
     def _open_shard(self, path: str) -> ShardReader[Any]:
         # Whether the first file knows its fields is enough; asking each file would read a record of each.
         shard = _ArrayRecordFile(path, self._codec, self._reader_options, has_fields=path == self.paths[0])
-        if shard.group_size != 1 and shard.file not in self._warned:
-            self._warned.add(shard.file)
+        if shard.group_size != 1 and shard.file not in self._grouped:
+            self._grouped.add(shard.file)
             warnings.warn(
                 f"{shard.file} was written with group_size:{shard.group_size}: to read one record at random, that "
                 "many are decompressed; write it again with group_size:1 (dataload convert does)",
@@ -111,6 +111,12 @@ class ArrayRecordSource(FileSource[Any]):
                 stacklevel=2,
             )
         return shard
+
+    @property
+    def reads_in_order(self) -> bool:
+        """Whether a file's records are compressed in groups: reading one at random decompresses all of its group."""
+        len(self)  # opens the files
+        return bool(self._grouped)
 
     def _data_file(self, path: str) -> str:
         return parse_selection(path).path

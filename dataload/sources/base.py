@@ -54,6 +54,14 @@ class Source(ABC, Generic[T_co]):
         """Records per shard, in index order."""
         return (len(self),)
 
+    @property
+    def reads_in_order(self) -> bool:
+        """Whether records in index order are read so much faster than at random that a shuffle should keep near it.
+
+        A property of the data, not of this machine, for the order follows from it.
+        """
+        return False
+
     @abstractmethod
     def fingerprint(self) -> str:
         """Identifies the content, not its place: equal for a moved copy, different when the data differ.
@@ -159,6 +167,11 @@ class SliceSource(Source[T_co]):
         ends = np.cumsum(self._parent.shard_lengths)
         inside = np.diff(np.clip(ends, self._span.start, self._span.stop), prepend=self._span.start)
         return tuple(n for n in inside.tolist() if n) or (0,)
+
+    @property
+    def reads_in_order(self) -> bool:
+        """That of the whole."""
+        return self._parent.reads_in_order
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`."""

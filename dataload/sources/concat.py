@@ -67,6 +67,11 @@ class ConcatSource(Source[Any]):
         """The shards of all parts, in index order."""
         return tuple(length for source in self._sources for length in source.shard_lengths)
 
+    @property
+    def reads_in_order(self) -> bool:
+        """Whether any part does."""
+        return any(source.reads_in_order for source in self._sources)
+
     def fingerprint(self) -> str:
         """See `Source.fingerprint`."""
         return digest("concat", *(source.fingerprint() for source in self._sources))

@@ -16,9 +16,12 @@ from dataload.config.models import LoaderConfig, SourceConfig
 from dataload.config.overrides import parse_assignment, parse_value
 from dataload.errors import ConfigError, MissingDependencyError
 from dataload.loader import ExecutorName, Loader
+from dataload.plan import Shuffle
 from dataload.registry import format_names, get_format, load
 from dataload.samplers import GlobalShuffle, Sequential
+from dataload.sources.range import RangeSource
 
+SOURCE = RangeSource(9)
 OK = {"source": {"path": "a.syr"}, "loader": {"batch_size": 4}}
 
 
@@ -165,7 +168,11 @@ def write(directory, name, text):
         ("a.yaml", "- 1\n", r"a\.yaml: a config is a table of sections, got \[1\]"),
         ("a.yaml", "1: 2\n", r"a\.yaml: keys are text, got 1 \(int\): put it in quotes"),
         ("a.yaml", "loader: {collate: {1: pad}}\n", r"a\.yaml: loader: collate: keys are text, got 1"),
-        ("a.yaml", "", r"a\.yaml has 2 errors:\n  source is missing: expected a table\n  loader is missing"),
+        (
+            "a.yaml",
+            "",
+            r"a\.yaml has 2 errors:\n  source is missing: expected a table or a list of tables.*\n  loader is missing",
+        ),
         ("a.toml", b"\xff", r"cannot read the config .*a\.toml: it is no UTF-8 text"),
     ],
 )
@@ -243,7 +250,7 @@ def test_keys_of_overrides(text, keys):
     assert parse_assignment(text) == (keys, 1)
 
 
-@pytest.mark.parametrize("text", ["a", "", "=1", "a b=1", "a..b=1", "a\nb=1", "a.=1", "ä=1"])
+@pytest.mark.parametrize("text", ["a", "", "=1", "a b=1", "a..b=1", "a\nb=1", "a.=1", "ä=1", "a[0]=1"])
 def test_what_is_no_assignment(text):
     with pytest.raises(ConfigError, match=r"is no 'key=value', such as loader\.batch_size=64"):
         parse_assignment(text)
@@ -265,8 +272,47 @@ def test_overrides_replace_add_and_take_away():
     assert settings.sampler.kind == "sequential"
 
 
+TWO = [{"path": "a.syr"}, {"path": "b.syr"}]
+
+
+@pytest.mark.parametrize(
+    ("override", "paths"),
+    [
+        ("source[1].path=c.syr", ["a.syr", "c.syr"]),
+        ("source.0.path=c.syr", ["c.syr", "b.syr"]),
+        ("source[0]=null", ["b.syr"]),
+        ("source[1]={path='c.syr'}", ["a.syr", "c.syr"]),
+        ("source=[{path='c.syr'}]", ["c.syr"]),
+    ],
+)
+def test_overrides_in_lists(override, paths):
+    assert [section.path for section in config(override, source=TWO).source] == paths
+    assert TWO == [{"path": "a.syr"}, {"path": "b.syr"}]
+
+
+def test_overrides_deep_in_lists():
+    table = {"kind": "mixture", "weights": [[1, 2], [3, 4]], "samplers": [{"kind": "sequential"}] * 2}
+    overrides = ["sampler.weights[1][0]=5", "sampler.samplers[1]={kind='pool_shuffle'}", "sampler.samplers[1].seed=6"]
+    sampler = config(*overrides, source=TWO, sampler=table).sampler
+    assert sampler.weights == ((1, 2), (5, 4))
+    assert [section.kind for section in sampler.samplers] == ["sequential", "pool_shuffle"]
+    assert sampler.samplers[1].seed == 6
+
+
+def test_a_quoted_key_may_have_brackets():
+    assert config('loader.collate."x[0]"=pad').loader.collate == {"x[0]": "pad"}
+    assert config("loader.collate.'x[0]'=pad").loader.collate == {"x[0]": "pad"}
+
+
+@pytest.mark.parametrize("override", ["source.path=c.syr", "source[2].path=c.syr", 'source."²".path=c.syr'])
+def test_overrides_that_lead_to_no_place_of_a_list(override):
+    refuse(r"': 'source' is a list of 2, and source\[0\] the first of it", override, source=TWO)
+
+
 def test_an_override_into_a_value():
     refuse(r"override 'source\.path\.x=1': 'path' is no table but 'a\.syr'", "source.path.x=1")
+    refuse(r"override 'source\[1\]\.path\[0\]=c': 'path' is no table but 'b\.syr'", "source[1].path[0]=c", source=TWO)
+    refuse(r"override 'source\[0\]\.path=c': 'source\[0\]' is no table but 3", "source[0].path=c", source=[3])
 
 
 def test_overrides_that_are_one_text():
@@ -299,7 +345,8 @@ def test_overrides_that_are_one_text():
         ("loader.batch_size=1.5", r"loader\.batch_size is 1\.5: expected a whole number >= 1$"),
         ("loader.batch_size=true", r"loader\.batch_size is true: expected a whole number >= 1$"),
         ("loader.batch_size=null", r"^config: loader\.batch_size is missing: expected a whole number >= 1$"),
-        ("loader.shuffle=1", r"loader\.shuffle is 1: expected true or false$"),
+        ("loader.shuffle=1", r"loader\.shuffle is 1: expected true or false or 'global' or 'shards'$"),
+        ("loader.shuffle=shard", r"is 'shard': did you mean 'shards'\? Known: global, shards, or true or false$"),
         ("loader.seed=a", r"loader\.seed is 'a': expected a whole number$"),
         ("loader.tail=dropp", r"loader\.tail is 'dropp': did you mean 'drop'\? Known: drop, pad, partial$"),
         ("loader.tail=1", r"loader\.tail is 1: expected 'drop' or 'pad' or 'partial'$"),
@@ -320,7 +367,7 @@ def test_overrides_that_are_one_text():
             r"loader\.collate\.x is 'padd': did you mean 'pad'\? Known: list, pad, ragged, stack$",
         ),
         ("loader=1", r"^config: loader is 1: expected a table$"),
-        ("source=null", r"^config: source is missing: expected a table$"),
+        ("source=null", r"^config: source is missing: expected a table or a list of tables, at"),
         ("source.path=1", r"source\.path is 1: expected text or a list of text, at least one$"),
         ("source.path=[]", r"source\.path is \[\]: expected text or a list of text, at least one$"),
         ("source.path=[a, 1]", r"^config: source\.path\[1\] is 1: expected text$"),
@@ -332,11 +379,14 @@ def test_overrides_that_are_one_text():
         ("source.options=3", r"source\.options is 3: expected a table$"),
         ("source.options.codec=npz", r"source\.options\.codec is 'npz': belongs one level up: source\.codec$"),
         ("sampler=1", r"sampler is 1: expected a table$"),
-        ("sampler.seed=1", r"^config: sampler\.kind is missing: expected 'sequential' or 'global_shuffle'$"),
+        ("sampler.seed=1", r"^config: sampler\.kind is missing: expected 'sequential' or 'global_"),
         ("sampler.kind=globl_shuffle", r"sampler\.kind is 'globl_shuffle': did you mean 'global_shuffle'\? Known: glo"),
-        ("sampler.kind=3", r"sampler\.kind is 3: expected 'sequential' or 'global_shuffle'$"),
+        ("sampler.kind=3", r"sampler\.kind is 3: expected 'sequential' or 'global_shuffle' or 'sh"),
         ("sampler={kind='sequential', seed=1}", r"sampler\.seed is 1: .*did you mean 'loader\.seed'\? Known: kind$"),
-        ("sampler={kind='global_shuffle', sed=1}", r"sampler\.sed is 1: .*did you mean 'seed'\? Known: kind, seed$"),
+        (
+            "sampler={kind='global_shuffle', sed=1}",
+            r"sampler\.sed is 1: .*did you mean 'seed'\? Known: kind, parent, seed$",
+        ),
         ("sampler={kind='global_shuffle', seed='x'}", r"^config: sampler\.seed is 'x': expected a whole number$"),
         ("loader.rank=1", r"loader\.rank is 1: rank and world_size go together: give both or none$"),
         ("loader.world_size=2", r"loader\.world_size is 2: rank and world_size go together: give both or none$"),
@@ -382,7 +432,7 @@ def test_everything_is_said_at_once(tmp_path):
 
 
 def test_long_values_are_shortened():
-    assert len(str(refuse("is 'xxx.*\\.\\.\\.: expected true", f"loader.shuffle={'x' * 500}"))) < 150
+    assert len(str(refuse("is 'xxx.*\\.\\.\\.: expected a whole", f"loader.seed={'x' * 500}"))) < 150
 
 
 # What becomes of the settings
@@ -391,7 +441,7 @@ def test_long_values_are_shortened():
 def test_only_what_was_given_is_passed_on():
     settings = config()
     assert settings.source.open_options() == {}
-    assert settings.loader_options(10) == {"batch_size": 4}
+    assert settings.loader_options(SOURCE) == {"batch_size": 4}
 
 
 def test_source_options():
@@ -425,15 +475,15 @@ def test_functions_are_imported():
         "loader.collate=math:prod",
         "source.codec=zlib:decompress",
     )
-    found = options.loader_options(1)
+    found = options.loader_options(SOURCE)
     assert found["transform"] == [math.sqrt, json.JSONDecoder.decode]
     assert (found["batch_transform"], found["collate"]) == (math.floor, math.prod)
     assert options.source.open_options()["codec"].__name__ == "decompress"
-    assert config("loader.transform=math:sqrt").loader_options(1)["transform"] is math.sqrt
+    assert config("loader.transform=math:sqrt").loader_options(SOURCE)["transform"] is math.sqrt
 
 
 def test_a_table_of_policies():
-    assert config("loader.collate.x=pad").loader_options(1)["collate"] == Collate(policies={"x": "pad"})
+    assert config("loader.collate.x=pad").loader_options(SOURCE)["collate"] == Collate(policies={"x": "pad"})
 
 
 @pytest.mark.parametrize(
@@ -447,16 +497,18 @@ def test_a_table_of_policies():
 )
 def test_functions_that_do_not_exist(reference, match):
     with pytest.raises(ConfigError, match=match) as error:
-        config(f"loader.transform={reference}").loader_options(1)
+        config(f"loader.transform={reference}").loader_options(SOURCE)
     assert error.value.key == "loader.transform"
 
 
 def test_samplers():
-    assert config("sampler.kind=sequential").loader_options(9)["sampler"] == Sequential(9)
-    assert config("sampler.kind=global_shuffle", "loader.seed=5").loader_options(9)["sampler"] == GlobalShuffle(9, 5)
+    assert config("sampler.kind=sequential").loader_options(SOURCE)["sampler"] == Sequential(9)
+    assert config("sampler.kind=global_shuffle", "loader.seed=5").loader_options(SOURCE)["sampler"] == GlobalShuffle(
+        9, 5
+    )
     own = config("sampler.kind=global_shuffle", "sampler.seed=6", "loader.seed=5")
-    assert own.loader_options(9)["sampler"] == GlobalShuffle(9, 6)
-    assert "sampler" not in config("loader.shuffle=true").loader_options(9)
+    assert own.loader_options(SOURCE)["sampler"] == GlobalShuffle(9, 6)
+    assert "sampler" not in config("loader.shuffle=true").loader_options(SOURCE)
 
 
 # The models say what the classes take
@@ -464,7 +516,7 @@ def test_samplers():
 
 def test_the_section_loader_has_the_loaders_arguments_and_defaults():
     arguments = inspect.signature(Loader).parameters
-    elsewhere = {"source", "sampler", "fields"}  # sections of their own
+    elsewhere = {"source", "sampler", "batch_sampler", "fields"}  # sections of their own
     assert set(LoaderConfig.model_fields) == set(arguments) - elsewhere
     for name, field in LoaderConfig.model_fields.items():
         default = arguments[name].default
@@ -489,6 +541,13 @@ def test_the_section_source_has_the_options_of_the_formats():
     assert {name: fields[name].default for name in options} == options
 
 
+def test_shuffle_allows_what_the_loader_does():
+    choices = json_schema()["$defs"]["LoaderConfig"]["properties"]["shuffle"]["anyOf"]
+    assert choices == [{"type": "boolean"}, {"enum": list(get_args(Shuffle)), "type": "string"}]
+    for value in (True, False, *get_args(Shuffle)):
+        assert config(loader={"batch_size": 4, "shuffle": value}).loader_options(SOURCE)["shuffle"] == value
+
+
 def test_the_json_schema_is_one():
     schema = json.loads(json.dumps(json_schema()))
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
@@ -509,6 +568,60 @@ def test_reading_a_config_imports_no_format(tmp_path):
         "assert not {'lmdb', 'bson', 'torch', 'typer', 'rich'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, path], check=True)
+
+
+def test_several_sources():
+    settings = config(source=[{"path": "a.tar", "fields": ["x"]}, {"path": "b.syr"}])
+    assert list(settings.sources()) == ["source[0]", "source[1]"]
+    assert [section.open_options() for section in settings.sources().values()] == [{"fields": ("x",)}, {}]
+    assert list(config().sources()) == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        ([], r"^config: source is \[\]: expected a table or a list of tables, at least one$"),
+        ([3, {"path": "a"}], r"^config: source\[0\] is 3: expected a table$"),
+        (
+            [{"path": "a"}, {"path": 3}],
+            r"^config: source\[1\]\.path is 3: expected text or a list of text, at least one$",
+        ),
+        ([{"path": "a"}, {}], r"^config: source\[1\]\.path is missing: expected text or a list"),
+        (
+            [{"path": "a", "codek": "npz"}],
+            r"^config: source\[0\]\.codek is 'npz': there is no such key, did you mean 'codec'",
+        ),
+        (
+            [{"path": "a", "batch_size": 3}],
+            r"source\[0\]\.batch_size is 3: .* did you mean 'loader\.batch_size'\? Known: case",
+        ),
+        (
+            [{"path": "a"}, {"path": "b", "options": {"codec": "npz"}}],
+            r"^config: source\[1\]\.options\.codec is 'npz': belongs one level up: source\[1\]\.codec$",
+        ),
+    ],
+)
+def test_what_is_wrong_in_several_sources(source, match):
+    refuse(match, source=source)
+
+
+def test_functions_of_several_sources():
+    section = config(source=[{"path": "a", "codec": "math:sqr"}]).source[0]
+    with pytest.raises(ConfigError, match=r"^source\[0\]\.codec is 'math:sqr': math has no 'sqr'"):
+        section.open_options("source[0]")
+
+
+def test_paths_of_several_sources_are_relative_to_the_file(tmp_path):
+    table = {**OK, "source": [{"path": "a.syr"}, {"path": "7", "format": "range"}, {"path": ["/b.tar"], "index": "c"}]}
+    (tmp_path / "c.json").write_text(json.dumps(table))
+    a, number, b = read_config(tmp_path / "c.json").source
+    assert (a.path, number.path, b.path, b.index) == (str(tmp_path / "a.syr"), "7", ("/b.tar",), str(tmp_path / "c"))
+
+
+def test_paths_in_what_is_no_table_are_left_alone(tmp_path):
+    (tmp_path / "c.json").write_text(json.dumps({**OK, "source": 3, "sampler": "shuffle"}))
+    with pytest.raises(ConfigError, match=r"(?s)source is 3: .*sampler is 'shuffle': expected a table"):
+        read_config(tmp_path / "c.json")
 
 
 def test_path_objects_and_posix_paths():

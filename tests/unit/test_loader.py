@@ -407,7 +407,7 @@ def test_an_empty_source_has_no_batches():
         ({"fields": "x"}, ConfigError, "fields must be a list of names, got the text 'x'"),
         ({"collate": 3}, ConfigError, "collate is a function of a list of samples, got 3"),
         ({"collate": {"x": "padd"}}, ConfigError, "collate policy of field 'x' is 'padd': did you mean 'pad'"),
-        ({"seed": 0.5}, TypeError, "seed must be an integer, got 0.5"),
+        ({"seed": 0.5}, ConfigError, "seed must be an integer, got 0.5"),
         ({"tail": "x"}, ConfigError, "tail is 'x'"),
     ],
 )
@@ -428,5 +428,5 @@ def test_plain_lists_and_arrays_are_sources():
 
 def test_repr():
     loader = Loader(RangeSource(10), batch_size=3, rank=1, world_size=2)
-    assert repr(loader) == "Loader(10 positions, batch_size=3, rank 1 of 2, epoch 0, step 0)"
+    assert repr(loader) == "Loader(10 records, 3 rows a step, rank 1 of 2, epoch 0, step 0)"
     assert dataload.Loader is Loader

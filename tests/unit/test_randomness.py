@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataload.errors import ConfigError
 from dataload.randomness import check_seed, derive_key, generator, hash64
 
 
@@ -18,7 +19,7 @@ def test_check_seed_takes_integers(seed):
 
 @pytest.mark.parametrize("seed", [1.0, "1", None, True])
 def test_check_seed_takes_nothing_else(seed):
-    with pytest.raises(TypeError, match=r"seed must be an integer, got "):
+    with pytest.raises(ConfigError, match=r"seed must be an integer, got "):
         check_seed(seed)
 
 

@@ -1,174 +1,206 @@
-"""Sequential, GlobalShuffle and BatchSampler against plain lists."""
+"""What every order promises: each record as often as declared, for any number of records, in little memory."""
 
-import json
+import dataclasses
+import itertools
 import pickle
-import subprocess
-import sys
-from pathlib import Path
+import tracemalloc
+from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from dataload import ConfigError
-from dataload.randomness import ORDER_VERSION
-from dataload.samplers import BatchSampler, GlobalShuffle, Sequential
+from dataload.samplers import (
+    GlobalShuffle,
+    Lanes,
+    Mixture,
+    PoolShuffle,
+    Repeat,
+    Sequential,
+    ShardSequential,
+    Subset,
+    Weighted,
+)
+from dataload.samplers._checks import records_of
 from dataload.types import Sampler
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "orders.json"
 
 
 def order(sampler, epoch=0):
-    return sampler.indices(np.arange(len(sampler)), epoch=epoch).tolist()
+    return sampler.indices(np.arange(len(sampler)), epoch=epoch)
 
 
-def test_orders_are_those_of_this_order_version():
-    golden = json.loads(GOLDEN.read_text())
-    assert golden["order_version"] == ORDER_VERSION, "orders changed: write a new golden file and raise ORDER_VERSION"
-    for case in golden["global_shuffle"]:
-        sampler = GlobalShuffle(case["length"], case["seed"])
-        found = sampler.indices(np.array(case["positions"]), epoch=case["epoch"])
-        assert found.tolist() == case["indices"], case
+def shards_of(n):
+    """`n` records in shards of growing length, empty ones among them."""
+    lengths = [0]
+    while sum(lengths) < n:
+        lengths += [min(n - sum(lengths), n // 7 + len(lengths)), 0]
+    return tuple(lengths)
 
 
-def test_sequential_is_the_identity_and_gives_away_no_view():
-    positions = np.array([3, 0, 3])
-    found = Sequential(5).indices(positions, epoch=7)
-    found[0] = 9
-    assert positions.tolist() == [3, 0, 3]
+def halves(n):
+    return GlobalShuffle(n // 2, 1), GlobalShuffle(n - n // 2, 2)
 
 
-@pytest.mark.parametrize("sampler", [Sequential(10), GlobalShuffle(10, 3)])
-def test_samplers_are_frozen_values(sampler):
+# name: (n -> the order, times that it serves each record)
+ORDERS = {
+    "sequential": (Sequential, 1),
+    "global": (lambda n: GlobalShuffle(n, 3), 1),
+    "global of global": (lambda n: GlobalShuffle(n, 3, parent=GlobalShuffle(n, 4)), 1),
+    "shards": (lambda n: ShardSequential(shards_of(n), 3), 1),
+    "pool of 1": (lambda n: PoolShuffle(Sequential(n), 1, 3), 1),
+    "pool": (lambda n: PoolShuffle(Sequential(n), 10, 3), 1),
+    "shards -> pool": (lambda n: PoolShuffle(ShardSequential(shards_of(n), 3), 100, 4), 1),
+    "lanes": (lambda n: Lanes(GlobalShuffle(n, 3), 3), 1),
+    "shards -> lanes -> pool": (lambda n: Lanes(ShardSequential(shards_of(n), 3), 4, 16, 5), 1),
+    "subset": (lambda n: Subset(GlobalShuffle(n, 3), slice(None, None, -1)), 1),
+    "repeat": (lambda n: Repeat(PoolShuffle(Sequential(n), 10, 3), 3), 3),
+    "repeat of shuffled repeat": (
+        lambda n: Repeat(GlobalShuffle(2 * n, 1, parent=Repeat(GlobalShuffle(n, 2), 2)), 2),
+        4,
+    ),
+}
+SIZES = [
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    9,
+    10,
+    11,
+    31,
+    32,
+    33,
+    97,
+    127,
+    128,
+    129,
+    1009,
+    1023,
+    1024,
+    1025,
+    4095,
+    4096,
+    4097,
+    5003,
+]
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("kind", ORDERS)
+def test_each_record_comes_as_often_as_declared(kind, n):
+    make, times = ORDERS[kind]
+    sampler = make(n)
+    assert len(sampler) == times * n
+    assert sampler.records == n
+    for epoch in (0, 1, 2**40):
+        assert np.array_equal(np.sort(order(sampler, epoch)), np.repeat(np.arange(n), times))
+
+
+@pytest.mark.parametrize("n", [n for n in SIZES if n])
+def test_an_urn_is_emptied(n):
+    sampler = Weighted(np.arange(1, n + 1), n, 3, replacement=False)
+    assert np.array_equal(np.sort(order(sampler)), np.arange(n))
+    assert len(Weighted([1], 0, 0)) == order(Weighted([1], 0, 0)).size == 0
+
+
+@pytest.mark.parametrize("n", [n for n in SIZES if n > 1])
+def test_a_mixture_serves_each_record_and_starts_no_part_anew_before_its_end(n):
+    sampler = Mixture(halves(n), (1, 2), stop="longest")
+    assert sampler.records == n
+    counts = Counter(order(sampler, 5).tolist())
+    assert sorted(counts) == list(range(n))
+    for part in (range(n // 2), range(n // 2, n)):
+        assert max(counts[index] for index in part) - min(counts[index] for index in part) <= 1
+
+
+def huge(n):
+    """Orders of n records or more, some of them with many places."""
+    share = n // 1000
+    shards = (share,) * 999 + (n - 999 * share,)
+    halves = GlobalShuffle(n // 2, 1), PoolShuffle(Sequential(n - n // 2), 1024, 2)
+    return {
+        "sequential": Sequential(n),
+        "global": GlobalShuffle(n, 1),
+        "shards": ShardSequential(shards, 1),
+        "pool": PoolShuffle(Sequential(n), 1024, 1),
+        "shards -> pool": PoolShuffle(ShardSequential(shards, 1), 65_536, 2),
+        "lanes": Lanes(GlobalShuffle(n, 1), 12),
+        "shards -> lanes -> pool": Lanes(ShardSequential(shards, 1), 64, 1024, 2),
+        "subset by slice": Subset(GlobalShuffle(n, 1), slice(n, None, -1)),
+        "subset by range": Subset(GlobalShuffle(n, 1), range(1, n, 2)),
+        "repeat": Repeat(GlobalShuffle(n // 1000, 1), 1000),
+        "mixture": Mixture(halves, (1, 1)),
+        "endless mixture": Mixture(halves, (0.3, 0.7), stop="never"),
+        "weighted": Weighted(np.arange(1, 1000), n, 1),
+    }
+
+
+@pytest.mark.parametrize("n", [10**10, 2**48])
+@pytest.mark.parametrize("kind", huge(10**10))
+def test_memory_does_not_grow_with_the_number_of_records(kind, n):
+    tracemalloc.start()
+    try:
+        sampler = huge(n)[kind]
+        length = len(sampler)
+        assert length >= n // 2 - 2000
+        blocks = [np.arange(start, start + 4096) for start in (0, length // 2, length - 4096)]
+        found = [sampler.indices(block, epoch=1) for block in blocks]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * 10**6
+    found = np.concatenate(found)
+    assert found.min() >= 0
+    assert found.max() < sampler.records
+    if kind not in ("repeat", "endless mixture", "weighted"):
+        assert len(np.unique(found)) == found.size
+    # what was computed before changes nothing, nor does the way the positions are taken
+    positions = np.concatenate(blocks)
+    some = np.random.default_rng(0).permutation(len(positions))[:100]
+    assert np.array_equal(huge(n)[kind].indices(positions[some], epoch=1), found[some])
+
+
+def test_no_order_has_more_than_2_to_48_positions_so_sums_stay_exact():
+    # The last positions of the largest orders, where an overflow would show.
+    last = np.array([2**48 - 1])
+    assert Sequential(2**48).indices(last, epoch=0).tolist() == [2**48 - 1]
+    assert Lanes(Sequential(2**48), 65_536).indices(last, epoch=0).tolist() == [2**48 - 1]
+    assert PoolShuffle(Sequential(2**48), 1, 0).indices(last, epoch=0).tolist() == [2**48 - 1]
+    assert ShardSequential((2**47, 2**47), 0).indices(last, epoch=0) % 2**47 == 2**47 - 1
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_orders_are_frozen_values(kind):
+    sampler = ORDERS[kind][0](20)
     assert isinstance(sampler, Sampler)
     assert pickle.loads(pickle.dumps(sampler)) == sampler
     with pytest.raises(AttributeError):
-        sampler.length = 11
+        setattr(sampler, dataclasses.fields(sampler)[0].name, 11)
 
 
-def test_epochs_and_seeds_differ_and_do_not_alias():
-    orders = {(seed, epoch): tuple(order(GlobalShuffle(50, seed), epoch)) for seed in range(6) for epoch in range(6)}
-    assert len(set(orders.values())) == 36
+def test_sequential_gives_away_no_view():
+    positions = np.array([3, 0, 3])
+    found = Sequential(5).indices(positions, epoch=7)
+    assert found.tolist() == [3, 0, 3]
+    assert not np.shares_memory(found, positions)
 
 
-def test_order_is_the_same_in_another_process_with_another_hash_seed():
-    code = (
-        "import numpy as np; from dataload.samplers import GlobalShuffle; "
-        "print(GlobalShuffle(5000, 7).indices(np.arange(9), epoch=2).tolist())"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for seed in ("1", "2")
-    }
-    assert outputs == {str(GlobalShuffle(5000, 7).indices(np.arange(9), epoch=2).tolist())}
+def test_an_order_of_the_user_s_own_serves_as_many_records_as_it_has_positions_unless_it_says():
+    class Own:
+        def __len__(self):
+            return 12
+
+        def indices(self, positions, *, epoch):
+            return positions % 5
+
+    assert records_of(Own()) == PoolShuffle(Own(), 3, 0).records == 12
+    telling = type("Telling", (Own,), {"records": 5})()
+    assert records_of(telling) == Lanes(telling, 3).records == 5
 
 
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: Sequential(-1), r"length must be an integer in \[0, 281474976710657\), got -1"),
-        (lambda: Sequential(2.0), r"length must be an integer .*, got 2\.0"),
-        (lambda: GlobalShuffle(2**48 + 1, 0), "length must be an integer"),
-        (lambda: BatchSampler(sampler=Sequential(4), batch_size=0), "batch_size must be an integer >= 1, got 0"),
-        (lambda: BatchSampler(sampler=Sequential(4), batch_size=True), "batch_size must be an integer >= 1, got True"),
-        (lambda: BatchSampler(sampler=Sequential(4), batch_size=1, world_size=0), "world_size must be an integer >= 1"),
-        (
-            lambda: BatchSampler(sampler=Sequential(4), batch_size=1, world_size=2, rank=2),
-            r"rank must be an integer in \[0, 2\), got 2",
-        ),
-        (lambda: BatchSampler(sampler=Sequential(4), batch_size=1, rank=-1), r"rank must be an integer in \[0, 1\)"),
-        (lambda: BatchSampler(sampler=Sequential(4), batch_size=1, origin=-1), "origin must be an integer >= 0"),
-        (
-            lambda: BatchSampler(sampler=Sequential(4), batch_size=1, tail="dorp"),
-            "tail is 'dorp': did you mean 'drop'",
-        ),
-    ],
-)
-def test_wrong_settings_are_named(make, match):
-    with pytest.raises(ConfigError, match=match):
-        make()
-
-
-@pytest.mark.parametrize("seed", [1.5, "1", None, True])
-def test_a_seed_is_an_integer(seed):
-    with pytest.raises(TypeError, match="seed must be an integer, got"):
-        GlobalShuffle(3, seed)
-
-
-def model(length, batch_size, world_size, rank, tail, origin):
-    """Rows of a rank per step, as a plain loop over positions."""
-    steps = []
-    start, size = origin, batch_size * world_size
-    while start < length:
-        chunk = list(range(start, min(start + size, length)))
-        if len(chunk) < size and tail == "drop":
-            break
-        mine = [p for i, p in enumerate(chunk) if i % world_size == rank]
-        if tail == "pad":
-            steps.append([(p, True) for p in mine] + [(length - 1, False)] * (batch_size - len(mine)))
-        else:
-            steps.append([(p, True) for p in mine])
-        start += size
-    return steps
-
-
-@given(
-    length=st.integers(0, 60),
-    batch_size=st.integers(1, 7),
-    world_size=st.integers(1, 5),
-    tail=st.sampled_from(["drop", "pad", "partial"]),
-    origin=st.integers(0, 8),
-    data=st.data(),
-)
-def test_batches_are_those_of_the_plain_model(length, batch_size, world_size, tail, origin, data):
-    counts = set()
-    for rank in range(world_size):
-        batches = BatchSampler(
-            sampler=Sequential(length),
-            batch_size=batch_size,
-            world_size=world_size,
-            rank=rank,
-            tail=tail,
-            origin=origin,
-        )
-        expected = model(length, batch_size, world_size, rank, tail, origin)
-        counts.add(len(batches))
-        assert len(batches) == len(expected)
-        start = data.draw(st.integers(0, len(batches)))
-        plans = [*batches.plans(range(start), epoch=0), *batches.plans(range(start, len(batches)), epoch=0)]
-        assert [plan.step for plan in plans] == list(range(len(expected)))
-        for plan, rows in zip(plans, expected, strict=True):
-            valid = [True] * len(plan.indices) if plan.valid is None else plan.valid.tolist()
-            assert list(zip(plan.indices.tolist(), valid, strict=True)) == rows
-        assert (tail == "pad") == all(plan.valid is not None for plan in plans) or not plans
-    assert len(counts) == 1, "ranks have different numbers of steps"
-
-
-@pytest.mark.parametrize("tail", ["drop", "pad", "partial"])
-def test_the_global_batches_do_not_depend_on_the_number_of_ranks(tail):
-    def global_batches(world_size):
-        per_rank = []
-        for rank in range(world_size):
-            batches = BatchSampler(
-                sampler=GlobalShuffle(103, 1), batch_size=12 // world_size, world_size=world_size, rank=rank, tail=tail
-            )
-            per_rank.append(batches.plans(range(len(batches)), epoch=3))
-        steps = []
-        for plans in zip(*per_rank, strict=True):
-            rows = [
-                (i, v)
-                for p in plans
-                for i, v in zip(p.indices, p.valid if p.valid is not None else [True] * 99, strict=False)
-            ]
-            steps.append(sorted(rows))
-        return steps
-
-    assert global_batches(1) == global_batches(2) == global_batches(3) == global_batches(4)
-
-
-def test_position_counts_what_is_consumed():
-    batches = BatchSampler(sampler=Sequential(10), batch_size=2, world_size=2)
-    assert [batches.position(step) for step in range(len(batches) + 1)] == [0, 4, 8, 10]
+def test_epochs_of_numpy_s_integers_are_the_same():
+    for (make, _), epoch in itertools.product(ORDERS.values(), (0, 3)):
+        assert np.array_equal(order(make(40), np.int32(epoch)), order(make(40), epoch))

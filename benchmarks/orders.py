@@ -1,0 +1,213 @@
+"""The index plane: what an order costs, beside those of torch, numpy and Grain, and what it does to reading."""
+
+import os
+import time
+import tracemalloc
+
+import numpy as np
+
+import dataload
+from benchmarks.datasets import made, records
+from benchmarks.timing import Case, compare
+from dataload.plan import BLOCK_ROWS
+from dataload.samplers import (
+    BatchSampler,
+    GlobalShuffle,
+    Lanes,
+    Mixture,
+    PoolShuffle,
+    Sequential,
+    ShardSequential,
+    Weighted,
+)
+
+SEED = 1
+COUNT = 1_000_000
+THIRDS = (500_000, 300_000, 200_000)
+
+
+def order(sampler):
+    """All of an epoch in the blocks that the loader computes; the sum of a permutation is the same for each."""
+    blocks = [np.arange(start, min(start + BLOCK_ROWS, len(sampler))) for start in range(0, len(sampler), BLOCK_ROWS)]
+
+    def run():
+        return sum(int(sampler.indices(block, epoch=0).sum()) for block in blocks)
+
+    return run
+
+
+def orders():
+    rows = compare(
+        f"Orders of {COUNT:,} records, an index",
+        [
+            Case("numpy Generator.permutation (whole, in memory)", numpy_permutation),
+            *torch_randperm(),
+            *grain_shuffles(),
+            Case("Sequential", order(Sequential(COUNT))),
+            Case("GlobalShuffle", order(GlobalShuffle(COUNT, SEED)), least=20e6),
+            Case("PoolShuffle(1,024) of Sequential", order(PoolShuffle(Sequential(COUNT), 1024, SEED)), least=5e6),
+            Case("PoolShuffle(65,536) of Sequential", order(PoolShuffle(Sequential(COUNT), 65_536, SEED)), least=5e6),
+            Case("Lanes(8) of Sequential", order(Lanes(Sequential(COUNT), 8)), least=1e9 / 30),
+            Case("Mixture of three Sequential", order(mixture()), least=1e9 / 30),
+            Case("shards -> pool(1,024)", order(PoolShuffle(shards(), 1024, SEED)), least=5e6),
+            Case("shards -> lanes(8) -> pool(1,024) in each", order(Lanes(shards(), 8, 1024, SEED))),
+        ],
+        items=COUNT,
+        steps=COUNT // 256,
+    )
+    weights = np.random.default_rng(0).random(COUNT)
+    return rows + compare(
+        f"Weighted orders of {COUNT:,} records, an index",
+        [
+            Case("numpy Generator.choice(p=), whole", lambda: numpy_choice(weights)),
+            Case("Weighted", lambda: order(Weighted(weights, COUNT, SEED))() and None),
+        ],
+        items=COUNT,
+        steps=COUNT // 256,
+    )
+
+
+def numpy_permutation():
+    return int(np.random.default_rng(SEED).permutation(COUNT).sum())
+
+
+def numpy_choice(weights):
+    np.random.default_rng(SEED).choice(COUNT, COUNT, p=weights / weights.sum()).sum()
+
+
+def torch_randperm():
+    try:
+        import torch
+    except ImportError:
+        return []
+    return [Case("torch.randperm (whole, in memory)", lambda: int(torch.randperm(COUNT).sum()))]
+
+
+def grain_shuffles(sample=20_000):
+    """Grain computes one index a call, from Python: a sample of them is measured."""
+    try:
+        import grain.python as grain
+        from grain._src.python.experimental.index_shuffle.python.index_shuffle_module import index_shuffle
+    except ImportError:
+        print("Grain is not installed: pip install grain")
+        return []
+    sampler = grain.IndexSampler(
+        num_records=COUNT, shuffle=True, seed=SEED, num_epochs=1, shard_options=grain.NoSharding()
+    )
+
+    def bare():
+        for index in range(sample):
+            index_shuffle(index, max_index=COUNT - 1, seed=SEED, rounds=4)
+
+    def through_the_sampler():
+        for index in range(sample):
+            sampler[index]
+
+    return [
+        Case("Grain index_shuffle", bare, items=sample),
+        Case("Grain IndexSampler", through_the_sampler, items=sample),
+    ]
+
+
+def shards():
+    return ShardSequential((COUNT // 100,) * 100, SEED)
+
+
+def mixture():
+    return Mixture(tuple(map(Sequential, THIRDS)), THIRDS, window=1000, seed=SEED)
+
+
+def starting(count=10**10, shard_count=10_000):
+    """What a plan over ten thousand million records takes before its first step."""
+    lengths = (count // shard_count,) * shard_count
+    plans = {
+        "GlobalShuffle": lambda: GlobalShuffle(count, SEED),
+        "shards -> pool(1,024)": lambda: PoolShuffle(ShardSequential(lengths, SEED), 1024, SEED),
+        "shards -> lanes(64) -> pool(1,024)": lambda: Lanes(ShardSequential(lengths, SEED), 64, 1024, SEED),
+    }
+    print(
+        f"\nA plan over {count:,} records: made, and {BLOCK_ROWS:,} rows in the middle of an epoch; aims 10 ms, 10 MB"
+    )
+    rows = []
+    for name, make in plans.items():
+
+        def start(make=make):
+            planner = BatchSampler(sampler=make(), batch_size=256)
+            middle = planner.steps(0) // 2
+            return planner.plans(range(middle, middle + BLOCK_ROWS // 256), epoch=0)
+
+        start()
+        seconds = min(timed(start) for _ in range(5))
+        tracemalloc.start()
+        start()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        print(f"  {name:44} {seconds * 1e3:8.1f} ms {peak / 1e6:8.1f} MB")
+        rows.append({"title": "starting", "case": name, "seconds": seconds, "peak_bytes": peak})
+    return rows
+
+
+def timed(run):
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def reading(shard_count=16, shard_records=16_384, floats=1024):
+    """The same records in each order: from a cold cache, and from groups that are compressed together."""
+    paths = [
+        made(f"order-{shard}-{floats}-{shard_records}.syr", lambda: records(shard_records, floats))
+        for shard in range(shard_count)
+    ]
+    steps = shard_count * shard_records // 256
+    cold = compare(
+        f"Cold reads of {shard_count} Syrah shards, {4 * floats} B records, batch 256",
+        [Case(name, cold_epoch(paths, shuffle)) for name, shuffle in ORDERS.items()],
+        items=shard_count * shard_records,
+        steps=steps,
+        rounds=3,
+    )
+    grouped = [
+        made(f"group-{shard}.array_record", lambda: records(4096, 256), options="group_size:256") for shard in range(4)
+    ]
+    few = 2560
+    return cold + compare(
+        "Warm reads of 4 ArrayRecord shards with group_size:256, 1 KB records, batch 256",
+        [Case(name, grouped_steps(grouped, shuffle, few), items=few) for name, shuffle in ORDERS.items()],
+        items=few,
+        steps=few // 256,
+        rounds=3,
+    )
+
+
+ORDERS = {"in order": False, "shuffle='shards'": "shards", "shuffle='global'": "global"}
+
+
+def cold_epoch(paths, shuffle):
+    def run():
+        for path in paths:
+            with open(path, "rb") as stream:
+                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with dataload.open(paths) as source:
+            total = sum(float(batch["x"][:, 0].sum(dtype=np.float64)) for batch in loader(source, shuffle))
+        return round(total, 1)
+
+    return run
+
+
+def grouped_steps(paths, shuffle, few):
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the groups, which are the point
+        source = dataload.open(paths, codec="tensorprotos")
+
+    def run():
+        for _, _ in zip(range(few // 256), loader(source, shuffle), strict=False):
+            pass
+
+    return run
+
+
+def loader(source, shuffle):
+    return dataload.Loader(source, batch_size=256, shuffle=shuffle, seed=SEED, num_workers=1)

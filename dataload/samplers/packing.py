@@ -1,0 +1,209 @@
+"""Records of different lengths packed into rows of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+
+from dataload.errors import ConfigError, closest
+from dataload.packing import Packing
+from dataload.samplers._checks import check_count, check_sampler, records_of
+from dataload.samplers._values import ArrayValue, Memo
+from dataload.samplers.batch import BatchPlan, BatchPlanner
+from dataload.samplers.buckets import check_record_lengths
+from dataload.types import Int64Array, Sampler
+
+__all__ = ["Overlong", "PackedBatchSampler", "first_fit"]
+
+Overlong: TypeAlias = Literal["error", "truncate"]
+"""What becomes of records longer than a row."""
+
+_COUNTED_AT_ONCE = 2**18  # records
+
+
+class _Windows(NamedTuple):
+    """Several windows, packed.
+
+    Attributes:
+        indices: (windows, window) int64, what to read.
+        lengths: (windows, window) int64, of each record; -1 behind the end of the order.
+        rows: (windows, window) int64, the row of each within its window.
+        starts: (windows, window) int64, its first place there.
+        counts: (windows,) int64, rows of each window.
+    """
+
+    indices: Int64Array
+    lengths: Int64Array
+    rows: Int64Array
+    starts: Int64Array
+    counts: Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedBatchSampler(ArrayValue, BatchPlanner):
+    """Rows of `row_length` places, each filled with several records: no padding to speak of, and one shape.
+
+    The order is cut into windows of as many records. In a window each record in turn goes into the first row that has
+    room for it (first fit), or opens another. The rows of an epoch, window after window, do not depend on the number
+    of ranks. How many they are depends on the order, so once an epoch all windows are packed to count them, in about
+    0.4 seconds for a million records; afterwards any row is found by packing its window.
+
+    The loader lays the records out and adds `segment_ids` and `positions`: see `dataload.Pack`.
+
+    Attributes:
+        sampler: The order of the records.
+        lengths: (records,) length of each record, in index order. Kept as int64.
+        row_length: Places in a row.
+        batch_size: Rows per step of one rank.
+        window: Records that are packed together. More fill rows better.
+        overlong: Whether a record longer than a row is an error or cut off.
+
+    Raises:
+        ConfigError: There are fewer lengths than records, one is negative, a record is longer than a row, or a number
+            is out of its range.
+    """
+
+    sampler: Sampler
+    lengths: Sequence[int] | Int64Array
+    row_length: int
+    batch_size: int
+    window: int = 1024
+    overlong: Overlong = "error"
+    _ends: Memo[Int64Array] = field(default_factory=Memo, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        BatchPlanner.__post_init__(self)
+        check_sampler("sampler", self.sampler)
+        lengths = check_record_lengths(self.lengths)
+        object.__setattr__(self, "lengths", lengths)
+        for name in ("row_length", "batch_size", "window"):
+            check_count(name, getattr(self, name), least=1)
+        if len(lengths) < records_of(self.sampler):
+            raise ConfigError(
+                f"lengths must be one for each of the {records_of(self.sampler)} records, got {len(lengths)}",
+                key="lengths",
+                value=len(lengths),
+            )
+        if self.overlong not in get_args(Overlong):
+            raise ConfigError(
+                f"overlong is {self.overlong!r}: {closest(self.overlong, get_args(Overlong))}",
+                key="overlong",
+                value=self.overlong,
+            )
+        longest = int(lengths.max(initial=0))
+        if self.overlong == "error" and longest > self.row_length:
+            raise ConfigError(
+                f"row_length must be at least {longest}, the length of record {int(lengths.argmax())}, or overlong "
+                f"'truncate'; got {self.row_length}",
+                key="row_length",
+                value=self.row_length,
+            )
+
+    @property
+    def order(self) -> Any:
+        """All but ranks and batch size."""
+        names = ("sampler", "lengths", "row_length", "window", "overlong")
+        return type(self).__name__, *((name, getattr(self, name)) for name in names)
+
+    @property
+    def records(self) -> int:
+        """Indices are below this."""
+        return records_of(self.sampler)
+
+    @property
+    def items_per_step(self) -> int:
+        """Rows per step of one rank: the batch size."""
+        return self.batch_size
+
+    @property
+    def rows_per_step(self) -> int:
+        """Mean records of a step, for that is what there is to read."""
+        mean = max(1, int(np.asarray(self.lengths).mean())) if len(self.lengths) else 1
+        return self.batch_size * max(1, self.row_length // mean)
+
+    def items(self, epoch: int) -> int:
+        """Rows of an epoch."""
+        ends = self._window_ends(epoch)
+        return int(ends[-1]) if ends.size else 0
+
+    def plans(self, steps: range, *, epoch: int) -> Sequence[BatchPlan]:
+        """See `BatchPlanner.plans`."""
+        items, inside = self.deal(steps, epoch=epoch)
+        ends = self._window_ends(epoch)
+        wanted = items[inside]
+        windows = np.unique(np.searchsorted(ends, wanted, side="right"))
+        packed = self._pack(windows, epoch)
+        # Records by their row of the epoch, and in it by place.
+        present = packed.lengths >= 0
+        number = (ends[windows] - packed.counts)[:, None] + packed.rows
+        order = np.flatnonzero(present.ravel())
+        order = order[np.argsort(number.ravel()[order], kind="stable")]
+        number = number.ravel()[order]
+        firsts, stops = np.searchsorted(number, items), np.searchsorted(number, items, side="right")
+        plans: list[BatchPlan] = []
+        for i, step in enumerate(steps):
+            counts = np.where(inside[i], stops[i] - firsts[i], 0)
+            chosen = order[np.repeat(firsts[i] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())]
+            rows = self.batch_size if self.tail == "pad" else int(inside[i].sum())
+            packing = Packing(
+                rows=np.repeat(np.arange(self.batch_size), counts),
+                starts=packed.starts.ravel()[chosen],
+                lengths=packed.lengths.ravel()[chosen],
+                shape=(rows, self.row_length),
+            )
+            valid = inside[i] if self.tail == "pad" else None
+            plans.append(BatchPlan(step, packed.indices.ravel()[chosen], valid, packing))
+        return plans
+
+    def _window_ends(self, epoch: int) -> Int64Array:
+        """(windows,) int64, rows of the epoch up to and with each window."""
+        known = self._ends.recall(epoch)
+        if known is not None:
+            return known
+        count = -(-len(self.sampler) // self.window)
+        at_once = max(1, _COUNTED_AT_ONCE // self.window)
+        parts = [
+            self._pack(np.arange(start, min(start + at_once, count)), epoch).counts
+            for start in range(0, count, at_once)
+        ]
+        return self._ends.keep(epoch, np.cumsum(np.concatenate([np.empty(0, np.int64), *parts])))
+
+    def _pack(self, windows: Int64Array, epoch: int) -> _Windows:
+        positions = windows[:, None] * self.window + np.arange(self.window)
+        present = positions < len(self.sampler)
+        indices = np.zeros(positions.shape, np.int64)
+        indices[present] = self.sampler.indices(positions[present], epoch=epoch)
+        lengths = np.where(present, np.asarray(self.lengths)[indices], -1)
+        return _Windows(indices, lengths, *first_fit(np.minimum(lengths, self.row_length), self.row_length))
+
+
+def first_fit(lengths: Int64Array, row_length: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Pack several lists of records, each for itself: every record goes into the first row that has room.
+
+    Args:
+        lengths: (lists, records) int64, none above `row_length`; negative ones stand for no record.
+        row_length: Places in a row.
+
+    Returns:
+        The row of each record and its first place there, both (lists, records) int64, and how many rows each list
+        fills, (lists,) int64.
+    """
+    lists, records = lengths.shape
+    rows, starts = np.zeros_like(lengths), np.zeros_like(lengths)
+    counts = np.zeros(lists, np.int64)
+    room = np.full((lists, 8), row_length, np.int32)
+    each = np.arange(lists)
+    # Record after record, as first fit is, but of all lists at once.
+    for i in range(records):
+        open_rows = int(counts.max(initial=0)) + 1
+        if open_rows > room.shape[1]:
+            room = np.concatenate([room, np.full_like(room, row_length)], axis=1)
+        need = lengths[:, i]
+        row = (room[:, :open_rows] >= need[:, None]).argmax(axis=1)
+        rows[:, i], starts[:, i] = row, row_length - room[each, row]
+        room[each, row] -= np.maximum(need, 0).astype(np.int32)
+        counts = np.maximum(counts, np.where(need >= 0, row + 1, 0))
+    return rows, starts, counts

@@ -1,0 +1,362 @@
+"""How well an order mixes, measured on the order itself and compared with a uniform shuffle. Pure (no I/O)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataload.samplers.batch import BatchPlanner
+from dataload.samplers.order_sample import (
+    PLACES,
+    Float64Array,
+    OrderSample,
+    Shards,
+    displacements,
+    expected_shards,
+    sample_order,
+    shards_per_batch,
+)
+from dataload.types import Int64Array
+
+__all__ = [
+    "Decay",
+    "Displacement",
+    "Figure",
+    "Mixing",
+    "Multiplicity",
+    "OrderReport",
+    "Repeats",
+    "judge_order",
+    "order_report",
+]
+
+_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+_TOLERANCE = 0.05  # what nobody would call a difference
+_SIGMAS = 3
+_FEW_PAIRS = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number, and what a uniform shuffle would give.
+
+    Attributes:
+        found: What was measured.
+        ideal: The expectation in a uniform shuffle.
+        error: Standard error of `found`, from how much it differs between 20 parts of what was looked at.
+    """
+
+    found: float
+    ideal: float
+    error: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Of found to ideal; None where the ideal is 0."""
+        return self.found / self.ideal if self.ideal else None
+
+    @property
+    def is_ideal(self) -> bool:
+        """Whether found and ideal differ by no more than 5%, or than chance explains."""
+        return abs(self.found - self.ideal) <= max(_TOLERANCE * self.ideal, _SIGMAS * self.error)
+
+    @property
+    def proviso(self) -> str:
+        """What to add where chance alone explains more than 5%."""
+        return ", within chance" if _SIGMAS * self.error > _TOLERANCE * self.ideal else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Displacement:
+    """How far records stand from where they stood, ``|index / records - position / positions|``.
+
+    Attributes:
+        mean: Against 1/3.
+        quantiles: (q, found, ideal), ideal ``1 - sqrt(1 - q)``.
+    """
+
+    mean: Figure
+    quantiles: tuple[tuple[float, float, float], ...]
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        ratio = self.mean.found / self.mean.ideal
+        if self.mean.is_ideal:
+            return f"records move as far as in a uniform shuffle{self.mean.proviso}"
+        if ratio < _TOLERANCE:
+            return "records stay about where they are in index order"
+        return f"records move {ratio:.2f} times as far as in a uniform shuffle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixing:
+    """From how many shards the rows of a batch of all ranks come.
+
+    Attributes:
+        shards: How many there are.
+        noun: ``"shards"``, or ``"parts"`` where equal parts of one shard stand in their place.
+        per_batch: Mean over the batches.
+        middle: Found to ideal in the middle fifth of the epoch; None if that has no step.
+    """
+
+    shards: int
+    noun: str
+    per_batch: Figure
+    middle: float | None
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        found, ideal = self.per_batch.found, self.per_batch.ideal
+        if self.per_batch.is_ideal:
+            return f"a batch mixes as many {self.noun} as in a uniform shuffle{self.per_batch.proviso}"
+        return f"a batch mixes {found:.1f} of {self.shards:,} {self.noun}; in a uniform shuffle {ideal:.1f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decay:
+    """How the mixing changes over the epoch.
+
+    Attributes:
+        tenths: Found to ideal in each tenth, relative to the whole epoch; None for a tenth without a step.
+        error: Standard error of each, from how much 20 parts of what was looked at differ.
+        last_to_middle: The last tenth against the middle fifth; None if one of them has no step.
+    """
+
+    tenths: tuple[float | None, ...]
+    error: float
+    last_to_middle: float | None
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        known = [tenth for tenth in self.tenths if tenth is not None]
+        if len(known) < len(self.tenths) or self.last_to_middle is None:
+            return "the epoch is too short to tell"
+        tolerance = max(_TOLERANCE, _SIGMAS * self.error)
+        if all(abs(tenth - 1) <= tolerance for tenth in known):
+            return "mixing is the same from the start of the epoch to its end"
+        if known[-1] == min(known) and self.last_to_middle < 1 - tolerance:
+            return f"mixing decays: at the end it is {self.last_to_middle:.2f} of that in the middle"
+        return f"mixing differs over the epoch: from {min(known):.2f} to {max(known):.2f} of its mean"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats:
+    """Pairs of records that share a batch in this epoch, and share one again in the next.
+
+    Attributes:
+        pairs: Pairs that share a batch, both seen in the next epoch, too; of a record that comes more than
+            once, the first time counts.
+        again: How many of them share one again, as a fraction; None without pairs. The ideal is that of two
+            records of what was seen: (G - 1) / (n - 1) for n records in batches of G, seen as a whole.
+    """
+
+    pairs: int
+    again: Figure | None
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if self.again is None or self.again.ratio is None:
+            return "no pair was seen in both epochs"
+        if self.again.is_ideal:
+            few = self.pairs * self.again.ideal < _FEW_PAIRS
+            seldom = f"pairs meet again as seldom as in a uniform shuffle{self.again.proviso}"
+            return "too few pairs to tell" if few else seldom
+        if self.again.found > 0.5:
+            return f"batches stay the same: {self.again.found:.0%} of the pairs meet again"
+        return f"pairs meet again {self.again.ratio:.3g} times as often as in a uniform shuffle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multiplicity:
+    """How often records come within the epoch.
+
+    Attributes:
+        records: How many there are.
+        positions: How many were looked at.
+        whole: Whether that is the whole epoch.
+        repeated: Records that come more than once in what was looked at.
+        never: Records that do not come; None where not all was looked at.
+    """
+
+    records: int
+    positions: int
+    whole: bool
+    repeated: int
+    never: int | None
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if not self.whole:
+            found = f"{self.repeated:,} records come" if self.repeated else "no record comes"
+            return f"{found} twice or more among the {self.positions:,} positions looked at"
+        if not self.repeated and not self.never:
+            return "each record comes once"
+        return f"{self.repeated:,} records come more than once, {self.never:,} of {self.records:,} do not come"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderReport:
+    """How well an order mixes.
+
+    Attributes:
+        epoch: The epoch that was looked at; `repeats` also looks at the next.
+        records: Indices are below this.
+        positions: Of the epoch.
+        steps: Of the epoch.
+        looked_at: Positions that the figures rest on.
+        sampled: Whether these are not all.
+        displacement: How far records move.
+        mixing: From how many shards batches come.
+        decay: How that changes over the epoch.
+        repeats: Which pairs meet in the next epoch again.
+        multiplicity: How often records come.
+    """
+
+    epoch: int
+    records: int
+    positions: int
+    steps: int
+    looked_at: int
+    sampled: bool
+    displacement: Displacement
+    mixing: Mixing
+    decay: Decay
+    repeats: Repeats
+    multiplicity: Multiplicity
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it for `json.dumps`, with ratios and verdicts."""
+        return _as_json(self)
+
+
+def _as_json(value: Any) -> Any:
+    if not is_dataclass(value):
+        return value
+    found = {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
+    return found | {name: getattr(value, name) for name in ("ratio", "verdict") if hasattr(value, name)}
+
+
+def order_report(planner: BatchPlanner, *, shard_lengths: Sequence[int] | None = None, epoch: int = 0) -> OrderReport:
+    """How well the order of an epoch mixes.
+
+    Args:
+        planner: The plan of any of the ranks; batches are those of all ranks together.
+        shard_lengths: Records of each shard, in index order; None or one shard takes 100 equal parts instead.
+        epoch: 0, 1, 2, ...
+
+    Raises:
+        ConfigError: The epoch has no step, or `shard_lengths` are no numbers of records.
+
+    Example:
+        >>> from dataload.samplers import BatchSampler, GlobalShuffle
+        >>> order_report(BatchSampler(sampler=GlobalShuffle(10_000, seed=0), batch_size=64)).mixing.verdict
+        'a batch mixes as many parts as in a uniform shuffle'
+    """
+    shards = Shards.of(planner.records, shard_lengths)
+    return judge_order(sample_order(planner, epoch=epoch), sample_order(planner, epoch=epoch + 1), shards)
+
+
+def judge_order(sample: OrderSample, following: OrderSample, shards: Shards) -> OrderReport:
+    """The report on what was looked at of an epoch and of the one that follows."""
+    mixing, decay = _mixing(sample, shards)
+    counts = np.unique(sample.indices, return_counts=True)[1]
+    return OrderReport(
+        epoch=sample.epoch,
+        records=sample.records,
+        positions=sample.length,
+        steps=sample.epoch_steps,
+        looked_at=len(sample.indices),
+        sampled=not sample.whole,
+        displacement=_displacement(sample),
+        mixing=mixing,
+        decay=decay,
+        repeats=_repeats(sample, following),
+        multiplicity=Multiplicity(
+            records=sample.records,
+            positions=len(sample.indices),
+            whole=sample.whole,
+            repeated=int(np.count_nonzero(counts > 1)),
+            never=sample.records - len(counts) if sample.whole else None,
+        ),
+    )
+
+
+def _displacement(sample: OrderSample) -> Displacement:
+    place = (sample.positions + 0.5) / sample.length
+    moved = displacements(sample)
+    # What a uniform shuffle gives at a place varies between 1/4 and 1/2: that is no error.
+    error = _error(moved - (place**2 - place + 0.5), sample.batches * PLACES // len(sample.steps))
+    found = np.quantile(moved, _QUANTILES).tolist()
+    return Displacement(
+        mean=Figure(found=float(moved.mean()), ideal=1 / 3, error=error),
+        quantiles=tuple((q, value, 1 - math.sqrt(1 - q)) for q, value in zip(_QUANTILES, found, strict=True)),
+    )
+
+
+def _error(values: Float64Array, blocks: Int64Array) -> float:
+    """Standard error of the mean of values that depend on one another within a block.
+
+    From the differences of neighbouring blocks, so that what changes steadily over the epoch is no error (von Neumann
+    et al., "The mean square successive difference", 1941).
+    """
+    counts = np.bincount(blocks)
+    present = counts > 0
+    means = np.bincount(blocks, values)[present] / counts[present]
+    if len(means) < 2:
+        return float(values.std() / math.sqrt(len(values)))
+    return float(np.sqrt(np.mean(np.diff(means) ** 2) / 2 / len(means)))
+
+
+def _mixing(sample: OrderSample, shards: Shards) -> tuple[Mixing, Decay]:
+    found = shards_per_batch(sample, shards)
+    ideal = expected_shards(shards, np.bincount(sample.batches, minlength=len(sample.steps)))
+    blocks = np.arange(len(found)) * PLACES // len(found)
+    per_batch = Figure(found=float(found.mean()), ideal=float(ideal.mean()), error=_error(found - ideal, blocks))
+
+    overall = float(found.sum() / ideal.sum())
+    tenth = sample.steps * 10 // sample.epoch_steps
+
+    def ratio(of: npt.NDArray[np.bool_]) -> float | None:
+        return float(found[of].sum() / ideal[of].sum()) if of.any() else None
+
+    ratios = [ratio(tenth == t) for t in range(10)]
+    middle = ratio((tenth == 4) | (tenth == 5))
+    decay = Decay(
+        tenths=tuple(None if value is None else value / overall for value in ratios),
+        error=_error(found / ideal, blocks) / overall * math.sqrt(10),
+        last_to_middle=None if ratios[-1] is None or middle is None else ratios[-1] / middle,
+    )
+    return Mixing(shards=len(shards), noun=shards.noun, per_batch=per_batch, middle=middle), decay
+
+
+def _repeats(sample: OrderSample, following: OrderSample) -> Repeats:
+    records, first = np.unique(sample.indices, return_index=True)
+    next_records, next_first = np.unique(following.indices, return_index=True)
+    _, here, there = np.intersect1d(records, next_records, assume_unique=True, return_indices=True)
+    batch = sample.batches[first[here]]
+    next_batch = following.batches[next_first]
+    pairs = _pairs(batch)
+    if not pairs:
+        return Repeats(pairs=0, again=None)
+    again = _pairs(batch * len(following.steps) + next_batch[there])
+    ideal = _pairs(next_batch) / math.comb(len(next_batch), 2)
+    return Repeats(
+        pairs=pairs,
+        again=Figure(found=again / pairs, ideal=ideal, error=math.sqrt(max(1, pairs * ideal)) / pairs),
+    )
+
+
+def _pairs(groups: Int64Array) -> int:
+    """Pairs of elements of the same group."""
+    counts = np.unique(groups, return_counts=True)[1]
+    return int((counts * (counts - 1) // 2).sum())

@@ -1,0 +1,110 @@
+"""The orders of this ORDER_VERSION, as they must stay: a checkpoint of an earlier release continues in them.
+
+To change one on purpose, raise `ORDER_VERSION` and write orders.json anew: ``python tests/golden/test_orders.py``.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataload.randomness import ORDER_VERSION
+from dataload.samplers import (
+    GlobalShuffle,
+    Lanes,
+    Mixture,
+    PoolShuffle,
+    Repeat,
+    Sequential,
+    ShardSequential,
+    Subset,
+    Weighted,
+)
+
+GOLDEN = Path(__file__).with_name("orders.json")
+
+SHARDS = ShardSequential((30, 7, 0, 41, 1, 22, 19, 80), 3)
+LARGE_SHARDS = ShardSequential((10**7 - 1,) * 1000, -1)
+
+ORDERS = {
+    "sequential": Sequential(20),
+    "global": GlobalShuffle(10**10, 1),
+    "global of global": GlobalShuffle(200, 5, parent=GlobalShuffle(200, 6)),
+    "shards": SHARDS,
+    "many shards": LARGE_SHARDS,
+    "pool": PoolShuffle(Sequential(200), 10, 2),
+    "pool of one": PoolShuffle(Sequential(20), 1, 2),
+    "pool of all": PoolShuffle(Sequential(50), 10**6, 2),
+    "large pool": PoolShuffle(Sequential(10**10), 65_536, 2**70),
+    "shards -> pool": PoolShuffle(SHARDS, 32, 4),
+    "lanes": Lanes(GlobalShuffle(203, 1), 4),
+    "lanes with pools": Lanes(Sequential(203), 4, 8, 9),
+    "shards -> lanes -> pool": Lanes(SHARDS, 8, 12, 5),
+    "many shards -> lanes -> pool": Lanes(LARGE_SHARDS, 64, 1024, 5),
+    "subset by slice": Subset(GlobalShuffle(200, 3), slice(190, 3, -7)),
+    "subset by positions": Subset(GlobalShuffle(200, 3), [5, 5, -1, 0, 77]),
+    "repeat": Repeat(GlobalShuffle(17, 8), 5),
+    "weighted": Weighted([0.5, 0, 3, 1e-3, 7, 1 / 3], 10**6, 6),
+    "weighted urn": Weighted(np.arange(100) * 0.37, 99, 6, replacement=False),
+    "mixture, first": Mixture((GlobalShuffle(100, 1), SHARDS, Sequential(50)), (0.5, 0.2, 0.3), "first", 7),
+    "mixture, longest": Mixture((GlobalShuffle(30, 1), SHARDS), (1, 2), "longest", 7, window=30, lengths=(60, 300)),
+    "mixture, never": Mixture((GlobalShuffle(100, 1), Weighted([1, 2], 9, 3)), (1.4142135, 1), "never", 8),
+    "mixture, weights by epoch": Mixture((Sequential(90), GlobalShuffle(90, 2)), ((1, 9), (1, 1), (1, 0)), "first", 9),
+}
+EPOCHS = (0, 1, 12)
+
+
+def case(kind, epoch):
+    """The order at its beginning, its end and some places between, in no order of theirs."""
+    sampler = ORDERS[kind]
+    length = len(sampler)
+    chosen = {*range(12), *(length * part // 7 for part in range(1, 7)), *range(length - 6, length)}
+    positions = sorted((position for position in chosen if 0 <= position < length), key=lambda p: (p % 3, p))
+    return {"order": kind, "epoch": epoch, "positions": positions, "indices": found(sampler, epoch, positions)}
+
+
+def found(sampler, epoch, positions):
+    return sampler.indices(np.array(positions, np.int64), epoch=epoch).tolist()
+
+
+@pytest.fixture(scope="module")
+def golden():
+    content = json.loads(GOLDEN.read_text())
+    assert content["order_version"] == ORDER_VERSION, "orders changed: write a new golden file and raise ORDER_VERSION"
+    return content
+
+
+def test_global_shuffle(golden):
+    for case in golden["global_shuffle"]:
+        sampler = GlobalShuffle(case["length"], case["seed"])
+        assert found(sampler, case["epoch"], case["positions"]) == case["indices"], case
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_orders(golden, kind):
+    kept = [case for case in golden["orders"] if case["order"] == kind]
+    assert [case["epoch"] for case in kept] == list(EPOCHS)
+    for case in kept:
+        assert found(ORDERS[kind], case["epoch"], case["positions"]) == case["indices"], case
+
+
+def test_no_order_is_kept_that_is_not_tested(golden):
+    assert {case["order"] for case in golden["orders"]} == set(ORDERS)
+
+
+def write():
+    """Write orders.json anew: the kept cases of GlobalShuffle, and those above."""
+    kept = json.loads(GOLDEN.read_text())["global_shuffle"]
+    for case_ in kept:
+        case_["indices"] = found(GlobalShuffle(case_["length"], case_["seed"]), case_["epoch"], case_["positions"])
+    tables = {"global_shuffle": kept, "orders": [case(kind, epoch) for kind in ORDERS for epoch in EPOCHS]}
+    lines = [f' "order_version": {ORDER_VERSION}']
+    for name, cases in tables.items():
+        rows = ",\n".join(f"  {json.dumps(row)}" for row in cases)  # a line for each, to see in a diff which changed
+        lines.append(f' "{name}": [\n{rows}\n ]')
+    GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,332 @@
+"""``dataload order`` as a user runs it."""
+
+import io
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import dataload
+from dataload.cli.app import app
+from dataload.cli.pictures import order_figure
+from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, ShardSequential
+from dataload.samplers.order_sample import Shards, expected_shards, sample_order, shards_per_batch
+from dataload.samplers.quality import order_report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fonts():
+    """matplotlib keeps the files of fonts open once it has drawn text: no leak of the test that draws first."""
+    order_figure(sample_order(BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=2)), Shards.of(9), "").savefig(
+        io.BytesIO()
+    )
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["order", *map(str, arguments)])
+
+
+def ok(*arguments):
+    result = run(*arguments)
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return result.stdout
+
+
+def lines(*arguments):
+    return [json.loads(line) for line in ok(*arguments, "--json").splitlines()]
+
+
+@pytest.fixture
+def config(tmp_path):
+    """1,000 records, batches of 16."""
+    return write_config(tmp_path / "train.toml", "range:1000")
+
+
+def write_config(path, data, shuffle="true"):
+    path.write_text(f'[source]\npath = "{data}"\n[loader]\nbatch_size = 16\nshuffle = {shuffle}\nseed = 3\n')
+    return path
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A config of 40 shards of 20 records."""
+    for shard in range(40):
+        with dataload.create(tmp_path / f"a-{shard:02d}.syr") as writer:
+            writer.extend({"x": np.full(1, i)} for i in range(20))
+    return write_config(tmp_path / "shards.toml", "a-*.syr")
+
+
+def batches(config, *overrides, epoch=0):
+    """What a loader gives."""
+    with dataload.from_config(config, overrides=overrides) as loader:
+        for e in range(epoch + 1):
+            found = [batch["index"].tolist() for batch in loader]
+            assert loader.epoch == e + 1
+    return found
+
+
+# Steps
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_steps_are_those_of_the_loader(config, epoch):
+    served = batches(config, epoch=epoch)
+    found = lines(config, "--steps", f"0:{len(served)}", "--epoch", epoch)
+    assert [line["indices"] for line in found] == served
+    assert [line["step"] for line in found] == list(range(63))
+    assert {(line["epoch"], line["rank"], line["world_size"]) for line in found} == {(epoch, None, 1)}
+    (one,) = lines(config, "--steps", 7, "--epoch", epoch)
+    assert one == found[7]
+
+
+def test_steps_of_a_rank_and_of_all_ranks_together(config):
+    one = batches(config, "loader.batch_size=64")
+    together = lines(config, "--world-size", 4, "--steps", "0:16")
+    assert [line["indices"] for line in together] == one
+    assert "valid" not in together[-1], "fillers are a rank's, not the batch's"
+    for rank in range(4):
+        found = lines(config, "--world-size", 4, "--rank", rank, "--steps", "0:16")
+        assert {(line["rank"], line["world_size"]) for line in found} == {(rank, 4)}
+        for line, batch in zip(found, one, strict=True):
+            rows = [i for i, valid in zip(line["indices"], line["valid"], strict=True) if valid]
+            assert rows == batch[rank::4]
+            assert len(line["indices"]) == 16
+
+
+def test_steps_as_text_say_whose_they_are_and_mark_fillers(config):
+    whole, first, last = ok(config, "--steps", "14:16", "--world-size", 4).splitlines()
+    assert whole == "epoch 0, steps 14:16 of 16, 4 ranks together"
+    served = batches(config, "loader.batch_size=64")
+    assert first == f"14: {' '.join(map(str, served[14]))}"
+    assert last == f"15: {' '.join(map(str, served[15]))}"
+    heading, line = ok(config, "--steps", "15", "--world-size", 4, "--rank", 2).splitlines()
+    assert heading == "epoch 0, steps 15:16 of 16, rank 2 of 4"
+    filler = f"({served[15][-1]})"
+    assert line == f"15: {' '.join(map(str, served[15][2::4]))} {' '.join([filler] * 6)}"
+
+
+def test_many_steps_come_in_blocks_that_join(config, monkeypatch):
+    whole = lines(config, "--steps", "0:63")
+    monkeypatch.setattr("dataload.cli.order._BLOCK_ROWS", 80)
+    assert lines(config, "--steps", "0:63") == whole
+    assert lines(config, "--steps", "3:9") == whole[3:9]
+
+
+def test_overrides_replace_settings(config):
+    found = lines(config, "--steps", "0:2", "--set", "loader.shuffle=false", "--set", "loader.batch_size=3")
+    assert [line["indices"] for line in found] == [[0, 1, 2], [3, 4, 5]]
+
+
+# The report
+
+
+def test_the_report_in_words(config):
+    text = ok(config)
+    head, counts, first, *_ = text.splitlines()
+    assert head == "GlobalShuffle(length=1000, seed=3, parent=None)"
+    assert counts == "1,000 records; epoch 0 has 1,000 positions in 63 steps of 16 records on 1 rank"
+    assert first == f"step 0: {' '.join(map(str, batches(config)[0][:10]))} ..."
+    report = order_report(BatchSampler(sampler=GlobalShuffle(1000, 3), batch_size=16))
+    for name in ("displacement", "mixing", "decay", "repeats", "multiplicity"):
+        assert f"\n{name}: {getattr(report, name).verdict}\n" in text
+    table = {line.rsplit(maxsplit=3)[0]: line.split()[-3:] for line in text.splitlines() if line[-4:-2].endswith(".")}
+    parts = np.mean([len({i // 10 for i in batch}) for batch in batches(config)])
+    rows = [16] * 62 + [8]
+    ideal = np.mean([100 * (1 - math.comb(990, size) / math.comb(1000, size)) for size in rows])
+    assert table["parts in a batch"] == [f"{parts:.4g}", f"{ideal:.4g}", f"{parts / ideal:.2f}"]
+    assert table["displacement, 50% are below"][1] == "0.2929"
+    assert "note: the data have one shard: 100 equal parts of the index range stand for shards" in text
+    assert "sample" not in text
+
+
+def test_the_report_as_json_is_that_of_the_library(config):
+    found = json.loads(ok(config, "--json", "--epoch", 1, "--world-size", 2))
+    report = order_report(BatchSampler(sampler=GlobalShuffle(1000, 3), batch_size=32), epoch=1)
+    assert found["report"] == json.loads(json.dumps(report.to_json()))
+    assert found["first_indices"] == [batch[:10] for batch in batches(config, "loader.batch_size=32", epoch=1)[:3]]
+    assert (found["world_size"], found["rows_per_step"], found["steps"], found["pool"]) == (2, 32, 32, None)
+
+
+def test_the_files_of_the_data_are_its_shards(shards):
+    found = json.loads(ok(shards, "--json", "--set", "loader.shuffle=false"))["report"]["mixing"]
+    assert (found["shards"], found["noun"]) == (40, "shards")
+    assert found["per_batch"]["found"] == pytest.approx((8 * 4 + 2 * 10) / 50 + 0.56, abs=0.2)
+    assert "uniform shuffle" in found["verdict"]
+
+
+def test_batches_of_different_sizes_are_judged_too(config, tmp_path):
+    np.save(tmp_path / "lengths.npy", 1 + np.arange(1000) % 50)
+    buckets = ("sampler.kind=length_buckets", "sampler.max_tokens=400", f"sampler.lengths={tmp_path}/lengths.npy")
+    overrides = [
+        word for setting in (*buckets, "loader.shuffle=null", "loader.batch_size=null") for word in ("--set", setting)
+    ]
+    head, counts, *_ = ok(config, *overrides).splitlines()
+    assert head.startswith("BucketBatchSampler(world_size=1")
+    assert len(head) < 250
+    assert " steps of about " in counts
+    found = lines(config, *overrides, "--steps", "0:20")
+    assert all(len(line["indices"]) * max(1 + i % 50 for i in line["indices"]) <= 400 for line in found)
+
+
+def test_records_that_come_twice_are_said_and_what_ideal_then_means(tmp_path):
+    text = ok(write_config(tmp_path / "a.toml", "range:1003"), "--set", "loader.tail=drop")
+    assert "multiplicity: 0 records come more than once, 11 of 1,003 do not come" in text
+    assert "note: ideal is a uniform shuffle that serves each record once" in text
+
+
+def test_ten_to_the_ten_records_take_little_memory(tmp_path):
+    config = write_config(tmp_path / "a.toml", f"range:{10**10}")
+    ok(config, "--steps", "0:1")  # imports
+    tracemalloc.start()
+    text = ok(config)
+    last = lines(config, "--steps", 10**10 // 16 - 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64e6
+    assert "note: all figures are from a sample of 2" in text
+    assert "for the epoch has more than 1,048,576" in text
+    assert len(last[0]["indices"]) == 16
+
+
+# The pool
+
+
+def test_quality_tells_the_pool_and_what_the_present_order_reaches(shards):
+    text = ok(shards, "--quality", 0.5, "--set", "loader.shuffle=shards")
+    found = json.loads(ok(shards, "--quality", 0.5, "--json", "--set", "loader.shuffle=shards"))
+    pool = found["pool"]
+    order = PoolShuffle(ShardSequential((20,) * 40, 3), 1024, 3)
+    report = order_report(BatchSampler(sampler=order, batch_size=16), shard_lengths=(20,) * 40)
+    assert pool["present_quality"] == report.mixing.middle
+    assert (pool["quality"], pool["present_pool_size"]) == (0.5, 1024)
+    size = pool["pool_size"]
+    assert 20 < size < 400
+    assert f"pool: {size:,} behind shards in a random order mixes to 0.5 of the ideal in the middle" in text
+    assert f"front to back holds {size:,} records, {size / 800:.1%} of the data\n" in text
+    assert f"pool: the present order, with a pool of 1,024, mixes to {report.mixing.middle:.3f} of the ideal" in text
+
+
+def test_quality_where_no_pool_reaches_it_and_no_step_is_in_the_middle(tmp_path):
+    text = ok(write_config(tmp_path / "a.toml", "range:1"), "--quality", 0.9)
+    assert "pool: none smaller than the data mixes to 0.9 of the ideal; a global shuffle does\n" in text
+    assert "pool: the present order mixes to an unknown part of the ideal there\n" in text
+
+
+# The picture
+
+
+def test_the_picture_is_a_png(config, tmp_path):
+    path = tmp_path / "order.png"
+    assert f"picture in {path}\n" in ok(config, "--picture", path)
+    content = path.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", content[16:24]) == (1800, 600)
+    assert len(content) > 20_000
+    assert json.loads(ok(config, "--picture", path, "--json"))["picture"] == str(path)
+
+
+def test_the_picture_carries_the_data():
+    lengths = (*(100,) * 19, 99)  # 1,999 is prime: no distance is at the edge of a bar
+    order = PoolShuffle(ShardSequential(lengths, 0), 300, 0)
+    sample = sample_order(BatchSampler(sampler=order, batch_size=32))
+    shards = Shards.of(1999, lengths)
+    figure = order_figure(sample, shards, "a pool")
+    assert figure.get_suptitle() == "a pool"
+    places, moves, mixing = figure.axes
+    assert all(axes.get_title() and axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)
+
+    (dots,) = places.lines
+    assert dots.get_xdata().tolist() == list(range(1999))
+    assert dots.get_ydata().tolist() == sample.indices.tolist()
+
+    distances = np.abs(sample.indices - np.arange(1999)) / 1999
+    heights = [bar.get_height() for bar in moves.patches]
+    counts = np.histogram(distances, 50, (0, 1))[0]
+    assert heights == pytest.approx((counts / 1999 * 50).tolist())
+    (ideal,) = moves.lines
+    assert np.column_stack(ideal.get_data()).tolist() == [[0, 2], [1, 0]]
+
+    found, line = mixing.lines
+    assert found.get_ydata().tolist() == shards_per_batch(sample, shards).tolist()
+    assert found.get_xdata().tolist() == list(range(63))
+    assert line.get_ydata()[:-1].tolist() == expected_shards(shards, np.full(62, 32)).tolist()
+    assert mixing.get_ylabel() == "shards per batch of all ranks"
+
+
+def test_the_picture_of_a_long_epoch_says_that_it_is_a_sample():
+    sample = sample_order(BatchSampler(sampler=GlobalShuffle(10**10, 0), batch_size=256))
+    figure = order_figure(sample, Shards.of(10**10), "long")
+    assert figure.get_suptitle() == "long\n261,120 positions of 10,000,000,000"
+    (dots,) = figure.axes[0].lines
+    assert len(dots.get_xdata()) <= 5000
+    assert set(dots.get_xdata() * 20 // 10**10) == set(range(20))
+
+
+@pytest.mark.slow
+def test_drawing_leaves_pyplot_alone(config, tmp_path):
+    code = (
+        "import sys; from dataload.cli.app import run; "
+        f"code = run(['order', {str(config)!r}, '--picture', {str(tmp_path / 'a.png')!r}]); "
+        "sys.exit(code or 'matplotlib.pyplot' in sys.modules)"
+    )
+    environment = {**os.environ, "MPLBACKEND": "qtagg"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "a.png").exists()
+
+
+def test_without_matplotlib_it_says_what_to_install(config, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = run(config, "--picture", tmp_path / "a.png")
+    assert result.exit_code == 2
+    assert result.stderr == "error: a picture needs matplotlib: pip install 'dataload[plot]'\n"
+    assert result.stdout == ""
+    ok(config)
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.toml"], "cannot read the config none.toml: No such file or directory"),
+        (["train.toml", "--set", "loader.batch_size"], "'loader.batch_size' is no 'key=value'"),
+        (["train.toml", "--steps", "63"], "--steps 63 goes beyond the end: epoch 0 has 63 steps"),
+        (["train.toml", "--steps", "0:64"], "--steps 0:64 goes beyond the end: epoch 0 has 63 steps"),
+        (["train.toml", "--steps", "3:3"], "--steps 3:3 holds no step: the second number must be larger"),
+        (["train.toml", "--steps", "-1"], "--steps must be a step or first:stop, such as 10 or 0:5, got '-1'"),
+        (["train.toml", "--steps", "0:5:2"], "--steps must be a step or first:stop"),
+        (["train.toml", "--epoch", "-1"], "Invalid value for '--epoch'"),
+        (["train.toml", "--steps", "0", "--rank", "1"], "--rank needs --world-size"),
+        (
+            ["train.toml", "--steps", "0", "--rank", "4", "--world-size", "4"],
+            "--rank must be below --world-size, 4, got 4",
+        ),
+        (
+            ["train.toml", "--rank", "0", "--world-size", "4"],
+            "--rank needs --steps: an order is judged for all ranks together",
+        ),
+        (["train.toml", "--steps", "0", "--picture", "a.png"], "--steps prints indices only: leave out --picture"),
+        (["train.toml", "--steps", "0", "--quality", "0.5"], "--steps prints indices only: leave out --quality"),
+        (["train.toml", "--quality", "90"], "quality must be a number above 0 and below 1, got 90.0"),
+        (["train.toml", "--picture", "a.gif"], "a.gif: a picture ends in .pdf, .png, .svg"),
+        (["train.toml", "--picture", "none/a.png"], "there is no directory none to write to"),
+        (["train.toml", "--set", "source.path=range:0"], "the order has no step: there is nothing to judge"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(config, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"error: {message}")
+    assert result.stderr.count("\n") == 1
+    assert os.listdir(tmp_path) == ["train.toml"]

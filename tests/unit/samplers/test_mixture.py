@@ -1,0 +1,229 @@
+"""Mixture against a loop that deals from each part's own order, and its proportions against the weights."""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from dataload.samplers import GlobalShuffle, Mixture, Sequential, Weighted
+from dataload.samplers.permutation import MAX_LENGTH
+from dataload.state import fingerprint
+
+
+def order(sampler, epoch=0, length=None):
+    return sampler.indices(np.arange(len(sampler) if length is None else length), epoch=epoch).tolist()
+
+
+def dealt(weights, length, *, epoch=0, **settings):
+    """Which part stands at each place: a part of one record has no other index."""
+    parts = len(weights[0]) if isinstance(weights[0], tuple) else len(weights)
+    return order(Mixture((Sequential(1),) * parts, weights, stop="never", **settings), epoch, length)
+
+
+def weights_of(row):
+    total = sum(map(Fraction, row))
+    return [Fraction(weight) / total for weight in row]
+
+
+@pytest.mark.parametrize(
+    ("weights", "window", "stated"),
+    [
+        ((1,), None, 1000),
+        ((1, 1), None, 1000),
+        ((1, 2), None, 1002),
+        ((0.1, 0.2, 0.7), None, 1000),
+        ((0.25, 0, 0.75), None, 1000),
+        ((1, 1336), None, 1337),
+        ((1, 4998), None, 4999),
+        ((2**0.5, 3**0.5, 5**0.5, 7**0.5), None, 10_000),
+        ((1, 9999), None, 10_000),
+        ((3, 5, 2), 10, 10),
+        ((3, 5, 2), 13, 13),
+        ((1, 1, 1), 4, 4),
+        ((1e300, 1e300), 2, 2),
+        ((1, 1e-3, 1e-3), 1002, 1002),
+    ],
+)
+def test_proportions_are_exact_in_every_window(weights, window, stated):
+    parts = np.array(dealt(weights, 3 * stated + 7, window=window, seed=4))
+    counts = np.bincount(parts[:stated], minlength=len(weights))
+    for part, share in enumerate(weights_of(weights)):
+        assert abs(counts[part] - share * stated) < 1, "not rounded"
+        # (places + 1,): how many of the part's came before; the difference a window apart counts a window.
+        before = np.concatenate([[0], np.cumsum(parts == part)])
+        assert set((before[stated:] - before[:-stated]).tolist()) == {counts[part]}
+    assert len(parts) == 3 * stated + 7
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (1, 3, 9), (0.5, 0.3, 0.15, 0.05), (100, 1)])
+def test_within_a_window_parts_are_spread_evenly(weights):
+    # A coin with these odds strays by about the square root of the places, here 15 and more.
+    parts = np.array(dealt(weights, 1000, window=1000, seed=1))
+    for part, share in enumerate(weights_of(weights)):
+        strays = np.cumsum(parts == part) - float(share) * np.arange(1, 1001)
+        assert np.abs(strays).max() <= 1 + len(weights) * float(share)
+
+
+def test_the_seed_chooses_the_places():
+    found = {tuple(dealt((2, 3, 5), 1000, seed=seed)) for seed in range(20)}
+    assert len(found) == 20
+
+
+def walk(parts, samplers, weights_used, stop, epoch, epochs):
+    """Take the next of the part whose turn it is until it is time to stop."""
+    firsts = [0, *itertools.accumulate(sampler.records for sampler in samplers)]
+    taken, out = Counter(), []
+    for part in parts:
+        sampler = samplers[part]
+        if stop == "first" and taken[part] == len(sampler):
+            return out
+        again, place = divmod(taken[part], len(sampler))
+        index = sampler.indices(np.array([place]), epoch=epoch * epochs[part] + again)[0]
+        out.append(int(index) + firsts[part])
+        taken[part] += 1
+        if stop == "longest" and all(taken[used] >= len(samplers[used]) for used in weights_used):
+            return out
+    assert stop == "never", "not enough places given"
+    return out
+
+
+@pytest.mark.parametrize("stop", ["first", "longest"])
+@pytest.mark.parametrize(
+    ("lengths", "weights"),
+    [
+        ((5,), (1,)),
+        ((1, 1), (1, 1)),
+        ((10, 10), (1, 1)),
+        ((3, 40), (1, 1)),
+        ((7, 5, 30), (2, 1, 4)),
+        ((100, 3, 8), (1, 0, 9)),
+        ((0, 3, 8), (0, 0.5, 0.5)),
+        ((300, 1), (0.3, 0.7)),
+        ((90, 11, 13, 17), (4, 3, 2, 1)),
+    ],
+)
+def test_an_epoch_is_what_a_loop_would_deal(lengths, weights, stop):
+    samplers = tuple(GlobalShuffle(length, seed) for seed, length in enumerate(lengths))
+    mixture = Mixture(samplers, weights, stop=stop, seed=3)
+    parts = dealt(weights, 10_000, seed=3)
+    used = [part for part, weight in enumerate(weights) if weight]
+    drawn = Counter(parts[: len(mixture)])
+    epochs = {part: -(-drawn[part] // len(samplers[part])) for part in used}
+    for epoch in range(3):
+        assert order(mixture, epoch) == walk(parts, samplers, used, stop, epoch, epochs)
+    assert mixture.records == sum(lengths)
+
+
+def test_first_serves_no_record_twice_and_longest_each_at_least_once():
+    samplers = (GlobalShuffle(50, 0), GlobalShuffle(20, 1), GlobalShuffle(333, 2))
+    first = Counter(order(Mixture(samplers, (3, 1, 2), stop="first"), 4))
+    assert set(first.values()) == {1}
+    longest = Counter(order(Mixture(samplers, (3, 1, 2), stop="longest"), 4))
+    assert set(longest) == set(range(403))
+    assert {longest[index] for index in range(70, 403)} == {1}
+    for low, high in ((0, 50), (50, 70)):
+        times = [longest[index] for index in range(low, high)]
+        assert max(times) - min(times) <= 1, "begins anew only when it has ended"
+
+
+def test_never_goes_on_for_2_to_48_positions():
+    samplers = (GlobalShuffle(5, 0), GlobalShuffle(3, 1))
+    mixture = Mixture(samplers, (2, 1), stop="never", seed=1)
+    assert len(mixture) == MAX_LENGTH
+    parts = dealt((2, 1), 1002, seed=1)
+    windows, rest = divmod(MAX_LENGTH, 1002)
+    drawn = {part: windows * parts.count(part) + parts[:rest].count(part) for part in (0, 1)}
+    epochs = {part: -(-drawn[part] // len(samplers[part])) for part in (0, 1)}
+    for epoch in (0, 1, 5):
+        assert order(mixture, epoch, 1002) == walk(parts, samplers, [0, 1], "never", epoch, epochs)
+    last = mixture.indices(np.arange(MAX_LENGTH - 9, MAX_LENGTH), epoch=1)
+    assert [index >= 5 for index in last.tolist()] == [bool(part) for part in parts[rest - 9 : rest]]
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """An order whose indices tell its epoch."""
+
+    length: int
+    records: int = 10**9
+
+    def __len__(self):
+        return self.length
+
+    def indices(self, positions, *, epoch):
+        return positions + 1000 * epoch
+
+
+@pytest.mark.parametrize("weights", [(5, 1, 3), ((5, 1, 3), (1, 5, 1), (1, 1, 1))])
+@pytest.mark.parametrize("stop", ["first", "longest"])
+def test_no_epoch_of_a_part_is_used_in_two_of_the_mixture(weights, stop):
+    mixture = Mixture((Tagged(7), Tagged(50), Tagged(90)), weights, stop=stop)
+    seen = set()
+    for epoch in range(6):
+        indices = np.array(order(mixture, epoch))
+        used = set(zip((indices // 10**9).tolist(), (indices % 10**9 // 1000).tolist(), strict=True))
+        assert not used & seen
+        seen |= used
+        again, counts = np.unique(indices, return_counts=True)
+        assert counts.max() == 1, f"{again[counts > 1]} came twice"
+
+
+ROWS = ((3, 1), (1, 1), (0, 1))
+
+
+def test_weights_by_epoch_and_the_last_stays():
+    samplers = (Sequential(1000), Sequential(1000))
+    mixture = Mixture(samplers, ROWS, stop="first", window=100)
+    shares = [(np.array(order(mixture, epoch, 100)) < 1000).sum() for epoch in range(6)]
+    assert shares == [75, 50, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("stop", ["first", "longest"])
+def test_all_epochs_have_the_length_that_is_right_for_each(stop):
+    samplers = (GlobalShuffle(40, 0), GlobalShuffle(31, 1))
+    mixture = Mixture(samplers, ROWS, stop=stop, window=100)
+    ends = []
+    for epoch, row in enumerate(ROWS):
+        parts = dealt(ROWS, 2000, epoch=epoch, window=100)
+        used = [part for part, weight in enumerate(row) if weight]
+        ends.append(len(walk(parts, samplers, used, stop, 0, {0: 9, 1: 9})))
+    assert len(mixture) == (min if stop == "first" else max)(ends)
+
+
+def test_indices_follow_the_parts_of_the_source_where_orders_choose_fewer():
+    mixture = Mixture((Sequential(3), Sequential(4)), (1, 1), stop="longest", lengths=(10, 20))
+    assert mixture.records == 30
+    assert set(order(mixture)) == {0, 1, 2, 10, 11, 12, 13}
+
+
+def test_an_order_that_does_not_say_its_records_may_be_longer_than_its_part():
+    class Again:
+        def __len__(self):
+            return 100
+
+        def indices(self, positions, *, epoch):
+            return positions % 10
+
+    mixture = Mixture((Again(), Again()), (1, 1), lengths=(10, 10))
+    assert set(order(mixture)) == set(range(20))
+
+
+def test_orders_that_repeat_records_keep_to_their_part():
+    mixture = Mixture((Weighted([1, 2], 50, 0), Weighted([0, 1, 1], 50, 0)), (1, 1), stop="longest")
+    assert set(order(mixture)) == {0, 1, 3, 4}
+
+
+def test_weights_are_the_same_value_however_they_are_written():
+    samplers = (Sequential(4), Sequential(5))
+    given = [(1, 2), [1.0, 2.0], np.array([1, 2]), (Fraction(1), 2), iter((1, 2))]
+    mixtures = [Mixture(samplers, weights) for weights in given]
+    rows = [
+        Mixture(samplers, weights) for weights in (((1, 2), (3, 4)), np.array([[1, 2], [3, 4.0]]), [[1, 2], (3, 4)])
+    ]
+    for same in (mixtures, rows):
+        assert len(set(same)) == 1
+        assert len(set(map(fingerprint, same))) == 1
+    assert mixtures[0] != rows[0]

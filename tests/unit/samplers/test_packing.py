@@ -1,0 +1,149 @@
+"""PackedBatchSampler and first fit, against plain loops."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataload import ConfigError
+from dataload.samplers import GlobalShuffle, PackedBatchSampler, Sequential
+from dataload.samplers.packing import first_fit
+
+
+def plain_first_fit(lengths, row_length):
+    """One list; rows as lists of (record, start)."""
+    rows, room = [], []
+    for record, length in enumerate(lengths):
+        row = next((row for row, left in enumerate(room) if left >= length), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(row_length)
+        rows[row].append((record, row_length - room[row]))
+        room[row] -= length
+    return rows
+
+
+@given(st.lists(st.lists(st.integers(0, 12), max_size=40), min_size=1, max_size=5))
+def test_first_fit_is_that_of_a_plain_loop(lists):
+    width = max(map(len, lists))
+    lengths = np.full((len(lists), width), -1, np.int64)
+    for row, found in zip(lengths, lists, strict=True):
+        row[: len(found)] = found
+    rows, starts, counts = first_fit(lengths, 12)
+    for i, found in enumerate(lists):
+        expected = plain_first_fit(found, 12)
+        assert counts[i] == len(expected)
+        packed = [[] for _ in expected]
+        for record in range(len(found)):
+            packed[rows[i, record]].append((record, int(starts[i, record])))
+        assert packed == expected
+
+
+def plain_rows(sampler, lengths, row_length, window, epoch):
+    """All rows of an epoch: each a list of (index, start)."""
+    order = sampler.indices(np.arange(len(sampler)), epoch=epoch).tolist()
+    rows = []
+    for first in range(0, len(order), window):
+        part = order[first : first + window]
+        cut = [min(int(lengths[index]), row_length) for index in part]
+        rows += [[(part[record], start) for record, start in row] for row in plain_first_fit(cut, row_length)]
+    return rows
+
+
+def rows_of(plan):
+    found = [[] for _ in range(plan.packing.shape[0])]
+    for row, start, index in zip(plan.packing.rows, plan.packing.starts, plan.indices, strict=True):
+        found[row].append((int(index), int(start)))
+    return found
+
+
+@given(
+    count=st.integers(0, 70),
+    window=st.integers(1, 30),
+    batch_size=st.integers(1, 4),
+    world_size=st.integers(1, 3),
+    tail=st.sampled_from(["drop", "pad", "partial"]),
+    seed=st.integers(0, 5),
+    data=st.data(),
+)
+def test_rows_are_those_of_a_plain_loop_for_any_ranks(count, window, batch_size, world_size, tail, seed, data):
+    lengths = np.random.default_rng(seed).integers(0, 15, count)
+    sampler = GlobalShuffle(count, seed)
+    expected = plain_rows(sampler, lengths, 10, window, epoch=1)
+    size = batch_size * world_size
+    steps = len(expected) // size if tail == "drop" else -(-len(expected) // size)
+    for rank in range(world_size):
+        planner = PackedBatchSampler(
+            sampler=sampler,
+            lengths=lengths,
+            row_length=10,
+            batch_size=batch_size,
+            window=window,
+            overlong="truncate",
+            rank=rank,
+            world_size=world_size,
+            tail=tail,
+        )
+        assert planner.items(1) == len(expected)
+        assert planner.steps(1) == steps
+        cut = data.draw(st.integers(0, steps))
+        plans = [*planner.plans(range(cut), epoch=1), *planner.plans(range(cut, steps), epoch=1)]
+        for step, plan in enumerate(plans):
+            numbers = range(step * size + rank, (step + 1) * size, world_size)
+            mine = [expected[number] for number in numbers if number < len(expected)]
+            assert plan.step == step
+            assert plan.packing.lengths.tolist() == lengths[plan.indices].tolist()
+            if tail == "pad":
+                assert plan.valid.tolist() == [number < len(expected) for number in numbers]
+                assert rows_of(plan) == mine + [[]] * (batch_size - len(mine))
+            else:
+                assert plan.valid is None
+                assert rows_of(plan) == mine
+
+
+def test_rows_are_well_filled_and_better_so_with_a_larger_window():
+    lengths = np.random.default_rng(0).lognormal(4, 0.8, 20_000).astype(np.int64).clip(1, 512)
+
+    def fill(window):
+        planner = PackedBatchSampler(
+            sampler=GlobalShuffle(len(lengths), 0), lengths=lengths, row_length=512, batch_size=8, window=window
+        )
+        return lengths.sum() / (planner.items(0) * 512)
+
+    assert fill(16) < fill(128) < fill(1024)
+    assert fill(1024) > 0.98
+
+
+def test_it_is_a_value():
+    def make(count):
+        return PackedBatchSampler(sampler=Sequential(count), lengths=[2] * count, row_length=4, batch_size=1)
+
+    planner = make(9)
+    assert planner.steps(0) == 5
+    assert planner == make(9) != make(8)
+    assert hash(planner) == hash(make(9))
+    assert len(pickle.dumps(planner)) < 1000
+    assert pickle.loads(pickle.dumps(planner)) == planner
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"row_length": 4}, "row_length must be at least 5, the length of record 1, or overlong 'truncate'; got 4"),
+        ({"row_length": 0}, "row_length must be an integer >= 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
+        ({"window": 0}, "window must be an integer >= 1, got 0"),
+        ({"overlong": "cut"}, "overlong is 'cut': allowed are 'error', 'truncate'|overlong is 'cut'"),
+        ({"lengths": [1, 5]}, "lengths must be one for each of the 3 records, got 2"),
+        ({"lengths": "abc"}, "lengths must be integers"),
+        ({"sampler": 3}, "sampler must be a sampler, with __len__ and indices"),
+        ({"world_size": 0}, "world_size must be an integer >= 1, got 0"),
+    ],
+)
+def test_wrong_settings_are_named(settings, match):
+    with pytest.raises(ConfigError, match=match):
+        PackedBatchSampler(
+            **{"sampler": Sequential(3), "lengths": [1, 5, 2], "row_length": 8, "batch_size": 2, **settings}
+        )

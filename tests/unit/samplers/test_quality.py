@@ -1,0 +1,566 @@
+"""The judgement of orders: figures against plain loops, verdicts on orders known to be good or bad."""
+
+import itertools
+import json
+import math
+import random
+import tracemalloc
+from collections import Counter
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from dataload import ConfigError
+from dataload.samplers import (
+    BatchSampler,
+    BucketBatchSampler,
+    GlobalShuffle,
+    Mixture,
+    PackedBatchSampler,
+    PoolShuffle,
+    Sequential,
+    ShardSequential,
+    Weighted,
+)
+from dataload.samplers.order_sample import (
+    WHOLE_UP_TO,
+    GlobalBatches,
+    Shards,
+    expected_shards,
+    sample_order,
+    shards_per_batch,
+)
+from dataload.samplers.pool_quality import pool_mixing, pool_size_for
+from dataload.samplers.quality import Decay, Figure, Mixing, Multiplicity, Repeats, order_report
+
+SIGMAS = 5
+
+
+@dataclass(frozen=True)
+class Table:
+    """An order written out, one row for each epoch."""
+
+    rows: tuple[tuple[int, ...], ...]
+    records: int
+
+    def __len__(self):
+        return len(self.rows[0])
+
+    def indices(self, positions, *, epoch):
+        return np.array(self.rows[epoch], np.int64)[positions]
+
+
+def table(records, length, *, seed, repeats=False):
+    rng = random.Random(seed)
+    draw = rng.choices if repeats else rng.sample
+    return Table(tuple(tuple(draw(range(records), k=length)) for _ in range(2)), records)
+
+
+def batches_of(order, size):
+    return [order[i : i + size] for i in range(0, len(order), size)]
+
+
+def shard_of(index, lengths):
+    return next(s for s, end in enumerate(itertools.accumulate(lengths)) if index < end)
+
+
+# Figures against plain loops
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_displacement_is_that_of_a_loop(repeats):
+    sampler = table(60, 40, seed=1, repeats=repeats)
+    found = order_report(BatchSampler(sampler=sampler, batch_size=7)).displacement
+    moved = sorted(abs((i + 0.5) / 60 - (p + 0.5) / 40) for p, i in enumerate(sampler.rows[0]))
+    assert found.mean.found == pytest.approx(sum(moved) / 40)
+    for q, value, ideal in found.quantiles:
+        below = q * 39
+        lower, upper = moved[math.floor(below)], moved[math.ceil(below)]
+        assert value == pytest.approx(lower + (upper - lower) * (below % 1))
+        # Of a uniform permutation: P(|x - y| > d) = (1 - d)^2.
+        assert (1 - ideal) ** 2 == pytest.approx(1 - q)
+
+
+def test_mixing_is_that_of_a_loop():
+    lengths, size = (10, 0, 25, 1, 24), 7
+    sampler = table(60, 60, seed=2)
+    planner = BatchSampler(sampler=sampler, batch_size=size)
+    batches = batches_of(sampler.rows[0], size)
+    counts = [len({shard_of(i, lengths) for i in batch}) for batch in batches]
+    shards = Shards.of(60, lengths)
+    assert shards_per_batch(sample_order(planner), shards).tolist() == counts
+    expected = [
+        float(sum(1 - Fraction(math.comb(60 - m, len(b)), math.comb(60, len(b))) for m in lengths)) for b in batches
+    ]
+    found = order_report(planner, shard_lengths=lengths).mixing
+    assert (found.shards, found.noun) == (4, "shards"), "an empty shard is none"
+    assert found.per_batch.found == pytest.approx(np.mean(counts))
+    assert found.per_batch.ideal == pytest.approx(np.mean(expected))
+    assert found.middle == pytest.approx(sum(counts[4:6]) / sum(expected[4:6])), "steps 4 and 5 of 9"
+
+
+def test_tenths_are_relative_to_the_epoch_and_the_last_to_the_middle():
+    lengths = (50,) * 4
+    sampler = table(200, 200, seed=3)
+    counts = [len({i // 50 for i in batch}) for batch in batches_of(sampler.rows[0], 10)]
+    decay = order_report(BatchSampler(sampler=sampler, batch_size=10), shard_lengths=lengths).decay
+    tenths = [sum(counts[2 * t : 2 * t + 2]) for t in range(10)]
+    assert decay.tenths == pytest.approx([t / sum(tenths) * 10 for t in tenths])
+    assert decay.last_to_middle == pytest.approx(2 * tenths[9] / (tenths[4] + tenths[5]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 59, 60])
+@pytest.mark.parametrize("lengths", [(60,), (30, 30), (1,) * 60, (5, 15, 40), (59, 1)])
+def test_expected_shards_are_the_hypergeometric(size, lengths):
+    exact = sum(1 - Fraction(math.comb(60 - m, size), math.comb(60, size)) for m in lengths)
+    found = expected_shards(Shards(np.cumsum(lengths), files=True), np.array([size, size]))
+    assert found.tolist() == pytest.approx([float(exact)] * 2, rel=1e-12)
+
+
+def test_expected_shards_of_large_batches_are_close():
+    """Where factors are taken together: against the logarithm of the binomials."""
+    lengths, records = (3_000, 500, 96_500), 100_000
+
+    def log_comb(n, k):
+        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+    for size in (300, 3_000, 50_000):
+        exact = sum(
+            1 - math.exp(log_comb(records - m, size) - log_comb(records, size)) if size <= records - m else 1
+            for m in lengths
+        )
+        (found,) = expected_shards(Shards(np.cumsum(lengths), files=True), np.array([size]))
+        assert found == pytest.approx(exact, rel=1e-5)
+
+
+def test_expected_shards_of_many_sizes_are_interpolated():
+    shards = Shards(np.arange(1, 101) * 1000, files=True)
+    sizes = np.arange(1, 400)
+    each = np.concatenate([expected_shards(shards, sizes[i : i + 1]) for i in range(len(sizes))])
+    assert np.abs(expected_shards(shards, sizes) / each - 1).max() < 0.01
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_repeats_are_those_of_two_loops_over_pairs(repeats):
+    size = 6
+    sampler = table(40, 38, seed=4, repeats=repeats)
+
+    def first_batch(row):
+        return {i: b for b, batch in reversed(list(enumerate(batches_of(row, size)))) for i in batch}
+
+    here, there = map(first_batch, sampler.rows)
+    pairs = [(a, b) for a, b in itertools.combinations(sorted(here.keys() & there.keys()), 2) if here[a] == here[b]]
+    again = [(a, b) for a, b in pairs if there[a] == there[b]]
+    together = sum(there[a] == there[b] for a, b in itertools.combinations(there, 2))
+    found = order_report(BatchSampler(sampler=sampler, batch_size=size)).repeats
+    assert found.pairs == len(pairs)
+    assert found.again.found == pytest.approx(len(again) / len(pairs))
+    assert found.again.ideal == pytest.approx(together / math.comb(len(there), 2))
+
+
+def test_ideal_repeats_are_those_of_the_formula():
+    found = order_report(BatchSampler(sampler=GlobalShuffle(1000, 0), batch_size=20)).repeats
+    assert found.again.ideal == pytest.approx(19 / 999)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Weighted([1.0, 0.0, 5.0] * 20, 50, seed=0),
+        Mixture((GlobalShuffle(10, 0), GlobalShuffle(100, 1)), (1.0, 1.0), stop="longest"),
+        GlobalShuffle(60, 0),
+    ],
+)
+def test_multiplicity_is_that_of_a_counter(sampler):
+    found = order_report(BatchSampler(sampler=sampler, batch_size=8)).multiplicity
+    counts = Counter(sampler.indices(np.arange(len(sampler)), epoch=0).tolist())
+    assert found.repeated == sum(count > 1 for count in counts.values())
+    assert found.never == sampler.records - len(counts)
+    assert found.positions == len(sampler)
+
+
+def test_what_the_tail_drops_does_not_come():
+    found = order_report(BatchSampler(sampler=GlobalShuffle(103, 0), batch_size=10, tail="drop"))
+    assert found.multiplicity.never == 3
+    assert (found.steps, found.looked_at) == (10, 100)
+
+
+# Batches of all ranks together
+
+LENGTHS = [random.Random(0).randrange(1, 20) for _ in range(101)]
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad", "partial"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "planner",
+    [
+        BatchSampler(sampler=GlobalShuffle(101, 0), batch_size=5),
+        BucketBatchSampler(lengths=LENGTHS, max_tokens=60, boundaries=(5, 10, 19)),
+        PackedBatchSampler(sampler=GlobalShuffle(101, 0), lengths=LENGTHS, row_length=30, batch_size=3, window=32),
+    ],
+    ids=lambda planner: type(planner).__name__,
+)
+def test_global_batches_are_those_of_the_ranks(planner, world_size, tail):
+    planner = replace(planner, world_size=world_size, rank=0, tail=tail)
+    steps = range(planner.steps(1))
+    of_ranks = [[] for _ in steps]
+    for rank in range(world_size):
+        for plan in replace(planner, rank=rank).plans(steps, epoch=1):
+            mask = slice(None) if plan.valid is None or plan.packing else plan.valid
+            of_ranks[plan.step] += plan.indices[mask].tolist()
+    indices, counts = GlobalBatches(planner).rows(steps, epoch=1)
+    found = np.split(indices, np.cumsum(counts)[:-1])
+    assert [sorted(batch.tolist()) for batch in found] == [sorted(batch) for batch in of_ranks]
+    middle, sizes = GlobalBatches(planner).rows(range(1, 3), epoch=1)
+    assert middle.tolist() == [*found[1].tolist(), *found[2].tolist()]
+    assert sizes.tolist() == [len(found[1]), len(found[2])]
+
+
+def test_the_report_does_not_depend_on_how_many_ranks_share_a_batch():
+    one = BatchSampler(sampler=GlobalShuffle(1000, 0), batch_size=40)
+    four = BatchSampler(sampler=GlobalShuffle(1000, 0), batch_size=10, world_size=4, rank=3, tail="pad")
+    assert order_report(one) == order_report(four)
+
+
+# Good orders
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_global_shuffle_is_ideal(seed):
+    records, size, shards = 100_000, 100, 50
+    report = order_report(
+        BatchSampler(sampler=GlobalShuffle(records, seed), batch_size=size), shard_lengths=(records // shards,) * shards
+    )
+    batches = records // size
+    # The variance of |x - y| is 1/18.
+    assert abs(report.displacement.mean.found - 1 / 3) < SIGMAS / math.sqrt(18 * records)
+    for q, found, ideal in report.displacement.quantiles:
+        density = 2 * (1 - ideal)
+        assert abs(found - ideal) < SIGMAS * math.sqrt(q * (1 - q) / records) / density
+    # Which shards a batch has is negatively correlated: the sum of their variances is a bound.
+    missed = math.comb(records - records // shards, size) / math.comb(records, size)
+    deviation = math.sqrt(shards * missed * (1 - missed))
+    mixing = report.mixing.per_batch
+    assert abs(mixing.found - mixing.ideal) < SIGMAS * deviation / math.sqrt(batches)
+    for tenth in report.decay.tenths:
+        assert abs(tenth - 1) < SIGMAS * deviation / mixing.ideal / math.sqrt(batches / 10)
+    expected = report.repeats.pairs * report.repeats.again.ideal
+    assert abs(report.repeats.again.ratio - 1) < SIGMAS / math.sqrt(expected)
+    assert verdicts(report) == {
+        "displacement": "records move as far as in a uniform shuffle",
+        "mixing": "a batch mixes as many shards as in a uniform shuffle",
+        "decay": "mixing is the same from the start of the epoch to its end",
+        "repeats": "pairs meet again as seldom as in a uniform shuffle",
+        "multiplicity": "each record comes once",
+    }
+
+
+def verdicts(report):
+    names = ("displacement", "mixing", "decay", "repeats", "multiplicity")
+    return {name: getattr(report, name).verdict for name in names}
+
+
+def test_the_stated_error_is_about_the_real_one():
+    """Of the mean displacement and the mixing, over many seeds."""
+    reports = [
+        order_report(BatchSampler(sampler=GlobalShuffle(4_000, seed), batch_size=20), shard_lengths=(40,) * 100)
+        for seed in range(60)
+    ]
+    for figures in ([r.displacement.mean for r in reports], [r.mixing.per_batch for r in reports]):
+        real = np.std([figure.found for figure in figures])
+        # A standard deviation from 60 values is good to 9%, and permutations vary a little less than they are
+        # stated to, for positions are not drawn with replacement.
+        assert 0.6 < real / np.mean([figure.error for figure in figures]) < 1.4
+
+
+# Bad orders
+
+
+def test_a_small_pool_is_seen_to_be_poor():
+    order = PoolShuffle(ShardSequential((1000,) * 100, 0), 1000, 0)
+    report = order_report(BatchSampler(sampler=order, batch_size=200), shard_lengths=(1000,) * 100)
+    assert report.mixing.per_batch.ratio < 0.15
+    assert report.repeats.again.ratio > 5
+    assert verdicts(report)["mixing"].startswith("a batch mixes 6.")
+    assert verdicts(report)["mixing"].endswith("of 100 shards; in a uniform shuffle 86.6")
+    assert verdicts(report)["repeats"].startswith("pairs meet again 1")
+    assert verdicts(report)["multiplicity"] == "each record comes once"
+
+
+def test_no_shuffle_is_seen_at_once():
+    found = verdicts(order_report(BatchSampler(sampler=Sequential(50_000), batch_size=50)))
+    assert found["displacement"] == "records stay about where they are in index order"
+    assert found["mixing"] == "a batch mixes 1.0 of 100 parts; in a uniform shuffle 39.5"
+    assert found["repeats"] == "batches stay the same: 100% of the pairs meet again"
+
+
+def test_a_reversed_order_moves_too_far():
+    order = Table((tuple(reversed(range(2000))),), 2000)
+    report = order_report(BatchSampler(sampler=Table(order.rows * 2, 2000), batch_size=20))
+    assert report.displacement.verdict == "records move 1.50 times as far as in a uniform shuffle"
+
+
+@pytest.mark.parametrize(
+    ("shuffled", "verdict"),
+    [
+        (slice(0, 9000), "mixing decays: at the end it is 0.40 of"),
+        (slice(2000, 10_000), "mixing differs over the epoch: from 0.45 to 1.14"),
+    ],
+)
+def test_decay_is_found(shuffled, verdict):
+    order = np.arange(10_000)
+    np.random.default_rng(0).shuffle(order[shuffled])
+    rows = (tuple(order.tolist()),) * 2
+    report = order_report(BatchSampler(sampler=Table(rows, 10_000), batch_size=10), shard_lengths=(3,) * 3333 + (1,))
+    assert report.decay.verdict.startswith(verdict)
+
+
+def test_records_that_come_twice_are_counted():
+    report = order_report(BatchSampler(sampler=Weighted([1.0] * 100, 100, seed=0), batch_size=10))
+    m = report.multiplicity
+    assert m.repeated > 0
+    assert m.verdict == f"{m.repeated} records come more than once, {m.never} of 100 do not come"
+
+
+@pytest.mark.parametrize(
+    ("part", "verdict"),
+    [
+        (Repeats(pairs=0, again=None), "no pair was seen in both epochs"),
+        (Repeats(pairs=10, again=Figure(found=0.0, ideal=0.0, error=0.1)), "no pair was seen in both epochs"),
+        (Repeats(pairs=100, again=Figure(found=0.0, ideal=0.1, error=0.04)), "too few pairs to tell"),
+        (
+            Repeats(pairs=1000, again=Figure(found=0.11, ideal=0.1, error=0.01)),
+            "pairs meet again as seldom as in a uniform shuffle, within chance",
+        ),
+        (
+            Multiplicity(records=9, positions=5, whole=False, repeated=0, never=None),
+            "no record comes twice or more among the 5 positions looked at",
+        ),
+        (
+            Multiplicity(records=9, positions=5, whole=False, repeated=2, never=None),
+            "2 records come twice or more among the 5 positions looked at",
+        ),
+        (Decay(tenths=(1.0,) * 9 + (None,), error=0.0, last_to_middle=None), "the epoch is too short to tell"),
+        (
+            Mixing(shards=9, noun="parts", per_batch=Figure(found=4.0, ideal=5.0, error=0.5), middle=None),
+            "a batch mixes as many parts as in a uniform shuffle, within chance",
+        ),
+    ],
+)
+def test_verdicts(part, verdict):
+    assert part.verdict == verdict
+
+
+# Samples of long epochs
+
+
+@dataclass(frozen=True)
+class Recording:
+    """An order of 10^10 records that notes what it is asked."""
+
+    asked: list
+
+    def __len__(self):
+        return 10**10
+
+    def indices(self, positions, *, epoch):
+        self.asked.append((epoch, positions))
+        return GlobalShuffle(10**10, 0).indices(positions, epoch=epoch)
+
+
+@pytest.mark.parametrize("size", [1, 256, 50_000])
+def test_a_long_epoch_is_looked_at_in_runs_from_everywhere(size):
+    order = Recording([])
+    sample = sample_order(BatchSampler(sampler=order, batch_size=size), epoch=3)
+    assert sum(len(positions) for _, positions in order.asked) == len(sample.indices) <= WHOLE_UP_TO
+    assert {epoch for epoch, _ in order.asked} == {3}
+    firsts = sorted(int(positions[0]) for _, positions in order.asked)
+    assert [first * 20 // 10**10 for first in firsts] == list(range(20))
+    assert len(set(np.diff(firsts))) > 15, "equal distances may be those of shards"
+    whole_batches = sample.positions.reshape(-1, size)
+    assert (whole_batches == sample.steps[:, None] * size + np.arange(size)).all()
+    assert sample.indices.tolist() == GlobalShuffle(10**10, 0).indices(sample.positions, epoch=3).tolist()
+
+
+def test_ten_to_the_ten_records_are_judged_in_little_memory():
+    tracemalloc.start()
+    report = order_report(BatchSampler(sampler=GlobalShuffle(10**10, 0), batch_size=256))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64e6
+    assert report.sampled
+    assert report.looked_at < 2**18
+    assert abs(report.displacement.mean.found - 1 / 3) < SIGMAS / math.sqrt(18 * report.looked_at)
+    assert report.mixing.per_batch.ratio == pytest.approx(1, abs=0.01)
+    assert report.multiplicity.never is None
+    assert verdicts(report)["repeats"] == "no pair was seen in both epochs"
+
+
+def test_a_sample_tells_what_the_whole_does(monkeypatch):
+    order = PoolShuffle(ShardSequential((300,) * 1000, 0), 2000, 0)
+    planner = BatchSampler(sampler=order, batch_size=50)
+    whole = order_report(planner, shard_lengths=(300,) * 1000)
+    monkeypatch.setattr("dataload.samplers.order_sample.WHOLE_UP_TO", 2**17)
+    monkeypatch.setattr("dataload.samplers.order_sample._SAMPLED_ROWS", 2**16)
+    sample = order_report(planner, shard_lengths=(300,) * 1000)
+    assert (whole.sampled, sample.sampled) == (False, True)
+    for name in ("displacement.mean", "mixing.per_batch"):
+        part, _, field = name.partition(".")
+        exact, found = getattr(getattr(whole, part), field), getattr(getattr(sample, part), field)
+        assert abs(found.found - exact.found) < SIGMAS * found.error
+        assert found.ideal == exact.ideal
+    assert sample.repeats.again.ratio > 5
+
+
+def test_positions_of_a_sample_of_buckets_are_about_right(monkeypatch):
+    lengths = np.random.default_rng(0).integers(1, 100, 50_000)
+    planner = BucketBatchSampler(lengths=np.sort(lengths), max_tokens=1000, shuffle=False)
+    monkeypatch.setattr("dataload.samplers.order_sample.WHOLE_UP_TO", 2**14)
+    monkeypatch.setattr("dataload.samplers.order_sample._SAMPLED_ROWS", 2**13)
+    sample = sample_order(planner)
+    assert not sample.whole
+    assert sample.length == 50_000
+    assert (np.diff(sample.positions) > 0).mean() > 0.99
+    # Short records come first, many to a batch: an estimate by steps is off where batches are large or small.
+    assert np.abs(sample.positions - sample.indices).max() < 0.3 * 50_000
+
+
+# Shards
+
+
+def test_one_shard_is_cut_into_equal_parts():
+    for lengths in (None, (250,), (250, 0)):
+        shards = Shards.of(250, lengths)
+        assert (shards.files, len(shards), shards.noun) == (False, 100, "parts")
+        assert set(shards.lengths.tolist()) == {2, 3}
+        assert shards.lengths.sum() == 250
+    assert len(Shards.of(3)) == 3
+
+
+def test_only_the_shards_of_the_records_that_are_chosen_from_count():
+    assert Shards.of(25, (10, 10, 10, 10)).lengths.tolist() == [10, 10, 5]
+
+
+def test_reports_are_json():
+    report = order_report(BatchSampler(sampler=GlobalShuffle(500, 0), batch_size=10))
+    found = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert found["displacement"]["mean"]["ratio"] == report.displacement.mean.ratio
+    assert found["mixing"]["verdict"] == report.mixing.verdict
+    assert found["repeats"]["again"]["ideal"] == pytest.approx(9 / 499)
+    tiny = order_report(BatchSampler(sampler=GlobalShuffle(1, 0), batch_size=10))
+    assert json.loads(json.dumps(tiny.to_json(), allow_nan=False))["repeats"]["again"] is None
+
+
+# The pool that reaches a quality
+
+
+def emitted_by_a_list(records, pool_size, seed):
+    """The pool as it is run: a list, a random slot at each step."""
+    rng = random.Random(seed)
+    pool, out = list(range(min(pool_size, records))), []
+    for position in range(len(pool), records):
+        slot = rng.randrange(len(pool))
+        out.append(pool[slot])
+        pool[slot] = position
+    rng.shuffle(pool)
+    return out + pool
+
+
+@pytest.mark.parametrize("pool_size", [1, 20, 600, 2400, 4700, 8000])
+def test_pool_mixing_is_that_of_a_list_that_is_run(pool_size):
+    shards, length, size = 32, 250, 160  # ten batches in the middle fifth of 8,000 records
+    counts = []
+    for seed in range(40):
+        order = emitted_by_a_list(shards * length, pool_size, seed)[3200:4800]
+        counts += [len({p // length for p in batch}) for batch in batches_of(order, size)]
+    expected = shards * (1 - math.comb(8000 - length, size) / math.comb(8000, size))
+    error = np.std(counts) / math.sqrt(len(counts)) / expected
+    assert pool_mixing((length,) * shards, size, pool_size) == pytest.approx(
+        np.mean(counts) / expected, abs=5 * error + 0.003
+    )
+
+
+@pytest.mark.parametrize("lengths", [(400,) * 50, tuple(range(100, 500, 10))])
+@pytest.mark.parametrize("quality", [0.2, 0.5, 0.9])
+def test_the_pool_size_reaches_the_quality_and_is_the_smallest(lengths, quality):
+    size, records = 64, sum(lengths)
+    pool_size = pool_size_for(lengths, size, quality, seed=1)
+    assert pool_mixing(lengths, size, pool_size, seed=1) >= quality
+    assert pool_mixing(lengths, size, pool_size - max(1, pool_size // 64), seed=1) < quality
+    shards, found = Shards.of(records, lengths), []
+    for seed in range(12):
+        order = PoolShuffle(ShardSequential(lengths, seed), pool_size, seed)
+        positions = np.arange(records * 2 // 5, records * 2 // 5 + records // 5 // size * size)
+        shard = np.searchsorted(shards.ends, order.indices(positions, epoch=0), side="right").reshape(-1, size)
+        found += [len(set(batch)) for batch in shard.tolist()]
+    reached = np.array(found).reshape(12, -1).mean(axis=1) / expected_shards(shards, np.array([size]))
+    # Which shards are read in the middle makes a difference of its own, of which the pool's size rests on 16 epochs.
+    error = reached.std(ddof=1) * math.sqrt(1 / 12 + 1 / 16)
+    assert abs(reached.mean() - quality) < SIGMAS * error
+    assert error < 0.02
+
+
+def test_pool_sizes_are_the_same_each_time_and_grow_with_the_quality():
+    sizes = [pool_size_for((1000,) * 100, 64, quality) for quality in (0.1, 0.3, 0.5, 0.7, 0.9, 0.97)]
+    assert sizes == sorted(set(sizes))
+    assert sizes[2] == pool_size_for((1000,) * 100, 64, 0.5)
+
+
+def test_pools_for_ten_to_the_ten_records_are_found_in_little_memory():
+    tracemalloc.start()
+    small, large = (pool_size_for((10**7 // scale,) * 1000, 256, 0.5) for scale in (100, 1))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64e6
+    assert large / small == pytest.approx(100, rel=0.02), "a pool that is large beside a batch is a matter of scale"
+
+
+def test_the_last_pools_before_the_whole_data_are_tried():
+    pool_size = pool_size_for((20,) * 50, 16, 0.99)
+    assert 512 < pool_size < 1000, "no power of two"
+    assert pool_mixing((20,) * 50, 16, pool_size) >= 0.99 > pool_mixing((20,) * 50, 16, 512)
+
+
+def test_where_no_pool_does_it_there_is_none():
+    assert pool_size_for((1,), 1, 0.5) is None, "there is no pool smaller than one record"
+    assert pool_size_for((7,) * 9, 30, 0.9999, seed=1) is None
+    assert pool_size_for((1000,), 10, 0.99) == 1, "one shard is all that there is to mix"
+    assert pool_size_for((10, 10), 20, 0.99) == 1, "the batch is the epoch"
+
+
+# Wrong settings
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: order_report(BatchSampler(sampler=GlobalShuffle(0, 0), batch_size=1)), "the order has no step"),
+        (
+            lambda: order_report(BatchSampler(sampler=GlobalShuffle(3, 0), batch_size=4, tail="drop")),
+            "the order has no step: there is nothing to judge",
+        ),
+        (
+            lambda: order_report(BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=4), epoch=-1),
+            "epoch must be an integer >= 0, got -1",
+        ),
+        (
+            lambda: order_report(BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=4), shard_lengths=(10, -1)),
+            r"shard_lengths\[1\] must be an integer >= 0, got -1",
+        ),
+        *(
+            (lambda q=q: pool_size_for((9, 9), 4, q), f"quality must be a number above 0 and below 1, got {q!r}")
+            for q in (0, 1, -0.5, 90, math.nan, True, "0.5")
+        ),
+        (lambda: pool_size_for((9, 9), 0, 0.5), "batch_size must be an integer >= 1, got 0"),
+        (lambda: pool_size_for((), 4, 0.5), "shard_lengths must be one number of records or more"),
+        (lambda: pool_size_for((0, 0), 4, 0.5), "the sum of shard_lengths must be an integer >= 1, got 0"),
+        (lambda: pool_size_for((9, 9), 4, 0.5, seed=0.5), "seed must be an integer"),
+        (lambda: pool_mixing((9, 9), 4, 0), "pool_size must be an integer >= 1, got 0"),
+    ],
+)
+def test_wrong_settings_are_named(make, match):
+    with pytest.raises(ConfigError, match=match):
+        make()

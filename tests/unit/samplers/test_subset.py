@@ -1,0 +1,93 @@
+"""Subset against Python's own slicing and picking."""
+
+import numpy as np
+import pytest
+
+from dataload.samplers import GlobalShuffle, Sequential, Subset
+from dataload.state import fingerprint
+
+
+def order(sampler, epoch=0):
+    return sampler.indices(np.arange(len(sampler)), epoch=epoch).tolist()
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        slice(None),
+        slice(3, 9),
+        slice(None, None, -1),
+        slice(-4, None),
+        slice(9, 2, -3),
+        slice(15, 100),
+        slice(5, 5),
+        slice(None, None, 2**62),
+    ],
+)
+def test_a_slice_is_that_of_a_list(selection):
+    parent = GlobalShuffle(12, 1)
+    for epoch in range(3):
+        assert order(Subset(parent, selection), epoch) == order(parent, epoch)[selection]
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        [],
+        [3],
+        [11, 0, 11, -1, -12],
+        (1, 2),
+        iter([4, 5]),
+        range(2, 9, 3),
+        range(11, -1, -1),
+        range(-3, 3),
+        range(-1, -13, -2),
+        range(0),
+        np.array([5, 5, -1]),
+        np.array([7, 1], np.uint8),
+        np.array([]),
+    ],
+)
+def test_integers_pick_from_the_order(selection):
+    chosen = list(selection) if not hasattr(selection, "__next__") else [4, 5]
+    parent = GlobalShuffle(12, 1)
+    sampler = Subset(parent, selection)
+    for epoch in range(3):
+        expected = order(parent, epoch)
+        assert order(sampler, epoch) == [expected[int(position)] for position in chosen]
+    assert sampler.records == 12
+
+
+def test_the_caller_s_array_may_change_afterwards():
+    chosen = np.array([1, 2, 3])
+    sampler = Subset(Sequential(10), chosen)
+    chosen[:] = 0
+    assert order(sampler) == [1, 2, 3]
+    with pytest.raises(ValueError, match="read-only"):
+        sampler.selection[0] = 5
+
+
+@pytest.mark.parametrize("selection", [slice(10, None, 3), range(10, 2**48, 3)])
+def test_a_range_stays_one(selection):
+    sampler = Subset(Sequential(2**48), selection)
+    assert len(sampler) == (2**48 - 10 + 2) // 3
+    assert sampler.selection == range(10, 2**48, 3)
+    assert sampler.indices(np.array([0, 10**12]), epoch=0).tolist() == [10, 10 + 3 * 10**12]
+
+
+def test_equal_by_content():
+    one, same, other = (Subset(Sequential(9), np.array(chosen)) for chosen in ([1, 2], [1, 2], [2, 1]))
+    assert one == same
+    assert hash(one) == hash(same)
+    assert fingerprint(one) == fingerprint(same)
+    assert one != other
+    assert one != Subset(Sequential(8), [1, 2])
+    assert one != "a subset"
+
+
+def test_chosen_records_shuffled():
+    subset = Subset(Sequential(100), slice(10, 40))
+    shuffled = GlobalShuffle(30, 2, parent=subset)
+    assert order(shuffled) != order(subset)
+    assert sorted(order(shuffled)) == list(range(10, 40))
+    assert shuffled.records == 100

@@ -1,0 +1,166 @@
+"""Weighted against plain loops over the same random numbers, and its frequencies against the weights."""
+
+import bisect
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from dataload.randomness import derive_key, hash64
+from dataload.samplers import Weighted
+from dataload.samplers.weighted import _log, uniform
+from dataload.state import fingerprint
+
+
+def order(sampler, epoch=0):
+    return sampler.indices(np.arange(len(sampler)), epoch=epoch).tolist()
+
+
+def deviations(counts, expected):
+    """By how many standard deviations the chi-square of `counts` misses its mean."""
+    counts, expected = np.asarray(counts, float), np.asarray(expected, float)
+    expected = expected / expected.sum() * counts.sum()
+    return (((counts - expected) ** 2 / expected).sum() - (counts.size - 1)) / np.sqrt(2 * (counts.size - 1))
+
+
+def numbers(purpose, count, seed, epoch):
+    """Numbers in (0, 1): the middles of 2^52 equal parts."""
+    bits = hash64(derive_key(seed, purpose, epoch, words=1)[0], np.arange(count)).tolist()
+    return [((word >> 12) + 0.5) / 2**52 for word in bits]
+
+
+WEIGHTS = [3, 0, 1, 7, 0, 0, 2, 11, 1, 0]
+
+
+def test_a_draw_is_where_the_running_sum_passes_the_number():
+    ends = list(itertools.accumulate(WEIGHTS))
+    for epoch in range(3):
+        expected = [bisect.bisect_right(ends, number * ends[-1]) for number in numbers("weighted", 2000, 5, epoch)]
+        assert order(Weighted(WEIGHTS, 2000, 5), epoch) == expected
+
+
+def test_without_replacement_who_waits_shortest_is_first():
+    weights = np.random.default_rng(0).integers(0, 50, 500).tolist()
+    possible = sum(weight > 0 for weight in weights)
+    for epoch in range(3):
+        waits = [
+            (-math.log(number) / weight, record)
+            for record, (number, weight) in enumerate(zip(numbers("weighted-urn", 500, 5, epoch), weights, strict=True))
+            if weight
+        ]
+        expected = [record for _, record in sorted(waits)]
+        assert order(Weighted(weights, possible, 5, replacement=False), epoch) == expected
+        assert order(Weighted(weights, 100, 5, replacement=False), epoch) == expected[:100]
+
+
+def test_with_replacement_records_come_as_often_as_they_weigh():
+    counts = np.bincount(order(Weighted(WEIGHTS, 200_000, 1)), minlength=len(WEIGHTS))
+    some = np.flatnonzero(WEIGHTS)
+    assert counts.sum() == counts[some].sum(), "a record without a weight was drawn"
+    assert deviations(counts[some], np.array(WEIGHTS)[some]) < 4
+
+
+def test_without_replacement_each_record_comes_once():
+    sampler = Weighted(WEIGHTS, 6, 1, replacement=False)
+    for epoch in range(20):
+        assert sorted(order(sampler, epoch)) == np.flatnonzero(WEIGHTS).tolist()
+
+
+def test_without_replacement_first_and_second_draws_are_those_of_an_urn():
+    weights = np.array([1.0, 2, 4, 8, 3])
+    sampler = Weighted(weights, 2, 2, replacement=False)
+    draws = np.array([order(sampler, epoch) for epoch in range(6000)])
+    first = weights / weights.sum()
+    assert deviations(np.bincount(draws[:, 0], minlength=5), first) < 4
+    pairs = [(one, two) for one in range(5) for two in range(5) if one != two]
+    expected = [first[one] * weights[two] / (weights.sum() - weights[one]) for one, two in pairs]
+    found = [np.all(draws == pair, axis=1).sum() for pair in pairs]
+    assert deviations(found, expected) < 4
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("scale", [2.0**-1060, 2.0**-500, 4.0, 2.0**1015])
+def test_only_proportions_matter(scale, replacement):
+    weights = np.array([3, 1, 7, 2, 11.0, 1])
+    expected = order(Weighted(weights, 6, 1, replacement=replacement))
+    assert order(Weighted(weights * scale, 6, 1, replacement=replacement)) == expected
+
+
+def test_the_largest_and_the_smallest_float_together():
+    largest, smallest = np.finfo(float).max, 5e-324
+    assert order(Weighted([smallest, largest, largest], 3, 0, replacement=False))[2] == 0
+    assert set(order(Weighted([smallest, largest, largest, smallest], 200, 0))) == {1, 2}
+
+
+@pytest.mark.parametrize(("number", "record"), [(2.0**-53, 1), (1 - 2.0**-53, 3)])
+def test_the_extremes_draw_the_first_and_the_last_record_with_a_weight(monkeypatch, number, record):
+    monkeypatch.setattr("dataload.samplers.weighted.uniform", lambda key, values: np.full(len(values), number))
+    assert order(Weighted([0, 2, 0, 3, 0, 0], 2, 0)) == [record, record]
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [3.0],
+        [0, 0, 1, 0],
+        np.random.default_rng(0).random(1000),
+        np.where(np.arange(5000) % 7 == 3, 1.0, 0.0),
+        10.0 ** np.random.default_rng(1).uniform(-12, 2, 3000),
+        np.r_[1e12, np.full(4999, 1e-3)],
+        np.r_[np.full(50_000, 1e-9), 1.0],
+    ],
+)
+def test_the_table_finds_what_a_search_finds(weights):
+    sampler, positions = Weighted(weights, 10**6, 5), np.arange(30_000)
+    shares = uniform(derive_key(5, "weighted", 2, words=1)[0], positions)
+    scaled = np.ldexp(np.asarray(weights, float), -np.frexp(np.max(weights))[1])
+    ends = np.cumsum(scaled)
+    expected = np.searchsorted(ends, np.minimum(shares * ends[-1], np.nextafter(ends[-1], 0)), side="right")
+    assert np.array_equal(sampler.indices(positions, epoch=2), expected)
+
+
+def test_numbers_are_inside_of_0_and_1_at_the_extremes_of_the_hash(monkeypatch):
+    extremes = np.array([0, 2**64 - 1], np.uint64)
+    monkeypatch.setattr("dataload.samplers.weighted.hash64", lambda key, values: extremes)
+    assert uniform(np.uint64(0), np.arange(2)).tolist() == [2.0**-53, 1 - 2.0**-53]
+
+
+def test_the_logarithm_is_that_of_the_mathematics_library():
+    random = np.random.default_rng(0)
+    values = np.concatenate(
+        [
+            random.random(50_000),
+            2.0 ** -np.arange(1, 53),
+            1 - 2.0 ** -np.arange(1, 54),
+            np.sqrt(0.5) + np.arange(-500, 500) * 2.0**-53,
+            [2.0**-53],
+        ]
+    )
+    expected = np.array([math.log(value) for value in values.tolist()])
+    assert (np.abs(_log(values) - expected) <= 5e-16 * np.abs(expected)).all()
+
+
+def test_equal_by_content():
+    one, same = Weighted([1, 2], 2, 0), Weighted(np.array([1.0, 2.0]), 2, 0)
+    assert one == same
+    assert hash(one) == hash(same)
+    assert fingerprint(one) == fingerprint(same)
+    assert one != Weighted([1, 2], 2, 0, replacement=False)
+    assert one != Weighted([2, 1], 2, 0)
+
+
+def test_the_caller_s_weights_may_change_afterwards():
+    weights = np.array([1.0, 0.0])
+    sampler = Weighted(weights, 5, 0, replacement=True)
+    weights[:] = [0, 1]
+    assert order(sampler) == [0] * 5
+    with pytest.raises(ValueError, match="read-only"):
+        sampler.weights[0] = 0
+
+
+def test_epochs_interleaved():
+    sampler = Weighted(np.arange(1, 40), 39, 0, replacement=False)
+    expected = [order(Weighted(np.arange(1, 40), 39, 0, replacement=False), epoch) for epoch in range(3)]
+    for position, epoch in itertools.product(range(39), range(3)):
+        assert sampler.indices(np.array([position]), epoch=epoch).tolist() == [expected[epoch][position]]

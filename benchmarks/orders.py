@@ -168,11 +168,12 @@ def reading(shard_count=16, shard_records=16_384, floats=1024):
         rounds=3,
     )
     grouped = [
-        made(f"group-{shard}.array_record", lambda: records(4096, 256), options="group_size:256") for shard in range(4)
+        made(f"group-{shard}.array_record", lambda: records(4096, 256), codec="tensorprotos", options="group_size:256")
+        for shard in range(32)
     ]
     few = 2560
     return cold + compare(
-        "Warm reads of 4 ArrayRecord shards with group_size:256, 1 KB records, batch 256",
+        "Warm reads of 32 ArrayRecord shards with group_size:256, 1 KB records, batch 256",
         [Case(name, grouped_steps(grouped, shuffle, few), items=few) for name, shuffle in ORDERS.items()],
         items=few,
         steps=few // 256,

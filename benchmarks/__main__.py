@@ -7,7 +7,7 @@ import platform
 import sys
 from importlib.metadata import version
 
-from benchmarks import cases, orders
+from benchmarks import cases, execution, orders
 
 CASES = {
     "overhead": cases.overhead,
@@ -22,6 +22,11 @@ CASES = {
     "orders": orders.orders,
     "order-start": orders.starting,
     "order-reading": orders.reading,
+    "processes": execution.processes,
+    "scaling": execution.scaling,
+    "jpeg": execution.jpeg,
+    "first-batch": execution.first_batch,
+    "memory": execution.memory,
 }
 
 

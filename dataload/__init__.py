@@ -22,11 +22,14 @@ from dataload.errors import (
     UnsupportedFormatError,
     WorkerError,
 )
+from dataload.live import live_view
 from dataload.loader import Loader
 from dataload.packing import Pack
 from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
+from dataload.statistics import Statistics
+from dataload.timeline import record_timeline
 from dataload.transforms import SampleContext
 from dataload.types import (
     BatchReader,
@@ -66,10 +69,13 @@ __all__ = [
     "SourceError",
     "SourceNotFoundError",
     "StateMismatchError",
+    "Statistics",
     "UnsupportedFormatError",
     "WorkerError",
     "create",
     "default_collate",
     "from_config",
+    "live_view",
     "open",
+    "record_timeline",
 ]

@@ -14,12 +14,15 @@ DataloadError
 ```
 
 An index out of range stays the built-in `IndexError`, a wrong type the built-in `TypeError`.
-All of them pickle with their attributes, whatever their constructors take.
+All of them pickle with their attributes and their `__cause__`, whatever their constructors take: an attribute that
+cannot be pickled arrives as its repr, a cause that cannot as None.
 """
 
 from __future__ import annotations
 
 import difflib
+import pickle
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,7 +38,14 @@ __all__ = [
     "UnsupportedFormatError",
     "WorkerError",
     "closest",
+    "message_of",
+    "printable",
+    "text_of",
+    "traceback_of",
 ]
+
+_MESSAGE_CHARACTERS = 2_000
+_TRACEBACK_CHARACTERS = 20_000
 
 
 class DataloadError(Exception):
@@ -43,15 +53,49 @@ class DataloadError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default calls cls(*args), which keyword-only constructors refuse.
-        return _restore, (type(self), self.args, self.__dict__)
+        attributes = {name: _or_repr(value) for name, value in self._attributes().items()}
+        return _make, (type(self), self.args), (attributes, _pickled(self.__cause__))
+
+    def __setstate__(self, state: Any) -> None:
+        attributes, cause = state
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        self.__cause__ = None if cause is None else _unpickled(cause)
+
+    def _attributes(self) -> dict[str, Any]:
+        """What is to be pickled beside `args`."""
+        return self.__dict__
 
 
-def _restore(cls: type[DataloadError], args: tuple[Any, ...], attributes: dict[str, Any]) -> DataloadError:
+def _make(cls: type[DataloadError], args: tuple[Any, ...]) -> DataloadError:
     error = cls.__new__(cls, *args)
     error.args = args
-    for name, value in attributes.items():
-        setattr(error, name, value)
     return error
+
+
+def _pickled(value: Any) -> bytes | None:
+    """A pickle within the pickle, so that a value which fails takes nothing else with it; None if it cannot be."""
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        return None
+
+
+def _unpickled(data: bytes) -> BaseException | None:
+    try:
+        found = pickle.loads(data)  # noqa: S301 - made by `_pickled`, and as trusted as the pickle around it
+    except Exception:
+        return None
+    return found if isinstance(found, BaseException) else None
+
+
+def _or_repr(value: Any) -> Any:
+    """`value` if it can be pickled and unpickled, else its repr."""
+    try:
+        pickle.loads(pickle.dumps(value))  # noqa: S301 - our own value
+    except Exception:
+        return repr(value)
+    return value
 
 
 class ConfigError(DataloadError, ValueError):
@@ -135,7 +179,8 @@ class WorkerError(DataloadError, RuntimeError):
         epoch: Number of the epoch.
         indices: Indices of the rows of that step, in order.
         worker: Name of the thread or process, or "main" for the consumer's own thread.
-        traceback_text: The original traceback, which also survives pickling.
+        traceback_text: The original traceback, which also survives pickling: an error that has come from another
+            process shows it as a note, for its `__cause__` has no traceback any more.
     """
 
     def __init__(
@@ -155,6 +200,12 @@ class WorkerError(DataloadError, RuntimeError):
         self.worker = worker
         self.traceback_text = traceback_text
 
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        note = f"The original traceback, in {self.worker}:\n{self.traceback_text}"
+        if self.traceback_text and note not in getattr(self, "__notes__", ()):
+            self.add_note(note)
+
 
 class MissingDependencyError(DataloadError, ImportError):
     """An optional package is not installed; the message says which command installs it.
@@ -163,12 +214,12 @@ class MissingDependencyError(DataloadError, ImportError):
         name: Name of the package.
     """
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def _attributes(self) -> dict[str, Any]:
         # ImportError keeps `name` outside of __dict__.
-        return _restore, (type(self), self.args, {**self.__dict__, "name": self.name})
+        return {**self.__dict__, "name": self.name}
 
 
-def closest(name: str, known: Iterable[str]) -> str:
+def closest(name: object, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest known one, and all of them.
 
     Example:
@@ -176,6 +227,48 @@ def closest(name: str, known: Iterable[str]) -> str:
         "did you mean 'features'? Known: features, label"
     """
     names = sorted(known)
-    matches = difflib.get_close_matches(name, names, n=1)
+    matches = difflib.get_close_matches(str(name), names, n=1)
     listed = f"Known: {', '.join(names) or '(none)'}"
     return f"did you mean {matches[0]!r}? {listed}" if matches else listed
+
+
+def printable(text: str, most: int = _MESSAGE_CHARACTERS) -> str:
+    r"""Text that any terminal and any file takes: what is not printable is escaped, and what is too long is cut.
+
+    Args:
+        text: May hold control characters and lone surrogates. Line breaks and tabs stay.
+        most: Characters to keep, about: three quarters of them from the beginning, the others from the end.
+
+    Example:
+        >>> print(printable("a\x1b[2J" + 100 * "b", most=8))
+        a\x1b[2Jb ...(97 characters)... bb
+    """
+    if len(text) > most:
+        end = most // 4
+        text = f"{text[: most - end]} ...({len(text) - most:,} characters)... {text[len(text) - end :]}"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def text_of(error: BaseException) -> str:
+    """The message of any exception, also of one whose message cannot be made: see `printable`."""
+    try:
+        text = str(error)
+    except Exception as failure:
+        text = f"(its message cannot be made: {type(failure).__name__})"
+    return printable(text)
+
+
+def message_of(error: BaseException) -> str:
+    """Class and message of any exception: see `text_of`."""
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of any exception as text: see `printable`."""
+    try:
+        lines = traceback.format_exception(error)
+    except Exception as failure:
+        lines = [f"(the traceback cannot be made: {type(failure).__name__})\n", message_of(error)]
+    return printable("".join(lines), _TRACEBACK_CHARACTERS)

@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from time import perf_counter
-from typing import Any, Generic, Literal, Self, TypeVar, get_args
+from typing import Any, Generic, Literal, Self, TypeVar
 
-from dataload.collate import Collate, Policy, default_collate
-from dataload.errors import ClosedSourceError, ConfigError, WorkerError, closest
-from dataload.executors import Executor, SerialExecutor, ThreadExecutor
-from dataload.fetch import Fetcher
-from dataload.packing import Pack
-from dataload.plan import BlockedPlans, Shuffle, plan_batches
-from dataload.prefetch import Pace, ordered_map
+from dataload.bad_records import Budget, OnError
+from dataload.checks import check_count
+from dataload.collate import Policy
+from dataload.cpus import usable_cpus
+from dataload.delivery import Delivery, EpochPlanners, finished, lost_step
+from dataload.errors import ClosedSourceError
+from dataload.execution import ExecutorName, Scaling, check_fields, check_seconds, choose_collate, make_executor
+from dataload.executors import Patience, StartMethod, WorkerLostError
+from dataload.fetch import Fetcher, make_policy
+from dataload.plan import Shuffle, plan_batches
+from dataload.prefetch import Pace
+from dataload.progress import Cursor, Pass, Progress
 from dataload.randomness import check_seed
+from dataload.recorder import Recorder
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
-from dataload.state import LoaderState, digest, fingerprint
+from dataload.state import LoaderState, fingerprint, identify
+from dataload.statistics import Statistics
+from dataload.steps import Loaded, StepWork
 from dataload.transforms import compose
 from dataload.types import RandomAccessSource, Sampler, Transform
 
-__all__ = ["ExecutorName", "Loader"]
+__all__ = ["Loader"]
 
 BatchT = TypeVar("BatchT")
-
-ExecutorName = Literal["threads"]
-"""Where batches are made when `num_workers` is not 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Cursor:
-    """What the consumer has received: all epochs before `epoch`, and `step` steps of it."""
-
-    epoch: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Stands in the place of a batch that could not be made."""
-
-    error: WorkerError
 
 
 class Loader(Generic[BatchT]):
@@ -70,11 +59,27 @@ class Loader(Generic[BatchT]):
             epoch and a generator of its own.
         batch_transform: ``f(batch)``, for example `dataload.torch.to_tensors`.
         collate: Samples to a batch: a function, or field -> policy for shapes that differ (see `Collate`).
-        num_workers: Threads that make batches ahead; 0 makes them in the consumer's thread.
+        num_workers: Workers that make batches ahead; 0 makes them in the consumer's thread; ``"auto"`` begins with one
+            and adds others while that helps, up to the CPUs that this process may use.
         executor: ``"threads"``: reading and decoding release the GIL, and nothing is copied between processes.
+            ``"processes"``: for transforms that hold the GIL. Batches come in shared memory that is used again when
+            nothing refers to it.
+        start_method: Of processes: ``"forkserver"``, ``"spawn"``, or ``"fork"``, which copies this one with all it has.
         prefetch: Batches ahead, per worker. Batches that take less than a millisecond are made several at a time, and
             this counts the times; and where the consumer's thread would have to wait for such a one, it makes the next
             itself.
+        prefetch_bytes: Bytes of batches ahead, about, in all; one is ahead in any case, and only one until the first
+            has shown how large they are.
+        in_order: False gives batches as they are made, within an epoch. The state then belongs to this rank alone and,
+            where it is taken before all earlier batches have come, to steps of this size.
+        epochs: How many there will be: nothing is read ahead behind the last, and another ``for`` gives nothing.
+        timeout: Seconds after which a batch that does not come is an error; None only warns, after a minute.
+        on_error: What becomes of a record that cannot be read or transformed: ``"raise"``; ``"skip"`` leaves its row
+            out; ``"replace"`` puts another record of the same step in its place. Ranks keep their number of steps.
+        max_bad: Records left out or replaced, over all epochs, after which it is an error all the same.
+        error_report: A JSONL file that bad records are added to.
+        exclude: Records that are never read, but treated as `on_error` says (``"raise"`` leaves them out): indices, or
+            such a report. They are no part of the state: one that was saved without them goes on with them.
         rank: Number of this process, in [0, world_size); with `world_size` by default from the environment variables
             RANK and WORLD_SIZE, as torchrun sets them, else 0 of 1.
         world_size: Number of processes.
@@ -103,9 +108,18 @@ class Loader(Generic[BatchT]):
         transform: Transform | Sequence[Transform] | None = None,
         batch_transform: Callable[[Any], BatchT] | None = None,
         collate: Callable[..., Any] | Mapping[str, Policy] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         executor: ExecutorName = "threads",
+        start_method: StartMethod = "forkserver",
         prefetch: int = 2,
+        prefetch_bytes: int = 1 << 30,
+        in_order: bool = True,
+        epochs: int | None = None,
+        timeout: float | None = None,
+        on_error: OnError = "raise",
+        max_bad: int = 1000,
+        error_report: str | os.PathLike[str] | None = None,
+        exclude: Sequence[int] | str | os.PathLike[str] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -124,21 +138,43 @@ class Loader(Generic[BatchT]):
             rank=rank,
             world_size=world_size,
         )
-        self._fetch = Fetcher(
+        self._scaling = Scaling() if num_workers == "auto" else None
+        workers = 1 if num_workers == "auto" else check_count("num_workers", num_workers, least=0)
+        # What only prepares a batch for its consumer (pinning it, say) has no place in a process of its own.
+        finishes = executor == "processes" and getattr(batch_transform, "runs_in_consumer", False)
+        self._finish = batch_transform if finishes and workers else None
+        fetch = Fetcher(
             source=source,
-            fields=_names(fields),
+            fields=check_fields(fields),
             transform=compose(transform),
-            collate=_collate(collate, packs=isinstance(self._planner, PackedBatchSampler)),
-            batch_transform=batch_transform,
+            collate=choose_collate(collate, packs=isinstance(self._planner, PackedBatchSampler)),
+            batch_transform=None if self._finish else batch_transform,
             seed=self._seed,
+            policy=make_policy(on_error, exclude, source),
         )
-        self._window = _count("num_workers", num_workers, 0) * _count("prefetch", prefetch, 1)
-        self._executor = _executor(executor, num_workers)
-        # An epoch that went on with another global batch size has its steps counted from another origin.
-        self._shifted: tuple[int, BatchPlanner] | None = None
-        self._cursor = _Cursor(0, 0)
-        self._resumes = True  # the next `for` starts at the cursor, not behind what it stands in
-        self._current: object = None
+        self._work = StepWork(fetch, self._planner, reseeds=executor == "processes" and workers > 0)
+        self._prefetch = check_count("prefetch", prefetch, least=1)
+        self._executor = make_executor(
+            self._work,
+            executor,
+            workers,
+            window=self._prefetch * (usable_cpus() if self._scaling else workers),
+            start_method=start_method,
+            patience=Patience(check_seconds("timeout", timeout)),
+        )
+        weakref.finalize(self, self._executor.close)
+        self._workers = workers
+        self._prefetch_bytes = check_count("prefetch_bytes", prefetch_bytes, least=1)
+        self._in_order = bool(in_order)
+        self._epochs = None if epochs is None else check_count("epochs", epochs, least=0)
+        self._budget = Budget(check_count("max_bad", max_bad, least=0), error_report)
+        self._recorder = Recorder(executor if workers else "serial", tuple(step.name for step in fetch.transform))
+        self._delivery: Delivery | None = None
+        self._pace = Pace()
+        self._plans = EpochPlanners(self._planner)
+        self._cursor = Cursor(0, 0)
+        self._upcoming: Cursor | None = None  # where the next `for` starts, if that was said
+        self._pass: Pass | None = None  # the `for` that is under way
         self._fingerprints: tuple[str, str] | None = None
         self._closed = False
 
@@ -154,103 +190,167 @@ class Loader(Generic[BatchT]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next ``for`` serves, or that the present one is in."""
-        return self._cursor.epoch
+        """The epoch that the present ``for`` is in, or that the next one serves."""
+        return self._pass.epoch if self._pass else self._start().epoch
 
     @property
     def step(self) -> int:
-        """Steps of the epoch that the consumer has received."""
-        return self._cursor.step
+        """Steps of that epoch that the consumer has received."""
+        return self._pass.step if self._pass else self._start().received
 
     def __len__(self) -> int:
-        """Steps per epoch, the same on every rank."""
-        epoch = self._cursor.epoch
-        return self._plan(epoch).steps(epoch)
+        """Steps of that epoch, the same on every rank; of a restored one, those before the state included."""
+        return self._pass.steps if self._pass else self._steps(self._start())
 
-    def _plan(self, epoch: int) -> BatchPlanner:
-        if self._shifted is not None and self._shifted[0] == epoch:
-            return self._shifted[1]
-        return self._planner
+    def progress(self) -> Progress:
+        """How far the present ``for`` is, or where the next one starts."""
+        return Progress(
+            epoch=self.epoch,
+            epochs=self._epochs,
+            step=self.step,
+            steps=len(self),
+            rows_per_second=self.statistics().rows_per_second,
+        )
+
+    def statistics(self) -> Statistics:
+        """Where the time went since the loader was made."""
+        return self._recorder.snapshot(self._workers)
 
     def __iter__(self) -> Iterator[BatchT]:
         """One epoch, or what is left of it after `load_state_dict`.
 
-        There is one iteration at a time: a new one ends the one before.
+        It begins when its first batch is asked for. There is one iteration at a time: a new one ends the one before.
+
+        Raises:
+            ClosedSourceError: The loader is closed.
+            RuntimeError: By the iterator: another iteration was begun, or a state was loaded.
+            WorkerError: By the iterator: see the class.
         """
+        self._check_open()
+        return self._iterate()
+
+    def _iterate(self) -> Generator[BatchT]:
+        self._check_open()
+        cursor = self._start()
+        if cursor != self._cursor:
+            self._move(cursor)
+        self._upcoming = None
+        if self._epochs is not None and cursor.epoch >= self._epochs:
+            return
+        self._pass = now = Pass(cursor.epoch, cursor.received, self._steps(cursor))
+        self._recorder.resume()
+        try:
+            if now.step == now.steps:  # an epoch without steps, or nothing that fills one is left of it
+                self._move(Cursor(now.epoch + 1, 0))
+            while now.step < now.steps:
+                self._check_current(now)
+                batch = [self._next(now)]  # in a list, for no name here may hold on to it while the consumer has it
+                yield batch.pop()
+            if self._pass is now:
+                self._recorder.pause()
+        finally:
+            if self._pass is now:
+                self._pass = None
+                if self._upcoming is not None:
+                    self._move(self._upcoming)
+
+    def _next(self, now: Pass) -> BatchT:
+        """The next batch, with the cursor behind it. Where anything fails, the cursor stays before it."""
+        delivery = self._delivery or self._deliver()
+        loaded: Loaded | None = None
+        self._recorder.begin_wait()
+        try:
+            loaded = next(delivery)
+            self._recorder.end_wait(loaded)
+            if loaded.error is not None:
+                raise loaded.error
+            if loaded.bad:
+                self._budget.spend(loaded.bad, loaded.worker)
+            batch = loaded.batch if self._finish is None else finished(loaded, self._finish, self._plans)
+        except WorkerLostError as lost:
+            self._stop_delivery()
+            raise lost_step(lost, self._plans, self._cursor) from None
+        except BaseException:  # Ctrl-C while waiting, too: what is in flight would be a batch short
+            loaded = None  # its error's traceback refers to this frame: each, and the loader, would keep the other
+            self._stop_delivery()
+            raise
+        now.step += 1
+        self._cursor = self._cursor.after(loaded.step, now.steps)
+        if self._upcoming is not None and not self._cursor.begun:  # the epoch is over
+            self._move(self._upcoming)
+        if self._scaling is not None:
+            self._scaling.look(self._recorder, self._grow)
+        return batch
+
+    def _deliver(self) -> Delivery:
+        self._delivery = Delivery(
+            self._executor,
+            self._plans,
+            self._pace,
+            start=self._cursor,
+            epochs=self._epochs,
+            window=self._workers * self._prefetch,
+            most_bytes=self._prefetch_bytes,
+            in_order=self._in_order,
+        )
+        return self._delivery
+
+    def _grow(self, workers: int) -> None:
+        self._workers = workers
+        self._executor.grow(workers)
+        if self._delivery is not None:
+            self._delivery.widen(workers * self._prefetch)
+
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedSourceError("the loader is closed: build another one to iterate")
-        if not self._resumes and self._cursor.step > 0:
-            self._cursor = _Cursor(self._cursor.epoch + 1, 0)
-        self._resumes = False
-        self._current = token = object()
-        return self._iterate(self._cursor, token)
 
-    def _iterate(self, start: _Cursor, token: object) -> Generator[BatchT]:
-        plans = BlockedPlans(self._plan(start.epoch), start.epoch)
-        fetch = self._fetch
-
-        def load(steps: range) -> list[Any]:
-            begun = perf_counter()
-            made: list[Any] = []
-            for step in steps:
-                try:
-                    made.append(fetch(plans[step], start.epoch))
-                except WorkerError as error:
-                    made.append(_Failure(error))  # the steps before it are delivered first
-                    break
-            pace.note(len(made), perf_counter() - begun)
-            return made
-
-        def submit(steps: range) -> Any:
-            return self._executor.submit(load, steps)
-
-        pace = Pace()
-        steps = range(start.step, len(plans))
-        # Without workers nothing is handed over: each step is a task of its own, made when it is asked for.
-        tasks = pace.groups(steps) if self._window else (range(step, step + 1) for step in steps)
-        step = start.step
-        with closing(ordered_map(submit, tasks, window=self._window, helps=pace.is_quick)) as loaded:
-            for made in loaded:
-                made.reverse()
-                while made:
-                    self._check_current(token)
-                    if isinstance(made[-1], _Failure):
-                        raise made[-1].error
-                    step += 1
-                    last = step == len(plans)
-                    self._cursor = _Cursor(start.epoch + 1, 0) if last else _Cursor(start.epoch, step)
-                    yield made.pop()  # no name here holds on to the batch while the consumer has it
-
-    def _check_current(self, token: object) -> None:
-        if self._current is not token:
+    def _check_current(self, now: Pass) -> None:
+        if self._pass is not now:
+            self._check_open()
             raise RuntimeError(
                 "this iteration ended when another one was begun (or the loader's state was set): "
                 "for two at a time build two loaders"
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next ``for`` serve `epoch`. Needless otherwise: epochs count on by themselves.
+        """Make the next ``for`` serve `epoch`, from its start. Needless otherwise: epochs count on by themselves.
 
-        In an epoch that `load_state_dict` has restored its position stays.
+        The present ``for`` goes on to its end. Where `epoch` would come next anyway nothing changes: what is
+        prefetched of it is used, and one that `load_state_dict` has restored keeps its position.
         """
-        _count("epoch", epoch, 0)
-        upcoming = self._cursor.epoch + (not self._resumes and self._cursor.step > 0)
-        if epoch != upcoming:
-            self._start_at(_Cursor(epoch, 0))
+        check_count("epoch", epoch, least=0)
+        if epoch != self._start().epoch:
+            self._upcoming = Cursor(epoch, 0)
+            if self._pass is None:
+                self._move(self._upcoming)
 
-    def _start_at(self, cursor: _Cursor) -> None:
+    def _start(self) -> Cursor:
+        """Where the next ``for`` starts."""
+        if self._upcoming is not None:
+            return self._upcoming
+        return Cursor(self._cursor.epoch + 1, 0) if self._cursor.begun else self._cursor
+
+    def _steps(self, cursor: Cursor) -> int:
+        return self._plans.of(cursor.epoch).steps(cursor.epoch)
+
+    def _move(self, cursor: Cursor, plans: EpochPlanners | None = None) -> None:
+        self._stop_delivery()
         self._cursor = cursor
-        self._resumes = True
-        self._current = None
+        self._plans = EpochPlanners(self._planner) if plans is None else plans
+
+    def _stop_delivery(self) -> None:
+        if self._delivery is not None:
+            self._delivery.close()
+            self._delivery = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the consumer stands: a small dict for JSON, the same on every rank.
+        """Where the consumer stands: a small dict for JSON, the same on every rank (but with ``in_order=False``).
 
         It counts batches that were received, not those that were prefetched. After the last batch of an epoch it
         is the start of the next one.
         """
-        position = self._plan(self._cursor.epoch).position(self._cursor.step, epoch=self._cursor.epoch)
-        return self._state(self._cursor.epoch, position).to_json()
+        return self._state(self._plans, self._cursor).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken: reads no record, whatever the position.
@@ -259,30 +359,27 @@ class Loader(Generic[BatchT]):
         anew, and no record is lost or repeated.
 
         Raises:
-            StateMismatchError: The state is of other data, another order or another seed.
+            StateMismatchError: The state is of other data, another order or another seed; or it was taken with
+                ``in_order=False`` and steps of another size.
         """
         saved = LoaderState.from_json(state)
-        saved.check(self._state(saved.epoch, saved.position))
-        planner, step = self._planner.resume(saved.position)
-        self._shifted = (saved.epoch, planner) if planner.origin else None
-        self._start_at(_Cursor(saved.epoch, step))
+        plans, cursor = EpochPlanners.resume(self._planner, saved)
+        saved.check(self._state(plans, cursor))
+        self._move(cursor, plans)
+        self._upcoming = cursor
+        self._pass = None
 
-    def _state(self, epoch: int, position: int) -> LoaderState:
+    def _state(self, plans: EpochPlanners, cursor: Cursor) -> LoaderState:
         if self._fingerprints is None:
-            self._fingerprints = _identify(self._source), fingerprint(self._planner.order)
+            self._fingerprints = identify(self._source), fingerprint(self._planner.order)
         source, order = self._fingerprints
-        return LoaderState(
-            epoch=epoch,
-            position=position,
-            length=self._planner.items(epoch),
-            source=source,
-            order=order,
-        )
+        return plans.state(cursor, source=source, order=order)
 
     def close(self) -> None:
         """Stop the workers, after the batches that they are at. May be called twice; leaves the source open."""
         self._closed = True
-        self._current = None
+        self._pass = None
+        self._stop_delivery()
         self._executor.close()
 
     def __enter__(self) -> Self:
@@ -296,44 +393,3 @@ class Loader(Generic[BatchT]):
         ranks = f", rank {p.rank} of {p.world_size}" if p.world_size > 1 else ""
         place = f"epoch {self.epoch}, step {self.step}"
         return f"Loader({len(self._source)} records, {p.rows_per_step} rows a step{ranks}, {place})"
-
-
-def _names(fields: Sequence[str] | None) -> tuple[str, ...] | None:
-    if isinstance(fields, str):
-        raise ConfigError(f"fields must be a list of names, got the text {fields!r}", key="fields", value=fields)
-    return None if fields is None else tuple(fields)
-
-
-def _collate(collate: Callable[..., Any] | Mapping[str, Policy] | None, *, packs: bool) -> Callable[..., Any]:
-    if packs:
-        if collate is not None and not isinstance(collate, Pack):
-            raise ConfigError(
-                f"packed rows are laid out by dataload.Pack: pass Pack(pad_value=...) or nothing, got {collate!r}",
-                key="collate",
-                value=collate,
-            )
-        return collate or Pack()
-    if collate is None:
-        return default_collate
-    if isinstance(collate, Mapping):
-        return Collate(policies=collate) if collate else default_collate
-    if not callable(collate):
-        raise ConfigError(f"collate is a function of a list of samples, got {collate!r}", key="collate", value=collate)
-    return collate
-
-
-def _count(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} must be an integer >= {least}, got {value!r}", key=name, value=value)
-    return value
-
-
-def _executor(name: str, num_workers: int) -> Executor:
-    if name not in get_args(ExecutorName):
-        raise ConfigError(f"executor is {name!r}: {closest(name, get_args(ExecutorName))}", key="executor", value=name)
-    return ThreadExecutor(num_workers) if num_workers else SerialExecutor()
-
-
-def _identify(source: Any) -> str:
-    own: Any = getattr(source, "fingerprint", None)
-    return str(own()) if callable(own) else digest(type(source).__qualname__, len(source))

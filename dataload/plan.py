@@ -144,10 +144,25 @@ def _place(rank: int | None, world_size: int | None, plan: Any) -> tuple[int, in
         return rank, world_size
     if isinstance(plan, BatchPlanner) and plan.world_size > 1:
         return plan.rank, plan.world_size
-    try:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):
+    return _place_of_environment()
+
+
+def _place_of_environment() -> tuple[int, int]:
+    """RANK and WORLD_SIZE as torchrun sets them; 0 of 1 without."""
+    given = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+    if not given:
         return 0, 1
+    try:
+        return int(given["RANK"]), int(given["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        # Not to notice would give every rank all of the data.
+        found = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ConfigError(
+            f"the environment has {found}: RANK and WORLD_SIZE are both needed, as integers; set them, or pass rank= "
+            "and world_size=",
+            key="rank",
+            value=given.get("RANK"),
+        ) from None
 
 
 class BlockedPlans:

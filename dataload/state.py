@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self, cast
 
 import numpy as np
@@ -13,14 +14,20 @@ import numpy as np
 from dataload.errors import StateMismatchError
 from dataload.randomness import ORDER_VERSION
 
-__all__ = ["STATE_VERSION", "LoaderState", "digest", "fingerprint"]
+__all__ = ["STATE_VERSION", "LoaderState", "digest", "fingerprint", "identify"]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 def digest(*parts: Any) -> str:
     """32 hexadecimal digits for values whose repr is the same in every process."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def identify(source: Any) -> str:
+    """The fingerprint of a source: its own, or its class and length."""
+    own = getattr(source, "fingerprint", None)
+    return str(own()) if callable(own) else digest(type(source).__qualname__, len(source))
 
 
 def fingerprint(value: Any) -> str:
@@ -65,6 +72,9 @@ class LoaderState:
         length: Positions per epoch.
         source: Fingerprint of the data.
         order: Fingerprint of the sampler, seed included.
+        missing: With ``in_order=False``, where the steps begin that this rank has not received though they lie before
+            `position`; rising.
+        step_size: Positions per step, if there are such; else 0.
     """
 
     epoch: int
@@ -72,12 +82,14 @@ class LoaderState:
     length: int
     source: str
     order: str
+    missing: tuple[int, ...] = ()
+    step_size: int = 0
     order_version: int = ORDER_VERSION
     version: int = STATE_VERSION
 
     def to_json(self) -> dict[str, Any]:
         """As a dict of numbers and text, under 1 KiB as JSON."""
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "missing": list(self.missing)}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
@@ -95,14 +107,30 @@ class LoaderState:
         if set(state) != names:
             wrong = ", ".join(sorted(names ^ set(state)))
             raise StateMismatchError(f"the state is incomplete or has foreign keys: {wrong}")
-        loaded = cls(**state)
-        for name in ("epoch", "position", "length"):
+        if not isinstance(state["missing"], (list, tuple)):
+            raise StateMismatchError(f"missing in the state is {state['missing']!r}; it is a list of positions")
+        values: dict[str, Any] = {**state, "missing": tuple(state["missing"])}
+        loaded = cls(**values)
+        for name in ("epoch", "position", "length", "step_size"):
             value = getattr(loaded, name)
             if type(value) is not int or value < 0:
                 raise StateMismatchError(f"{name} in the state is {value!r}; it is a number of 0 or more")
         if loaded.position > loaded.length:
             raise StateMismatchError(f"the state stands at position {loaded.position} of {loaded.length}")
+        loaded._check_missing()
         return loaded
+
+    def _check_missing(self) -> None:
+        missing, size = self.missing, self.step_size
+        if not missing:
+            return
+        rise = all(type(position) is int for position in missing) and all(a < b for a, b in pairwise(missing))
+        if not rise or missing[0] < 0 or missing[-1] >= self.position:
+            raise StateMismatchError(
+                f"missing in the state is {list(missing)}; they are rising positions before {self.position}"
+            )
+        if not size or any((position - missing[0]) % size for position in missing):
+            raise StateMismatchError(f"missing in the state is {list(missing)}; they lie whole steps of {size} apart")
 
     def check(self, here: LoaderState) -> None:
         """Refuse a state of other data or another order.
@@ -115,6 +143,7 @@ class LoaderState:
             "order": "the sampler or its seed",
             "length": "records per epoch",
             "order_version": "the release's orders",
+            "step_size": "rows of all ranks a step, which a state of in_order=False needs",
         }
         differences = [
             f"{name} ({meaning}): {getattr(self, name)} in the state, {getattr(here, name)} here"

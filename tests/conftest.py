@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import threading
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
@@ -61,12 +61,12 @@ def _name_of(thread: threading.Thread) -> str:
 
 
 def _descriptors():
-    # The tracker's pipe is opened with the tracker, whichever test starts it.
-    tracker = getattr(resource_tracker._resource_tracker, "_fd", None)
+    # The pipes of the helpers are opened with them, whichever test starts them.
+    helpers = resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
             target = os.readlink(f"/proc/self/fd/{name}")
-            if int(name) != tracker and not target.startswith("/dev/"):
+            if int(name) not in helpers and not target.startswith("/dev/"):
                 yield f"descriptor {name} -> {target}"
 
 

@@ -39,12 +39,24 @@ def test_the_readme_runs(tmp_path, monkeypatch):
     scope["loader"].close()
 
 
-def test_the_page_on_orders_runs():
-    text = (ROOT / "docs" / "orders.md").read_text()
+def run_page(name):
+    """The names that the examples of a page have left."""
+    text = (ROOT / "docs" / name).read_text()
     scope = {}
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(block, "docs/orders.md", "exec"), scope)
+        exec(compile(block, f"docs/{name}", "exec"), scope)
+    return scope
+
+
+def test_the_page_on_orders_runs():
+    scope = run_page("orders.md")
     assert len(scope["mixed"]) == len(scope["chosen"])
+
+
+def test_the_page_on_the_loader_runs():
+    scope = run_page("loader.md")
+    assert scope["state"]["position"] == 0
+    assert 0 < sum(batch["flipped"].sum() for batch in scope["batches"]) < 1000
 
 
 def test_the_page_on_orders_names_every_kind_and_class():

@@ -11,14 +11,14 @@ PUBLIC = {
         BatchReader ClosedSourceError Codec Collate ColumnReader ConcatSource ConfigError CorruptFileError DataloadError
         FieldSpec Loader MemorySource MissingDependencyError Pack Ragged RandomAccessSource RangeSource
         RecordWriter SampleContext Sampler Sharded SourceError SourceNotFoundError StateMismatchError
-        UnsupportedFormatError WorkerError create default_collate from_config open
+        Statistics UnsupportedFormatError WorkerError create default_collate from_config live_view open record_timeline
     """,
     "dataload.samplers": """
         BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport
         PackedBatchSampler PoolShuffle Repeat Sequential ShardSequential Subset Weighted order_report pool_size_for
     """,
     "dataload.streams": "",
-    "dataload.torch": "SourceDataset to_tensors",
+    "dataload.torch": "DeviceLoader DistributedPlace SourceDataset distributed_place to_pinned to_tensors",
 }
 
 

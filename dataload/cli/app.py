@@ -17,6 +17,7 @@ from dataload.cli.inspect import inspect_command
 from dataload.cli.order import order_command
 from dataload.cli.output import as_typed, print_error, print_warning
 from dataload.cli.schema import schema_command
+from dataload.cli.timeline import timeline_command
 from dataload.cli.verify import verify_command
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceNotFoundError
 
@@ -113,6 +114,7 @@ app.command("index")(index_command)
 app.command("convert")(convert_command)
 app.command("verify")(verify_command)
 app.command("order")(order_command)
+app.command("timeline")(timeline_command)
 app.command("schema")(schema_command)
 
 

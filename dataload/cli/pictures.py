@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,17 +17,27 @@ from dataload.samplers.order_sample import (
     expected_shards,
     shards_per_batch,
 )
+from dataload.timeline import CONSUMER, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["check_picture", "order_figure"]
+__all__ = ["check_picture", "order_figure", "timeline_figure"]
 
 _SUFFIXES = (".pdf", ".png", ".svg")
 _DOTS = 5_000
 _BINS = 50
 _FOUND, _IDEAL = "tab:blue", "tab:orange"
+_COLOURS = {
+    "read": "tab:blue",
+    "transform": "tab:orange",
+    "collate": "tab:purple",
+    "batch_transform": "tab:brown",
+    "consumer waits": "tab:red",
+    "consumer works": "tab:green",
+}
+_NUMBERED_STEPS = 60
 
 
 def check_picture(path: str) -> None:
@@ -52,12 +63,62 @@ def order_figure(sample: OrderSample, shards: Shards, title: str) -> Figure:
     """
     # Not pyplot: that keeps figures, and would choose a backend for whoever uses it next.
     figure: Figure = _matplotlib().Figure(figsize=(15, 5), dpi=120, layout="constrained")
+    title = "\n".join(textwrap.wrap(title, 120))
     figure.suptitle(title if sample.whole else f"{title}\n{len(sample.indices):,} positions of {sample.length:,}")
     places, moves, mixing = figure.subplots(1, 3)
     _draw_places(places, sample)
     _draw_moves(moves, sample)
     _draw_mixing(mixing, sample, shards)
     return figure
+
+
+def timeline_figure(timeline: Timeline, title: str) -> Figure:
+    """Who was at work when: a line for each worker, coloured by stage, and below them the consumer's.
+
+    What the consumer made itself, having no workers or helping them, is on its own line, over its wait.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    names = [*timeline.workers, CONSUMER]
+    figure: Figure = _matplotlib().Figure(figsize=(15, 2 + 0.5 * len(names)), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    heights = {name: len(names) - 1 - number for number, name in enumerate(names)}
+    origin = timeline.begun
+
+    def draw(what: str, line: str, spans: list[tuple[float, float]], thickness: float) -> None:
+        if spans:
+            bars = [(begun - origin, ended - begun) for begun, ended in spans]
+            place = heights[line] - thickness / 2, thickness
+            axes.broken_barh(bars, place, color=_COLOURS.get(what, "tab:gray"), label=what, linewidth=0)
+
+    waits = [(step.asked, step.received) for step in timeline.steps]
+    draw("consumer waits", CONSUMER, waits, 0.8)
+    draw("consumer works", CONSUMER, timeline.work, 0.8)
+    for name in names:
+        stages: dict[str, list[tuple[float, float]]] = {}
+        for step in timeline.steps:
+            for stage, begun, ended in step.spans if step.worker == name else ():
+                stages.setdefault(stage, []).append((begun, ended))
+        for stage, spans in stages.items():
+            draw(stage, name, spans, 0.5 if name == CONSUMER else 0.8)
+    if len(timeline.steps) <= _NUMBERED_STEPS:
+        _number_steps(axes, timeline, heights)
+    axes.set(
+        title=title, xlabel="time (s)", xlim=(0, max(timeline.ended - origin, 1e-6)), ylim=(-0.6, len(names) - 0.4)
+    )
+    axes.set_yticks(list(heights.values()), list(heights))
+    entries = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # one of each name
+    if entries:
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=len(entries))
+    return figure
+
+
+def _number_steps(axes: Axes, timeline: Timeline, heights: dict[str, int]) -> None:
+    for step in timeline.steps:
+        if step.spans:
+            middle = (step.spans[0][1] + step.spans[-1][2]) / 2 - timeline.begun
+            axes.text(middle, heights[step.worker], str(step.step), ha="center", va="center", size=7, clip_on=True)
 
 
 def _matplotlib() -> Any:

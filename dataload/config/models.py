@@ -7,12 +7,15 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import ConfigDict, Field
 
+from dataload.bad_records import OnError
 from dataload.collate import Collate, Policy
 from dataload.config.problems import MISSING, Problem
 from dataload.config.references import REFERENCE_PATTERN, resolve_reference
 from dataload.config.sampler_section import Site
 from dataload.config.samplers import LengthBucketsConfig, SamplerConfig
 from dataload.config.section import Section
+from dataload.execution import ExecutorName
+from dataload.executors import StartMethod
 from dataload.formats.tar import OnDamage
 from dataload.plan import Shuffle
 from dataload.samplers import BatchPlanner
@@ -101,9 +104,26 @@ class LoaderConfig(Section):
         None,
         description="What becomes of the rows behind the last full batch; 'partial', on several ranks 'pad'.",
     )
-    num_workers: int = Field(0, ge=0, description="Workers that make batches ahead; 0: the consumer's own thread.")
-    executor: Literal["threads"] = Field("threads", description="Where workers run.")
+    num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        0, description="Workers that make batches ahead; 0: the consumer's own thread; 'auto': as many as help."
+    )
+    executor: ExecutorName = Field(
+        "threads", description="Where workers run; 'processes' for transforms that hold the GIL."
+    )
+    start_method: StartMethod = Field("forkserver", description="How worker processes come into being.")
     prefetch: int = Field(2, ge=1, description="Batches ahead, per worker.")
+    prefetch_bytes: int = Field(1 << 30, ge=1, description="Bytes of batches ahead, about, in all.")
+    in_order: bool = Field(True, description="false: batches as they are made, within an epoch.")
+    epochs: int | None = Field(None, ge=0, description="How many there will be; by default nobody knows.")
+    timeout: float | None = Field(
+        None, gt=0, description="Seconds after which a batch that does not come is an error; by default a warning."
+    )
+    on_error: OnError = Field("raise", description="What becomes of a record that cannot be read or transformed.")
+    max_bad: int = Field(1000, ge=0, description="Records left out or replaced after which it is an error.")
+    error_report: str | None = Field(None, description="A JSONL file that bad records are added to.")
+    exclude: str | Annotated[tuple[int, ...], Field(strict=False)] | None = Field(
+        None, description="Records that are not to be tried: indices, or the path of an error_report."
+    )
     transform: Reference | Annotated[tuple[Reference, ...], Field(strict=False)] | None = Field(
         None, description="Sample -> sample: a function, or several in turn."
     )

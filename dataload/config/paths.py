@@ -25,6 +25,9 @@ def anchor_paths(data: dict[str, Any], directory: str) -> dict[str, Any]:
         anchored["source"] = _anchor_source(data["source"], directory)
     if "sampler" in data:
         anchored["sampler"] = _anchor_arrays(data["sampler"], directory)
+    loader = data.get("loader")
+    if isinstance(loader, dict) and isinstance(cast("dict[str, Any]", loader).get("exclude"), str):
+        anchored["loader"] = {**loader, "exclude": os.path.join(directory, os.path.expanduser(loader["exclude"]))}
     return anchored
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from dataload.executors import Result, ThreadExecutor
+from dataload.executors import Heartbeat, ThreadExecutor
 from dataload.prefetch import ordered_map
 
 __all__ = ["BlockSize", "read_ahead", "read_records", "size_of"]
@@ -67,18 +67,14 @@ def read_ahead(source: Any, start: int, stop: int) -> Iterator[tuple[int, list[A
             yield first, last
             first = last
 
-    def read(span: tuple[int, int]) -> tuple[int, list[Any]]:
+    def read(span: tuple[int, int], _: Heartbeat) -> tuple[int, list[Any]]:
         records = read_records(source, *span)
         size.learn(records)
         return span[0], records
 
-    executor = ThreadExecutor(1)
-
-    def submit(span: tuple[int, int]) -> Result[tuple[int, list[Any]]]:
-        return executor.submit(read, span)
-
+    executor = ThreadExecutor(read, 1)
     try:
-        with closing(ordered_map(submit, spans(), window=1)) as blocks:
+        with closing(ordered_map(executor.submit, spans(), window=lambda: 1)) as blocks:
             yield from blocks
     finally:
         executor.close()

@@ -39,6 +39,16 @@ class BatchPlan:
     valid: BoolArray | None = None
     packing: Packing | None = None
 
+    def without(self, bad: BoolArray) -> BatchPlan:
+        """The plan without some of its records, (records,) bool. Packed rows keep their number and get gaps."""
+        good = ~bad
+        if self.packing is None:
+            return BatchPlan(self.step, self.indices[good], None if self.valid is None else self.valid[good])
+        rows, starts, lengths, shape = self.packing
+        return BatchPlan(
+            self.step, self.indices[good], self.valid, Packing(rows[good], starts[good], lengths[good], shape)
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlanner(ABC):
@@ -111,19 +121,24 @@ class BatchPlanner(ABC):
             One plan per step.
         """
 
+    @property
+    def step_size(self) -> int:
+        """Items per step of all ranks together."""
+        return self.items_per_step * self.world_size
+
     def steps(self, epoch: int) -> int:
         """Steps of an epoch, the same on every rank."""
         left = max(0, self.items(epoch) - self.origin)
-        size = self.items_per_step * self.world_size
+        size = self.step_size
         return left // size if self.tail == "drop" else -(-left // size)
 
     def position(self, step: int, *, epoch: int) -> int:
         """Items of the epoch that are consumed before `step`."""
-        return min(self.origin + step * self.items_per_step * self.world_size, self.items(epoch))
+        return min(self.origin + step * self.step_size, self.items(epoch))
 
     def resume(self, position: int) -> tuple[Self, int]:
         """This planner for an epoch of which `position` items are consumed, and the step to go on with."""
-        step, origin = divmod(position, self.items_per_step * self.world_size)
+        step, origin = divmod(position, self.step_size)
         return replace(self, origin=origin), step
 
     def deal(self, steps: range, *, epoch: int) -> tuple[Int64Array, BoolArray]:
@@ -132,7 +147,7 @@ class BatchPlanner(ABC):
         Returns:
             (steps, items_per_step) int64, those behind the end as if there were more; and which of them exist, bool.
         """
-        size = self.items_per_step * self.world_size
+        size = self.step_size
         firsts = self.origin + np.arange(steps.start, steps.stop, dtype=np.int64) * size
         items = firsts[:, None] + np.arange(self.rank, size, self.world_size, dtype=np.int64)
         return items, items < self.items(epoch)

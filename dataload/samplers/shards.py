@@ -28,7 +28,7 @@ class _Layout(NamedTuple):
     shifts: Int64Array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ShardSequential:
     """All records, shard after shard: the shards in another order each epoch, the records within as they lie.
 
@@ -52,6 +52,9 @@ class ShardSequential:
 
     def __len__(self) -> int:
         return sum(self.shard_lengths)
+
+    def __repr__(self) -> str:
+        return f"ShardSequential({len(self.shard_lengths)} shards, {len(self)} records, seed={self.seed})"
 
     @property
     def records(self) -> int:

@@ -78,18 +78,17 @@ class Weighted(ArrayValue):
         if not self.replacement:
             order = self._orders.recall(epoch)
             return (self._orders.keep(epoch, self._order(epoch)) if order is None else order)[positions]
-        total = self._ends[-1]
-        shares = uniform(derive_key(self.seed, "weighted", epoch, words=1)[0], positions)
-        return self._find(shares, np.minimum(shares * total, np.nextafter(total, 0)))
+        return self._find(uniform(derive_key(self.seed, "weighted", epoch, words=1)[0], positions))
 
-    def _find(self, shares: Float64Array, drawn: Float64Array) -> Int64Array:
-        """Whose part of the sum `drawn` falls into, where `shares` are its parts of the sum.
+    def _find(self, shares: Float64Array) -> Int64Array:
+        """The records that stand at these shares of the sum of all weights.
 
-        Equal to ``np.searchsorted(self._ends, drawn, side="right")``, which with millions of weights misses the cache
+        Equal to ``np.searchsorted(ends, drawn, side="right")``, which with millions of weights misses the cache
         at every step of every search. A table tells where each of as many equal parts of the sum begins; from there
         it is a record or two on (Chen and Asau, "On generating random variates from an empirical distribution", 1974).
         """
         ends = self._ends
+        drawn = shares * ends[-1]  # less than the sum: shares end at 1 - 2^-53, which rounds no product up to it
         starts = self._starts.recall(None)
         if starts is None:
             # A power of two: then shares are cut without rounding, and no start lies behind what is drawn.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
+from typing import Any, Generic, NamedTuple, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
@@ -14,11 +15,29 @@ from dataload.sharding import as_indices, check_index
 from dataload.state import digest
 from dataload.types import Batch, FieldSpec, Int64Array
 
-__all__ = ["SliceSource", "Source", "select_fields", "spec_of"]
+__all__ = ["Location", "SliceSource", "Source", "locate", "select_fields", "shard_of", "spec_of"]
 
 T_co = TypeVar("T_co", covariant=True)
 
 _ITERATION_BLOCK = 256
+
+
+class Location(NamedTuple):
+    """Where a record lies, for messages and reports.
+
+    Attributes:
+        shard: Path of the file that holds it, or the shard's name; None where there is but one without a name.
+        record: Number of the record within the shard.
+        key: The name that the format has for it; None where there are no names, or this one cannot be read.
+    """
+
+    shard: str | None
+    record: int
+    key: str | None
+
+    def __str__(self) -> str:
+        parts = [self.shard, f"record {self.record}", None if self.key is None else f"key {self.key!r}"]
+        return ", ".join(part for part in parts if part is not None)
 
 
 class Source(ABC, Generic[T_co]):
@@ -53,6 +72,21 @@ class Source(ABC, Generic[T_co]):
     def shard_lengths(self) -> tuple[int, ...]:
         """Records per shard, in index order."""
         return (len(self),)
+
+    def locate(self, index: SupportsIndex, /) -> Location:
+        """Where the record at `index` lies: reads no record, and works for one that is damaged.
+
+        Raises:
+            IndexError: The index is outside [-len, len).
+            ClosedSourceError: `close` was called.
+        """
+        return self._locate(check_index(index, len(self)))
+
+    def _locate(self, index: int) -> Location:
+        """See `locate`; `index` is in [0, len)."""
+        lengths = self.shard_lengths
+        shard, record = shard_of(np.cumsum(lengths), index)
+        return Location(f"shard {shard}" if len(lengths) > 1 else None, record, None)
 
     @property
     def reads_in_order(self) -> bool:
@@ -168,6 +202,9 @@ class SliceSource(Source[T_co]):
         inside = np.diff(np.clip(ends, self._span.start, self._span.stop), prepend=self._span.start)
         return tuple(n for n in inside.tolist() if n) or (0,)
 
+    def _locate(self, index: int) -> Location:
+        return self._parent._locate(self._span[index])
+
     @property
     def reads_in_order(self) -> bool:
         """That of the whole."""
@@ -184,6 +221,23 @@ class SliceSource(Source[T_co]):
     def __repr__(self) -> str:
         s = self._span
         return f"{self._parent!r}[{s.start}:{s.stop}{f':{s.step}' if s.step != 1 else ''}]"
+
+
+def locate(source: Any, index: int) -> Location:
+    """Where a record of any source lies, also of one that is not built on `Source` or fails in telling."""
+    find: Any = getattr(source, "locate", None)
+    if callable(find):
+        with contextlib.suppress(Exception):  # the error that is being reported counts, not this one
+            found = find(index)
+            if isinstance(found, Location):
+                return found
+    return Location(None, index, None)
+
+
+def shard_of(ends: Int64Array, index: int) -> tuple[int, int]:
+    """The shard of an index, and its place there; `ends` is (shards,) int64, the cumulative records."""
+    shard = int(np.searchsorted(ends, index, side="right"))
+    return shard, index - (int(ends[shard - 1]) if shard else 0)
 
 
 def select_fields(record: Any, fields: Sequence[str]) -> dict[str, Any]:

@@ -7,12 +7,11 @@ next one faults its pages in again: with two threads that costs as much as the c
 from __future__ import annotations
 
 import math
-import weakref
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dataload.loans import Loans
 from dataload.types import Array, BytesArray
 
 __all__ = ["BufferPool"]
@@ -20,6 +19,7 @@ __all__ = ["BufferPool"]
 _SMALLEST = 1 << 18  # malloc itself keeps what is smaller
 _KEPT_BYTES = 1 << 26
 _KEPT_BLOCKS = 4
+_ALIGNMENT = 64
 
 
 class BufferPool:
@@ -32,7 +32,7 @@ class BufferPool:
     def __init__(self) -> None:
         self._size = 0
         self._free: list[BytesArray] = []
-        self._lent: dict[int, weakref.ref[Any]] = {}
+        self._loans = Loans()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """As `numpy.empty`."""
@@ -53,19 +53,14 @@ class BufferPool:
                 break
             if block.nbytes == size:
                 return block
-        return np.empty(size, np.uint8)
+        # malloc gives what is this large 16 bytes behind a page, and JAX takes without a copy what is aligned to 64.
+        block = np.empty(size + _ALIGNMENT, np.uint8)
+        start = -block.ctypes.data % _ALIGNMENT
+        return block[start : start + size]
 
     def _lend(self, block: BytesArray) -> BytesArray:
-        lent = np.frombuffer(block.data, np.uint8)
-        # numpy puts a memoryview of its own between the two, and every view keeps `lent`, hence that memoryview.
-        # A callback on `lent` itself would come too early: views of an array keep its base, not the array.
-        handle = lent.base
-        key = id(handle)
-
-        def give_back(_: weakref.ref[Any]) -> None:
-            self._lent.pop(key, None)
+        def give_back() -> None:
             if block.nbytes == self._size and len(self._free) < max(_KEPT_BLOCKS, _KEPT_BYTES // self._size):
                 self._free.append(block)
 
-        self._lent[key] = weakref.ref(handle, give_back)
-        return lent
+        return self._loans.lend(block, give_back)

@@ -10,7 +10,7 @@ import numpy as np
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
 from dataload.sharding import split_by_shard
-from dataload.sources.base import Source
+from dataload.sources.base import Location, Source, shard_of
 from dataload.state import digest
 from dataload.types import Batch, FieldSpec, Int64Array
 
@@ -66,6 +66,10 @@ class ConcatSource(Source[Any]):
     def shard_lengths(self) -> tuple[int, ...]:
         """The shards of all parts, in index order."""
         return tuple(length for source in self._sources for length in source.shard_lengths)
+
+    def _locate(self, index: int) -> Location:
+        part, local = shard_of(self._bounds(), index)
+        return self._sources[part].locate(local)
 
     @property
     def reads_in_order(self) -> bool:

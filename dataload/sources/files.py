@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +18,7 @@ import numpy as np
 from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError, closest
 from dataload.sharding import split_by_shard
-from dataload.sources.base import Source, spec_of
+from dataload.sources.base import Location, Source, shard_of, spec_of
 from dataload.state import digest
 from dataload.types import Batch, FieldSpec, Int64Array
 
@@ -65,6 +65,10 @@ class ShardReader(ABC, Generic[T_co]):
         except CorruptFileError:  # raised when it is read: the other records may be good
             return {}
         return {name: spec_of(value) for name, value in record.items()} if isinstance(record, Mapping) else {}
+
+    def key(self, index: int) -> str | None:  # noqa: ARG002 - for formats that have keys
+        """The name of a record, found without reading it; None where records have none."""
+        return None
 
     def identity(self) -> Any:
         """What tells the content apart where size and ends of the file do not; its repr counts."""
@@ -146,6 +150,14 @@ class FileSource(Source[T_co]):
     def shard_lengths(self) -> tuple[int, ...]:
         """Records per file."""
         return tuple(np.diff(self._state().ends, prepend=0).tolist())
+
+    def _locate(self, index: int) -> Location:
+        opened = self._state()
+        shard, record = shard_of(opened.ends, index)
+        key = None
+        with suppress(Exception):  # what is asked for is often a record of a damaged file
+            key = self._reader(opened, shard).key(record)
+        return Location(self._paths[shard], record, key)
 
     def _state(self) -> _Opened[T_co]:
         pid = os.getpid()

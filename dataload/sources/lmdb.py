@@ -108,6 +108,11 @@ class _LMDBShard(LMDBShard[Any]):
             records = [select_fields(record, fields) for record in records]
         return default_collate(records)
 
+    def key(self, index: int) -> str | None:
+        with self._environment.reading(buffers=False) as txn:
+            key = self.keys.key(txn, self._database, index)
+        return None if key is None else key.decode(errors="backslashreplace")
+
     def _values(self, txn: Transaction, indices: Int64Array) -> list[Any]:
         values = self.keys.values(txn, self._database, indices)
         missing = [row for row, value in enumerate(values) if value is None]

@@ -151,6 +151,11 @@ class TarReader(ShardReader[Record]):
             found.update(self._file.copy(offset + max(0, length - _END_BYTES), min(length, _END_BYTES)))
         return found.hexdigest()
 
+    def key(self, index: int) -> str:
+        """What the names of the sample's files have in common."""
+        self._file.check()
+        return self._key(int(self._samples(np.array([index]))[0]))
+
     def _samples(self, indices: Int64Array) -> Int64Array:
         return indices if self._kept is None else self._kept[indices]
 

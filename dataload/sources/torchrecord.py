@@ -15,7 +15,7 @@ from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.formats.tensorprotos import decode, decode_batch
 from dataload.sharding import split_by_shard
-from dataload.sources.base import select_fields
+from dataload.sources.base import select_fields, shard_of
 from dataload.sources.lmdb_environment import Database, Environment, Transaction, open_environment
 from dataload.sources.lmdb_files import LMDBFileSource, LMDBShard
 from dataload.sources.lmdb_keys import decimal_keys
@@ -127,6 +127,10 @@ class _TorchRecord(LMDBShard[Record]):
             batch = decode_batch(values, fields)
             return default_collate(self._decode(values, indices, fields)) if batch is None else batch
 
+    def key(self, index: int) -> str:
+        part, number = self._key(index)
+        return f"{part}/{number}"
+
     def _values(self, txn: Transaction, indices: Int64Array) -> list[Any]:
         """What is stored: if the transaction gives views, they are valid within it."""
         if len(self._parts) == 1:
@@ -167,9 +171,14 @@ class _TorchRecord(LMDBShard[Record]):
         return records
 
     def _place(self, index: int) -> str:
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        local = index - (int(self._ends[number - 1]) if number else 0)
-        return f"key {local:0{self._parts[number].width}d} of sub-database {self._parts[number].name}"
+        part, key = self._key(index)
+        return f"key {key} of sub-database {part}"
+
+    def _key(self, index: int) -> tuple[str, str]:
+        """The sub-database of a record, and its key there."""
+        number, local = shard_of(self._ends, index)
+        part = self._parts[number]
+        return part.name, f"{local:0{part.width}d}"
 
 
 def _counts(environment: Environment, path: str) -> list[int]:

@@ -10,12 +10,15 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from dataload.bad_records import OnError
 from dataload.collate import Collate
 from dataload.config import json_schema, read_config
 from dataload.config.models import LoaderConfig, SourceConfig
 from dataload.config.overrides import parse_assignment, parse_value
 from dataload.errors import ConfigError, MissingDependencyError
-from dataload.loader import ExecutorName, Loader
+from dataload.execution import ExecutorName
+from dataload.executors import StartMethod
+from dataload.loader import Loader
 from dataload.plan import Shuffle
 from dataload.registry import format_names, get_format, load
 from dataload.samplers import GlobalShuffle, Sequential
@@ -350,7 +353,7 @@ def test_overrides_that_are_one_text():
         ("loader.seed=a", r"loader\.seed is 'a': expected a whole number$"),
         ("loader.tail=dropp", r"loader\.tail is 'dropp': did you mean 'drop'\? Known: drop, pad, partial$"),
         ("loader.tail=1", r"loader\.tail is 1: expected 'drop' or 'pad' or 'partial'$"),
-        ("loader.num_workers=-1", r"loader\.num_workers is -1: expected a whole number >= 0$"),
+        ("loader.num_workers=-1", r"loader\.num_workers is -1: expected a whole number >= 0 or 'auto'$"),
         ("loader.prefetch=0", r"loader\.prefetch is 0: expected a whole number >= 1$"),
         ("loader.executor=fibres", r"loader\.executor is 'fibres': Known: "),
         (
@@ -523,9 +526,33 @@ def test_the_section_loader_has_the_loaders_arguments_and_defaults():
         assert field.is_required() if default is inspect.Parameter.empty else field.default == default, name
 
 
-def test_the_executors_are_the_loaders():
-    schema = json_schema()["$defs"]["LoaderConfig"]["properties"]["executor"]
-    assert tuple(schema.get("enum") or [schema["const"]]) == get_args(ExecutorName)
+def test_choices_are_the_loaders():
+    schema = json_schema()["$defs"]["LoaderConfig"]["properties"]
+    for name, choices in (("executor", ExecutorName), ("start_method", StartMethod), ("on_error", OnError)):
+        assert tuple(schema[name]["enum"]) == get_args(choices), name
+
+
+@pytest.mark.parametrize(
+    ("override", "match"),
+    [
+        ("num_workers=many", r"loader\.num_workers is 'many': .*auto"),
+        ("num_workers=-1", r"loader\.num_workers is -1: expected a whole number >= 0"),
+        ("executor=process", r"loader\.executor is 'process': did you mean 'processes'\?"),
+        ("on_error=ignore", r"loader\.on_error is 'ignore'"),
+        ("timeout=0", r"loader\.timeout is 0"),
+        ("exclude=[a]", r"loader\.exclude"),
+    ],
+)
+def test_wrong_settings_of_the_execution_are_named(override, match):
+    with pytest.raises(ConfigError, match=match):
+        config(f"loader.{override}")
+
+
+def test_records_to_exclude_are_indices_or_a_report_beside_the_config(tmp_path):
+    assert config("loader.exclude=[3, 1]").loader_options(SOURCE)["exclude"] == (3, 1)
+    path = tmp_path / "train.toml"
+    path.write_text('[source]\npath = "range:9"\n[loader]\nbatch_size = 2\nexclude = "bad.jsonl"\n')
+    assert read_config(path).loader.exclude == str(tmp_path / "bad.jsonl")
 
 
 def test_the_section_source_has_the_options_of_the_formats():

@@ -3,6 +3,8 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import threading
+import traceback
 
 import pytest
 
@@ -19,6 +21,10 @@ from dataload.errors import (
     UnsupportedFormatError,
     WorkerError,
     closest,
+    message_of,
+    printable,
+    text_of,
+    traceback_of,
 )
 
 EXAMPLES = [
@@ -45,6 +51,7 @@ def test_every_class_has_an_example():
     "copied", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"]
 )
 def test_errors_travel_whole(error, copied):
+    error = copy.copy(error)
     error.add_note("a note")
     twin = copied(error)
     assert type(twin) is type(error)
@@ -53,6 +60,85 @@ def test_errors_travel_whole(error, copied):
     assert twin.__dict__ == error.__dict__
     assert twin.__notes__[-1] == "a note"
     assert getattr(twin, "name", None) == getattr(error, "name", None)
+    assert twin.__cause__ is None
+
+
+def travel(error):
+    return pickle.loads(pickle.dumps(error))
+
+
+class Demanding(Exception):
+    """Its default pickle calls ``Demanding("text")``, which fails."""
+
+    def __init__(self, code, reason):
+        super().__init__(f"{code}: {reason}")
+
+
+class Holding(Exception):
+    """Cannot be pickled at all."""
+
+    def __init__(self):
+        super().__init__("holds a lock")
+        self.lock = threading.Lock()
+
+
+def caused(cause, error=None):
+    try:
+        raise error or WorkerError("failed", step=1, epoch=0) from cause
+    except DataloadError as raised:
+        return raised
+
+
+@pytest.mark.parametrize(
+    "cause", [ZeroDivisionError("by zero"), SystemExit(3), OSError(2, "not there", "/x")], ids=repr
+)
+def test_the_cause_travels_with_its_class_and_arguments(cause):
+    for error in (caused(cause), caused(cause, CorruptFileError("damaged", path="/x", index=3))):
+        twin = travel(error)
+        assert type(twin.__cause__) is type(cause)
+        assert twin.__cause__.args == cause.args
+        assert str(twin) == str(error)
+
+
+def test_a_cause_that_is_one_of_ours_brings_its_own_cause():
+    inner = caused(KeyError("x"), CorruptFileError("damaged", path="/x", offset=4))
+    twin = travel(caused(inner))
+    assert (twin.__cause__.path, twin.__cause__.offset) == ("/x", 4)
+    assert repr(twin.__cause__.__cause__) == "KeyError('x')"
+
+
+@pytest.mark.parametrize("cause", [Demanding(3, "no"), Holding()], ids=["unpickling fails", "pickling fails"])
+def test_a_cause_that_cannot_travel_is_left_behind_with_its_text(cause):
+    error = WorkerError("failed", step=4, epoch=1, traceback_text="Traceback: the text", indices=(5,))
+    twin = travel(caused(cause, error))
+    assert twin.__cause__ is None
+    assert (str(twin), twin.step, twin.epoch, twin.indices) == ("failed", 4, 1, (5,))
+    assert twin.traceback_text == "Traceback: the text"
+
+
+def test_causes_in_a_circle_travel_some_of_the_way():
+    first, second = CorruptFileError("one"), CorruptFileError("two")
+    first.__cause__, second.__cause__ = second, first
+    assert str(travel(first).__cause__) == "two"
+
+
+def test_an_attribute_that_cannot_travel_arrives_as_its_repr():
+    twin = travel(ConfigError("wrong", key="collate", value=Demanding))
+    assert twin.value is Demanding
+    lock = threading.Lock()
+    twin = travel(ConfigError("wrong", key="collate", value=lock))
+    assert (twin.key, twin.value) == ("collate", repr(lock))
+    twin = travel(ConfigError("wrong", value=Demanding(1, "x")))
+    assert twin.value == "Demanding('1: x')"
+
+
+def test_a_worker_error_shows_the_original_traceback_once_it_has_travelled():
+    error = WorkerError("failed", step=1, epoch=0, worker="dataload-3", traceback_text="Traceback: of old")
+    assert not hasattr(error, "__notes__")
+    twin = travel(travel(error))
+    assert twin.__notes__ == ["The original traceback, in dataload-3:\nTraceback: of old"]
+    assert "".join(traceback.format_exception(twin)).count("Traceback: of old") == 1
+    assert not hasattr(travel(WorkerError("failed", step=1, epoch=0)), "__notes__")
 
 
 @pytest.mark.parametrize(
@@ -107,3 +193,60 @@ def test_state_mismatch_has_one_line_per_difference():
 )
 def test_closest(name, known, text):
     assert closest(name, known) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, größer, 漢字", "plain, größer, 漢字"),
+        ("line\n\ttab", "line\n\ttab"),
+        ("\x1b[2J\r\0", "\\x1b[2J\\r\\x00"),
+        ("lone \udc80", "lone \\udc80"),
+    ],
+)
+def test_printable_escapes_what_a_terminal_or_a_file_would_not_take(text, shown):
+    assert printable(text) == shown
+    shown.encode()
+
+
+def test_printable_keeps_both_ends_of_a_long_text():
+    assert printable("a" * 50 + "b" * 50, 100) == "a" * 50 + "b" * 50
+    assert printable("a" * 50 + "b" * 51, 8) == "aaaaaa ...(93 characters)... bb"
+    assert len(printable("x" * 10_000_000)) < 2100
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text for you")
+
+
+def test_messages_of_any_exception():
+    assert message_of(ValueError("wrong")) == "ValueError: wrong"
+    assert text_of(ValueError("wrong")) == "wrong"
+    assert message_of(Mute()) == "Mute: (its message cannot be made: RuntimeError)"
+    assert message_of(ValueError("\x07")) == "ValueError: \\x07"
+    assert len(message_of(ValueError("x" * 1_000_000))) < 2100
+
+
+class Unkempt(Exception):
+    @property
+    def __notes__(self):
+        raise OSError("no notes")
+
+
+def test_tracebacks_of_any_exception():
+    def fail(error):
+        try:
+            raise error
+        except Exception as raised:
+            return traceback_of(raised)
+
+    text = fail(ValueError("wrong"))
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert "    raise error\n" in text
+    assert text.endswith("ValueError: wrong\n")
+    assert "Mute" in fail(Mute())
+    text = fail(ValueError("x" * 10_000_000))
+    assert "    raise error\n" in text
+    assert len(text) < 21_000
+    assert "Unkempt" in fail(Unkempt())

@@ -82,6 +82,23 @@ def test_a_batch_sampler_gets_rank_and_tail_of_the_loader(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "variables",
+    [{"WORLD_SIZE": "4"}, {"RANK": "1"}, {"RANK": "one", "WORLD_SIZE": "4"}, {"RANK": "", "WORLD_SIZE": ""}],
+)
+def test_half_an_environment_is_refused(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="RANK and WORLD_SIZE are both needed, as integers; set them, or pass rank="):
+        Loader(RangeSource(4), batch_size=2)
+    assert Loader(RangeSource(4), batch_size=2, rank=0, world_size=1).batch_sampler.world_size == 1
+
+
+def test_no_tail_at_all_is_named():
+    with pytest.raises(ConfigError, match="tail is None: Known: drop, pad, partial"):
+        BatchSampler(sampler=Sequential(4), batch_size=2, tail=None)
+
+
+@pytest.mark.parametrize(
     ("settings", "match"),
     [
         ({}, "give batch_size, or a batch_sampler"),

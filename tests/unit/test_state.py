@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dataload.errors import StateMismatchError
-from dataload.state import LoaderState, digest, fingerprint
+from dataload.state import LoaderState, digest, fingerprint, identify
 
 STATE = LoaderState(epoch=3, position=2**47, length=2**48, source="a" * 32, order="b" * 32)
 
@@ -99,7 +99,7 @@ def test_state_survives_json_in_less_than_a_kibibyte():
 
 def test_state_of_another_version_is_refused():
     with pytest.raises(
-        StateMismatchError, match=r"not a loader's state that this release can read\n  version: 99 in the state, 1 here"
+        StateMismatchError, match=r"not a loader's state that this release can read\n  version: 99 in the state, 2 here"
     ):
         LoaderState.from_json({**STATE.to_json(), "version": 99})
     with pytest.raises(StateMismatchError, match="version: None in the state"):
@@ -141,3 +141,49 @@ def test_numbers_of_a_state_are_checked(change, match):
     assert LoaderState.from_json(state).position == 3
     with pytest.raises(StateMismatchError, match=match):
         LoaderState.from_json({**state, **change})
+
+
+GAPS = replace(STATE, position=40, length=50, missing=(4, 12, 36), step_size=4)
+
+
+def test_state_with_gaps_survives_json():
+    text = json.dumps(GAPS.to_json())
+    assert json.loads(text) == GAPS.to_json()
+    assert LoaderState.from_json(json.loads(text)) == GAPS
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"missing": 7}, "missing in the state is 7; it is a list of positions"),
+        ({"missing": "48"}, "missing in the state is '48'; it is a list of positions"),
+        ({"missing": None}, "missing in the state is None; it is a list of positions"),
+        ({"missing": [12, 4]}, r"missing in the state is \[12, 4\]; they are rising positions before 40"),
+        ({"missing": [4, 4]}, "they are rising positions before 40"),
+        ({"missing": [4, "12"]}, "they are rising positions before 40"),
+        ({"missing": [4.0]}, "they are rising positions before 40"),
+        ({"missing": [True]}, "they are rising positions before 40"),
+        ({"missing": [-4, 0]}, "they are rising positions before 40"),
+        ({"missing": [4, 40]}, "they are rising positions before 40"),
+        ({"missing": [4, 13]}, r"missing in the state is \[4, 13\]; they lie whole steps of 4 apart"),
+        ({"step_size": 0}, "they lie whole steps of 0 apart"),
+        ({"step_size": -4}, "step_size in the state is -4; it is a number of 0 or more"),
+    ],
+)
+def test_gaps_of_a_state_are_checked(change, match):
+    with pytest.raises(StateMismatchError, match=match):
+        LoaderState.from_json({**GAPS.to_json(), **change})
+
+
+def test_gaps_are_of_one_step_size():
+    with pytest.raises(StateMismatchError) as caught:
+        GAPS.check(replace(GAPS, step_size=8))
+    assert caught.value.differences == (
+        "step_size (rows of all ranks a step, which a state of in_order=False needs): 4 in the state, 8 here",
+    )
+
+
+def test_a_source_is_identified_by_what_it_says_or_by_its_class_and_length():
+    assert identify(Identified("my data")) == "my data"
+    assert identify([1, 2, 3]) == identify([4, 5, 6]) == digest("list", 3)
+    assert len({identify(value) for value in ([1], [1, 2], (1,))}) == 3

@@ -1,14 +1,18 @@
 """Batches as tensors that share memory; sources in torch's own DataLoader."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 import dataload
 from dataload import ConfigError, Loader, MemorySource, Ragged
+from dataload.samplers import GlobalShuffle
 
 torch = pytest.importorskip("torch")
 
-from dataload.torch import SourceDataset, to_tensors  # noqa: E402 - skipped where torch is missing
+from dataload.torch import SourceDataset, distributed_place, to_tensors  # noqa: E402 - skipped where torch is missing
 
 
 @pytest.fixture
@@ -27,6 +31,9 @@ def test_tensors_share_memory_with_the_arrays():
     assert tensors["n"]["y"].dtype == torch.int32
     assert tensors["t"][0].tolist() == [1.0]
     assert (tensors["s"], tensors["k"]) == (["a"], 3)
+    rows = [np.zeros(2), np.zeros(3)]  # what the collate policy "list" gives
+    to_tensors({"rows": rows})["rows"][1][2] = 5
+    assert rows[1][2] == 5
     ragged = to_tensors(Ragged(np.arange(3), np.array([0, 3])))
     assert isinstance(ragged, Ragged)
     assert ragged.values.tolist() == [0, 1, 2]
@@ -58,6 +65,85 @@ def test_as_a_batch_transform(source, workers):
     assert [batch["x"].shape for batch in batches] == [(4, 3)] * 3
     assert batches[-1]["valid"].tolist() == [True, True, False, False]
     assert torch.equal(torch.cat([b["y"] for b in batches])[:10], torch.arange(10))
+
+
+def is_in_a_slot(tensor):
+    """Whether a tensor lies in memory that worker processes write to."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        slots = [line.split()[0].split("-") for line in maps if "memfd:dataload" in line]
+    return any(int(start, 16) <= tensor.data_ptr() < int(end, 16) for start, end in slots)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into Linux's /proc/self/maps")
+def test_tensors_of_worker_processes_are_views_of_shared_memory_and_may_be_kept():
+    values = np.arange(96 * 1024, dtype=np.float64).reshape(96, 1024)
+    expected = [
+        values[GlobalShuffle(96, 4).indices(np.arange(96), epoch=epoch)].reshape(24, 4, 1024) for epoch in range(3)
+    ]
+    with Loader(
+        MemorySource({"x": values}),
+        batch_size=4,
+        shuffle=True,
+        seed=4,
+        num_workers=1,
+        executor="processes",
+        batch_transform=to_tensors,
+    ) as loader:
+        shared = 0
+        for step, batch in enumerate(loader):
+            assert np.array_equal(batch["x"].numpy(), expected[0][step])
+            shared += is_in_a_slot(batch["x"])
+        assert shared > 24 / 2  # all of them, but for results that come while no slot is free
+        del batch
+        kept = [batch["x"] for _ in range(2) for batch in loader]
+        assert any(map(is_in_a_slot, kept))
+    assert np.array_equal(np.stack(kept[:24]), expected[1])
+    assert np.array_equal(np.stack(kept[24:]), expected[2])
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [({}, (0, 1)), ({"RANK": "2", "WORLD_SIZE": "4"}, (2, 4)), ({"LOCAL_RANK": "1", "MASTER_PORT": "5"}, (0, 1))],
+)
+def test_the_place_by_the_environment(monkeypatch, variables, place):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert distributed_place() == {"rank": place[0], "world_size": place[1]}
+    loader = Loader(range(8), batch_size=1, **distributed_place())
+    assert (loader.batch_sampler.rank, loader.batch_sampler.world_size) == place
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(None, "4"), ("1", None), ("one", "4"), ("1", "")])
+def test_half_a_place_is_none(monkeypatch, rank, world_size):
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=rf"must both be numbers, got RANK={rank!r} and WORLD_SIZE={world_size!r}"):
+        distributed_place()
+
+
+def test_the_place_by_torch_comes_first(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ConfigError, match=r"a process group has ranks once .*init_process_group was called"):
+        distributed_place("some group")
+    ranks, sizes = {None: 5, "mine": 1, "theirs": -1}, {None: 8, "mine": 2}
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", ranks.get)
+    monkeypatch.setattr(torch.distributed, "get_world_size", sizes.get)
+    assert distributed_place() == {"rank": 5, "world_size": 8}
+    assert distributed_place("mine") == {"rank": 1, "world_size": 2}
+    with pytest.raises(ConfigError, match="this process is not in the process group: pass the group that it reads"):
+        distributed_place("theirs")
+
+
+def test_without_torch_it_says_what_to_install():
+    code = "import sys; sys.modules['torch'] = None; import dataload.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "MissingDependencyError: dataload.torch needs torch: pip install 'dataload[torch]'" in done.stderr
 
 
 class Watched(SourceDataset):

@@ -101,6 +101,13 @@ LENGTHS = [
         (MOST, 1),
         f"shard_lengths must have a sum of at most {MOST}, got {MOST + 1}",
     ),
+    case(lambda: ShardSequential((3, True), 0), "shard_lengths[1]", True, "must be an integer >= 0, got True"),
+    case(
+        lambda: Mixture((FIVE, FIVE), (1, 1), lengths=[MOST, 5]),
+        "lengths",
+        [MOST, 5],
+        f"lengths must have a sum of at most {MOST}, got {MOST + 5}",
+    ),
     case(lambda: GlobalShuffle(4, 0, parent=FIVE), "length", 4, "length must be the parent's, 5, got 4"),
     case(
         lambda: Mixture((FIVE, FIVE), (1, 1), lengths=(5, -5)),

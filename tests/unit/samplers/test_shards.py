@@ -45,3 +45,7 @@ def test_epochs_interleaved():
     expected = {epoch: order(ShardSequential((3, 1, 4, 1, 5), 7), epoch) for epoch in range(3)}
     for position, epoch in itertools.product(range(14), range(3)):
         assert sampler.indices(np.array([position]), epoch=epoch).tolist() == [expected[epoch][position]]
+
+
+def test_its_repr_does_not_list_the_shards():
+    assert repr(ShardSequential((10,) * 10_000, 7)) == "ShardSequential(10000 shards, 100000 records, seed=7)"

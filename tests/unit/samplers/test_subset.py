@@ -28,6 +28,7 @@ def test_a_slice_is_that_of_a_list(selection):
     parent = GlobalShuffle(12, 1)
     for epoch in range(3):
         assert order(Subset(parent, selection), epoch) == order(parent, epoch)[selection]
+    assert order(Subset(Sequential(12), selection)) == list(range(12))[selection]
 
 
 @pytest.mark.parametrize(
@@ -50,12 +51,13 @@ def test_a_slice_is_that_of_a_list(selection):
 )
 def test_integers_pick_from_the_order(selection):
     chosen = list(selection) if not hasattr(selection, "__next__") else [4, 5]
+    sampler = Subset(Sequential(12), selection)
+    assert order(sampler) == [range(12)[int(position)] for position in chosen]
+    assert sampler.records == 12
     parent = GlobalShuffle(12, 1)
-    sampler = Subset(parent, selection)
     for epoch in range(3):
         expected = order(parent, epoch)
-        assert order(sampler, epoch) == [expected[int(position)] for position in chosen]
-    assert sampler.records == 12
+        assert order(Subset(parent, chosen), epoch) == [expected[int(position)] for position in chosen]
 
 
 def test_the_caller_s_array_may_change_afterwards():

@@ -100,6 +100,16 @@ def test_the_extremes_draw_the_first_and_the_last_record_with_a_weight(monkeypat
 
 
 @pytest.mark.parametrize(
+    ("weights", "number", "record"),
+    [([1, 0, 1], 1 / 2, 2), ([1, 3, 4], 1 / 8, 1), ([1, 1, 2, 12], 2 / 16, 2), ([1] * 64 + [4096 - 64], 20 / 4096, 20)],
+    ids=["where a part of the table begins", "a step on", "two steps on", "many steps on"],
+)
+def test_a_number_between_two_records_draws_the_second(monkeypatch, weights, number, record):
+    monkeypatch.setattr("dataload.samplers.weighted.uniform", lambda key, values: np.full(len(values), number))
+    assert order(Weighted(weights, 2, 0)) == [record, record]
+
+
+@pytest.mark.parametrize(
     "weights",
     [
         [3.0],
@@ -116,7 +126,7 @@ def test_the_table_finds_what_a_search_finds(weights):
     shares = uniform(derive_key(5, "weighted", 2, words=1)[0], positions)
     scaled = np.ldexp(np.asarray(weights, float), -np.frexp(np.max(weights))[1])
     ends = np.cumsum(scaled)
-    expected = np.searchsorted(ends, np.minimum(shares * ends[-1], np.nextafter(ends[-1], 0)), side="right")
+    expected = np.searchsorted(ends, shares * ends[-1], side="right")
     assert np.array_equal(sampler.indices(positions, epoch=2), expected)
 
 

@@ -55,7 +55,7 @@ def test_another_size_drops_what_was_kept():
     assert len(pool._free) == 4
     pool.empty((512, 1024), np.float32)
     assert all(block.nbytes == 512 * 1024 * 4 for block in pool._free)
-    assert pool._lent == {}
+    assert len(pool._loans) == 0
 
 
 def test_blocks_outlive_their_pool():

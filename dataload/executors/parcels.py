@@ -1,0 +1,87 @@
+"""Objects taken apart into a pickle and the memory of their large arrays, and put together again."""
+
+from __future__ import annotations
+
+import copyreg
+import importlib
+import io
+import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["check_pickle", "put_together", "take_apart"]
+
+_SMALL = 16 << 10
+"""Bytes below which an array is copied with the pickle: who keeps the labels of a batch keeps nothing else of it."""
+
+
+def take_apart(value: Any) -> list[memoryview]:
+    """The pickle of `value` and the buffers of its large arrays, which are not copied.
+
+    Raises:
+        Exception: It cannot be pickled.
+    """
+    buffers: list[memoryview] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes >= _SMALL:
+            buffers.append(raw)
+        return raw.nbytes < _SMALL
+
+    stream = io.BytesIO()
+    _pickler(stream, is_small).dump(value)
+    return [stream.getbuffer(), *buffers]
+
+
+def put_together(parts: Sequence[Any]) -> Any:
+    """What `take_apart` was given, with arrays that are views of these parts."""
+    return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 - from a process of our own
+
+
+def check_pickle(value: Any) -> None:
+    """Go through the motions of `take_apart`, with no memory for what comes of it.
+
+    Raises:
+        Exception: It cannot be pickled.
+    """
+    _pickler(_Nowhere(), lambda _: False).dump(value)
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _pickler(stream: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool]) -> pickle.Pickler:
+    pickler = pickle.Pickler(stream, protocol=5, buffer_callback=buffer_callback)
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    if torch is not None:
+        own: dict[type, Callable[[Any], Any]] = {torch.Tensor: _reduce_tensor}
+        pickler.dispatch_table = ChainMap(own, copyreg.dispatch_table)
+    return pickler
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """As an array: torch itself would copy its storage into the pickle."""
+    torch = sys.modules["torch"]
+    plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.requires_grad
+    if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return tensor.__reduce_ex__(5)
+    # Dimensions in the order of memory, so that channels_last and transposed ones stay so.
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    dense = tensor.permute(order).contiguous()
+    try:
+        return _tensor, (dense.numpy(), None, order)
+    except TypeError:  # a dtype that numpy has not, such as bfloat16
+        return _tensor, (dense.reshape(-1).view(torch.uint8).numpy(), (tensor.dtype, tuple(dense.shape)), order)
+
+
+def _tensor(array: Any, dtype_and_shape: tuple[Any, tuple[int, ...]] | None, order: list[int]) -> Any:
+    tensor: Any = importlib.import_module("torch").from_numpy(array)
+    if dtype_and_shape is not None:
+        dtype, shape = dtype_and_shape
+        tensor = tensor.view(dtype).reshape(shape)
+    return tensor.permute(sorted(range(len(order)), key=order.__getitem__))

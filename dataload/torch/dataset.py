@@ -1,0 +1,44 @@
+"""Sources as map-style data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, SupportsIndex
+
+from torch.utils.data import Dataset
+
+from dataload.types import RandomAccessSource
+
+__all__ = ["SourceDataset"]
+
+
+class SourceDataset(Dataset[Any]):
+    """A source as a map-style data set for torch's own `DataLoader`.
+
+    Built-in sources can be given to `DataLoader` directly; this adds a transform, and serves code that asks for a
+    `Dataset`. Batches are read with one call of ``__getitems__``.
+
+    Args:
+        source: Anything with ``__len__`` and ``__getitem__``.
+        transform: Applied to each record.
+    """
+
+    def __init__(self, source: RandomAccessSource[Any], transform: Callable[[Any], Any] | None = None) -> None:
+        self.source = source
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        record = self.source[index]
+        return record if self.transform is None else self.transform(record)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Records at `indices`, in that order: the method that torch's fetcher looks for."""
+        read: Any = getattr(self.source, "__getitems__", None)
+        records = read(indices) if read is not None else [self.source[index] for index in indices]
+        return records if self.transform is None else [self.transform(record) for record in records]
+
+    def __repr__(self) -> str:
+        return f"SourceDataset({self.source!r})"

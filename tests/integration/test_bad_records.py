@@ -1,0 +1,568 @@
+"""Bad records through the whole loader: the same batches whoever makes them, budgets, reports, damaged files."""
+
+import io
+import itertools
+import json
+import sys
+import tarfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
+from dataload.samplers import GlobalShuffle, PackedBatchSampler, Sequential, Weighted
+
+# Worker processes get the path of this one: so they can import what is beside this file.
+if str(Path(__file__).parent) not in sys.path:
+    sys.path.append(str(Path(__file__).parent))
+import bad_transforms
+from bad_transforms import BAD, fail_by_epoch, fail_on_bad, leave
+
+LENGTH = 41
+
+EXECUTORS = {
+    "none": {},
+    "one thread": {"num_workers": 1},
+    "threads": {"num_workers": 3, "prefetch": 4},
+    "processes": {"num_workers": 2, "executor": "processes"},
+}
+
+
+def plain(batches):
+    """Batches as nested lists, to compare."""
+    return [{name: np.asarray(column).tolist() for name, column in batch.items()} for batch in batches]
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def packs(**settings):
+    lengths = np.arange(LENGTH) % 5 + 1
+    return {
+        "batch_sampler": PackedBatchSampler(
+            sampler=GlobalShuffle(LENGTH, 1), lengths=lengths, row_length=8, batch_size=3
+        ),
+        **settings,
+    }
+
+
+def sequences():
+    return MemorySource([{"t": np.full(index % 5 + 1, index)} for index in range(LENGTH)])
+
+
+def fail_on_bad_sequences(sample):
+    if sample["t"][0] in BAD:
+        raise ValueError(f"record {sample['t'][0]} is bad")
+    return sample
+
+
+ORDERS = {
+    "partial": {"batch_size": 4, "shuffle": True},
+    "pad": {"batch_size": 3, "shuffle": True, "tail": "pad"},
+    "duplicates": {"batch_size": 6, "sampler": Weighted(np.arange(LENGTH) % 7 == 4, 30, 1), "tail": "drop"},
+    "second of three ranks": {"batch_size": 2, "sampler": Sequential(LENGTH), "rank": 1, "world_size": 3},
+}
+
+
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_batches_and_reports_are_the_same_whoever_makes_them(tmp_path, action):
+    for order, settings in ORDERS.items():
+        found = {}
+        # Processes take a while to start: one order shows that they do the same work.
+        chosen = EXECUTORS if order == "pad" else [name for name in EXECUTORS if name != "processes"]
+        for name in chosen:
+            path = tmp_path / f"{order} {name}.jsonl"
+            with Loader(
+                RangeSource(LENGTH),
+                transform=fail_on_bad,
+                on_error=action,
+                error_report=path,
+                epochs=2,
+                **settings,
+                **EXECUTORS[name],
+            ) as loader:
+                batches = [plain(loader) for _ in range(2)]
+                assert [len(epoch) for epoch in batches] == [len(loader)] * 2
+            found[name] = batches, lines(path)
+        expected, report = found["none"]
+        for name, (batches, reported) in found.items():
+            assert batches == expected, f"{order}, {name}"
+            assert reported == report, f"{order}, {name}"
+        assert {line["index"] for line in report} <= BAD
+        served = {index for epoch in expected for batch in epoch for index in batch["index"]}
+        assert not served & BAD
+        assert report, order
+
+
+@pytest.mark.parametrize("executor", ["none", "threads"])
+def test_left_out_rows_are_the_order_without_them(executor):
+    settings = EXECUTORS[executor]
+    order = GlobalShuffle(LENGTH, 0).indices(np.arange(LENGTH), epoch=0).tolist()
+    steps = [order[start : start + 4] for start in range(0, LENGTH, 4)]
+    with Loader(
+        RangeSource(LENGTH), batch_size=4, shuffle=True, transform=fail_on_bad, on_error="skip", **settings
+    ) as loader:
+        assert [batch["index"].tolist() for batch in loader] == [[i for i in step if i not in BAD] for step in steps]
+    with Loader(
+        RangeSource(LENGTH), batch_size=4, shuffle=True, transform=fail_on_bad, on_error="replace", **settings
+    ) as loader:
+        for step, batch in zip(steps, loader, strict=True):
+            for wanted, got in zip(step, batch["index"].tolist(), strict=True):
+                assert got == wanted or (wanted in BAD and got in set(step) - BAD)
+
+
+@pytest.mark.parametrize("action", ["skip", "replace"])
+@pytest.mark.parametrize("executor", ["none", "threads"])
+def test_packed_rows(action, executor):
+    def load(**changes):
+        with Loader(sequences(), **packs(), **EXECUTORS[executor], **changes) as loader:
+            return plain(loader)
+
+    expected = load()
+    for batch in expected:
+        tokens, segments = np.array(batch["t"]), np.array(batch["segment_ids"])
+        bad = np.isin(tokens, list(BAD)) & (segments > 0)
+        tokens[bad] = segments[bad] = 0
+        # What is left of a row is counted anew.
+        batch["segment_ids"] = [
+            [0 if not number else sorted(set(row) - {0}).index(number) + 1 for number in row]
+            for row in segments.tolist()
+        ]
+        batch["t"], batch["positions"] = tokens.tolist(), np.where(bad, 0, batch["positions"]).tolist()
+    assert load(transform=fail_on_bad_sequences, on_error=action) == expected
+
+
+@pytest.mark.parametrize("tail", ["pad", "partial", "drop"])
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_ranks_stay_equal_whichever_records_are_bad(tail, world_size):
+    def bad_half(sample):
+        if sample["index"] < LENGTH // 2:
+            raise ValueError("of the first half")
+        return sample
+
+    ranks = [
+        list(
+            Loader(
+                RangeSource(LENGTH),
+                batch_size=2,
+                tail=tail,
+                transform=bad_half,
+                on_error="skip",
+                rank=rank,
+                world_size=world_size,
+            )
+        )
+        for rank in range(world_size)
+    ]
+    assert len({len(batches) for batches in ranks}) == 1
+    names = {tuple(batch) for batches in ranks for batch in batches}
+    assert len(names) == 1
+    served = [
+        index
+        for batches in ranks
+        for batch in batches
+        for index in batch["index"][batch.get("valid", slice(None))].tolist()
+    ]
+    steps = LENGTH // (2 * world_size)
+    end = steps * 2 * world_size if tail == "drop" else LENGTH
+    assert sorted(served) == list(range(LENGTH // 2, end))
+    assert any(not len(batch["index"]) for batches in ranks for batch in batches)
+
+
+@pytest.mark.parametrize("executor", ["none", "threads"])
+def test_the_budget_is_counted_over_epochs_and_raised_at_its_step(executor, tmp_path):
+    def load(max_bad):
+        path = tmp_path / f"{max_bad}.jsonl"
+        loader = Loader(
+            RangeSource(LENGTH),
+            batch_size=2,
+            transform=fail_on_bad,
+            on_error="skip",
+            max_bad=max_bad,
+            error_report=path,
+            **EXECUTORS[executor],
+        )
+        received = []
+
+        def receive():
+            for epoch in itertools.count():
+                for step, batch in enumerate(loader):
+                    assert not set(batch["index"].tolist()) & BAD
+                    received.append((epoch, step))
+
+        with loader, pytest.raises(WorkerError, match=f"max_bad allows {max_bad}; the last is index") as caught:
+            receive()
+        state = loader.state_dict()
+        assert (state["epoch"], state["position"]) == (caught.value.epoch, 2 * caught.value.step)
+        return received, caught.value, [line["index"] for line in lines(path)]
+
+    for max_bad in (0, 1, 2, 4, 5, 11):
+        bad = [(epoch, index // 2, index) for epoch in range(4) for index in sorted(BAD)]
+        epoch, step, _ = bad[max_bad]  # the first that is too much
+        received, error, reported = load(max_bad)
+        steps = [(e, s) for e in range(4) for s in range(-(-LENGTH // 2))]
+        assert received == steps[: steps.index((epoch, step))]
+        assert (error.epoch, error.step) == (epoch, step)
+        assert reported == [index for e, s, index in bad if (e, s) <= (epoch, step)]
+
+
+@pytest.mark.parametrize("executor", ["none", "threads"])
+def test_a_budget_that_is_spent_at_the_first_step_loses_no_step(executor):
+    with Loader(
+        RangeSource(6), batch_size=2, transform=fail_at_0, on_error="skip", max_bad=0, **EXECUTORS[executor]
+    ) as loader:
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="step 0 of epoch 0 failed: bad records so far"):
+                next(iter(loader))
+            state = loader.state_dict()
+            assert (state["epoch"], state["position"]) == (0, 0)
+
+
+def fail_at_0(sample):
+    if sample["index"] == 0:
+        raise ValueError("zero")
+    return sample
+
+
+def test_the_report_is_written_when_a_batch_is_received_not_when_it_is_made(tmp_path):
+    path, made = tmp_path / "bad.jsonl", threading.Event()
+
+    def transform(sample):
+        if sample["index"] == 9:
+            made.set()
+            raise ValueError("nine")
+        return sample
+
+    with Loader(
+        RangeSource(100),
+        batch_size=2,
+        transform=transform,
+        on_error="skip",
+        error_report=path,
+        num_workers=1,
+        prefetch=20,
+    ) as loader:
+        batches = iter(loader)
+        next(batches)
+        next(batches)  # only then is the size of a batch known, and work done far ahead
+        assert made.wait(20)
+        for _ in range(2):
+            assert lines(path) == []
+            next(batches)
+        assert lines(path) == []
+        next(batches)  # the fifth, with record 9
+        assert [line["index"] for line in lines(path)] == [9]
+
+
+def test_ranks_share_a_report(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    loaders = [
+        Loader(
+            RangeSource(LENGTH),
+            batch_size=2,
+            transform=fail_on_bad,
+            on_error="skip",
+            error_report=path,
+            rank=rank,
+            world_size=2,
+            num_workers=1,
+        )
+        for rank in range(2)
+    ]
+    for loader in loaders:
+        with loader:
+            list(loader)
+    assert sorted(line["index"] for line in lines(path)) == sorted(BAD)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"error_report": "missing/folder/bad.jsonl"}, "error_report"),
+        ({"max_bad": -1}, "max_bad"),
+        ({"max_bad": 1.5}, "max_bad"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"exclude": [41]}, "exclude"),
+        ({"exclude": "missing.jsonl"}, "exclude"),
+    ],
+)
+def test_wrong_settings_name_their_key(settings, key, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=key) as caught:
+        Loader(RangeSource(LENGTH), batch_size=2, **settings)
+    assert caught.value.key == key
+
+
+class Counting:
+    """Somebody's own source that keeps what was read."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        self.seen.append(index)
+        return {"index": index}
+
+
+@pytest.mark.parametrize("action", ["raise", "skip", "replace"])
+@pytest.mark.parametrize("tail", ["pad", "partial"])
+@pytest.mark.parametrize("executor", ["none", "threads"])
+def test_excluded_records_are_never_read(action, tail, executor):
+    source, excluded = Counting(), {0, 40, 4, 5, *range(20, 24), 31}
+    loaders = [
+        Loader(
+            source,
+            batch_size=2,
+            tail=tail,
+            on_error=action,
+            exclude=sorted(excluded),
+            max_bad=0,
+            rank=rank,
+            world_size=2,
+            **EXECUTORS[executor],
+        )
+        for rank in range(2)
+    ]
+    served = []
+    for rank, loader in enumerate(loaders):
+        with loader:
+            if action == "replace":  # the sixth step of each rank has no other record
+                with pytest.raises(WorkerError, match=r"all 2 records of the step are bad, .* all of them by exclude="):
+                    served += [i for batch in loader for i in batch["index"].tolist()]
+                assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (0, 20)
+                continue
+            batches = list(loader)
+            assert len(batches) == 11
+            order = range(rank, LENGTH, 2)
+            rows = [i for batch in batches for i in batch["index"][batch.get("valid", slice(None))].tolist()]
+            assert rows == [i for i in order if i not in excluded]
+            served += rows
+    assert not set(source.seen) & excluded
+    if action != "replace":
+        assert sorted(served) == sorted(set(range(LENGTH)) - excluded)
+
+
+def test_a_state_saved_before_a_record_was_excluded_goes_on_without_it(tmp_path):
+    def load(**settings):
+        return Loader(RangeSource(LENGTH), batch_size=3, shuffle=True, seed=5, transform=fail_on_bad, **settings)
+
+    order = GlobalShuffle(LENGTH, 5).indices(np.arange(LENGTH), epoch=0).tolist()
+    loader, received = load(), []
+    with pytest.raises(WorkerError, match="is bad") as caught:
+        received += (batch["index"].tolist() for batch in loader)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert state["position"] == 3 * caught.value.step
+    for settings in ({"exclude": sorted(BAD)}, {"exclude": sorted(BAD), "on_error": "skip", "num_workers": 2}):
+        with load(**settings) as other:
+            other.load_state_dict(state)
+            rest = [batch["index"].tolist() for batch in other]
+            assert len(rest) == len(loader) - caught.value.step
+            assert [i for rows in received + rest for i in rows] == [i for i in order if i not in BAD]
+            assert json.loads(json.dumps(other.state_dict())) == {**state, "epoch": 1, "position": 0}
+    # And the other way round.
+    excluding = load(exclude=sorted(BAD))
+    next(iter(excluding))
+    skipping = load(on_error="skip")
+    skipping.load_state_dict(excluding.state_dict())
+    assert [i for b in skipping for i in b["index"].tolist()] == [i for i in order[3:] if i not in BAD]
+
+
+def _npy(value):
+    stream = io.BytesIO()
+    np.save(stream, value)
+    return stream.getvalue()
+
+
+def _damaged_tar(path):
+    """The content of one member is no npy file."""
+    with tarfile.open(path, "w") as archive:
+        for number in range(12):
+            content = _npy(np.full(3, number, np.float32)) if number != 5 else b"\x93NUMPY\x01\x00 and no more"
+            member = tarfile.TarInfo(f"s{number:03d}.x.npy")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return dataload.open(path, decode="auto"), "s005"
+
+
+def _damaged_array_record(path):
+    """One bit of one record, which has a chunk of its own."""
+    pytest.importorskip("array_record")
+    with dataload.create(path, codec="msgpack", options="group_size:1,uncompressed") as writer:
+        for number in range(12):
+            writer.write({"x": np.full(3, number, np.float32), "mark": b"MARK%02d" % number})
+    data = bytearray(path.read_bytes())
+    data[data.index(b"MARK05")] ^= 1
+    path.write_bytes(data)
+    return dataload.open(path, codec="msgpack", fields=["x"]), None
+
+
+def _damaged_torchrecord(path):
+    """One value is no TensorProtos."""
+    lmdb = pytest.importorskip("lmdb")
+    with dataload.create(path, format="torchrecord") as writer:
+        for number in range(12):
+            writer.write({"x": np.full(3, number, np.float32)})
+    with lmdb.open(str(path), max_dbs=4) as environment, environment.begin(write=True) as txn:
+        database = environment.open_db(b"db0", txn=txn, create=False)
+        key = [key for key, _ in txn.cursor(database)][5]
+        txn.put(key, b"\xff" * 40, db=database)
+    return dataload.open(path, format="torchrecord"), f"db0/{key.decode()}"
+
+
+DAMAGED = {
+    "data.tar": _damaged_tar,
+    "data.array_record": _damaged_array_record,
+    "data.torchrecord": _damaged_torchrecord,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_files(name, tmp_path):
+    """Each format's own reader meets a record that is damaged, among others in one batched read."""
+    path, report = tmp_path / name, tmp_path / "bad.jsonl"
+    source, key = DAMAGED[name](path)
+    settings = {"batch_size": 4, "shuffle": True, "seed": 2}
+    order = GlobalShuffle(12, 2).indices(np.arange(12), epoch=0).tolist()
+
+    def numbers(loader):
+        with loader:
+            return [batch["x"][:, 0].tolist() for batch in loader]
+
+    with pytest.raises(WorkerError, match=r"failed in read on index 5: CorruptFileError: ") as caught:
+        numbers(Loader(source, num_workers=2, **settings))
+    assert str(path) in str(caught.value)
+    assert caught.value.step == order.index(5) // 4
+    assert isinstance(caught.value.__cause__, dataload.CorruptFileError)
+
+    kept = [[i for i in order[start : start + 4] if i != 5] for start in (0, 4, 8)]
+    for workers in (0, 2):
+        assert numbers(Loader(source, on_error="skip", num_workers=workers, error_report=report, **settings)) == kept
+    first, second = lines(report)
+    assert first == second
+    assert {name: first[name] for name in ("index", "shard", "record", "key", "stage", "error", "step", "epoch")} == {
+        "index": 5,
+        "shard": str(path),
+        "record": 5,
+        "key": key,
+        "stage": "read",
+        "error": "CorruptFileError",
+        "step": order.index(5) // 4,
+        "epoch": 0,
+    }
+    assert first["source"] == repr(source)
+    assert first["cause"]
+
+    replaced = numbers(Loader(source, on_error="replace", **settings))
+    assert [len(rows) for rows in replaced] == [4, 4, 4]
+    assert all(i == j or i == 5 for i, j in zip(order, itertools.chain(*replaced), strict=True))
+
+    assert numbers(Loader(source, exclude=report, **settings)) == kept
+    assert numbers(Loader(source, exclude=report, max_bad=0, on_error="skip", num_workers=1, **settings)) == kept
+    for other in (RangeSource(12), source[1:]):
+        with pytest.raises(ConfigError, match="line 1 is of other data: record 5 is "):
+            Loader(other, exclude=report, **settings)
+
+
+@pytest.mark.parametrize("name", ["none", "threads", "processes"])
+def test_any_exception_comes_at_its_step_with_its_traceback(name):
+    kinds = bad_transforms.KINDS
+    if name != "processes":  # what ends a thread is for the consumer's own, see test_fetch
+        kinds = kinds[: kinds.index("exit")]
+    with Loader(RangeSource(20), batch_size=2, transform=fail_by_epoch, timeout=40, **EXECUTORS[name]) as loader:
+        for epoch, kind in enumerate(kinds):
+            error, text = bad_transforms.make_error(kind)
+            received = []
+            with pytest.raises(WorkerError) as caught:
+                received += (batch["index"].tolist() for batch in loader)
+            found = caught.value
+            assert received == [[0, 1], [2, 3], [4, 5]], kind
+            assert (found.epoch, found.step, found.indices) == (epoch, 3, (6, 7))
+            assert f"failed in transform 'fail_by_epoch' on index 7: {text}" in str(found)
+            assert ", in fail_by_epoch\n" in found.traceback_text
+            assert len(str(found)) + len(found.traceback_text) < 25_000
+            assert loader.state_dict()["position"] == 6
+            cause = found.__cause__
+            if name == "processes":
+                assert found.worker.startswith("dataload-")
+                assert any(found.traceback_text in note for note in found.__notes__)
+                if kind in ("demanding", "holding"):
+                    assert cause is None
+                    continue
+            assert type(cause).__name__ == type(error).__name__
+            if kind != "mute":
+                assert str(cause) == str(error)
+
+
+def test_a_thread_that_wants_to_exit_is_an_error():
+    with (
+        Loader(RangeSource(4), batch_size=2, transform=leave, num_workers=2, on_error="skip") as loader,
+        pytest.raises(WorkerError, match=r"step 0 of epoch 0 failed in transform 'leave' on index 0: SystemExit: 3"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("name", ["none", "one thread", "threads"])
+def test_an_error_in_a_group_of_quick_steps_comes_after_the_good_ones(name):
+    def transform(sample):
+        if sample["index"] == 777:
+            raise ValueError("777")
+        return sample
+
+    with Loader(RangeSource(1000), batch_size=1, transform=transform, **EXECUTORS[name]) as loader:
+        received = []
+        with pytest.raises(WorkerError, match="step 777 of epoch 0"):
+            received += (batch["index"].tolist()[0] for batch in loader)
+        assert received == list(range(777))
+        assert loader.state_dict()["position"] == 777
+
+
+def test_out_of_order_an_error_loses_and_repeats_nothing():
+    fails = threading.Event()
+    fails.set()
+
+    def transform(sample):
+        if sample["index"] == 31 and fails.is_set():
+            raise ValueError("31")
+        return sample
+
+    with Loader(
+        RangeSource(100), batch_size=2, transform=transform, in_order=False, num_workers=3, prefetch=3
+    ) as loader:
+        received = []
+        with pytest.raises(WorkerError, match="step 15 of epoch 0"):
+            received += (batch["index"].tolist() for batch in loader)
+        state = loader.state_dict()
+        fails.clear()
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        received += (batch["index"].tolist() for batch in loader)
+    assert sorted(received) == [[i, i + 1] for i in range(0, 100, 2)]
+
+
+class FailingOrder:
+    """A sampler of somebody's own that knows its first block only."""
+
+    def __len__(self):
+        return 40_000
+
+    def indices(self, positions, *, epoch):
+        if positions[-1] >= 20_000:
+            raise LookupError("no such position")
+        return positions
+
+
+@pytest.mark.parametrize("name", ["none", "threads"])
+def test_a_sampler_that_fails_is_an_error_at_its_step(name):
+    with Loader(RangeSource(40_000), batch_size=4_000, sampler=FailingOrder(), **EXECUTORS[name]) as loader:
+        received = []
+        with pytest.raises(WorkerError, match=r"step 4 of epoch 0 failed in the order: LookupError: no such") as caught:
+            received += (len(batch["index"]) for batch in loader)
+        assert received == [4_000] * 4  # plans are made for 16,384 rows at once
+        assert isinstance(caught.value.__cause__, LookupError)
+        assert "in indices\n" in caught.value.traceback_text

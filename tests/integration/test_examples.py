@@ -1,0 +1,45 @@
+"""The examples run as they are, and show what they say."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# Each imports a framework, which takes seconds.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def run(name, *packages):
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"examples/{name} needs {package}: pip install 'dataload[examples]'")
+    done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_lightning_resumes_in_the_middle_of_an_epoch():
+    printed = run("lightning_datamodule.py", "torch", "pytorch_lightning")
+    whole = re.search(r"in one go: 30 steps, last loss (\S+)", printed).group(1)
+    resumed = re.search(r"resumed after step 17: 13 steps, last loss (\S+)", printed).group(1)
+    assert resumed == whole
+
+
+def test_the_trainer_of_hugging_face_skips_no_batches():
+    printed = run("huggingface_trainer.py", "torch", "transformers", "accelerate")
+    assert "in one go: 30 batches; resumed after step 17: 13 batches; weights equal: True" in printed
+
+
+def test_jax_takes_batches_without_copying():
+    printed = run("jax_arrays.py", "jax")
+    losses = [float(loss) for loss in re.findall(r"epoch \d: loss (\S+)", printed)]
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
+    shared, batches = map(int, re.search(r"features were not copied: (\d+) of (\d+)", printed).groups())
+    assert batches == 3 * 25
+    assert shared > batches / 2, "numpy alone would align one in four"

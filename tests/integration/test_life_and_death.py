@@ -1,0 +1,384 @@
+"""Workers that are killed, stopped or stuck; parents that are killed, interrupted, forked or done."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dataload import Loader, WorkerError
+
+sys.path.append(str(Path(__file__).parents[1] / "children"))
+import works
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+SECONDS = 30
+METHODS = pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+
+
+def wait_until(condition, what):
+    until = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < until, f"not so after {SECONDS} s: {what}"
+        time.sleep(0.01)
+
+
+def runs(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    return False
+
+
+def descendants(pid):
+    found = []
+    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in listing.read_text().split():
+                found += [int(child), *descendants(int(child))]
+    return found
+
+
+def indices(batches):
+    return [batch["index"].tolist() for batch in batches]
+
+
+def process_loader(source, **settings):
+    return Loader(source, **{"batch_size": 2, "num_workers": 2, "executor": "processes", **settings})
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_worker_is_an_error_at_its_step_and_the_next_epoch_works(tmp_path, workers):
+    with process_loader(works.Records(20), num_workers=workers, transform=works.DieOnce(9, tmp_path / "x")) as loader:
+        found = []
+        with pytest.raises(
+            WorkerError,
+            match=r"step 4 of epoch 0 failed: dataload-\d \(process \d+\) was killed by SIGKILL \(is memory short\?\), "
+            r"at index 9\n  indices of the step: 8, 9",
+        ) as caught:
+            found += (batch["index"].tolist() for batch in loader)
+        error = caught.value
+        assert found == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        assert (error.step, error.epoch, error.indices) == (4, 0, (8, 9))
+        assert error.worker.startswith("dataload-")
+        state = loader.state_dict()
+        assert indices(loader) == [[i, i + 1] for i in range(0, 20, 2)]
+        loader.load_state_dict(state)
+        assert indices(loader) == [[i, i + 1] for i in range(8, 20, 2)]
+
+
+def test_a_kill_from_outside_is_noticed_within_a_second(tmp_path):
+    loader = process_loader(works.Records(10), num_workers=1, transform=works.HangAt(4, mark=tmp_path / "there"))
+    with loader:
+        batches = iter(loader)
+        next(batches), next(batches)
+        wait_until((tmp_path / "there").exists, "the worker is at index 4")
+        killed = []
+
+        def kill():
+            killed.append(time.monotonic())
+            os.kill(int((tmp_path / "there").read_text()), signal.SIGKILL)
+
+        timer = threading.Timer(0.2, kill)  # while the consumer waits
+        timer.start()
+        with pytest.raises(WorkerError, match=r"step 2 of epoch 0 failed: .* was killed by SIGKILL"):
+            next(batches)
+        assert time.monotonic() - killed[0] < 1
+        timer.join()
+
+
+@pytest.mark.parametrize("executor", ["processes", "threads"])
+def test_a_stuck_worker_is_warned_of_with_its_stacks_then_given_up(executor, tmp_path):
+    transform = works.HangAt(4, mark=tmp_path / "there")
+    loader = process_loader(works.Records(10), num_workers=1, transform=transform, timeout=2, executor=executor)
+    batches = iter(loader)
+    next(batches), next(batches)
+    with (
+        pytest.warns(
+            RuntimeWarning, match=r"(?s)no batch for .* s: dataload-0.* is at step 2 of epoch 0, index 4\n.*hang_here"
+        ),
+        pytest.raises(
+            WorkerError,
+            match=r"(?s)step 2 of epoch 0 failed: dataload-0.* has given no batch for 2\.\d s "
+            r"\(timeout=2\), at index 4\n  indices of the step: 4, 5\n.*hang_here",
+        ) as caught,
+    ):
+        next(batches)
+    assert "hang_here" in caught.value.traceback_text
+    begun = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        if executor == "threads":
+            stack.enter_context(pytest.warns(RuntimeWarning, match="1 of the loader's threads do not end"))
+        loader.close()
+    assert time.monotonic() - begun < 5
+    transform.let_go()  # the thread, for nothing else ends it
+
+
+def test_a_stopped_worker_is_given_up_and_another_one_serves_the_next_epoch(tmp_path):
+    transform = works.HangAt(4, mark=tmp_path / "there", stop=True)
+    with process_loader(works.Records(6), num_workers=1, transform=transform, timeout=1) as loader:
+        with (
+            pytest.warns(RuntimeWarning, match="index 4\nit does not answer: it is stopped, or in a call that nothing"),
+            pytest.raises(WorkerError, match=r"step 2 of epoch 0 failed: .* has given no batch for "),
+        ):
+            list(loader)
+        stopped = int((tmp_path / "there").read_text())
+        assert not runs(stopped)
+        assert indices(loader) == [[0, 1], [2, 3], [4, 5]]  # it stops but once
+
+
+SCRIPT = """
+    import os, signal, sys, threading, time
+    import works
+    from dataload import Loader
+
+    def say(*words):
+        print(*words, flush=True)
+
+    def main(what, method):
+        settings = {"batch_size": 2, "num_workers": 2, "executor": "processes", "start_method": method}
+        if method == "threads":
+            settings |= {"executor": "threads", "start_method": "fork"}
+        if what == "computing":
+            loader = Loader(works.Records(1000), transform=works.hang, **settings)
+        elif what == "holding the GIL":
+            loader = Loader(works.Records(1000), transform=works.hold, **settings)
+        elif what == "sending":
+            # Everything is kept, so slots run out, and workers wait with results that no pipe holds.
+            loader = Loader(works.Records(1000, 10**6), **settings)
+        else:
+            loader = Loader(works.Records(1000), **settings)
+        batches = iter(loader)
+        if what in ("computing", "holding the GIL"):
+            threading.Thread(target=next, args=(batches,), daemon=True).start()
+            while len(works.workers()) < 2:
+                time.sleep(0.01)
+            time.sleep(0.2)
+        elif what == "sending":
+            kept = [next(batches) for _ in range(12)]
+        else:
+            next(batches)
+        say("ready", *works.workers())
+        if what in ("computing", "holding the GIL", "idle", "sending", "forked"):
+            if what == "forked" and os.fork() == 0:
+                time.sleep(60)  # keeps all that the parent has open
+            signal.pause()
+        elif what == "interrupt":
+            for batch in batches:
+                time.sleep(0.01)
+            signal.pause()
+        elif what == "break":
+            for batch in loader:
+                break
+        elif what == "exception":
+            for batch in loader:
+                raise ValueError("in the loop")
+        elif what == "collected":
+            del batches, loader
+            say("left", *works.workers())
+        elif what == "daemon thread":
+            def consume():
+                while True:
+                    for batch in loader:
+                        pass
+            threading.Thread(target=consume, daemon=True).start()
+            time.sleep(0.2)
+        elif what == "waiting daemon thread":
+            slow = Loader(works.Records(1000), transform=works.doze, **settings)
+            threading.Thread(target=list, args=(slow,), daemon=True).start()
+            time.sleep(0.5)
+        elif what == "closed":
+            loader.close()
+            say("left", *works.workers())
+
+    if __name__ == "__main__":
+        main(*sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(works.__file__).parent), *sys.path])}
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, path, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        started.append(process)
+        ready, *pids = process.stdout.readline().split() or [process.stderr.read()]
+        assert ready == "ready"
+        return process, [int(pid) for pid in pids]
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def ended(process):
+    out, err = process.communicate(timeout=SECONDS)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    ("what", "start_method"),
+    [
+        ("idle", "forkserver"),
+        ("idle", "spawn"),
+        ("idle", "fork"),
+        ("computing", "forkserver"),
+        ("computing", "fork"),
+        ("sending", "forkserver"),
+        ("sending", "spawn"),
+        ("holding the GIL", "forkserver"),
+        ("holding the GIL", "fork"),
+        ("forked", "forkserver"),
+        ("forked", "spawn"),
+    ],
+)
+def test_workers_die_with_their_parent(script, what, start_method):
+    process, workers = script(what, start_method)
+    others = [pid for pid in descendants(process.pid) if pid not in workers]
+    assert len(workers) == 2
+    assert all(runs(pid) for pid in workers)
+    process.kill()
+    wait_until(lambda: not any(runs(pid) for pid in workers), f"the workers {workers} are gone")
+    if what != "forked":
+        wait_until(lambda: not any(runs(pid) for pid in others), "so are the helpers of multiprocessing")
+
+
+def test_stopped_workers_die_with_their_parent(script):
+    process, workers = script("idle", "forkserver")
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    process.kill()
+    wait_until(lambda: not any(runs(pid) for pid in workers), f"the workers {workers} are gone")
+
+
+@METHODS
+def test_ctrl_c_leaves_the_users_own_traceback_and_nothing_else(script, start_method):
+    process, workers = script("interrupt", start_method)
+    others = descendants(process.pid)
+    os.killpg(process.pid, signal.SIGINT)
+    status, _, err = ended(process)
+    assert status == -signal.SIGINT
+    assert err.startswith("Traceback (most recent call last):\n")
+    assert err.endswith("\nKeyboardInterrupt\n")
+    assert err.count("Traceback") == 1
+    assert "train.py" in err
+    wait_until(lambda: not any(runs(pid) for pid in [*workers, *others]), "all are gone")
+
+
+@pytest.mark.parametrize(
+    ("what", "start_method"),
+    [
+        ("break", "forkserver"),
+        ("break", "spawn"),
+        ("break", "fork"),
+        ("collected", "forkserver"),
+        ("closed", "forkserver"),
+        ("exception", "forkserver"),
+        ("daemon thread", "forkserver"),
+        ("daemon thread", "threads"),
+        ("waiting daemon thread", "forkserver"),
+        ("waiting daemon thread", "threads"),
+    ],
+)
+def test_the_end_of_a_program_leaves_nothing(script, what, start_method):
+    process, workers = script(what, start_method)
+    status, out, err = ended(process)
+    assert not any(runs(pid) for pid in workers)
+    if what == "exception":
+        assert (status, err.count("Traceback")) == (1, 1)
+        assert err.endswith("\nValueError: in the loop\n")
+    else:
+        assert (status, err) == (0, "")
+    assert out == ("left\n" if what in ("collected", "closed") else "")
+
+
+def test_nothing_is_left_in_the_process_either():
+    loader = process_loader(works.Records(100))
+    next(iter(loader))  # starts the helpers of multiprocessing, if no test has
+    pids = works.workers()
+    del loader
+    gc.collect()
+    assert len(pids) == 2
+    assert not any(runs(pid) for pid in pids)
+    before = len(os.listdir("/proc/self/fd"))
+    gc.disable()  # for nothing has to be searched for
+    try:
+        for _ in range(3):
+            with process_loader(works.Records(100)) as loader:
+                for batch in loader:
+                    del batch
+                    break
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
+
+
+def test_a_fork_uses_a_loader_of_its_own_and_its_parents_workers_live_on():
+    with process_loader(works.Records(40)) as loader:
+        batches = iter(loader)
+        next(batches)
+        workers = works.workers()
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                del batches
+                gc.collect()
+                own = process_loader(works.Records(6))
+                if indices(own) == [[0, 1], [2, 3], [4, 5]] and len(indices(loader)) == 20:
+                    own.close()
+                    loader.close()
+                    os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert indices(batches) == [[i, i + 1] for i in range(2, 40, 2)]
+        assert works.workers() == workers
+
+
+FORK = """
+    import os, sys
+    import works
+    from dataload import Loader
+    if __name__ == "__main__":
+        loader = Loader(works.Records(40), batch_size=2, num_workers=2, executor="processes", start_method=sys.argv[1])
+        batches = iter(loader)
+        next(batches)
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)  # with everything that is registered for the end of a program
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(list(batches)) == 19
+"""
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_the_end_of_a_fork_does_not_end_its_parents_workers(start_method, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(FORK))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(works.__file__).parent), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, path, start_method], capture_output=True, text=True, timeout=SECONDS, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,251 @@
+"""Worker processes through the loader: what threads give, in shared memory or through a pipe."""
+
+import functools
+import io
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataload import ConfigError, Loader, RangeSource, WorkerError
+from dataload.samplers import Sequential
+
+sys.path.append(str(Path(__file__).parents[1] / "children"))
+import works
+
+CHILDREN = Path(works.__file__).parent
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+
+def run(script, *arguments, before=()):
+    """A script of its own, as a user runs it: exit status, stdout, stderr."""
+    command = [*before, sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(CHILDREN), *sys.path])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, env=environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_every_sort_of_batch_is_what_threads_give():
+    names = list(works.values())
+    made = {}
+    for executor in ("threads", "processes"):
+        settings = {"batch_size": 1, "num_workers": 2, "executor": executor, "collate": works.value_batch}
+        with Loader(RangeSource(len(names)), **settings) as loader:
+            made[executor] = list(loader)
+    for name, found, expected in zip(names, made["processes"], made["threads"], strict=True):
+        works.assert_same(found, expected), name
+
+
+def test_hundreds_of_kept_batches_are_never_overwritten():
+    with Loader(works.Records(1000), batch_size=4, num_workers=2, executor="processes", shuffle=True) as loader:
+        kept = [batch["x"][:, -3:] if step % 2 else batch for step, batch in enumerate(loader)]
+        for _, batch in zip(range(50), loader, strict=False):
+            assert (batch["x"] == batch["index"][:, None]).all()
+        expected = np.concatenate([sampler_order(loader, step) for step in range(len(loader))])
+    found = np.concatenate([batch[:, 0] if step % 2 else batch["x"][:, 7] for step, batch in enumerate(kept)])
+    assert found.tolist() == expected.tolist()
+    assert all((batch["x"] == batch["index"][:, None]).all() for batch in kept[::2])
+
+
+def sampler_order(loader, step):
+    return loader.batch_sampler.plans(range(step, step + 1), epoch=0)[0].indices
+
+
+def test_tensors_keep_their_slots():
+    torch = pytest.importorskip("torch")
+    with Loader(works.Records(400), batch_size=4, num_workers=2, executor="processes") as loader:
+        kept = [torch.from_numpy(batch["x"])[1:, ::2] for batch in loader]
+        assert [int(tensor[0, -1]) for tensor in kept] == list(range(1, 400, 4))
+        assert all((tensor == tensor[:, :1]).all() for tensor in kept)
+
+
+def test_global_generators_give_the_same_for_any_number_of_workers():
+    drawn = []
+    for workers, method in ((1, "forkserver"), (2, "forkserver"), (2, "fork")):
+        settings = {"num_workers": workers, "executor": "processes", "start_method": method, "transform": works.draw}
+        with Loader(works.Records(40), batch_size=5, seed=3, **settings) as loader:
+            drawn.append([(b["numpy"].tolist(), b["random"].tolist()) for _ in range(2) for b in loader])
+    assert drawn[0] == drawn[1] == drawn[2]
+    numbers = list(itertools.chain(*(itertools.chain(*pair) for pair in drawn[0])))
+    assert len(set(numbers)) == len(numbers) == 2 * 2 * 40
+
+
+class Unpicklable:
+    """A source, or a part of one, that stays where it is."""
+
+    def __init__(self, length=3):
+        self.length, self.stream = length, io.TextIOWrapper(io.BytesIO())
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return {"x": index}
+
+    def __call__(self, value):
+        return value
+
+
+class UnpicklableSampler(Sequential):
+    def __reduce__(self):
+        raise TypeError("this sampler stays here")
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "match"),
+    [
+        (
+            {"transform": lambda s: s},
+            "transform",
+            r"a copy of the transform '<lambda>', and <function .*cannot be pick",
+        ),
+        ({"transform": [dict, Unpicklable()]}, "transform", "a copy of the transform 'Unpicklable', .*TextIOWrapper"),
+        ({"collate": lambda s: s}, "collate", "a copy of collate, and <function .*define it at the top of a module"),
+        ({"batch_transform": functools.partial(lambda s: s)}, "batch_transform", "a copy of batch_transform"),
+        ({"source": Unpicklable()}, "source", "a copy of the source, and .* use executor='threads', or start_method="),
+        ({"sampler": UnpicklableSampler(3)}, "sampler", "a copy of the sampler, .*this sampler stays here"),
+    ],
+)
+def test_what_cannot_be_pickled_is_named_when_the_loader_is_made(settings, key, match):
+    settings = {"source": works.Records(3, 2), "batch_size": 2, "num_workers": 1, "executor": "processes", **settings}
+    with pytest.raises(ConfigError, match=match) as caught:
+        Loader(**settings)
+    assert caught.value.key == key
+    with Loader(**settings, start_method="fork") as loader:
+        assert len(list(loader)) == 2
+
+
+def test_a_batch_that_cannot_be_pickled_is_named_at_its_step():
+    with Loader(
+        works.Records(6), batch_size=2, num_workers=1, executor="processes", collate=works.lambda_at_4
+    ) as loader:
+        found = []
+        with pytest.raises(
+            WorkerError,
+            match=r"step 2 of epoch 0 failed: dataload-0 \(process \d+\) could not send its "
+            r"batch, which has to be something that can be pickled: .*lambda",
+        ) as caught:
+            found += loader
+        assert (found, caught.value.step, caught.value.indices) == ([[], []], 2, (4, 5))
+
+
+FEW_FILES = """
+    import resource, sys, warnings
+    import works
+    from dataload import Loader
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+    if __name__ == "__main__":
+        with Loader(works.Records(200), batch_size=2, num_workers=int(sys.argv[1]), executor="processes") as loader:
+            kept = list(loader)
+        assert [b["index"].tolist() for b in kept] == [[i, i + 1] for i in range(0, 200, 2)]
+        assert all((b["x"] == b["index"][:, None]).all() for b in kept)
+        print("all there")
+"""
+
+
+def test_128_open_files_are_enough_for_many_workers():
+    status, out, err = run(FEW_FILES, 12)
+    assert (status, out) == (0, "all there\n"), err
+    assert "12 worker processes and 27 slots of shared memory need 130 file descriptors, and of 128 allowed" in err
+
+
+SMALL_FILES = """
+    import resource, sys
+    import works
+    from dataload import Loader
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    if __name__ == "__main__":
+        with Loader(works.Records(200), batch_size=10, num_workers=2, executor="processes") as loader:
+            for _ in range(3):
+                for batch in loader:
+                    assert (batch["x"] == batch["index"][:, None]).all()
+        print("all there")
+"""
+
+
+def test_where_memory_cannot_be_had_batches_are_sent():
+    status, out, err = run(SMALL_FILES)
+    assert (status, out) == (0, "all there\n"), err
+    assert err.count("batches are sent through a pipe from now on: shared memory for one cannot be had: ") == 1
+    assert "File too large" in err
+
+
+FULL = """
+    import os
+    import works
+    from dataload import Loader
+    with open("/dev/shm/filler", "wb", buffering=0) as stream:
+        try:
+            while True:
+                stream.write(bytes(4096))
+        except OSError as error:
+            print(error.strerror)
+    if __name__ == "__main__":
+        with Loader(works.Records(200), batch_size=10, num_workers=2, executor="processes") as loader:
+            for batch in loader:
+                assert (batch["x"] == batch["index"][:, None]).all()
+        print("all there")
+"""
+
+
+def test_a_full_dev_shm_does_not_matter():
+    mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh"]
+    try:
+        allowed = subprocess.run([*mount, "true"], capture_output=True, timeout=20).returncode == 0
+    except FileNotFoundError:
+        allowed = False
+    if not allowed:
+        pytest.skip("a tmpfs cannot be mounted here")
+    # In the namespace the file is written once only: the workers are forked.
+    status, out, err = run(
+        FULL.replace('executor="processes"', 'executor="processes", start_method="fork"'), before=mount
+    )
+    assert (status, out, err) == (0, "No space left on device\nall there\n", "")
+
+
+def test_a_main_module_without_a_guard_is_told_what_to_do(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import works\nfrom dataload import Loader\n"
+        "for batch in Loader(works.Records(4), batch_size=2, num_workers=1, executor='processes'):\n"
+        "    print('batch')\n"
+    )
+    for method in ("forkserver", "spawn"):
+        script.write_text(script.read_text().replace("'processes')", f"'processes', start_method={method!r})"))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(CHILDREN), *sys.path])}
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50, env=environment)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        last = done.stderr[done.stderr.rindex("WorkerError: ") :]
+        assert "exited with code 1 before it had begun, and may have written to stderr why; each worker process" in last
+        assert 'has to stand under `if __name__ == "__main__":`' in last
+        assert (
+            "ConfigError: a worker process wants to start workers: each worker process imports the main" in done.stderr
+        )
+
+
+def test_functions_of_a_session_are_explained():
+    code = """
+        from dataload import Loader, RangeSource
+        def transform(sample):
+            return sample
+        next(iter(Loader(RangeSource(4), batch_size=2, num_workers=1, executor="processes", transform=transform)))
+    """
+    status, _, err = run(code)
+    assert status == 1
+    assert "could not be set up: AttributeError: Can't get attribute 'transform' on <module '__main__'" in err
+    assert "functions of a notebook or an interactive session do not exist in worker processes" in err
+
+
+def test_importing_dataload_loads_nothing_for_processes():
+    status, out, _ = run("import sys, dataload; print([m for m in ('multiprocessing', 'socket') if m in sys.modules])")
+    assert (status, out) == (0, "[]\n")

@@ -1,0 +1,88 @@
+"""Objects taken apart and put together are what they were."""
+
+import io
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataload.executors.parcels import check_pickle, put_together, take_apart
+
+sys.path.append(str(Path(__file__).parents[2] / "children"))
+import works
+
+VALUES = works.values()
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_round_trip(name):
+    parts = [bytearray(part) for part in take_apart(VALUES[name])]
+    works.assert_same(put_together(parts), VALUES[name])
+
+
+def test_large_arrays_are_not_copied_and_small_ones_keep_nothing():
+    large, small = np.arange(10_000), np.arange(10)
+    parts = take_apart({"large": large, "small": small})
+    assert [part.nbytes for part in parts[1:]] == [large.nbytes]
+    assert np.shares_memory(np.frombuffer(parts[1], np.uint8), large)
+    memory = [np.array(part) for part in parts]
+    found = put_together(memory)
+    assert np.shares_memory(found["large"], memory[1])
+    assert not any(np.shares_memory(found["small"], part) for part in memory)
+
+
+def test_the_same_array_twice_is_one_array():
+    array = np.arange(10_000)
+    one, other = put_together(take_apart([array, array]))
+    assert one is other
+
+
+def test_a_check_finds_what_cannot_be_pickled_and_copies_nothing():
+    check_pickle(np.arange(10))
+    check_pickle([b"x" * 100_000, np.zeros(1 << 20)])
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        check_pickle(lambda: None)
+    with pytest.raises(TypeError, match=r"cannot pickle '_io.TextIOWrapper' object"):
+        check_pickle([io.TextIOWrapper(io.BytesIO())])
+
+
+def tensors():
+    torch = pytest.importorskip("torch")
+    base = torch.arange(60_000, dtype=torch.float32).reshape(2, 3, 100, 100)
+    yield base
+    yield base.to(memory_format=torch.channels_last)
+    yield base.permute(3, 0, 2, 1)
+    yield base[:, :, ::2, 5:]
+    yield base.to(torch.bfloat16)
+    yield base.to(torch.bfloat16).permute(1, 3, 0, 2)
+    yield base.to(torch.complex64).conj()
+    yield base.to(torch.bool)
+    yield torch.zeros(2, 0, 3)
+    yield torch.tensor(3.5)
+    yield torch.tensor(2.5, dtype=torch.bfloat16)
+    yield base[:1, :1, :1, :1].expand(4, 5, 1, 2)
+    yield torch.eye(3).to_sparse()
+    yield base.clone().requires_grad_()
+    yield torch.nn.Parameter(base)
+
+
+def test_tensors_are_as_they_were():
+    torch = pytest.importorskip("torch")
+    for tensor in tensors():
+        found = put_together([bytearray(part) for part in take_apart({"t": tensor})])["t"]
+        assert type(found) is type(tensor)
+        assert (found.dtype, found.shape, found.requires_grad) == (tensor.dtype, tensor.shape, tensor.requires_grad)
+        assert torch.equal(found.to_dense(), tensor.to_dense())
+        for layout in (torch.contiguous_format, torch.channels_last):
+            if tensor.dim() == 4 and tensor.layout == torch.strided and tensor.is_contiguous(memory_format=layout):
+                assert found.is_contiguous(memory_format=layout)
+
+
+def test_large_tensors_are_not_copied():
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float32, torch.bfloat16):
+        tensor = torch.ones(100, 200, dtype=dtype)
+        (_, part) = take_apart(tensor)
+        assert np.frombuffer(part, np.uint8).ctypes.data == tensor.data_ptr()

@@ -1,0 +1,470 @@
+"""The process executor: results in shared memory, and workers that end, hang, or are too many."""
+
+import contextlib
+import errno
+import gc
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataload import ConfigError
+from dataload.executors import Patience, Place, WorkerLostError, limits, processes
+from dataload.executors.handle import WorkerHandle
+from dataload.executors.processes import ProcessExecutor
+
+sys.path.append(str(Path(__file__).parents[2] / "children"))
+import works
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+
+@contextlib.contextmanager
+def executor(work, workers=1, slots=4, **settings):
+    made = ProcessExecutor(work, workers, slots=slots, **settings)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_results_come_in_shared_memory_that_is_used_again():
+    with executor(works.large, workers=2) as tasks:
+        addresses = set()
+        for number in range(50):
+            found = tasks.submit(number).result()
+            assert (found == number).all()
+            addresses.add(found.ctypes.data)
+        assert len(addresses) <= 4
+
+
+def test_what_is_kept_is_never_overwritten():
+    with executor(works.large, workers=2) as tasks:
+        pending = [tasks.submit(number) for number in range(300)]
+        kept = [result.result()[10:20] for result in pending]
+        again = [tasks.submit(number).result() for number in range(300, 310)]
+        assert all((array == number).all() for number, array in enumerate([*kept, *again]))
+        del kept, again, pending
+        gc.collect()
+        assert len(tasks._crew._ring._free) == 4
+    held = None
+    with executor(works.large) as tasks:
+        held = tasks.submit(5).result()
+    assert (held == 5).all()  # after everything is closed
+    held[:] = 6  # it belongs to the caller
+
+
+def test_results_may_grow_and_shrink():
+    sizes = [0, 1, 10**4, 10**6, 10, 3 * 10**6, 10**5, 0, 10**6]
+    with executor(works.sized, slots=2) as tasks:
+        for size in sizes:
+            found = tasks.submit(size).result()
+            assert len(found) == size
+            assert (found == size).all()
+
+
+def test_without_slots_everything_is_sent():
+    with executor(works.sized, workers=2, slots=0) as tasks:
+        pending = [tasks.submit(size) for size in (10**6, 5, 10**6 + 1, 0, 10**5)]
+        assert [len(result.result()) for result in pending] == [10**6, 5, 10**6 + 1, 0, 10**5]
+
+
+def test_thousands_of_tiny_tasks_with_cancelling_and_growing():
+    with executor(works.echo) as tasks:
+        pending = {}
+        for number in range(4000):
+            pending[number] = tasks.submit(number)
+            if number == 1000:
+                tasks.grow(2)
+                tasks.grow(1)
+            if number % 3 == 0:
+                pending.pop(number).cancel()
+            if len(pending) > 64:
+                tasks.wait_for_any(pending.values())
+                done = [key for key, result in pending.items() if result.done()]
+                assert done
+                assert [pending.pop(key).result() for key in done] == done
+        assert [result.result() for result in pending.values()] == list(pending)
+        assert len(tasks._crew._workers) == 2
+        assert not any(worker.tasks for worker in tasks._crew._workers) or tasks.submit(1).result() == 1
+        assert len(tasks._crew._ring._free) == 4
+
+
+def test_a_cancelled_task_takes_no_other_with_it():
+    with executor(works.echo) as tasks:
+        first, second, third = (tasks.submit(number) for number in range(3))
+        third.cancel()
+        assert (first.result(), second.result()) == (0, 1)
+        first, second, third = (tasks.submit(number) for number in range(3))
+        second.cancel()
+        assert (first.result(), third.result()) == (0, 2)
+
+
+def test_tasks_and_results_larger_than_any_pipe_do_not_lock_each_other():
+    with executor(works.echo, workers=2, slots=1) as tasks:
+        arrays = [np.full(10**6, number, np.int32) for number in range(12)]
+        pending = [tasks.submit(array) for array in arrays]
+        for number, result in enumerate(pending):
+            assert (result.result() == number).all()
+
+
+def test_many_tasks_are_accepted_while_the_worker_cannot_send():
+    # Each result fills the worker's way out, and thousands of tasks fill its way in.
+    with executor(works.sized, slots=0) as tasks:
+        pending = [tasks.submit(10**5) for _ in range(3000)]
+        assert len(pending[0].result()) == 10**5
+        for result in pending[1:]:
+            result.cancel()
+        assert len(tasks.submit(7).result()) == 7
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        (("die", signal.SIGKILL), r"was killed by SIGKILL \(is memory short\?\)"),
+        (("die", signal.SIGSEGV), "was killed by SIGSEGV"),
+        (("exit", 3), "exited with code 3"),
+        (("grandchild",), "exited with code 5|went on, and was killed"),
+    ],
+)
+def test_a_worker_that_ends_is_told_and_replaced(task, reason, capfd):
+    with executor(works.do) as tasks:
+        before = tasks.submit(("pid",))
+        lost, behind = tasks.submit(task), tasks.submit(("pid",))
+        pid = before.result()
+        with pytest.raises(WorkerLostError) as caught:
+            lost.result()
+        assert caught.value.worker == f"dataload-0 (process {pid})"
+        assert re.search(reason, caught.value.reason)
+        assert caught.value.place == Place(2, 3, 4)
+        with pytest.raises(WorkerLostError):
+            behind.result()
+        assert tasks.submit(("pid",)).result() != pid
+        assert len(tasks._crew._ring._free) == 4
+
+
+@pytest.mark.parametrize(
+    ("task", "reason", "text"),
+    [
+        (("raise",), "failed: KeyError: 'no such thing'", "raise KeyError"),
+        (("sys.exit", 4), "failed: SystemExit: 4", "sys.exit"),
+        (("unpicklable",), "could not send its batch, which has to be something that can be pickled: .*lambda", "dump"),
+        (("unloadable",), "sent a batch that cannot be taken: ValueError: invalid literal", "loads"),
+    ],
+)
+def test_a_result_that_is_none_is_told_and_the_worker_goes_on(task, reason, text):
+    with executor(works.do) as tasks:
+        pid = tasks.submit(("pid",)).result()
+        with pytest.raises(WorkerLostError) as caught:
+            tasks.submit(task).result()
+        assert re.match(reason, caught.value.reason)
+        assert text in caught.value.stacks
+        assert tasks.submit(("pid",)).result() == pid
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        (works.DiesWhenLoaded(), "exited with code 7 while it imported what the source and the transforms need"),
+        (works.FailsWhenLoaded(), "could not be set up: ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_workers_that_never_come_to_work_are_an_error_and_not_tried_for_ever(work, reason):
+    with executor(work, workers=2) as tasks:
+        pending = [tasks.submit(number) for number in range(6)]
+        for result in pending:
+            with pytest.raises(WorkerLostError) as caught:
+                result.result()
+            assert caught.value.reason == reason
+        with contextlib.suppress(WorkerLostError):
+            tasks.submit(1).result()
+
+
+@pytest.mark.parametrize(("what", "stacks"), [("hang", "in hang_here"), ("stop", "it does not answer: it is stopped")])
+def test_a_stuck_worker_is_described_then_ended(what, stacks):
+    with executor(works.do, patience=Patience(timeout=1.5)) as tasks:
+        pid = tasks.submit(("pid",)).result()
+        with (
+            pytest.warns(
+                RuntimeWarning,
+                match=rf"(?s)no batch for .* s: dataload-0 \(process {pid}\) is at step 3 of "
+                rf"epoch 2, index 4\n.*{stacks}",
+            ),
+            pytest.raises(WorkerLostError) as caught,
+        ):
+            tasks.submit((what,)).result()
+        assert caught.value.reason.startswith("has given no batch for 1.")
+        assert stacks in caught.value.stacks
+        assert tasks.submit(("pid",)).result() != pid  # the stuck one is gone
+
+
+def test_a_worker_that_has_not_begun_is_not_asked_for_its_stacks(monkeypatch):
+    monkeypatch.setattr(processes, "_LOOK_SECONDS", 0.01)
+    with executor(works.echo, patience=Patience(warn_after=1e-9)) as tasks:
+        pending = tasks.submit(1)
+        worker = tasks._crew._workers[0]
+        os.kill(worker._process.pid, signal.SIGSTOP)
+        worker.heartbeat.stage = 0
+        assert worker.describe()[2] == "it has not begun: it imports the main module, or is stopped"
+        os.kill(worker._process.pid, signal.SIGCONT)
+        with contextlib.suppress(RuntimeWarning):
+            pending.result()
+
+
+def test_workers_have_one_thread_and_hear_no_interrupts():
+    with executor(works.do) as tasks:
+        counts, name = tasks.submit(("threads",)).result()
+        assert name == "dataload-0"
+        assert set(counts) == {1}
+        assert tasks.submit(("environment",)).result() == "1"
+        assert tasks.submit(("signals",)).result() == (True, set())
+
+
+def test_a_finished_value_is_kept_by_nobody():
+    with executor(works.large, slots=0) as tasks:
+        value = tasks.submit(3).result()
+        dead = weakref.ref(value.base if isinstance(value.base, np.ndarray) else value)
+        tasks.submit(4).result()
+        del value
+        assert dead() is None
+
+
+def test_a_forgotten_executor_stops_its_processes():
+    tasks = ProcessExecutor(works.do, 2, slots=1)
+    pids = {tasks.submit(("pid",)).result() for _ in range(2)}
+    del tasks
+    gc.collect()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_closing_ends_a_wait_in_another_thread():
+    tasks = ProcessExecutor(works.do, 1, slots=1)
+    tasks.submit(("pid",)).result()
+    hanging, found = tasks.submit(("hang",)), []
+
+    def wait():
+        try:
+            hanging.result()
+        except RuntimeError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    tasks.close()
+    thread.join(20)
+    assert found == ["the loader was closed while a batch was waited for"]
+    with pytest.raises(RuntimeError, match="the loader was closed while a batch was waited for"):
+        tasks.submit(("pid",))
+
+
+def test_a_fork_has_workers_of_its_own_and_leaves_those_of_its_parent():
+    with executor(works.do, workers=2) as tasks:
+        pids = {tasks.submit(("pid",)).result() for _ in range(2)}
+        pending = [tasks.submit(("echo", number)) for number in range(5)]
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                pending[0].cancel()
+                try:
+                    pending[1].result()
+                except RuntimeError as error:
+                    own = tasks.submit(("pid",)).result()
+                    tasks.close()
+                    if "its workers belong to the parent" in str(error) and own not in pids:
+                        os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [result.result() for result in pending] == [[number] for number in range(5)]
+        assert {tasks.submit(("pid",)).result() for _ in range(4)} <= pids
+
+
+def test_an_interrupt_amid_the_books_ends_the_crew_and_the_next_task_gets_another(monkeypatch):
+    with executor(works.do) as tasks:
+        pid = tasks.submit(("pid",)).result()
+        with monkeypatch.context() as patch:
+            patch.setattr(WorkerHandle, "give", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                tasks.submit(("pid",))
+        assert tasks.submit(("pid",)).result() != pid
+
+
+def test_a_lack_of_memory_is_found_and_told(monkeypatch):
+    monkeypatch.setattr(processes, "available_bytes", lambda: 200_000)  # room for two batches more
+    with executor(works.large, slots=6) as tasks:
+        pending = [tasks.submit(number) for number in range(20)]
+        with pytest.warns(
+            RuntimeWarning,
+            match=r"6 batches of 80,\d+ bytes in flight need \d{3},\d+ more bytes of memory, and 160,000 may be used: "
+            r"\d are kept in shared memory, others sent through a pipe; use fewer workers, less prefetch or smaller",
+        ) as warned:
+            first = pending.pop(0).result()
+        assert len(warned) == 1
+        kept = [first, *(result.result() for result in pending)]
+        assert all((array == number).all() for number, array in enumerate(kept))
+        del kept, first
+        for number in range(10):
+            assert (tasks.submit(number).result() == number).all()
+        assert 1 <= len(tasks._crew._ring.slots) < 6
+
+
+def open_files(monkeypatch, free):
+    used = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (used + free, used + free))
+
+
+def test_a_limit_of_open_files_leaves_fewer_slots_and_workers(monkeypatch):
+    # Four workers with five each, ten slots with two each, 16 spared: 56.
+    open_files(monkeypatch, 60)
+    assert limits.within_descriptors(4, 10) == (4, 10)
+    for free, expected in ((50, (4, 7)), (36, (4, 0)), (28, (2, 1)), (21, (1, 0))):
+        open_files(monkeypatch, free)
+        with pytest.warns(
+            RuntimeWarning,
+            match=r"4 worker processes and 10 slots of shared memory need 56 file descriptors, and of \d+ allowed "
+            rf"\d+ are free; raise the limit \(ulimit -n\): {expected[0]} workers and {expected[1]} slots are used",
+        ):
+            assert limits.within_descriptors(4, 10) == expected
+    open_files(monkeypatch, 18)
+    with pytest.raises(ConfigError, match=r"4 worker processes and 10 slots .* need 56 file descriptors, and of"):
+        limits.within_descriptors(4, 10)
+    monkeypatch.setattr(os, "listdir", lambda path: (_ for _ in ()).throw(FileNotFoundError(path)))
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (64 + 60, 0))
+    assert limits.within_descriptors(4, 10) == (4, 10)
+
+
+def test_the_count_of_descriptors_is_right():
+    def count():
+        return len(os.listdir("/proc/self/fd"))
+
+    with executor(works.large, workers=1, slots=0) as tasks:
+        tasks.submit(0).result()  # has the helpers of `multiprocessing` started
+        before = count()
+        tasks.grow(3)
+        tasks.submit(0).result()
+        assert count() - before == 2 * WorkerHandle.DESCRIPTORS
+    with executor(works.large, workers=1, slots=3) as tasks:
+        held = [tasks.submit(number).result() for number in range(3)]
+        assert count() - before == 3 * limits.Slot.DESCRIPTORS
+        del held
+
+
+def test_workers_that_cannot_be_started_are_done_without(monkeypatch):
+    start = WorkerHandle.__init__
+
+    def limited(self, number, *rest):
+        if number >= fitting:
+            raise OSError(errno.EAGAIN, "no more processes")
+        start(self, number, *rest)
+
+    monkeypatch.setattr(WorkerHandle, "__init__", limited)
+    fitting = 1
+    with executor(works.echo, workers=3) as tasks:
+        with pytest.warns(
+            RuntimeWarning, match=r"cannot start worker process 2 of 3 \(BlockingIOError: .*no more.*goes on with 1"
+        ):
+            pending = tasks.submit(5)
+        assert pending.result() == 5
+    fitting = 0
+    with (
+        executor(works.echo, workers=3) as tasks,
+        pytest.raises(ConfigError, match="cannot start worker process 1 of 3"),
+    ):
+        tasks.submit(5)
+
+
+def test_a_start_that_fails_leaves_nothing(monkeypatch):
+    class Context:
+        class Process:
+            pid = None
+
+            def __init__(self, **_):
+                pass
+
+            def start(self):
+                raise OSError(errno.ENOMEM, "no memory")
+
+    with pytest.raises(OSError, match="no memory"):
+        WorkerHandle(0, Context, works.echo, "spawn")
+
+
+def test_a_process_that_may_have_none_says_so(monkeypatch):
+    current = limits.multiprocessing.current_process()
+    monkeypatch.setattr(current, "_inheriting", True, raising=False)
+    tasks = ProcessExecutor(works.echo, 1, slots=1)
+    with pytest.raises(
+        ConfigError, match=r"a worker process wants to start workers: .* under `if __name__ == \"__main__"
+    ):
+        tasks.submit(1)
+    monkeypatch.setattr(current, "_inheriting", False)
+    monkeypatch.setitem(current._config, "daemon", True)
+    with pytest.raises(ConfigError, match=r"MainProcess is a daemonic process, .*: use executor='threads' there"):
+        tasks.submit(1)
+
+
+def test_a_program_that_workers_cannot_import_says_so(monkeypatch):
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__file__", "<stdin>", raising=False)
+    monkeypatch.setattr(main, "__spec__", None)
+    tasks = ProcessExecutor(works.echo, 1, slots=1)
+    with pytest.raises(ConfigError, match="worker processes import the main module, and there is no file <stdin>: put"):
+        tasks.submit(1)
+    with executor(works.echo, start_method="fork") as tasks:
+        assert tasks.submit(1).result() == 1
+
+
+def test_a_slot_that_cannot_be_mapped_is_an_error_of_its_batch_only(monkeypatch):
+    with executor(works.large, slots=2) as tasks:
+        pending = [tasks.submit(number) for number in range(3)]
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                limits.Slot, "view", lambda *_: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many files"))
+            )
+            with pytest.raises(WorkerLostError) as caught:
+                pending[0].result()
+            assert caught.value.reason == "sent a batch that cannot be taken: OSError: [Errno 24] too many files"
+        assert (tasks.submit(7).result() == 7).all()
+        del pending
+        assert len(tasks._crew._workers) == 1
+
+
+def test_preloads_of_others_are_kept(monkeypatch):
+    server = processes.forkserver._forkserver
+    monkeypatch.setattr(server, "_preload_modules", ["__main__", "json"])
+    with executor(works.echo) as tasks:
+        assert tasks.submit(1).result() == 1
+    assert server._preload_modules == ["__main__", "json", "dataload.executors.worker", "threadpoolctl"]
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_other_ways_to_start(start_method):
+    offset = 5
+
+    def local(task, heartbeat):  # cannot be pickled
+        return np.full(10_000, task + offset)
+
+    work = local if start_method == "fork" else works.large
+    with executor(work, workers=2, start_method=start_method) as tasks:
+        pending = [tasks.submit(number) for number in range(10)]
+        expected = [number + offset * (start_method == "fork") for number in range(10)]
+        assert [int(result.result()[-1]) for result in pending] == expected
+
+
+def test_a_connection_that_a_worker_closes_ends_it(monkeypatch):
+    with executor(works.do) as tasks:
+        tasks.submit(("pid",)).result()
+        hanging = tasks.submit(("hang",))
+        tasks._crew._workers[0].connection.shutdown(socket.SHUT_RD)
+        with pytest.raises(WorkerLostError, match="closed its connection and went on, and was killed"):
+            hanging.result()

@@ -1,0 +1,234 @@
+"""The thread executor: results, errors, threads that hang, and that nothing is left behind."""
+
+import contextlib
+import gc
+import os
+import threading
+import weakref
+
+import pytest
+
+from dataload.executors import Patience, SerialExecutor, ThreadExecutor, WorkerLostError, worker_name
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("dataload")]
+
+
+def call(task, heartbeat):
+    return task()
+
+
+def test_starts_with_the_first_task_and_runs_in_its_threads():
+    barrier = threading.Barrier(2)  # both tasks must run at once
+
+    def work(task, heartbeat):
+        barrier.wait(10)
+        return task, worker_name()
+
+    executor = ThreadExecutor(work, 2)
+    assert threads() == []
+    results = [executor.submit(number) for number in (0, 1)]
+    found = [result.result() for result in results]
+    assert [number for number, _ in found] == [0, 1]
+    assert {name for _, name in found} == {"dataload-0", "dataload-1"}
+    executor.close()
+    executor.close()
+    assert threads() == []
+
+
+def test_an_error_is_raised_where_the_result_is_asked_for():
+    executor = ThreadExecutor(lambda task, heartbeat: int(task), 1)
+    failing = executor.submit("x")
+    assert executor.submit("3").result() == 3
+    with pytest.raises(ValueError, match="invalid literal"):
+        failing.result()
+    executor.close()
+
+
+def test_a_forgotten_executor_stops_its_threads():
+    executor = ThreadExecutor(call, 2)
+    executor.submit(int).result()
+    assert len(threads()) == 2
+    del executor
+    gc.collect()
+    assert threads() == []
+
+
+def test_close_drops_what_has_not_begun():
+    executor = ThreadExecutor(call, 1)
+    begun, go_on = threading.Event(), threading.Event()
+    ran = []
+
+    def block():
+        begun.set()
+        go_on.wait(10)
+
+    first = executor.submit(block)
+    later = [executor.submit(lambda: ran.append(1)) for _ in range(5)]
+    begun.wait(10)
+    closer = threading.Thread(target=executor.close)
+    closer.start()
+    with pytest.raises(RuntimeError, match="the loader was closed while a batch was waited for"):
+        later[0].result()
+    go_on.set()
+    closer.join(10)
+    first.result()
+    assert ran == []
+    with pytest.raises(RuntimeError, match="the loader was closed while a batch was waited for"):
+        executor.submit(int)
+
+
+def test_a_finished_value_is_not_kept_by_the_worker():
+    class Value:
+        pass
+
+    executor = ThreadExecutor(call, 1)
+    value = executor.submit(Value).result()
+    executor.submit(int).result()
+    dead = weakref.ref(value)
+    del value
+    gc.collect()
+    assert dead() is None
+    executor.close()
+
+
+def test_a_cancelled_task_is_not_begun_and_the_consumer_may_do_one_itself():
+    executor = ThreadExecutor(call, 1)
+    go_on = threading.Event()
+    blocking = executor.submit(lambda: go_on.wait(10))
+    ran = []
+    cancelled, helped = executor.submit(lambda: ran.append(1)), executor.submit(worker_name)
+    cancelled.cancel()
+    assert helped.run()
+    assert not helped.run()
+    assert helped.done()
+    assert helped.result() == threading.current_thread().name
+    assert not blocking.done()
+    go_on.set()
+    assert blocking.result()
+    executor.close()
+    assert ran == []
+
+
+def test_where_time_is_limited_the_consumer_does_none_itself():
+    executor = ThreadExecutor(call, 1, patience=Patience(timeout=30))
+    go_on = threading.Event()
+    executor.submit(lambda: go_on.wait(10))
+    task = executor.submit(worker_name)
+    assert not task.run()
+    go_on.set()
+    assert task.result() == "dataload-0"
+    executor.close()
+
+
+def test_the_first_of_several_is_waited_for():
+    executor = ThreadExecutor(call, 2)
+    go_on = threading.Event()
+    slow, quick = executor.submit(lambda: go_on.wait(10)), executor.submit(int)
+    executor.wait_for_any([slow, quick])
+    assert (slow.done(), quick.done()) == (False, True)
+    go_on.set()
+    executor.wait_for_any([slow])
+    assert slow.done()
+    for _ in range(1000):  # results that are there already leave nothing behind
+        done = executor.submit(int)
+        done.result()
+    executor.wait_for_any([executor.submit(int)])
+    assert executor._pool.finished.qsize() <= 1
+    executor.close()
+
+
+def test_grows_but_does_not_shrink():
+    executor = ThreadExecutor(call, 1)
+    executor.submit(int).result()
+    executor.grow(3)
+    executor.grow(2)
+    assert sorted(thread.name for thread in threads()) == ["dataload-0", "dataload-1", "dataload-2"]
+    barrier = threading.Barrier(3)
+    for result in [executor.submit(lambda: barrier.wait(10)) for _ in range(3)]:
+        result.result()
+    executor.close()
+
+
+def test_a_thread_that_hangs_is_described_given_up_and_replaced():
+    go_on = threading.Event()
+
+    def work(task, heartbeat):
+        heartbeat.at(1, 7, 33)
+        return go_on.wait(20) if task else 5
+
+    executor = ThreadExecutor(work, 1, patience=Patience(timeout=0.4))
+    hanging = executor.submit(True)
+    with (
+        pytest.warns(
+            RuntimeWarning,
+            match=r"(?s)no batch for 0\.\d s: dataload-0 is at step 7 of epoch 1, index 33\n.*go_on.wait",
+        ),
+        pytest.raises(WorkerLostError) as caught,
+    ):
+        hanging.result()
+    lost = caught.value
+    assert (lost.worker, lost.place.epoch, lost.place.step, lost.place.index) == ("dataload-0", 1, 7, 33)
+    assert lost.reason.startswith("has given no batch for 0.")
+    assert "go_on.wait" in lost.stacks
+    assert executor.submit(False).result() == 5  # by another thread
+    with pytest.warns(
+        RuntimeWarning, match=r"(?s)1 of the loader's threads do not end, and are left behind:\n.*dataload"
+    ):
+        executor.close()  # at once: the test's own time limit is not waited for
+    go_on.set()
+
+
+def test_a_task_that_nobody_begins_says_so():
+    go_on = threading.Event()
+    executor = ThreadExecutor(lambda task, heartbeat: go_on.wait(20), 1, patience=Patience(warn_after=0.05))
+    executor.submit(0)
+    later = executor.submit(1)
+    timer = threading.Timer(0.3, go_on.set)
+    timer.start()
+    with pytest.warns(RuntimeWarning, match="the next free thread has not begun with it") as found:
+        later.result()
+    timer.join()
+    assert len(found) <= 3  # after 0.05 s, 0.1 s, 0.2 s
+    executor.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_starts_its_own_threads_and_waits_for_none_of_the_parents():
+    executor = ThreadExecutor(call, 1)
+    go_on = threading.Event()
+    pending = executor.submit(lambda: go_on.wait(20))
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            try:
+                pending.result()
+            except RuntimeError as error:
+                if "belong to the parent" in str(error) and executor.submit(lambda: 7).result() == 7:
+                    os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    go_on.set()
+    executor.close()
+
+
+def test_serial_work_is_done_when_its_result_is_asked_for():
+    done = []
+
+    def work(task, heartbeat):
+        done.append((task, heartbeat.place().step))
+        return task + 1
+
+    executor = SerialExecutor(work)
+    results = [executor.submit(1), executor.submit(2)]
+    executor.wait_for_any(results)
+    executor.grow(4)
+    assert done == []
+    assert results[1].done()
+    assert not results[1].run()
+    assert results[1].result() == 3
+    results[0].cancel()
+    executor.close()
+    assert done == [(2, -1)]

@@ -1,0 +1,177 @@
+"""Where a record lies: of every source, without reading it."""
+
+import tarfile
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload import ClosedSourceError, ConcatSource, CorruptFileError, MemorySource, RangeSource
+from dataload.sources.base import Location, Source, locate
+from dataload.testing.lines import LineSource
+
+LENGTHS = (3, 0, 2)
+
+
+class Sharded(Source):
+    """Says how long its shards are, and no more."""
+
+    def __len__(self):
+        return sum(LENGTHS)
+
+    @property
+    def shard_lengths(self):
+        return LENGTHS
+
+    def _read(self, indices):
+        raise AssertionError("a record was read")
+
+    def fingerprint(self):
+        return "0" * 32
+
+
+def write(path, count, first=0, **options):
+    with dataload.create(path, **options) as writer:
+        for number in range(first, first + count):
+            writer.write({"x": np.full(3, number, np.float32)})
+    return path
+
+
+def places(source):
+    return [source.locate(index) for index in range(len(source))]
+
+
+def test_the_default_follows_from_the_shards():
+    assert places(Sharded()) == [
+        ("shard 0", 0, None), ("shard 0", 1, None), ("shard 0", 2, None), ("shard 2", 0, None), ("shard 2", 1, None),
+    ]  # fmt: skip
+    assert places(RangeSource(2)) == places(MemorySource([b"a", b"b"])) == [(None, 0, None), (None, 1, None)]
+
+
+def test_indices_are_checked_as_everywhere():
+    source = Sharded()
+    assert source.locate(-1) == source.locate(np.int64(4)) == ("shard 2", 1, None)
+    for index in (5, -6):
+        with pytest.raises(IndexError, match=f"index {index} is out of range for 5 records"):
+            source.locate(index)
+    with pytest.raises(TypeError):
+        source.locate(1.0)
+
+
+def test_files_give_their_paths(tmp_path):
+    paths = [tmp_path / f"{shard}.lines" for shard in range(3)]
+    for path, count in zip(paths, LENGTHS, strict=True):
+        path.write_bytes(b"\n".join([b"00" * 12] * count + [b"end"]))
+    source = LineSource(paths)
+    expected = [(str(paths[0]), 0), (str(paths[0]), 1), (str(paths[0]), 2), (str(paths[2]), 0), (str(paths[2]), 1)]
+    assert [(shard, record) for shard, record, _ in places(source)] == expected
+    assert {key for _, _, key in places(source)} == {None}
+    source.close()
+    with pytest.raises(ClosedSourceError, match="is closed"):
+        source.locate(0)
+
+
+def test_slices_and_concatenations_ask_their_parents(tmp_path):
+    path = write(tmp_path / "a.syr", 5)
+    whole = dataload.open(path)
+    assert places(whole[1:4]) == places(whole)[1:4]
+    assert places(whole[::-2]) == places(whole)[::-2]
+    both = ConcatSource([RangeSource(2), whole[3:], Sharded()])
+    assert places(both) == places(RangeSource(2)) + places(whole)[3:] + places(Sharded())
+    assert places(both[3:])[0] == (str(path), 4, None)
+
+
+@pytest.mark.parametrize("fields", [None, ["x.npy"]])
+def test_tar_gives_the_samples_key(tmp_path, fields):
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as archive:
+            for number in range(3):
+                for extension in ("x.npy", "cls"):
+                    archive.addfile(tarfile.TarInfo(f"dir{shard}/sämple{number}.{extension}"))
+    source = dataload.open(str(tmp_path / "{0..1}.tar"), fields=fields)
+    expected = [(str(tmp_path / f"{s}.tar"), n, f"dir{s}/sämple{n}") for s in range(2) for n in range(3)]
+    assert places(source) == expected
+
+
+def test_tar_keys_are_those_of_the_samples_that_are_kept(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in ("a.txt", "b.cls", "c.txt"):
+            archive.addfile(tarfile.TarInfo(name))
+    source = dataload.open(tmp_path / "a.tar", fields=["txt"], missing="skip")
+    assert [key for _, _, key in places(source)] == ["a", "c"]
+
+
+@pytest.mark.parametrize("names", [["7", "10", "9"], ["b", "a", "c\udc80"], ["0001", "0000"]])
+def test_lmdb_gives_the_key(tmp_path, names):
+    lmdb = pytest.importorskip("lmdb")
+    stored = [name.encode("utf-8", "surrogateescape") for name in names]
+    with lmdb.open(str(tmp_path / "data")) as environment, environment.begin(write=True) as txn:
+        for key in stored:
+            txn.put(key, b"value of " + key)
+    source = dataload.open(tmp_path / "data", format="lmdb")
+    for index, (shard, record, key) in enumerate(places(source)):
+        assert (shard, record) == (str(tmp_path / "data"), index)
+        assert source[index].decode(errors="backslashreplace") == f"value of {key}"
+
+
+def test_torchrecord_gives_sub_database_and_key(tmp_path):
+    lmdb = pytest.importorskip("lmdb")
+    path = write(tmp_path / "data.torchrecord", 12, format="torchrecord")
+    found = [key for _, _, key in places(dataload.open(path, format="torchrecord"))]
+    stored = []
+    with lmdb.open(str(path), max_dbs=9, readonly=True, lock=False) as environment:
+        with environment.begin() as txn:
+            names = [key for key, _ in txn.cursor()]
+        for name in sorted(names):
+            database = environment.open_db(name, create=False)
+            with environment.begin(db=database) as txn:
+                stored += [f"{name.decode()}/{key.decode()}" for key, _ in txn.cursor()]
+    assert found == stored
+    assert len(set(found)) == 12
+
+
+def test_nothing_is_read_and_damage_does_not_matter(tmp_path, monkeypatch):
+    """The content of a record is overwritten; its place is still told, and a key that is gone is None."""
+    tar, syr = tmp_path / "a.tar", write(tmp_path / "b.syr", 4)
+    with tarfile.open(tar, "w") as archive:
+        for number in range(3):
+            archive.addfile(tarfile.TarInfo(f"s{number}.txt"))
+    for source in (dataload.open(tar), dataload.open(syr)):
+        monkeypatch.setattr(type(source), "_read", lambda *_: pytest.fail("a record was read"))
+        monkeypatch.setattr(type(source), "_read_columns", lambda *_: pytest.fail("a record was read"))
+        assert [record for _, record, _ in places(source)] == list(range(len(source)))
+    source = dataload.open(tar, index=False)
+    assert source.locate(2).key == "s2"
+    tar.write_bytes(tar.read_bytes()[:600])
+    assert source.locate(2) == (str(tar), 2, None)
+
+
+def test_places_of_any_source():
+    class Own:
+        def locate(self, index):
+            return Location("part", index // 2, f"k{index}")
+
+    class Unrelated:
+        def locate(self, index):
+            return index, "elsewhere"
+
+    class Failing:
+        def locate(self, index):
+            raise CorruptFileError("no place")
+
+    assert locate(Own(), 5) == ("part", 2, "k5")
+    assert locate(Sharded(), 3) == ("shard 2", 0, None)
+    for source in (Unrelated(), Failing(), [1, 2, 3]):
+        assert locate(source, 5) == (None, 5, None)
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        (Location("a.tar", 3, "x/y"), "a.tar, record 3, key 'x/y'"),
+        (Location(None, 0, None), "record 0"),
+        (Location("a.syr", 0, None), "a.syr, record 0"),
+    ],
+)
+def test_text_of_a_place(place, text):
+    assert str(place) == text

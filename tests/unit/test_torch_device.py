@@ -1,0 +1,446 @@
+"""Batches copied ahead to a device: on one that is simulated, on the CPU, and on a GPU where there is one."""
+
+import contextlib
+import doctest
+import gc
+import json
+import weakref
+from collections import deque
+
+import numpy as np
+import pytest
+
+from dataload import ClosedSourceError, ConfigError, Loader, MemorySource, RangeSource, WorkerError
+
+torch = pytest.importorskip("torch")
+
+from dataload.torch import DeviceLoader, to_pinned  # noqa: E402 - skipped where torch is missing
+
+DEVICE = torch.device("privateuseone", 0)
+STEPS = 9
+
+
+class Stream:
+    """Work in its order: at once where the device is quick, else when somebody waits for it."""
+
+    def __init__(self, quick):
+        self.work, self.done, self.quick = [], 0, quick
+
+    def queue(self, operation):
+        self.work.append(operation)
+        if self.quick:
+            self.run()
+
+    def run(self, until=None):
+        until = len(self.work) if until is None else until
+        while self.done < until:
+            self.done += 1
+            self.work[self.done - 1]()
+
+    def record_event(self):
+        return self, len(self.work)
+
+    def wait_event(self, event):
+        stream, until = event
+        self.queue(lambda: stream.run(until))
+
+
+class Block:
+    """Memory of the device; belongs to the stream that it was allocated on."""
+
+    def __init__(self, stream, shape):
+        self.stream, self.data = stream, np.full(shape, -1.0)
+        self.used_on, self.awaited = set(), []
+
+    def is_free_for(self, stream, shape):
+        done = all(other.done >= until for other, until in self.awaited)
+        return self.stream is stream and self.data.shape == shape and done
+
+
+class OnDevice(torch.Tensor):
+    def record_stream(self, stream):
+        self.block.used_on.add(stream)
+
+
+class OnHost(torch.Tensor):
+    pins = False
+
+    def is_pinned(self):
+        return self.pins
+
+    def pin_memory(self):
+        self.simulated.pinned += 1
+        return self.simulated.host(self.numpy().copy(), pinned=True)
+
+    def to(self, device, *, non_blocking):
+        assert (device, non_blocking) == (DEVICE, True)
+        return self.simulated.copy(self.numpy(), waits=not self.pins)
+
+
+class Simulated:
+    """What `torch.cuda` is for a GPU, with memory that is used again as soon as that is allowed.
+
+    Its main stream is always late: nothing on it happens before somebody looks at a result. Its other streams are
+    quick or late, the two extremes of what a device may do.
+    """
+
+    def __init__(self, quick):
+        self.quick = quick
+        self.main = self.current = Stream(quick=False)
+        self.streams = []
+        self.blocks, self.free = [], deque()
+        self.copies = self.host_waits = self.pinned = 0
+
+    def is_available(self):
+        return True
+
+    def current_device(self):
+        return 0
+
+    def Stream(self, device):
+        assert device == DEVICE
+        self.streams.append(Stream(self.quick))
+        return self.streams[-1]
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def current_stream(self, device):
+        assert device == DEVICE
+        return self.current
+
+    def host(self, array, *, pinned=False):
+        tensor = torch.from_numpy(array).as_subclass(OnHost)
+        tensor.simulated, tensor.pins = self, pinned
+        return tensor
+
+    def copy(self, source, *, waits):
+        assert self.current in self.streams, "a copy waits for the consumer's kernels"
+        self.copies += 1
+        block = self.allocate(source.shape)
+        self.current.queue(lambda: np.copyto(block.data, source))
+        if waits:
+            self.host_waits += 1
+            self.current.run()
+        tensor = torch.empty(source.shape).as_subclass(OnDevice)
+        tensor.block = block
+        weakref.finalize(tensor, self.give_back, block)
+        return tensor
+
+    def allocate(self, shape):
+        for block in list(self.free):
+            if block.is_free_for(self.current, shape):
+                self.free.remove(block)
+                return block
+        self.blocks.append(Block(self.current, shape))
+        return self.blocks[-1]
+
+    def give_back(self, block):
+        block.awaited = [(stream, len(stream.work)) for stream in block.used_on]
+        block.used_on = set()
+        self.free.appendleft(block)
+
+    def kernel(self, tensor):
+        """Reads a tensor on the current stream; what it read is there when the stream has run."""
+        read, data = [], tensor.block.data
+        self.current.queue(lambda: read.append(data.copy()))
+        return read
+
+
+@pytest.fixture(params=["quick", "late"])
+def device(request, monkeypatch):
+    simulated = Simulated(request.param == "quick")
+    monkeypatch.setattr(torch, "privateuseone", simulated, raising=False)
+    return simulated
+
+
+VALUES = np.arange(STEPS * 4 * 3, dtype=np.float64).reshape(STEPS * 4, 3)
+
+
+def host_loader(device, *, pinned=False, **settings):
+    def to_host(batch):
+        host = device.host(batch["x"], pinned=pinned)
+        return {"x": host, "nested": ([device.host(batch["x"] + 0.5, pinned=pinned)], "text", ["a", "b"]), "n": 3}
+
+    return Loader(MemorySource({"x": VALUES}), batch_size=4, batch_transform=to_host, **settings)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_kernels_see_their_own_batch_whatever_the_device_does_first(device, depth):
+    with DeviceLoader(host_loader(device), "privateuseone", depth=depth) as loader:
+        assert loader.device == DEVICE
+        read = []
+        for batch in loader:
+            assert (batch["nested"][1:], batch["n"]) == (("text", ["a", "b"]), 3)
+            assert isinstance(batch["x"], OnDevice)
+            read += [device.kernel(batch["x"]), device.kernel(batch["nested"][0][0])]
+            del batch
+            gc.collect(0)
+    assert read == [[]] * 2 * STEPS, "handing over waited for the consumer's stream"
+    device.main.run()
+    found = np.array([values for (values,) in read]).reshape(STEPS, 2, 4, 3)
+    assert np.array_equal(found[:, 0], VALUES.reshape(STEPS, 4, 3))
+    assert np.array_equal(found[:, 1], VALUES.reshape(STEPS, 4, 3) + 0.5)
+
+
+def test_the_stream_that_is_current_at_the_hand_over_is_the_one_that_waits(device):
+    other = Stream(quick=False)
+    with DeviceLoader(host_loader(device), DEVICE) as loader:
+        read = []
+        with device.stream(other):
+            for batch in loader:
+                read.append(device.kernel(batch["x"]))
+                del batch
+    other.run()
+    assert np.array_equal([values for (values,) in read], VALUES.reshape(STEPS, 4, 3))
+    assert not device.main.work
+
+
+def test_memory_is_used_again_when_its_kernels_have_run(device):
+    with DeviceLoader(host_loader(device), DEVICE, depth=2) as loader:
+        for batch in loader:
+            device.kernel(batch["x"])
+            del batch
+            device.main.run()
+    assert len(device.blocks) == 2 * (2 + 1)  # two tensors a batch: of the consumer's, and of two ahead
+
+
+@pytest.mark.parametrize(("pinned", "pin"), [(False, True), (True, True), (True, False), (False, False)])
+def test_the_host_waits_only_for_memory_that_is_not_pinned(device, pinned, pin):
+    with DeviceLoader(host_loader(device, pinned=pinned), DEVICE, pin=pin) as loader:
+        for _ in loader:
+            pass
+    assert device.pinned == (2 * STEPS if pin and not pinned else 0), "what is pinned is not pinned again"
+    assert device.host_waits == (0 if pin or pinned else 2 * STEPS)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 20])
+def test_so_many_batches_are_ahead(device, depth):
+    with DeviceLoader(host_loader(device), DEVICE, depth=depth) as loader:
+        assert device.copies == 0
+        for step, _ in enumerate(loader):
+            assert device.copies == 2 * min(step + 1 + depth, STEPS)
+
+
+def test_the_state_counts_what_was_handed_over(device):
+    settings = {"shuffle": True, "seed": 3}
+    plain = host_loader(device, **settings)
+    expected = [plain.state_dict(), *(plain.state_dict() for _ in plain)]
+
+    def served(loader, steps=None):
+        found = []
+        for batch in loader:
+            found.append(device.kernel(batch["x"]))
+            if len(found) == steps:
+                break
+        device.main.run()
+        return [values[0].tolist() for values in found]
+
+    whole = served(DeviceLoader(host_loader(device, **settings), DEVICE))
+    for steps in range(1, STEPS + 1):
+        loader = DeviceLoader(host_loader(device, **settings), DEVICE)
+        assert loader.state_dict() == expected[0]
+        assert served(loader, steps) == whole[:steps]
+        assert loader.state_dict() == expected[steps]
+        if steps == STEPS:
+            break
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.load_state_dict(state)  # into the same one, whose loader is ahead
+        assert loader.state_dict() == expected[steps]
+        assert served(loader) == whole[steps:]
+        other = DeviceLoader(host_loader(device, num_workers=1, **settings), DEVICE, depth=1)
+        other.load_state_dict(state)
+        assert served(other) == whole[steps:]
+        other.close()
+
+
+def test_a_state_belongs_to_whoever_took_it(device):
+    loader = DeviceLoader(host_loader(device), DEVICE)
+    next(iter(loader))
+    loader.state_dict().clear()
+    assert loader.state_dict()["position"] == 4
+
+
+def test_epochs_count_on_as_those_of_the_loader(device):
+    def run(loader):
+        """Epoch and position after each of some moves."""
+        seen = []
+
+        def note():
+            state = loader.state_dict()
+            seen.append((state["epoch"], state["position"]))
+
+        for stop in (3, STEPS - 1, STEPS, None):
+            for step, _ in enumerate(loader, 1):
+                if step == stop:
+                    break
+            note()
+        for epoch in (4, 4, 7):
+            loader.set_epoch(epoch)
+            note()
+        next(iter(loader))
+        note()
+        loader.set_epoch(8)  # the next one in any case: changes nothing
+        note()
+        loader.set_epoch(7)
+        note()
+        loader.load_state_dict({**loader.state_dict(), "position": 8})
+        loader.set_epoch(7)  # its position stays
+        note()
+        for step, _ in enumerate(loader):
+            if step == 5:
+                loader.set_epoch(20)  # the one that is under way goes on
+            note()
+        note()
+        assert len(loader) == STEPS
+        return seen
+
+    assert run(DeviceLoader(host_loader(device), DEVICE)) == run(host_loader(device))
+
+
+def failing(sample, context):
+    if context.index == 22:
+        raise ValueError("no such luck")
+    return sample
+
+
+def test_an_error_comes_after_the_batches_before_it(device):
+    loader = DeviceLoader(host_loader(device, transform=failing), DEVICE, depth=3)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    with pytest.raises(WorkerError, match=r"step 5 of epoch 0 failed in transform 'failing' on index 22.*no such luck"):
+        next(iterator)
+    assert loader.state_dict()["position"] == 20
+
+
+def test_there_is_one_iteration_at_a_time(device):
+    loader = DeviceLoader(host_loader(device), DEVICE, depth=2)
+    for end in (lambda: next(iter(loader)), lambda: loader.load_state_dict(loader.state_dict())):
+        for steps in (1, STEPS - 1):  # with batches on their way, and with all of them sent
+            first = iter(loader)
+            for _ in range(steps):
+                next(first)
+            end()
+            with pytest.raises(RuntimeError, match="this iteration ended when another one was begun"):
+                next(first)
+    first = iter(loader)
+    next(first)
+    iter(loader)  # begins with its first batch, not before
+    next(first)
+    state = loader.state_dict()
+    assert state["position"] == 8
+    loader.close()
+    loader.close()
+    with pytest.raises(ClosedSourceError, match="the loader is closed"):
+        next(first)
+    with pytest.raises(ClosedSourceError, match="the loader is closed"):
+        iter(loader)
+    assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize("after", [None, 3])
+def test_ctrl_c_while_it_runs_ahead_loses_nothing(device, after):
+    def interrupted(sample, context):
+        if context.index == 6:
+            raise KeyboardInterrupt
+        return sample
+
+    loader = DeviceLoader(host_loader(device, transform=interrupted), DEVICE, depth=2)
+    if after is not None:
+        loader.load_state_dict({**loader.state_dict(), "epoch": after})
+    before = loader.state_dict()
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(loader))
+    assert loader.state_dict() == before
+
+
+def test_closing_gives_the_memory_back(device):
+    loader = DeviceLoader(host_loader(device), DEVICE, depth=2)
+    iterator = iter(loader)
+    batch = next(iterator)
+    assert len(device.free) == 0
+    loader.close()
+    assert len(device.free) == 2 * 2
+    del batch, iterator
+
+
+def test_on_the_cpu_batches_pass_through():
+    tensor = torch.arange(3)
+
+    def transform(batch):
+        return {"tensor": tensor, "array": batch["index"], "text": ["a"], "pair": (1, None)}
+
+    with DeviceLoader(Loader(RangeSource(5), batch_size=2, batch_transform=transform), "cpu", depth=3) as loader:
+        assert repr(loader) == ("DeviceLoader(Loader(5 records, 2 rows a step, epoch 0, step 0), device='cpu')")
+        batches = []
+        for step, batch in enumerate(loader, 1):
+            assert batch["tensor"] is tensor
+            assert (batch["text"], batch["pair"]) == (["a"], (1, None))
+            assert loader.loader.statistics().steps == step, "something is taken ahead"
+            batches.append(batch["array"])
+    assert torch.equal(torch.cat(batches), torch.arange(5))
+
+
+def test_the_example_runs():
+    import dataload.torch.device
+
+    results = doctest.testmod(dataload.torch.device)
+    assert (results.attempted, results.failed) == (2, 0)
+
+
+def test_devices_that_are_not_there():
+    loader = Loader(RangeSource(5), batch_size=2)
+    with pytest.raises(ConfigError, match=r"torch knows no device 'gpu': Expected one of cpu, cuda"):
+        DeviceLoader(loader, "gpu")
+    with pytest.raises(ConfigError, match=r"depth must be .*1.*, got 0"):
+        DeviceLoader(loader, "cpu", depth=0)
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"device is 'cuda:1', and torch finds none here \(torch\.cuda\.is_avail"):
+            DeviceLoader(loader, "cuda:1")
+
+
+def test_pinning_without_a_device_only_makes_tensors(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    array = np.arange(3)
+    tensor = to_pinned({"x": array})["x"]
+    assert np.shares_memory(tensor.numpy(), array)
+
+
+def test_pinning_takes_what_is_not_pinned(monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    pinned = device.host(np.arange(3.0), pinned=True)
+    batch = to_pinned({"a": device.host(np.arange(3.0)), "b": [pinned], "c": "text"})
+    assert (batch["a"].pins, batch["c"], device.pinned) == (True, "text", 1)
+    assert batch["b"][0] is pinned
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine")
+
+
+@needs_gpu
+@pytest.mark.parametrize("pin", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_on_a_gpu_late_kernels_see_their_own_batch(pin, workers):
+    values = np.arange(64 * 4096, dtype=np.float32).reshape(64, 4096)
+    settings = {"batch_size": 4, "num_workers": workers, "batch_transform": to_pinned if workers else None}
+    with DeviceLoader(Loader(MemorySource({"x": values}), **settings), "cuda", depth=2, pin=pin) as loader:
+        sums = []
+        for batch in loader:
+            assert batch["x"].device == loader.device
+            torch.cuda._sleep(2_000_000)  # the copies of the next batches overtake this one's kernels
+            sums.append(batch["x"].double().sum())
+            del batch
+    assert torch.stack(sums).tolist() == values.reshape(16, -1).sum(1, dtype=np.float64).tolist()
+
+
+@needs_gpu
+def test_on_a_gpu_batches_are_pinned_and_may_be_kept():
+    with Loader(RangeSource(40), batch_size=4, batch_transform=to_pinned) as host:
+        assert next(iter(host))["index"].is_pinned()
+    with DeviceLoader(Loader(RangeSource(40), batch_size=4), "cuda") as loader:
+        kept = [batch["index"] for batch in loader]
+    assert torch.equal(torch.cat(kept).cpu(), torch.arange(40))

@@ -11,7 +11,7 @@ from benchmarks import cases, execution, orders
 
 CASES = {
     "overhead": cases.overhead,
-    "syrah-4k": lambda: cases.syrah(1024, 200_000, 256, 0.8),
+    "syrah-4k": lambda: cases.syrah(1024, 200_000, 256, 0.8, 1.3),
     "syrah-64": lambda: cases.syrah(16, 1_000_000, 1024, 0.25),
     "lmdb": lambda: cases.lmdb_raw(4096, 100_000, 256),
     "torchrecord": lambda: cases.torchrecord(1024, 50_000, 256),

@@ -43,7 +43,7 @@ def through_loader(source, batch_size, workers, check, **options):
     return run
 
 
-def syrah(floats, count, batch_size, floor):
+def syrah(floats, count, batch_size, floor, floor_of_two=None):
     path = made(f"{4 * floats}-{count}.syr", lambda: records(count, floats))
     source = dataload.open(path)
     # As bytes: the arrays start at byte 22, and np.take copies a whole array that is not aligned.
@@ -69,7 +69,7 @@ def syrah(floats, count, batch_size, floor):
             Case("source.read_batch", read),
             Case("Loader, no worker", through_loader(source, batch_size, 0, column_sum)),
             Case("Loader, 1 worker", through_loader(source, batch_size, 1, column_sum), floor),
-            Case("Loader, 2 workers", through_loader(source, batch_size, 2, column_sum)),
+            Case("Loader, 2 workers", through_loader(source, batch_size, 2, column_sum), floor_of_two),
         ],
         items=count,
         steps=len(plan),

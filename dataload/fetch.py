@@ -93,6 +93,38 @@ class Fetcher:
             raise self._worker_error(plan, epoch, StageError("", error)) from error
         return batch
 
+    def together(self, plans: Sequence[BatchPlan], trace: Trace) -> list[Any] | None:
+        """The batches of several steps from one read, where the source gives columns.
+
+        One read of many rows takes the GIL once, and has its fixed costs once. The batches are views of one memory.
+
+        Args:
+            plans: The rows.
+            trace: Takes how long the read took.
+
+        Returns:
+            None where that cannot be done, or failed: each step by itself then tells what is wrong with it.
+        """
+        whole = all(len(plan.indices) and plan.packing is None for plan in plans)
+        if not (self.reads_columns and whole and self.batch_transform is None):
+            return None
+        indices = np.concatenate([plan.indices for plan in plans])
+        if self.policy.excluded_among(indices):
+            return None
+        try:
+            columns = run_stage(trace, "read", self.source.read_batch, indices, self.fields)
+        except StageError:
+            return None
+        if not all(isinstance(column, (np.ndarray, list)) for column in columns.values()):
+            return None
+        batches: list[Any] = []
+        stop = 0
+        for plan in plans:
+            start, stop = stop, stop + len(plan.indices)
+            batch = {name: column[start:stop] for name, column in columns.items()}
+            batches.append(batch if plan.valid is None else _with_mask(batch, plan.valid))
+        return batches
+
     def _batch(self, plan: BatchPlan, epoch: int, trace: Trace) -> Any:
         bad = self.policy.excluded_among(plan.indices)
         rows, _ = self._arranged(plan, bad, None, epoch, trace)

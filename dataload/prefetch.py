@@ -134,6 +134,7 @@ class Pace:
 
     def note(self, steps: int, seconds: float, nbytes: int) -> None:
         """Learn from a task: its steps, the time it took, and the bytes of its batches."""
-        fitting = int(_TASK_SECONDS * steps / max(seconds, 1e-9))
-        self._steps = max(1, min(fitting, 2 * self._steps, _MOST_STEPS))
+        fitting = max(1, int(_TASK_SECONDS * steps / max(seconds, 1e-9)))
+        # Powers of two: tasks of few different sizes find memory of their size again.
+        self._steps = min(1 << (fitting.bit_length() - 1), 2 * self._steps, _MOST_STEPS)
         self.step_bytes = nbytes / steps

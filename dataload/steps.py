@@ -100,8 +100,8 @@ class StepWork:
         """The batches of `job`; where one fails, those before it and the error."""
         begun = perf_counter()
         worker = worker_name()
-        loaded: list[Loaded] = []
-        for step in range(job.start, job.stop):
+        loaded = self._load_together(job, heartbeat, worker) if job.stop - job.start > 1 else []
+        for step in range(job.start + len(loaded), job.stop):
             if self._reseeds:
                 _reseed(self.fetch.seed, job.epoch, step)
             # No name here may hold the error: its traceback refers to this frame, and the two would keep each other,
@@ -110,6 +110,34 @@ class StepWork:
             if loaded[-1].error is not None:
                 break
         return Made(loaded, perf_counter() - begun)
+
+    def _load_together(self, job: Job, heartbeat: Heartbeat, worker: str) -> list[Loaded]:
+        """All steps of a job from one read; none where that cannot be done, or anything fails."""
+        try:
+            plans = [self._plan(job, step) for step in range(job.start, job.stop)]
+            heartbeat.at(job.epoch, job.start)
+            trace = Trace(heartbeat)
+            batches = self.fetch.together(plans, trace)
+        except Exception:  # said by the step that it belongs to
+            return []
+        if batches is None:
+            return []
+        ((stage, begun, ended),) = trace.spans
+        share = (ended - begun) / len(plans)
+        return [
+            Loaded(
+                job.epoch,
+                plan.step,
+                batch,
+                None,
+                len(plan.indices),
+                nbytes(batch),
+                [(stage, begun + i * share, begun + (i + 1) * share)],
+                [],
+                worker,
+            )
+            for i, (plan, batch) in enumerate(zip(plans, batches, strict=True))
+        ]
 
     def _load(self, job: Job, step: int, trace: Trace, worker: str) -> Loaded:
         """One step, whatever becomes of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import threading
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -16,6 +17,11 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True, max_examples=100)
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+# A shell that puts the tests into the background has them ignore Ctrl-C, and so would all that they start.
+with contextlib.suppress(ValueError):  # not the main thread
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Started by multiprocessing once per process, for as long as it lives.
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")

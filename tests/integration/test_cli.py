@@ -202,8 +202,6 @@ def test_ctrl_c_is_quiet_and_130(monkeypatch, data):
 def test_ctrl_c_during_a_conversion_leaves_no_half_file(data):
     code = (
         "import os, signal, sys\n"
-        # a shell that puts the tests into the background lets them ignore it
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from dataload.convert import _Teller\n"
         "tell = _Teller.__call__\n"
         "def stop(self, records):\n"

@@ -553,3 +553,52 @@ def test_shorten():
     assert shorten(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7"
     assert shorten(range(9)) == "0, 1, 2, 3, 4, 5, 6, 7, ..."
     assert shorten([]) == ""
+
+
+# Several steps from one read
+
+
+@given(
+    steps=st.lists(st.lists(st.integers(0, LENGTH - 1), min_size=1, max_size=5), min_size=1, max_size=5),
+    pads=st.booleans(),
+)
+def test_steps_read_together_are_those_read_one_by_one(steps, pads):
+    fetch = fetcher(Columns())
+    plans = [BatchPlan(i, np.array(rows), np.arange(len(rows)) < 2 if pads else None) for i, rows in enumerate(steps)]
+    together = fetch.together(plans, Trace())
+    for found, expected in zip(together, [fetch(plan, 0) for plan in plans], strict=True):
+        assert found.keys() == expected.keys()
+        for name, column in expected.items():
+            assert type(found[name]) is type(column)
+            assert np.array_equal(found[name], column)
+            assert getattr(found[name], "dtype", None) == getattr(column, "dtype", None)
+
+
+def test_steps_read_together_take_one_read_and_do_not_share_rows():
+    source = Columns()
+    first, second = fetcher(source).together([plan([3, 1]), plan([1, 4])], Trace())
+    assert source.seen == [3, 1, 1, 4]
+    first["x"][:] = -1
+    assert second["x"].tolist() == [[1, 1], [4, 4]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({"transform": dict}, [1]),
+        ({"batch_transform": dict}, [1]),
+        ({"collate": list}, [1]),
+        ({"action": "skip", "exclude": [1]}, [1]),
+        ({}, []),
+        ({}, [5]),  # which is bad
+    ],
+)
+def test_what_each_step_has_to_do_by_itself(settings, rows):
+    fetch = fetcher(Columns(bad=[5]), **settings)
+    assert fetch.together([plan([0]), plan(rows)], Trace()) is None
+
+
+def test_packed_steps_and_sources_without_columns_are_not_read_together():
+    packed = BatchPlan(0, np.array([1]), None, Packing(np.zeros(1, int), np.zeros(1, int), np.ones(1, int), (1, 4)))
+    assert fetcher(Columns()).together([plan([0]), packed], Trace()) is None
+    assert fetcher(Plain()).together([plan([0]), plan([1])], Trace()) is None

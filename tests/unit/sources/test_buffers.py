@@ -45,16 +45,23 @@ def test_a_tensor_keeps_the_memory():
     assert tensor.unique().tolist() == [1.0]
 
 
-def test_another_size_drops_what_was_kept():
+def kept(pool):
+    """Size -> number of unused blocks."""
+    return {size: len(blocks) for size, blocks in pool._free.items()}
+
+
+def test_the_sizes_last_asked_for_are_kept_and_of_each_a_few():
     pool = BufferPool()
-    held = [pool.empty(BIG, np.float32) for _ in range(100)]
+    megabyte = 1 << 20
+    held = [pool.empty((megabyte,), np.uint8) for _ in range(100)]
     held.clear()
-    assert len(pool._free) == 64
-    held = [pool.empty((64, *BIG), np.float32) for _ in range(6)]
+    assert kept(pool) == {megabyte: 32}
+    held = [pool.empty((64 * megabyte,), np.uint8) for _ in range(6)]
     held.clear()
-    assert len(pool._free) == 4
-    pool.empty((512, 1024), np.float32)
-    assert all(block.nbytes == 512 * 1024 * 4 for block in pool._free)
+    assert kept(pool) == {megabyte: 32, 64 * megabyte: 4}
+    for size in (2, 3, 4):
+        pool.empty((size * megabyte,), np.uint8)
+    assert kept(pool) == {64 * megabyte: 4, 2 * megabyte: 1, 3 * megabyte: 1, 4 * megabyte: 1}
     assert len(pool._loans) == 0
 
 

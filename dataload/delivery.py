@@ -137,7 +137,8 @@ class Delivery:
         jobs = _jobs(planners, start, epochs, room, groups)
         self._executor = executor
         self._waiting: deque[Job] = deque()  # in order: the jobs whose results have not come
-        self._lost: WorkerLostError | None = None
+        self._lost: WorkerLostError | None = None  # raised when all of `_again` have come
+        self._again: deque[Job] = deque()
         if in_order:
             helps = _never if isinstance(executor, SerialExecutor) else pace.is_quick
             submit = _noting(executor, self._waiting)
@@ -163,6 +164,8 @@ class Delivery:
         return self._ready.pop()
 
     def _next_made(self) -> Made:
+        if self._again:
+            return self._executor.submit(self._again.popleft()).result()
         if self._lost is not None:
             raise self._lost
         try:
@@ -171,9 +174,11 @@ class Delivery:
             job = self._waiting[0] if self._waiting else None
             if job is None or lost.place.epoch != job.epoch or not job.start < lost.place.step < job.stop:
                 raise
-            # The steps of the job before the one that was lost are made once more: errors come after good batches.
+            # The steps of the job before the one that was lost are made once more, each by itself: errors come after
+            # good batches, and where one of these is at fault (it cannot be sent, say) it is said of that one.
             self._lost = lost
-            return self._executor.submit(job._replace(stop=lost.place.step)).result()
+            self._again.extend(job._replace(start=step, stop=step + 1) for step in range(job.start, lost.place.step))
+            return self._next_made()
         if self._waiting:
             self._waiting.popleft()
         return made

@@ -90,6 +90,20 @@ def lambda_at_4(samples):
     return (lambda: None) if samples[0]["index"] == 4 else []
 
 
+def lambda_at_14480(samples):
+    """Cannot be pickled, long after steps began to be made several at a time."""
+    return {"index": [sample["index"] for sample in samples], "x": LATE_LAMBDA if samples[0]["index"] == 14480 else 0}
+
+
+LATE_LAMBDA = lambda: None  # noqa: E731
+
+
+def die_at_14483(sample):
+    if sample["index"] == 14483:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
 def echo(task, heartbeat):
     return task
 

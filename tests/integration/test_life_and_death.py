@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dataload import Loader, WorkerError
+from dataload import Loader, RangeSource, WorkerError
 
 sys.path.append(str(Path(__file__).parents[1] / "children"))
 import works
@@ -75,6 +75,24 @@ def test_a_killed_worker_is_an_error_at_its_step_and_the_next_epoch_works(tmp_pa
         assert indices(loader) == [[i, i + 1] for i in range(0, 20, 2)]
         loader.load_state_dict(state)
         assert indices(loader) == [[i, i + 1] for i in range(8, 20, 2)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"transform": works.die_at_14483}, "step 905 of epoch 0 failed: .* was killed by SIGKILL .*, at index 14483"),
+        ({"collate": works.lambda_at_14480}, "step 905 of epoch 0 failed: .* could not send its batch"),
+    ],
+)
+def test_steps_made_several_at_a_time_fail_at_their_own_step_after_those_before(settings, match):
+    with process_loader(RangeSource(16 * 1000), batch_size=16, **settings) as loader:
+        received = []
+        with pytest.raises(WorkerError, match=match) as caught:
+            received += (int(batch["index"][0]) for batch in loader)
+        assert received == list(range(0, 14480, 16))
+        assert caught.value.step == 905
+        assert caught.value.indices == tuple(range(14480, 14496))
+        assert loader.state_dict()["position"] == 14480
 
 
 def test_a_kill_from_outside_is_noticed_within_a_second(tmp_path):

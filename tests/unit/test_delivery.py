@@ -207,10 +207,33 @@ def test_the_steps_before_a_lost_one_of_the_same_job_are_made_again():
     workers = Dying(seconds=1e-6)
     found = deliver(workers, pace=pace)
     assert places(found, 2) == [(0, 0), (0, 1)]
-    assert (workers.jobs[0].start, workers.jobs[0].stop) == (0, 4)
+    assert [(job.start, job.stop) for job in workers.jobs if job.epoch == 0] == [(0, 4), (0, 1), (1, 2)]
     for _ in range(2):
         with pytest.raises(WorkerLostError):
             next(found)
+
+
+def test_a_step_that_cannot_be_sent_is_told_from_the_others_of_its_job():
+    class Unsendable(Workers):
+        """Step 1 cannot be sent, which a job of several steps says only at its end."""
+
+        def submit(self, job):
+            made = super().submit(job)
+            if job.start <= 1 < job.stop:
+                made.result = lambda: raise_(WorkerLostError("w", "cannot send", Place(0, job.stop - 1, -1)))
+            return made
+
+    def raise_(error):
+        raise error
+
+    pace = Pace()
+    for _ in range(3):
+        pace.note(4, 4e-6, 0)
+    found = deliver(Unsendable(seconds=1e-6), pace=pace)
+    assert places(found, 1) == [(0, 0)]
+    with pytest.raises(WorkerLostError) as caught:
+        next(found)
+    assert caught.value.place.step == 1
 
 
 def test_the_window_can_be_widened():

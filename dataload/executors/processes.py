@@ -289,7 +289,7 @@ class _Crew:
                 failure = f"sent a batch that cannot be taken: {type(error).__name__}: {error}"
                 text = traceback.format_exc()
         if failure:
-            pending.error = WorkerLostError(worker.name, failure, worker.place, text)
+            pending.error = WorkerLostError(worker.name, failure, done.place or worker.place, text)
 
     def _fit_memory(self, size: int) -> None:
         """Use no more slots than there is memory for, now that one has become larger than all before."""

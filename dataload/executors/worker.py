@@ -14,10 +14,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
-from dataload.executors.base import Heartbeat
+from dataload.executors.base import Heartbeat, Place
 from dataload.executors.channel import Inbox, receive_descriptor, send
 from dataload.executors.parcels import put_together, take_apart
 from dataload.executors.shared_memory import Extent, Slot
@@ -60,6 +61,7 @@ class Done(NamedTuple):
         failure: Why there is none.
         traceback_text: Where that happened.
         note: Why the result is not in its slot, where that is unexpected.
+        place: Where the worker was then; by the time that this is read it may be elsewhere.
     """
 
     number: int
@@ -67,6 +69,7 @@ class Done(NamedTuple):
     failure: str = ""
     traceback_text: str = ""
     note: str = ""
+    place: Place | None = None
 
 
 def serve(connection: socket.socket, name: str, work: Callable[[Any, Heartbeat], Any] | None) -> None:
@@ -144,7 +147,9 @@ def _do(job: Job, work: Any, heartbeat: Heartbeat, slot: Slot | None) -> tuple[D
         doing = "could not send its batch, which has to be something that can be pickled"
         parts = take_apart(value)
     except BaseException as error:  # SystemExit, too: a transform does not decide when workers end
-        return Done(job.number, [], f"{doing}: {type(error).__name__}: {error}", traceback.format_exc()), []
+        failure = f"{doing}: {type(error).__name__}: {error}"
+        place = replace(heartbeat.place(), index=-1)  # of the batch, not of its last sample
+        return Done(job.number, [], failure, traceback.format_exc(), place=place), []
     if slot is None or sum(part.nbytes for part in parts) <= SMALL_RESULT:
         return Done(job.number, []), parts
     try:

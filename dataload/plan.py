@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from dataload.errors import ConfigError
@@ -77,7 +76,7 @@ def plan_batches(
                 key="batch_sampler",
                 value=batch_sampler,
             )
-        plan = replace(batch_sampler, rank=rank, world_size=world_size, tail=tail)
+        plan = batch_sampler.dealt(rank=rank, world_size=world_size, tail=tail)
     else:
         if batch_size is None:
             raise ConfigError("give batch_size, or a batch_sampler", key="batch_size", value=None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple, cast
 
@@ -162,7 +161,7 @@ class StepWork:
         for known, plans in self._plans:
             if known == key:
                 return plans
-        planner = self.planner if origin == self.planner.origin else replace(self.planner, origin=origin)
+        planner = self.planner if origin == self.planner.origin else self.planner.dealt(origin=origin)
         plans = BlockedPlans(planner, epoch)
         self._plans = ((key, plans), *self._plans)[:2]
         return plans

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
@@ -77,6 +78,14 @@ class BatchPlanner(ABC):
     origin: int = 0
 
     def __post_init__(self) -> None:
+        self.check_dealing()
+
+    def check_dealing(self) -> None:
+        """See whether the items can be dealt like that.
+
+        Raises:
+            ConfigError: They cannot.
+        """
         check_count("world_size", self.world_size, least=1)
         check_count("rank", self.rank, least=0, below=self.world_size)
         check_count("origin", self.origin, least=0)
@@ -136,10 +145,25 @@ class BatchPlanner(ABC):
         """Items of the epoch that are consumed before `step`."""
         return min(self.origin + step * self.step_size, self.items(epoch))
 
+    def dealt(self, **dealing: Any) -> Self:
+        """The same items, dealt otherwise: whatever was computed of them (buckets, numbers of rows) is kept.
+
+        Args:
+            dealing: `world_size`, `rank`, `tail`, `origin`: those that shall be others.
+
+        Raises:
+            ConfigError: See `check_dealing`.
+        """
+        planner = copy.copy(self)
+        for name, value in dealing.items():
+            object.__setattr__(planner, name, value)  # of a copy that nobody else has seen yet
+        planner.check_dealing()
+        return planner
+
     def resume(self, position: int) -> tuple[Self, int]:
         """This planner for an epoch of which `position` items are consumed, and the step to go on with."""
         step, origin = divmod(position, self.step_size)
-        return replace(self, origin=origin), step
+        return self.dealt(origin=origin), step
 
     def deal(self, steps: range, *, epoch: int) -> tuple[Int64Array, BoolArray]:
         """The items of this rank at `steps`.
@@ -174,9 +198,13 @@ class BatchSampler(BatchPlanner):
 
     def __post_init__(self) -> None:
         # not super(): a dataclass with slots is made anew, and the cell that super() looks into is of the first
-        BatchPlanner.__post_init__(self)
         check_sampler("sampler", self.sampler)
         check_count("batch_size", self.batch_size, least=1)
+        BatchPlanner.__post_init__(self)
+
+    def check_dealing(self) -> None:
+        """See `BatchPlanner.check_dealing`."""
+        BatchPlanner.check_dealing(self)
         lanes = getattr(self.sampler, "lanes", self.world_size)
         if lanes % self.world_size:
             raise ConfigError(

@@ -30,16 +30,12 @@ class _Buckets(NamedTuple):
         firsts: (buckets,) int64, where each begins in `members`.
         counts: (buckets,) int64, records of each.
         rows: (buckets,) int64, rows of a full batch of each.
-        batches: (buckets,) int64, batches of each.
-        groups: (buckets,) int64, full groups of batches of each.
     """
 
     members: Int64Array
     firsts: Int64Array
     counts: Int64Array
     rows: Int64Array
-    batches: Int64Array
-    groups: Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,15 +111,17 @@ class BucketBatchSampler(ArrayValue, BatchPlanner):
                     value=budget,
                 )
             rows = np.maximum(1, budget // np.maximum(1, boundaries))
-        batches = counts // rows if self.tail == "drop" else -(-counts // rows)
         return _Buckets(
             members=np.argsort(bucket, kind="stable"),
             firsts=np.cumsum(counts) - counts,
             counts=counts,
             rows=rows,
-            batches=batches,
-            groups=batches // self.group,
         )
+
+    def _batches(self) -> Int64Array:
+        """(buckets,) int64, batches of each."""
+        counts, rows = self._buckets.counts, self._buckets.rows
+        return counts // rows if self.tail == "drop" else -(-counts // rows)
 
     @property
     def order(self) -> Any:
@@ -146,11 +144,11 @@ class BucketBatchSampler(ArrayValue, BatchPlanner):
     @property
     def rows_per_step(self) -> int:
         """Mean rows of a batch."""
-        return max(1, self.records // max(1, int(self._buckets.batches.sum())))
+        return max(1, self.records // max(1, int(self._batches().sum())))
 
     def items(self, epoch: int) -> int:  # noqa: ARG002 - as many in each epoch
         """Batches of an epoch."""
-        return int(self._buckets.batches.sum())
+        return int(self._batches().sum())
 
     def __len__(self) -> int:
         """Steps per epoch, the same on every rank."""
@@ -173,8 +171,9 @@ class BucketBatchSampler(ArrayValue, BatchPlanner):
 
     def _locate(self, numbers: Int64Array, epoch: int) -> tuple[Int64Array, Int64Array]:
         """Bucket of each batch of the epoch, and its number within the bucket."""
-        groups = self._buckets.groups
-        left = self._buckets.batches - groups * self.group  # of each bucket, behind its full groups: they come last
+        batches = self._batches()
+        groups = batches // self.group
+        left = batches - groups * self.group  # of each bucket, behind its full groups: they come last
         whole = int(groups.sum()) * self.group
         bucket, batch = np.empty_like(numbers), np.empty_like(numbers)
 

@@ -13,7 +13,15 @@ from dataload.collate import Policy
 from dataload.cpus import usable_cpus
 from dataload.delivery import Delivery, EpochPlanners, finished, lost_step
 from dataload.errors import ClosedSourceError
-from dataload.execution import ExecutorName, Scaling, check_fields, check_seconds, choose_collate, make_executor
+from dataload.execution import (
+    ExecutorName,
+    Scaling,
+    check_fields,
+    check_seconds,
+    choose_collate,
+    consumer_helps,
+    make_executor,
+)
 from dataload.executors import Patience, StartMethod, WorkerLostError
 from dataload.fetch import Fetcher, make_policy
 from dataload.plan import Shuffle, plan_batches
@@ -66,8 +74,8 @@ class Loader(Generic[BatchT]):
             nothing refers to it.
         start_method: Of processes: ``"forkserver"``, ``"spawn"``, or ``"fork"``, which copies this one with all it has.
         prefetch: Batches ahead, per worker. Batches that take less than a millisecond are made several at a time, and
-            this counts the times; and where the consumer's thread would have to wait for such a one, it makes the next
-            itself.
+            this counts the times; and where the consumer's thread would have to wait for such a one, and the workers
+            leave it a CPU, it makes the next itself.
         prefetch_bytes: Bytes of batches ahead, about, in all; one is ahead in any case, and only one until the first
             has shown how large they are.
         in_order: False gives batches as they are made, within an epoch. The state then belongs to this rank alone and,
@@ -292,6 +300,7 @@ class Loader(Generic[BatchT]):
             window=self._workers * self._prefetch,
             most_bytes=self._prefetch_bytes,
             in_order=self._in_order,
+            helps=consumer_helps(self._workers),
         )
         return self._delivery
 
@@ -299,7 +308,7 @@ class Loader(Generic[BatchT]):
         self._workers = workers
         self._executor.grow(workers)
         if self._delivery is not None:
-            self._delivery.widen(workers * self._prefetch)
+            self._delivery.widen(workers * self._prefetch, helps=consumer_helps(workers))
 
     def _check_open(self) -> None:
         if self._closed:

@@ -10,7 +10,7 @@ from dataload.executors import Result
 
 __all__ = ["Pace", "ordered_map", "unordered_map"]
 
-_TASK_SECONDS = 1e-3
+_TASK_SECONDS = 1.5e-3
 _MOST_STEPS = 64
 
 Task = TypeVar("Task")
@@ -105,7 +105,7 @@ class Pace:
     """How many steps make one task, so that handing over results does not cost more than making them.
 
     To wake a waiting thread costs 20 to 50 us and more in a virtual machine, as much as a small batch. Steps that take
-    less than a millisecond are therefore made several at a time. The first task is one step: it should come soon.
+    less than a millisecond or so are therefore made several at a time. The first task is one step: it should come soon.
 
     Attributes:
         step_bytes: Mean bytes of a step of the last task; None before there was one.

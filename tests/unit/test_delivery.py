@@ -27,7 +27,7 @@ class Workers:
 
     def __init__(self, nbytes=100, seconds=1.0, order=None):
         self.nbytes, self.seconds, self.order = nbytes, seconds, order
-        self.jobs, self.waiting, self.cancelled, self.done = [], [], [], set()
+        self.jobs, self.waiting, self.cancelled, self.done, self.helped = [], [], [], set(), []
 
     def submit(self, job):
         self.jobs.append(job)
@@ -56,6 +56,7 @@ class Workers:
                 return job in workers.done
 
             def run(self):
+                workers.helped.append(job)
                 return False
 
             def cancel(self):
@@ -244,6 +245,20 @@ def test_the_window_can_be_widened():
     delivery.widen(5)
     next(delivery)
     assert workers.in_flight() == 5
+
+
+@pytest.mark.parametrize("helps", [True, False])
+@pytest.mark.parametrize("widened", [True, False])
+def test_the_consumer_does_quick_jobs_where_it_is_let(helps, widened):
+    pace = paced()
+    pace.note(2, 1e-6, 200)
+    assert pace.is_quick()
+    workers = Workers()
+    delivery = deliver(workers, pace=pace, helps=helps or widened)
+    if widened:
+        delivery.widen(3, helps=helps)
+    next(delivery)
+    assert bool(workers.helped) == helps
 
 
 @pytest.mark.parametrize("in_order", [True, False])

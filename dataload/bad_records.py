@@ -85,7 +85,7 @@ class ErrorPolicy:
     def __post_init__(self) -> None:
         if self.action not in get_args(OnError):
             raise ConfigError(
-                f"on_error is {self.action!r}: {closest(str(self.action), get_args(OnError))}",
+                f"on_error is {self.action!r}: {closest(self.action, get_args(OnError))}",
                 key="on_error",
                 value=self.action,
             )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from time import process_time
+
+from dataload.cgroups import control_groups
 
 __all__ = ["cgroup_quota", "cpu_demand", "usable_cpus"]
 
@@ -27,28 +29,13 @@ def cgroup_quota(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgr
         membership: The file that names the groups, of both versions.
         root: Where they are mounted.
     """
-    try:
-        lines = Path(membership).read_text("ascii").splitlines()
-    except (OSError, ValueError):
-        return None
-    found: list[float] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            found += (q for group in _groups(Path(root), path) if (q := _quota(group / "cpu.max")) is not None)
-        elif "cpu" in controllers.split(","):
-            found += (q for group in _groups(Path(root, controllers), path) if (q := _old_quota(group)) is not None)
-    return min(found, default=None)
+    groups = control_groups("cpu", membership=Path(membership), root=Path(root))
+    quotas = (_quota(group) if version == 2 else _old_quota(group) for group, version in groups)
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _groups(mount: Path, path: str) -> list[Path]:
-    """The directories of a group and of those around it. In a container some may not be there to see."""
-    inside = PurePosixPath(path.lstrip("/"))
-    return [mount / group for group in (inside, *inside.parents)]
-
-
-def _quota(file: Path) -> float | None:
-    words = _words(file)
+def _quota(group: Path) -> float | None:
+    words = _words(group / "cpu.max")
     return None if len(words) != 2 or words[0] == "max" else int(words[0]) / int(words[1])
 
 

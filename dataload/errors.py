@@ -232,23 +232,25 @@ def closest(name: object, known: Iterable[str]) -> str:
     return f"did you mean {matches[0]!r}? {listed}" if matches else listed
 
 
-def printable(text: str, most: int = _MESSAGE_CHARACTERS) -> str:
+def printable(text: str, most: int | None = _MESSAGE_CHARACTERS, *, kept: str = "\n\t") -> str:
     r"""Text that any terminal and any file takes: what is not printable is escaped, and what is too long is cut.
 
     Args:
-        text: May hold control characters and lone surrogates. Line breaks and tabs stay.
-        most: Characters to keep, about: three quarters of them from the beginning, the others from the end.
+        text: May hold control characters and lone surrogates.
+        most: Characters to keep, about: three quarters of them from the beginning, the others from the end. None
+            keeps all.
+        kept: Characters that stay as they are: line breaks and tabs.
 
     Example:
         >>> print(printable("a\x1b[2J" + 100 * "b", most=8))
         a\x1b[2Jb ...(97 characters)... bb
     """
-    if len(text) > most:
+    if most is not None and len(text) > most:
         end = most // 4
         text = f"{text[: most - end]} ...({len(text) - most:,} characters)... {text[len(text) - end :]}"
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def text_of(error: BaseException) -> str:

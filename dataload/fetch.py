@@ -93,6 +93,11 @@ class Fetcher:
             raise self._worker_error(plan, epoch, StageError("", error)) from error
         return batch
 
+    @property
+    def reads_together(self) -> bool:
+        """Whether `together` may give anything."""
+        return self.reads_columns and self.batch_transform is None
+
     def together(self, plans: Sequence[BatchPlan], trace: Trace) -> list[Any] | None:
         """The batches of several steps from one read, where the source gives columns.
 
@@ -103,10 +108,9 @@ class Fetcher:
             trace: Takes how long the read took.
 
         Returns:
-            None where that cannot be done, or failed: each step by itself then tells what is wrong with it.
+            None where that cannot be done with these, or failed: each step by itself then tells what is wrong with it.
         """
-        whole = all(len(plan.indices) and plan.packing is None for plan in plans)
-        if not (self.reads_columns and whole and self.batch_transform is None):
+        if not (self.reads_together and all(len(plan.indices) and plan.packing is None for plan in plans)):
             return None
         indices = np.concatenate([plan.indices for plan in plans])
         if self.policy.excluded_among(indices):

@@ -14,6 +14,7 @@ from dataload.bad_records import BadRecord
 from dataload.errors import WorkerError, message_of, traceback_of
 from dataload.executors import Heartbeat, worker_name
 from dataload.fetch import Fetcher
+from dataload.memo import Memo
 from dataload.plan import BlockedPlans
 from dataload.randomness import derive_key
 from dataload.samplers import BatchPlan, BatchPlanner
@@ -90,16 +91,14 @@ class StepWork:
         self.fetch = fetch
         self.planner = planner
         self._reseeds = reseeds
-        self._plans: tuple[tuple[tuple[int, int], BlockedPlans], ...] = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (self.fetch, self.planner, self._reseeds)
+        self._plans: Memo[BlockedPlans] = Memo()
 
     def __call__(self, job: Job, heartbeat: Heartbeat) -> Made:
         """The batches of `job`; where one fails, those before it and the error."""
         begun = perf_counter()
         worker = worker_name()
-        loaded = self._load_together(job, heartbeat, worker) if job.stop - job.start > 1 else []
+        together = self.fetch.reads_together and job.stop - job.start > 1
+        loaded = self._load_together(job, heartbeat, worker) if together else []
         for step in range(job.start + len(loaded), job.stop):
             if self._reseeds:
                 _reseed(self.fetch.seed, job.epoch, step)
@@ -158,17 +157,11 @@ class StepWork:
     def plans(self, epoch: int, origin: int) -> BlockedPlans:
         """The plans of an epoch; those of two are kept, for prefetching crosses from one to the next."""
         key = epoch, origin
-        for known, plans in self._plans:
-            if known == key:
-                return plans
-        planner = self.planner if origin == self.planner.origin else self.planner.dealt(origin=origin)
-        plans = BlockedPlans(planner, epoch)
-        self._plans = ((key, plans), *self._plans)[:2]
+        plans = self._plans.recall(key)
+        if plans is None:
+            planner = self.planner if origin == self.planner.origin else self.planner.dealt(origin=origin)
+            plans = self._plans.keep(key, BlockedPlans(planner, epoch))
         return plans
-
-
-def _make(fetch: Fetcher, planner: BatchPlanner, reseeds: bool) -> StepWork:
-    return StepWork(fetch, planner, reseeds=reseeds)
 
 
 def _order_error(step: int, epoch: int, error: Exception) -> WorkerError:

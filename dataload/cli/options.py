@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -16,7 +17,23 @@ from dataload.errors import ConfigError
 from dataload.registry import Format, format_names, get_format, load
 from dataload.sources.base import Source
 
-__all__ = ["Codec", "Decode", "Fields", "JsonFlag", "Options", "SourceFormat", "SourceOptions", "split_prefix"]
+__all__ = [
+    "Codec",
+    "ConfigFile",
+    "Decode",
+    "Fields",
+    "JsonFlag",
+    "Options",
+    "Overrides",
+    "Picture",
+    "SourceFormat",
+    "SourceOptions",
+    "check_directory",
+    "named",
+    "parse_options",
+    "split_prefix",
+    "takes",
+]
 
 SourceFormat: TypeAlias = Annotated[
     str | None, typer.Option("--format", help="Format of the data; by default the name decides, then the content.")
@@ -37,6 +54,11 @@ Options: TypeAlias = Annotated[
     typer.Option("--option", "-o", help="Another option of the format, as key=value: -o 'shapes.x=[2, 3]'."),
 ]
 JsonFlag: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ConfigFile: TypeAlias = Annotated[str, typer.Argument(help="A config in TOML, YAML or JSON.", metavar="CONFIG")]
+Overrides: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--set", help="Replace a setting: loader.batch_size=64; may be given again.")
+]
+Picture: TypeAlias = Annotated[str | None, typer.Option("--picture", help="Draw it: a .png, .svg or .pdf.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +150,17 @@ def _parse_decode(decode: Sequence[str]) -> str | dict[str, Any]:
             raise ConfigError(f"--decode {item!r}: give one name for all, or extension=decoder each", key="decode")
         table[extension] = named(decoder, "--decode")
     return table
+
+
+def check_directory(path: str, key: str) -> None:
+    """See that there is a directory for a file to be written, before there is work to lose.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    directory = os.path.dirname(path) or "."
+    if not os.path.isdir(directory):
+        raise ConfigError(f"there is no directory {directory} to write to", key=key, value=path)
 
 
 def takes(entry: Format, role: str, option: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from dataload.build import from_config
-from dataload.cli.options import JsonFlag
+from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.cli.pictures import check_picture, order_figure
 from dataload.errors import ConfigError
@@ -31,10 +31,8 @@ _BLOCK_ROWS = 16_384
 
 
 def order_command(
-    config: Annotated[str, typer.Argument(help="A config in TOML, YAML or JSON.", metavar="CONFIG")],
-    set: Annotated[  # noqa: A002 - the option's name
-        list[str] | None, typer.Option("--set", help="Replace a setting: loader.batch_size=64; may be given again.")
-    ] = None,
+    config: ConfigFile,
+    overrides: Overrides = None,
     epoch: Annotated[int, typer.Option("--epoch", min=0, help="Which epoch.")] = 0,
     steps: Annotated[
         str | None, typer.Option("--steps", help="Print the indices of these steps: 10, or 0:5 for the first five.")
@@ -42,7 +40,7 @@ def order_command(
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank's; with --world-size.")] = None,
     world_size: Annotated[int | None, typer.Option("--world-size", min=1, help="Number of ranks.")] = None,
     json: JsonFlag = False,
-    picture: Annotated[str | None, typer.Option("--picture", help="Draw the order: a .png, .svg or .pdf.")] = None,
+    picture: Picture = None,
     quality: Annotated[
         float | None, typer.Option("--quality", help="Find the pool that mixes shards to this fraction of the ideal.")
     ] = None,
@@ -54,12 +52,12 @@ def order_command(
     --steps prints only indices, a line for each step of all ranks, or of --rank; with --json a JSON object each.
     """
     _check(steps, rank, world_size, picture, quality)
-    overrides = list(set or ())
+    settings = list(overrides or ())
     if world_size is not None:
-        overrides += [f"loader.world_size={world_size}", f"loader.rank={rank or 0}"]
+        settings += [f"loader.world_size={world_size}", f"loader.rank={rank or 0}"]
     if picture is not None:
         check_picture(picture)
-    with from_config(config, overrides=overrides) as loader, closing(cast("Any", loader.source)):
+    with from_config(config, overrides=settings) as loader, closing(cast("Any", loader.source)):
         if steps is not None:
             planner = loader.batch_sampler
             _print_steps(planner, _parse_steps(steps, planner.steps(epoch), epoch), epoch, rank is not None, json)

@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from dataload.errors import printable
+
 __all__ = [
     "ProgressBar",
     "as_typed",
@@ -24,7 +26,6 @@ __all__ = [
     "print_line",
     "print_table",
     "print_warning",
-    "printable",
 ]
 
 _PIPE_WIDTH = 10_000  # rich would cut lines at 80 columns where there is no terminal
@@ -38,11 +39,9 @@ def _console(*, stderr: bool = False) -> Console:
     return console
 
 
-def printable(text: str) -> str:
+def _safe(text: str) -> str:
     """`text` with control characters escaped: names and messages may come from a file that means harm."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return printable(text, None, kept="\n")  # a tab would tear a table
 
 
 def as_typed(message: str) -> str:
@@ -52,17 +51,17 @@ def as_typed(message: str) -> str:
 
 def print_line(text: str = "", style: str = "") -> None:
     """One line to stdout."""
-    _console().print(Text(printable(text), style), soft_wrap=True)
+    _console().print(Text(_safe(text), style), soft_wrap=True)
 
 
 def print_error(message: str) -> None:
     """``error: message`` to stderr, in red."""
-    _console(stderr=True).print(Text(f"error: {printable(message)}", "red"), soft_wrap=True)
+    _console(stderr=True).print(Text(f"error: {_safe(message)}", "red"), soft_wrap=True)
 
 
 def print_warning(message: str) -> None:
     """``warning: message`` to stderr, in yellow."""
-    _console(stderr=True).print(Text(f"warning: {printable(message)}", "yellow"), soft_wrap=True)
+    _console(stderr=True).print(Text(f"warning: {_safe(message)}", "yellow"), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -82,7 +81,7 @@ def print_table(columns: Mapping[str, str], rows: list[tuple[str, ...]]) -> None
     for heading, side in columns.items():
         table.add_column(heading, justify="right" if side == "right" else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        table.add_row(*(Text(_safe(cell)) for cell in row))
     console = _console()
     with console.capture() as capture:
         console.print(table)
@@ -130,7 +129,7 @@ class ProgressBar:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._progress.add_task(printable(description), total=None, rate="")
+        self._task = self._progress.add_task(_safe(description), total=None, rate="")
 
     def __enter__(self) -> Self:
         self._progress.start()

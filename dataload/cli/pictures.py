@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dataload._optional import load_optional
+from dataload.cli.options import check_directory
 from dataload.errors import ConfigError
 from dataload.samplers.order_sample import (
     OrderSample,
@@ -49,9 +50,7 @@ def check_picture(path: str) -> None:
     """
     if os.path.splitext(path)[1].lower() not in _SUFFIXES:
         raise ConfigError(f"{path}: a picture ends in {', '.join(_SUFFIXES)}", key="picture", value=path)
-    directory = os.path.dirname(path) or "."
-    if not os.path.isdir(directory):
-        raise ConfigError(f"there is no directory {directory} to write to", key="picture", value=path)
+    check_directory(path, "picture")
     _matplotlib()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from itertools import islice
 from time import sleep
@@ -11,7 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from dataload.build import from_config
-from dataload.cli.options import JsonFlag
+from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture, check_directory
 from dataload.cli.output import print_json, print_line
 from dataload.cli.pictures import check_picture, timeline_figure
 from dataload.errors import ConfigError
@@ -23,10 +22,8 @@ __all__ = ["timeline_command"]
 
 
 def timeline_command(
-    config: Annotated[str, typer.Argument(help="A config in TOML, YAML or JSON.", metavar="CONFIG")],
-    set: Annotated[  # noqa: A002 - the option's name
-        list[str] | None, typer.Option("--set", help="Replace a setting: loader.num_workers=4; may be given again.")
-    ] = None,
+    config: ConfigFile,
+    overrides: Overrides = None,
     epoch: Annotated[int, typer.Option("--epoch", min=0, help="Which epoch to begin with.")] = 0,
     steps: Annotated[
         int, typer.Option("--steps", min=1, help="How many steps, of more than one epoch if need be.")
@@ -34,7 +31,7 @@ def timeline_command(
     model_ms: Annotated[
         float, typer.Option("--model-ms", min=0, help="Milliseconds that a model would take for each batch.")
     ] = 0.0,
-    picture: Annotated[str | None, typer.Option("--picture", help="Draw it: a .png, .svg or .pdf.")] = None,
+    picture: Picture = None,
     trace: Annotated[
         str | None, typer.Option("--trace", help="Write a .json for ui.perfetto.dev or chrome://tracing.")
     ] = None,
@@ -44,8 +41,8 @@ def timeline_command(
     if picture is not None:
         check_picture(picture)
     if trace is not None:
-        _check_trace(trace)
-    with from_config(config, overrides=list(set or ())) as loader, closing(cast("Any", loader.source)):
+        check_directory(trace, "trace")
+    with from_config(config, overrides=overrides or ()) as loader, closing(cast("Any", loader.source)):
         loader.set_epoch(epoch)
         with record_timeline(loader) as timeline:
             _consume(loader, steps, model_ms / 1000)
@@ -61,12 +58,6 @@ def timeline_command(
         print_json({"statistics": statistics.to_json(), "timeline": timeline.to_json(), **written})
     else:
         _print(statistics, timeline, [name for name in (picture, trace) if name is not None])
-
-
-def _check_trace(path: str) -> None:
-    directory = os.path.dirname(path) or "."
-    if not os.path.isdir(directory):
-        raise ConfigError(f"there is no directory {directory} to write to", key="trace", value=path)
 
 
 def _consume(loader: Loader[Any], steps: int, model_seconds: float) -> None:

@@ -6,6 +6,8 @@ import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
+from dataload.cgroups import control_groups
+
 __all__ = ["available_bytes"]
 
 
@@ -36,28 +38,14 @@ def available_bytes(root: Path = Path("/")) -> int:
     found: list[int] = []
     with contextlib.suppress(OSError, ValueError, KeyError):
         found.append(_numbers(root / "proc/meminfo")["MemAvailable:"] * 1024)
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                found += _left(root / "sys/fs/cgroup", path, _VERSION_2)
-            elif "memory" in controllers.split(","):
-                found += _left(root / "sys/fs/cgroup/memory", path, _VERSION_1)
-    return min(found, default=1 << 62)
-
-
-def _left(mount: Path, path: str, names: _Names) -> list[int]:
-    """What a group and those it is in have left, as far as they can be seen and have a limit."""
-    found: list[int] = []
-    group = mount / path.strip("/")
-    for place in (group, *group.parents):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            limit, used = (int((place / name).read_text()) for name in (names.limit, names.used))
-            statistics = _numbers(place / "memory.stat")
+    groups = control_groups("memory", membership=root / "proc/self/cgroup", root=root / "sys/fs/cgroup")
+    for group, version in groups:
+        names = _VERSION_2 if version == 2 else _VERSION_1
+        with contextlib.suppress(OSError, ValueError, KeyError):  # it cannot be seen, or has no limit
+            limit, used = (int((group / name).read_text()) for name in (names.limit, names.used))
+            statistics = _numbers(group / "memory.stat")
             found.append(max(0, limit - used + sum(statistics[name] for name in names.cached)))
-        if place == mount:
-            break
-    return found
+    return min(found, default=1 << 62)
 
 
 def _numbers(path: Path) -> dict[str, int]:

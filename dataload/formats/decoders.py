@@ -173,7 +173,7 @@ def find_decoder(what: str | Callable[[bytes], Any], extension: str) -> Decoder:
         return Decoder(getattr(what, "__qualname__", type(what).__qualname__), what, small=True, own=True)
     if what not in DECODERS:
         raise ConfigError(
-            f"decode[{extension!r}] is {what!r}: {closest(str(what), DECODERS)}, or a function of bytes",
+            f"decode[{extension!r}] is {what!r}: {closest(what, DECODERS)}, or a function of bytes",
             key=f"decode.{extension}",
             value=what,
         )

@@ -1,18 +1,15 @@
-"""What samplers share: equality by content where they hold arrays, memory of what was computed, and arithmetic."""
+"""What samplers share: equality by content where they hold arrays, and arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from dataload.state import fingerprint
 from dataload.types import Int64Array
 
-__all__ = ["ArrayValue", "Memo", "divide", "split_by_group"]
-
-T = TypeVar("T")
+__all__ = ["ArrayValue", "divide", "split_by_group"]
 
 _FEW_GROUPS = 16
 
@@ -27,34 +24,6 @@ class ArrayValue:
 
     def __hash__(self) -> int:
         return hash(fingerprint(self))
-
-
-class Memo(Generic[T]):
-    """What a sampler has computed for the last two keys, to save time: no part of its value, and never pickled.
-
-    Two, because a loader may be at the end of one epoch and at the start of the next at once. Threads may lose
-    each other's entries and then compute them again, nothing worse.
-    """
-
-    __slots__ = ("_entries",)
-
-    def __init__(self) -> None:
-        self._entries: tuple[tuple[Any, T], ...] = ()
-
-    def recall(self, key: Any) -> T | None:
-        """What was kept for `key`."""
-        for known, value in self._entries:
-            if known == key:
-                return value
-        return None
-
-    def keep(self, key: Any, value: T) -> T:
-        """Remember `value`, and return it."""
-        self._entries = ((key, value), *(entry for entry in self._entries if entry[0] != key))[:2]
-        return value
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()
 
 
 def split_by_group(groups: Int64Array) -> Iterator[tuple[int, Int64Array]]:

@@ -120,7 +120,7 @@ class Mixture:
         set_field(self, "_firsts", np.cumsum([0, *lengths], dtype=np.int64))
         if self.stop not in get_args(Stop):
             raise ConfigError(
-                f"stop is {self.stop!r}: {closest(str(self.stop), get_args(Stop))}", key="stop", value=self.stop
+                f"stop is {self.stop!r}: {closest(self.stop, get_args(Stop))}", key="stop", value=self.stop
             )
 
     def _check_lengths(self, lengths: tuple[int, ...]) -> None:

@@ -9,9 +9,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 
 from dataload.errors import ConfigError, closest
+from dataload.memo import Memo
 from dataload.packing import Packing
 from dataload.samplers._checks import check_count, check_sampler, records_of
-from dataload.samplers._values import ArrayValue, Memo
+from dataload.samplers._values import ArrayValue
 from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.buckets import check_record_lengths
 from dataload.types import Int64Array, Sampler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class Subset(ArrayValue):
         object.__setattr__(self, "selection", chosen)
 
     def __len__(self) -> int:
-        return len(self.selection)  # type: ignore[arg-type] # a slice has become a range
+        return len(self._positions)
 
     @property
     def records(self) -> int:
@@ -59,11 +59,15 @@ class Subset(ArrayValue):
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""
-        chosen = self.selection
+        chosen = self._positions
         if isinstance(chosen, range):
             return self.parent.indices(positions * chosen.step + chosen.start, epoch=epoch)
-        assert isinstance(chosen, np.ndarray)
         return self.parent.indices(chosen[positions], epoch=epoch)
+
+    @property
+    def _positions(self) -> range | Int64Array:
+        """What `__post_init__` has made of `selection`."""
+        return cast("range | Int64Array", self.selection)
 
 
 def _chosen(selection: Any, length: int) -> range | Int64Array:

@@ -254,7 +254,7 @@ def select_fields(record: Any, fields: Sequence[str]) -> dict[str, Any]:
     try:
         return {name: record[name] for name in fields}
     except KeyError as error:
-        message = f"a record has no field {error.args[0]!r}: {closest(str(error.args[0]), record)}"
+        message = f"a record has no field {error.args[0]!r}: {closest(error.args[0], record)}"
         raise ConfigError(message, key="fields", value=error.args[0]) from None
 
 

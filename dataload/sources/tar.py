@@ -109,7 +109,7 @@ class TarSource(FileSource[Record]):
 
 def _check_choice(key: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        raise ConfigError(f"{key} is {value!r}: {closest(str(value), allowed)}", key=key, value=value)
+        raise ConfigError(f"{key} is {value!r}: {closest(value, allowed)}", key=key, value=value)
 
 
 def _pair_indexes(paths: tuple[str, ...], index: Any) -> dict[str, str] | Literal[False] | None:

@@ -50,6 +50,15 @@ def test_groups_of_version_1(groups):
     assert groups("4:memory:/x\n1:cpu,cpuacct:/job\n0::/\n", **job, **above) == 2.5
 
 
+def test_a_directory_for_each_controller_of_version_1(groups):
+    job = {"cpu__job__cpu.cfs_quota_us": "50000", "cpu__job__cpu.cfs_period_us": "100000"}
+    assert groups("1:cpu,cpuacct:/job\n", **job) == 0.5
+
+
+def test_the_name_of_a_group_need_not_be_ascii(groups):
+    assert groups("0::/größe/job\n", größe__cpu_DOT_max="50000 100000") == 0.5
+
+
 def test_no_control_groups(tmp_path):
     assert cgroup_quota(str(tmp_path / "none"), str(tmp_path)) is None
 

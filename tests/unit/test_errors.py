@@ -213,6 +213,11 @@ def test_printable_keeps_both_ends_of_a_long_text():
     assert printable("a" * 50 + "b" * 50, 100) == "a" * 50 + "b" * 50
     assert printable("a" * 50 + "b" * 51, 8) == "aaaaaa ...(93 characters)... bb"
     assert len(printable("x" * 10_000_000)) < 2100
+    assert len(printable("x" * 10_000, None)) == 10_000
+
+
+def test_printable_keeps_what_it_is_told_to():
+    assert printable("a\n\tb", kept="\n") == "a\n\\tb"
 
 
 class Mute(Exception):

@@ -5,7 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
-from dataload.samplers._values import Memo, divide, split_by_group
+from dataload.memo import Memo
+from dataload.samplers._values import divide, split_by_group
 
 
 def test_a_memo_holds_the_last_two_keys():

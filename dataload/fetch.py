@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dataload.bad_records import BadRecord, ErrorPolicy, OnError, read_excluded, substitute
+from dataload.batches import complete
 from dataload.collate import default_collate, empty_like
 from dataload.errors import (
     ConfigError,
@@ -126,7 +127,7 @@ class Fetcher:
         for plan in plans:
             start, stop = stop, stop + len(plan.indices)
             batch = {name: column[start:stop] for name, column in columns.items()}
-            batches.append(batch if plan.valid is None else _with_mask(batch, plan.valid))
+            batches.append(complete(batch, plan))
         return batches
 
     def _batch(self, plan: BatchPlan, epoch: int, trace: Trace) -> Any:
@@ -152,7 +153,7 @@ class Fetcher:
             return self._collated([sample], plan, trace)
         if self.reads_columns:
             batch = run_stage(trace, "read", self.source.read_batch, plan.indices, self.fields)
-            return batch if plan.valid is None else _with_mask(batch, plan.valid)
+            return complete(batch, plan)
         samples = run_stage(trace, "read", self._samples, plan.indices)
         if self.transform:
             samples = run_stage(trace, "transform", self._transformed_all, samples, plan.indices, epoch, trace)
@@ -174,7 +175,7 @@ class Fetcher:
                 bad[index] = self._bad_record(plan.step, epoch, index, failure)
         last = next(reversed(bad.values()), None)
         rows, replaced = self._arranged(plan, excluded | bad.keys(), last, epoch, trace)
-        wanted = set(_wanted(plan).tolist())
+        wanted = set(plan.wanted.tolist())
         trace.bad += [replace(bad[index], replaced_by=replaced.get(index)) for index in bad if index in wanted]
         for index in set(rows.indices.tolist()) - good.keys():
             good[index] = self._sample(index, epoch, trace)
@@ -197,12 +198,15 @@ class Fetcher:
         if not bad:
             return plan, {}
         is_bad = np.isin(plan.indices, list(bad))
+        good = plan.indices[~is_bad]
+        if plan.columns is not None and (self.policy.action != "replace" or not len(good)):
+            filler = int(good[0]) if len(good) else self._example(last, epoch, trace)[0]
+            return plan.filled(is_bad, filler), {}
         if self.policy.action != "replace" or plan.packing is not None:
             return plan.without(is_bad), {}
-        good = plan.indices[~is_bad]
         if len(good):
             replaced = {index: substitute(self.seed, epoch, index, good) for index in bad}
-        elif not len(_wanted(plan)):  # rows that only fill up the batch, which any record can do
+        elif not len(plan.wanted):  # rows that only fill up the batch, which any record can do
             replaced = dict.fromkeys(bad, self._example(last, epoch, trace)[0])
         else:
             reason = f"; the last: {last.text}" if last else ", all of them by exclude="
@@ -295,7 +299,7 @@ class Fetcher:
             batch = run_stage(trace, "collate", self.collate, samples)
             if not len(plan.indices):
                 batch = run_stage(trace, "collate", _without_rows, batch)
-        return batch if plan.valid is None else _with_mask(batch, plan.valid)
+        return complete(batch, plan)
 
     def _bad_record(self, step: int, epoch: int, index: int, failure: StageError) -> BadRecord:
         place = locate(self.source, index)
@@ -347,11 +351,6 @@ def shorten(indices: Sequence[int]) -> str:
     return ", ".join(map(str, indices[:_MESSAGE_INDICES])) + (", ..." if len(indices) > _MESSAGE_INDICES else "")
 
 
-def _wanted(plan: BatchPlan) -> Int64Array:
-    """The indices of a plan without those that only fill up the batch."""
-    return plan.indices if plan.valid is None or plan.packing is not None else plan.indices[plan.valid]
-
-
 def _own(samples: Mapping[int, Any], indices: Int64Array) -> list[Any]:
     """A sample for each row; rows do not share one, as they do not where each is read."""
     given: set[int] = set()
@@ -371,19 +370,6 @@ def _without_rows(batch: Any) -> Any:
             "let its values be arrays and lists, and choose tail='drop' or on_error='replace' otherwise",
             key="collate",
         ) from error
-
-
-def _with_mask(batch: Any, valid: Any) -> Any:
-    if not isinstance(batch, Mapping):
-        batch = {"data": batch}
-    if "valid" in batch:
-        raise ConfigError(
-            "tail='pad' adds the mask 'valid' to each batch, and the samples have a field of that name: "
-            "rename it, or choose tail='drop' or 'partial'",
-            key="tail",
-            value="pad",
-        )
-    return {**batch, "valid": valid}
 
 
 def _short(source: Any) -> str:

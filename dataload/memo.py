@@ -10,28 +10,30 @@ T = TypeVar("T")
 
 
 class Memo(Generic[T]):
-    """What was computed for the last two keys, to save time: no part of its owner's value, and never pickled.
+    """What was computed for the last few keys, to save time: no part of its owner's value, and never pickled.
 
-    Two, because a loader may be at the end of one epoch and at the start of the next at once. Threads may lose
-    each other's entries and then compute them again, nothing worse.
+    Two by default, because a loader may be at the end of one epoch and at the start of the next at once. Threads may
+    lose each other's entries and then compute them again, nothing worse.
+
+    Args:
+        size: Keys to remember; they are hashable.
     """
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "_size")
 
-    def __init__(self) -> None:
-        self._entries: tuple[tuple[Any, T], ...] = ()
+    def __init__(self, size: int = 2) -> None:
+        self._size = size
+        self._entries: dict[Any, T] = {}
 
     def recall(self, key: Any) -> T | None:
         """What was kept for `key`."""
-        for known, value in self._entries:
-            if known == key:
-                return value
-        return None
+        return self._entries.get(key)
 
     def keep(self, key: Any, value: T) -> T:
         """Remember `value`, and return it."""
-        self._entries = ((key, value), *(entry for entry in self._entries if entry[0] != key))[:2]
+        others = [entry for entry in self._entries.items() if entry[0] != key]
+        self._entries = {key: value, **dict(others[: self._size - 1])}  # a new one, for others may be reading the old
         return value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()
+        return type(self), (self._size,)

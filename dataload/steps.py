@@ -128,7 +128,7 @@ class StepWork:
                 plan.step,
                 batch,
                 None,
-                len(plan.indices),
+                plan.rows,
                 nbytes(batch),
                 [(stage, begun + i * share, begun + (i + 1) * share)],
                 [],
@@ -142,7 +142,7 @@ class StepWork:
         rows = 0
         try:
             plan = self._plan(job, step)
-            rows = len(plan.indices)
+            rows = plan.rows
             batch = self.fetch(plan, job.epoch, trace)
         except WorkerError as error:
             return Loaded(job.epoch, step, None, error, rows, 0, trace.spans, trace.bad, worker)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dataload.errors import ConfigError, closest
 from dataload.packing import Packing
 from dataload.samplers._checks import check_count, check_sampler, records_of
-from dataload.types import Int64Array, Sampler
+from dataload.types import Array, Int64Array, Sampler
 
 __all__ = ["BatchPlan", "BatchPlanner", "BatchSampler", "Tail"]
 
@@ -30,25 +30,46 @@ class BatchPlan:
 
     Attributes:
         step: Number of the step within the epoch.
-        indices: (rows,) int64, what to read; (records,) where rows are packed.
-        valid: (rows,) bool, False for rows that only fill up the batch; None where no row can be.
-        packing: How records are packed into rows; None where each is a row.
+        indices: (rows,) int64, what to read; (records,) where rows are packed; (rows * chunk,) where they have chunks.
+        valid: (rows,) bool, or (rows, chunk), False for what only fills up the batch; None where nothing can.
+        packing: How records are packed into rows; None where none are.
+        chunk: Consecutive records of a row. With more than one the batch's arrays are (rows, chunk, ...).
+        columns: What the plan itself adds to the batch, by name, (rows, ...) each. Rows then keep their places
+            whatever becomes of a record.
     """
 
     step: int
     indices: Int64Array
     valid: BoolArray | None = None
     packing: Packing | None = None
+    chunk: int = 1
+    columns: Mapping[str, Array] | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch; records, where they are packed."""
+        return len(self.indices) // self.chunk
+
+    @property
+    def wanted(self) -> Int64Array:
+        """The indices without those that only fill up the batch."""
+        return self.indices if self.valid is None or self.packing is not None else self.indices[self.valid.ravel()]
 
     def without(self, bad: BoolArray) -> BatchPlan:
         """The plan without some of its records, (records,) bool. Packed rows keep their number and get gaps."""
         good = ~bad
         if self.packing is None:
-            return BatchPlan(self.step, self.indices[good], None if self.valid is None else self.valid[good])
+            return replace(self, indices=self.indices[good], valid=None if self.valid is None else self.valid[good])
         rows, starts, lengths, shape = self.packing
-        return BatchPlan(
-            self.step, self.indices[good], self.valid, Packing(rows[good], starts[good], lengths[good], shape)
+        return replace(
+            self, indices=self.indices[good], packing=Packing(rows[good], starts[good], lengths[good], shape)
         )
+
+    def filled(self, bad: BoolArray, index: int) -> BatchPlan:
+        """The plan with another record in the place of some, (records,) bool, that only fills up the batch."""
+        shape = (self.rows,) if self.chunk == 1 else (self.rows, self.chunk)
+        valid = np.ones(shape, np.bool_) if self.valid is None else self.valid
+        return replace(self, indices=np.where(bad, index, self.indices), valid=valid & ~bad.reshape(shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,8 +210,8 @@ def _run(counts: Int64Array, numbers: Int64Array) -> tuple[Int64Array, Int64Arra
     return run, numbers - (ends - counts)[run]
 
 
-def check_record_lengths(lengths: Any) -> Int64Array:
-    """`lengths` as a read-only (records,) int64 array.
+def check_record_lengths(lengths: Any, *, name: str = "lengths", of: str = "record") -> Int64Array:
+    """`lengths` as a read-only int64 array, one for each record, or whatever they are `of`.
 
     Raises:
         ConfigError: They are no integers of 0 or more.
@@ -222,12 +222,12 @@ def check_record_lengths(lengths: Any) -> Int64Array:
     except (TypeError, ValueError, OverflowError):
         checked = None
     if checked is None or checked.ndim != 1:
-        raise ConfigError("lengths must be integers, one for each record", key="lengths", value=lengths)
+        raise ConfigError(f"{name} must be integers, one for each {of}", key=name, value=lengths)
     if checked.size and checked.min() < 0:
         place = int(np.argmin(checked))
         raise ConfigError(
-            f"lengths must be 0 or more, got {checked[place]} for record {place}",
-            key="lengths",
+            f"{name} must be 0 or more, got {checked[place]} for {of} {place}",
+            key=name,
             value=int(checked[place]),
         )
     checked.setflags(write=False)

@@ -70,10 +70,10 @@ class GlobalBatches:
             bounds = planner.origin + np.arange(steps.start, steps.stop + 1) * planner.global_batch_size
             bounds = np.minimum(bounds, planner.items(epoch))
             return planner.sampler.indices(np.arange(bounds[0], bounds[-1]), epoch=epoch), np.diff(bounds)
-        size = planner.world_size
+        size = planner.step_size // self._alone.step_size
         parts = range(steps.start * size, min(steps.stop * size, self._alone.steps(epoch)))
         plans = self._alone.plans(parts, epoch=epoch)
-        rows = [plan.indices if plan.valid is None or plan.packing else plan.indices[plan.valid] for plan in plans]
+        rows = [plan.wanted for plan in plans]
         counts = np.zeros(len(steps), np.int64)
         np.add.at(counts, np.arange(len(parts)) // size, [len(part) for part in rows])
         return np.concatenate([np.empty(0, np.int64), *rows]), counts

@@ -15,6 +15,7 @@ from dataload import (
     ClosedSourceError,
     ConfigError,
     CorruptFileError,
+    Loader,
     MemorySource,
     MissingDependencyError,
     Pack,
@@ -26,6 +27,7 @@ from dataload.fetch import Fetcher, Trace, make_policy, shorten
 from dataload.packing import Packing
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source
+from dataload.streams import StreamSampler
 from dataload.transforms import compose
 
 LENGTH = 12
@@ -602,3 +604,98 @@ def test_packed_steps_and_sources_without_columns_are_not_read_together():
     packed = BatchPlan(0, np.array([1]), None, Packing(np.zeros(1, int), np.zeros(1, int), np.ones(1, int), (1, 4)))
     assert fetcher(Columns()).together([plan([0]), packed], Trace()) is None
     assert fetcher(Plain()).together([plan([0]), plan([1])], Trace()) is None
+
+
+def stream_plan(indices, valid, chunk):
+    """Rows of streams, which keep their places whatever becomes of a record."""
+    rows = len(indices) // chunk
+    shape = (rows,) if chunk == 1 else (rows, chunk)
+    columns = {"offset": np.arange(rows), "is_first": np.ones(shape, bool)}
+    return BatchPlan(7, np.array(indices, np.int64), np.array(valid, bool).reshape(shape), chunk=chunk, columns=columns)
+
+
+@KINDS
+@given(
+    rows_=st.integers(1, 4),
+    chunk=st.integers(1, 3),
+    unreadable=st.frozensets(st.integers(0, LENGTH - 2), max_size=8),
+    untransformable=st.frozensets(st.integers(0, LENGTH - 2), max_size=4),
+    excluded=st.frozensets(st.integers(0, LENGTH - 2), max_size=4),
+    action=st.sampled_from(["raise", "skip", "replace"]),
+    transforms=st.booleans(),
+    data=st.data(),
+)
+def test_rows_of_streams_keep_their_places(
+    kind, rows_, chunk, unreadable, untransformable, excluded, action, transforms, data
+):
+    places = rows_ * chunk
+    indices = data.draw(st.lists(st.integers(0, LENGTH - 1), min_size=places, max_size=places))
+    valid = data.draw(st.lists(st.booleans(), min_size=places, max_size=places))
+    step = stream_plan(indices, valid, chunk)
+    failing_ones = (unreadable | untransformable if transforms else unreadable) - excluded
+    source = kind(unreadable)
+    fetch = fetcher(
+        source, action, exclude=sorted(excluded), transform=failing(*untransformable) if transforms else None
+    )
+    trace = Trace()
+    if action == "raise" and failing_ones & set(indices):
+        with pytest.raises(WorkerError, match=r"step 7 of epoch 3 failed in (read|transform .*) on index"):
+            fetch(step, 3, trace)
+        return
+    batch = fetch(step, 3, trace)
+    gone = failing_ones | excluded
+    is_good = np.array([index not in gone for index in indices])
+    replaces = action == "replace" and is_good.any()
+    assert batch["x"].shape == (*step.valid.shape, 2)
+    found = batch["index"].ravel()
+    assert np.array_equal(batch["x"], np.stack([batch["index"]] * 2, axis=-1))
+    assert found[is_good].tolist() == np.array(indices)[is_good].tolist()
+    assert not set(found.tolist()) & gone
+    if is_good.any():
+        assert set(found.tolist()) <= set(np.array(indices)[is_good].tolist())
+    expected = step.valid if replaces else step.valid & is_good.reshape(step.valid.shape)
+    assert np.array_equal(batch["valid"], expected)
+    for name, column in step.columns.items():
+        assert np.array_equal(batch[name], column)
+    assert list(batch) == ["index", "x", "name", "offset", "is_first", "valid"]
+    wanted = {index for index, is_valid in zip(indices, valid, strict=True) if is_valid}
+    mapping = dict(zip(indices, found.tolist(), strict=True))
+    reported = {bad.index: bad.replaced_by for bad in trace.bad}
+    assert reported == {index: mapping[index] if replaces else None for index in wanted & failing_ones}
+    assert not set(source.seen) & excluded
+
+
+@KINDS
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_a_step_of_streams_without_a_good_record_keeps_its_rows(kind, chunk, action):
+    step = stream_plan([1, 2, 3, 1], [True, True, False, True], chunk)
+    for unreadable, excluded, reported in (([1, 2, 3], [], [1, 2]), ([], [1, 2, 3], []), ([2, 3], [1], [2])):
+        trace = Trace()
+        batch = fetcher(kind(unreadable), action, exclude=excluded)(step, 0, trace)
+        assert batch["x"].shape == (*step.valid.shape, 2)
+        assert not batch["valid"].any()
+        assert len(set(batch["index"].ravel().tolist())) == 1
+        assert [(bad.index, bad.replaced_by) for bad in trace.bad] == [(index, None) for index in reported]
+
+
+def test_where_no_record_can_stand_in_a_row_of_streams_the_error_says_so():
+    with pytest.raises(WorkerError, match=r"failed in on_error: SourceError: the step has no good record"):
+        fetcher(Plain(range(LENGTH)), "skip")(stream_plan([1, 2], [True, True], 1), 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("settings", [{"on_error": "skip"}, {"exclude": [3, 4, 9]}, {"on_error": "replace"}])
+def test_rows_of_streams_go_on_behind_bad_records(workers, settings):
+    streams = StreamSampler(sequence_lengths=[LENGTH], rows=2, chunk=3)
+    source = Plain(() if "exclude" in settings else (3, 4, 9))
+    good = np.array([[False, False, True], [False, True, True]])
+    with Loader(source, batch_sampler=streams, num_workers=workers, epochs=2, **settings) as loader:
+        for _ in range(2):
+            first, second = loader
+            assert (first["offset"].tolist(), second["offset"].tolist()) == ([0, 6], [3, 9])
+            assert first["index"].tolist() == [[0, 1, 2], [6, 7, 8]]
+            assert first["valid"].all()
+            assert second["index"][good].tolist() == [5, 10, 11]
+            assert np.array_equal(second["valid"], good | (settings.get("on_error") == "replace"))
+        assert loader.statistics().bad == (0 if "exclude" in settings else 6)

@@ -122,6 +122,7 @@ class Delivery:
         most_bytes: Bytes of batches ahead, about; one is ahead in any case.
         in_order: Whether steps come in their order, or those of an epoch as they are made.
         helps: Whether the consumer's thread does quick jobs where it would have to wait for one.
+        together: Whether several steps may be made by one read: then they are one job without workers, too.
     """
 
     def __init__(
@@ -136,12 +137,13 @@ class Delivery:
         most_bytes: int,
         in_order: bool,
         helps: bool = True,
+        together: bool = False,
     ) -> None:
         self._pace = pace
         self._room = room = _Room(pace, window, most_bytes, helps and not isinstance(executor, SerialExecutor))
         self._ready: list[Loaded] = []
-        # Without workers nothing is handed over: each step is a job of its own, made when it is asked for.
-        groups = pace.groups if window and in_order else _singles
+        # Without workers nothing is handed over: each step is made when it is asked for, unless several are one read.
+        groups = pace.groups if (window or together) and in_order else _singles
         jobs = _jobs(planners, start, epochs, room, groups)
         self._executor = executor
         self._waiting: deque[Job] = deque()  # in order: the jobs whose results have not come

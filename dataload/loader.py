@@ -301,6 +301,7 @@ class Loader(Generic[BatchT]):
             most_bytes=self._prefetch_bytes,
             in_order=self._in_order,
             helps=consumer_helps(self._workers),
+            together=self._work.fetch.reads_together,
         )
         return self._delivery
 

@@ -45,6 +45,7 @@ class Writer(ABC):
         self._temporary = os.path.join(self._directory, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
         self._count = 0
         self._state = "open"  # -> "closed" | "aborted"
+        self._pid = os.getpid()
 
     def _check_destination(self) -> None:
         if os.path.exists(self.path) and not self._overwrite:
@@ -131,7 +132,8 @@ class Writer(ABC):
     def __del__(self) -> None:
         # A writer that was forgotten wrote nothing; its hidden file goes too.
         with contextlib.suppress(Exception):
-            self.abort()
+            if self._pid == os.getpid():  # in a fork it is still the parent's
+                self.abort()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, {self._count} records, {self._state})"

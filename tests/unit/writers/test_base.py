@@ -241,3 +241,15 @@ def test_a_directory_does_not_replace_a_file(tmp_path):
     ):
         w.write("a")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]
+
+
+def test_a_fork_that_drops_the_writer_leaves_its_file_alone(tmp_path):
+    writer = Lines(tmp_path / "a.txt")
+    writer.write("x")
+    child = os.fork()
+    if not child:
+        writer.__del__()
+        os._exit(0)
+    os.waitpid(child, 0)
+    writer.close()
+    assert (tmp_path / "a.txt").read_text() == "x\n"

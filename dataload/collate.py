@@ -199,6 +199,7 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Ba
         ConfigError: Fields, dtypes or shapes of the parts differ.
     """
     out: Batch = {}
+    nested: dict[str, list[tuple[Int64Array, Batch]]] = {}
     first_row = 0
     for where, batch in pieces:
         if not out:
@@ -216,22 +217,27 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Ba
                 for row, value in zip(where.tolist(), cast("list[Any]", column), strict=True):
                     target[row] = value
                 continue
-            if isinstance(target, list) or isinstance(column, list):
+            if isinstance(target, dict) and isinstance(column, dict):
+                nested.setdefault(name, []).append((where, cast("Batch", column)))
+                continue
+            if isinstance(target, (list, dict)) or isinstance(column, (list, dict)):
                 raise _unequal(name, first_row, _kind(target), int(where[0]), _kind(column))
             if column.shape[1:] != target.shape[1:] or column.dtype != target.dtype:
                 one, other = (f"{a.dtype} {a.shape[1:]}" for a in (target, column))
                 raise _unequal(name, first_row, one, int(where[0]), other)
             target[where] = column
-    return out
+    return {**out, **{name: scatter_columns(parts, rows) for name, parts in nested.items()}}
 
 
 def _kind(column: Any) -> str:
-    return "no array" if isinstance(column, list) else f"{column.dtype} {column.shape[1:]}"
+    return "no array" if isinstance(column, (list, dict)) else f"{column.dtype} {column.shape[1:]}"
 
 
 def _column_like(column: Any, rows: int) -> Any:
     if isinstance(column, list):
         return [None] * rows
+    if isinstance(column, dict):
+        return {}
     return np.empty((rows, *column.shape[1:]), column.dtype)
 
 

@@ -211,6 +211,16 @@ def test_scatter_columns_names_parts_that_differ(pieces, message):
         scatter_columns(pieces, 3)
 
 
+def test_scatter_columns_reaches_into_dicts():
+    parts = [
+        (rows(2, 0), {"n": {"x": np.array([5, 3]), "t": ["c", "a"]}, "y": np.array([1, 2])}),
+        (rows(1), {"n": {"x": np.array([4]), "t": ["b"]}, "y": np.array([7])}),
+    ]
+    equal(scatter_columns(parts, 3), {"n": {"x": np.array([3, 4, 5]), "t": ["a", "b", "c"]}, "y": np.array([2, 7, 1])})
+    with pytest.raises(ConfigError, match=r"field 'n': row 2 is no array, row 1 is int64 \(\)"):
+        scatter_columns([parts[0], (rows(1), {"n": np.array([1]), "y": np.array([7])})], 3)
+
+
 def test_scatter_columns_of_nothing_is_nothing():
     assert scatter_columns([], 0) == {}
 

@@ -7,7 +7,7 @@ import platform
 import sys
 from importlib.metadata import version
 
-from benchmarks import cases, execution, orders
+from benchmarks import cases, execution, multistream, orders, tokens
 
 CASES = {
     "overhead": cases.overhead,
@@ -15,9 +15,11 @@ CASES = {
     "syrah-64": lambda: cases.syrah(16, 1_000_000, 1024, 0.25),
     "lmdb": lambda: cases.lmdb_raw(4096, 100_000, 256),
     "torchrecord": lambda: cases.torchrecord(1024, 50_000, 256),
-    "array_record": lambda: cases.array_record(4096, 100_000, 256),
+    "array_record": lambda: cases.array_record(4096, 100_000, 256, "group_size:1", 0.95, 0.95),
+    "array_record-uncompressed": lambda: cases.array_record(4096, 100_000, 256, "group_size:1,uncompressed", 6),
     "tar-4k": lambda: cases.tar(4096, 100_000, 256),
     "tar-110k": lambda: cases.tar(110_000, 20_000, 256),
+    "tokens": tokens.tokens,
     "open": cases.opening,
     "orders": orders.orders,
     "order-start": orders.starting,
@@ -27,6 +29,7 @@ CASES = {
     "jpeg": execution.jpeg,
     "first-batch": execution.first_batch,
     "memory": execution.memory,
+    "iterators": multistream.iterators,
 }
 
 

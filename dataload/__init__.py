@@ -24,10 +24,13 @@ from dataload.errors import (
 )
 from dataload.live import live_view
 from dataload.loader import Loader
+from dataload.multistream import MultiStreamLoader, StreamContext
 from dataload.packing import Pack
 from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
+from dataload.sources.sequences import sequence_lengths
+from dataload.sources.tokens import TokenSource
 from dataload.statistics import Statistics
 from dataload.timeline import record_timeline
 from dataload.transforms import SampleContext
@@ -58,6 +61,7 @@ __all__ = [
     "Loader",
     "MemorySource",
     "MissingDependencyError",
+    "MultiStreamLoader",
     "Pack",
     "Ragged",
     "RandomAccessSource",
@@ -70,6 +74,8 @@ __all__ = [
     "SourceNotFoundError",
     "StateMismatchError",
     "Statistics",
+    "StreamContext",
+    "TokenSource",
     "UnsupportedFormatError",
     "WorkerError",
     "create",
@@ -78,4 +84,5 @@ __all__ = [
     "live_view",
     "open",
     "record_timeline",
+    "sequence_lengths",
 ]

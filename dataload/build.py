@@ -252,8 +252,8 @@ def _format_of(path: str) -> str:
         return entry.name  # its reader says best what is wrong
     if name is None:
         raise UnsupportedFormatError(
-            f"{path} is in no known format: {describe_head(head)}; understood are Syrah (b'GS'), ArrayRecord, LMDB "
-            "and tar; for other formats pass format=",
+            f"{path} is in no known format: {describe_head(head)}; understood are Syrah (b'GS'), ArrayRecord, LMDB, "
+            "tar and .npy files of tokens; for other formats pass format=, for raw tokens format='tokens'",
             path=path,
         )
     return name

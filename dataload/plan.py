@@ -26,6 +26,7 @@ __all__ = [
     "BlockedPlans",
     "Shuffle",
     "default_pool_size",
+    "place_of",
     "plan_batches",
     "shard_lengths",
     "shuffled",
@@ -58,7 +59,7 @@ def plan_batches(
     Raises:
         ConfigError: Arguments contradict each other, or the plan would read records that the source has not.
     """
-    rank, world_size = _place(rank, world_size, batch_sampler)
+    rank, world_size = place_of(rank, world_size, batch_sampler)
     if tail is None:
         tail = "partial" if world_size == 1 else "pad"
     if batch_sampler is not None:
@@ -136,7 +137,12 @@ def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffl
     return sampler
 
 
-def _place(rank: int | None, world_size: int | None, plan: Any) -> tuple[int, int]:
+def place_of(rank: int | None, world_size: int | None, plan: Any = None) -> tuple[int, int]:
+    """Rank and number of ranks: those given, those of the plan, or those of the environment.
+
+    Raises:
+        ConfigError: Only one of the two is known.
+    """
     if (rank is None) != (world_size is None):
         raise ConfigError("rank and world_size go together: give both or none", key="rank", value=rank)
     if rank is not None and world_size is not None:

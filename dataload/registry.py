@@ -78,6 +78,8 @@ _BUILT_IN = {
             writer="dataload.writers.array_record:ArrayRecordWriter",
             suffixes=(".array_record", ".arrayrecord"),
         ),
+        # No suffix: .npy and .bin mean many things, and lie beside the shards of other formats.
+        Format(name="tokens", source="dataload.sources.tokens:TokenSource"),
         Format(name="memory", source="dataload.sources.memory:MemorySource", takes_paths=False),
         Format(name="range", source="dataload.sources.range:RangeSource", takes_paths=False),
     )
@@ -167,11 +169,14 @@ def construct(entry: Format, role: str, argument: Any, options: Mapping[str, Any
         options: Keyword arguments.
 
     Raises:
-        ConfigError: There is no such option; the message names the closest.
+        ConfigError: There is no such option, and the message names the closest; or one that is needed is missing.
     """
     cls = load(entry, role)
     parameters = inspect.signature(cls).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    for p in parameters:
+        if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in options:
+            raise ConfigError(f"format {entry.name!r} needs the option {p.name!r}: give {p.name}=...", key=p.name)
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for name in options:
             if name not in known:

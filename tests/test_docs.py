@@ -59,6 +59,41 @@ def test_the_page_on_the_loader_runs():
     assert 0 < sum(batch["flipped"].sum() for batch in scope["batches"]) < 1000
 
 
+def test_the_page_on_streams_runs(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    scope = run_page("streams.md")
+    assert scope["loss"].isfinite()
+    scope["tokens"].close()
+
+
+@pytest.mark.parametrize(
+    ("picture", "settings"),
+    [
+        ("split", {"rows": 3}),
+        ("pack", {"rows": 3, "mode": "pack"}),
+        ("independent", {"rows": 3, "mode": "independent"}),
+        ("shuffled", {"rows": 3, "mode": "shuffled"}),
+        ("next", {"rows": 2, "chunk": 4}),
+        ("pad", {"rows": 2, "chunk": 4, "ends": "pad"}),
+        ("drop", {"rows": 2, "chunk": 4, "ends": "drop"}),
+    ],
+)
+def test_the_page_on_streams_draws_what_rows_get(picture, settings):
+    from dataload.streams import StreamSampler
+
+    text = (ROOT / "docs" / "streams.md").read_text()
+    (drawn,) = re.findall(rf"```{picture}\n(.*?)```", text, re.DOTALL)
+    names = [f"{name}{i}" for name, length in zip("ABCD", (9, 5, 3, 7), strict=True) for i in range(length)]
+    sampler = StreamSampler(sequence_lengths=[9, 5, 3, 7], seed=0, **settings)
+    rows = [[] for _ in range(sampler.rows)]
+    for plan in sampler.plans(range(sampler.steps(0)), epoch=0):
+        cells = zip(plan.indices, plan.valid.ravel(), plan.columns["is_first"].ravel(), strict=True)
+        for i, (index, valid, first) in enumerate(cells):
+            rows[i // sampler.chunk].append(("|" if first else "") + (names[index] if valid else ".."))
+    assert [re.findall(r"\|?[A-D.][\d.]", line) for line in drawn.splitlines()] == rows
+
+
 def test_the_page_on_orders_names_every_kind_and_class():
     from dataload import samplers
     from dataload.config import json_schema
@@ -69,7 +104,8 @@ def test_the_page_on_orders_names_every_kind_and_class():
         for definition in json_schema()["$defs"].values()
         if "const" in definition.get("properties", {}).get("kind", {})
     }
-    assert kinds == set(re.findall(r"^\| `\w+\(.*?\| `(\w+)` \|", text, re.MULTILINE))
+    streams = re.findall(r'^kind = "(\w+)"', (ROOT / "docs" / "streams.md").read_text(), re.MULTILINE)
+    assert kinds == {*re.findall(r"^\| `\w+\(.*?\| `(\w+)` \|", text, re.MULTILINE), *streams}
     documented = set(re.findall(r"^\| `(\w+)\(", text, re.MULTILINE))
     orders = {name for name in samplers.__all__ if hasattr(getattr(samplers, name), "records")}
     assert documented == orders - {"BatchPlanner", "BatchSampler", "OrderReport"}
@@ -97,6 +133,7 @@ def test_the_readme_names_the_commands_that_exist():
         "samplers.quality",
         "samplers.shuffle",
         "state",
+        "streams.report",
     ],
 )
 def test_docstring_examples(module):

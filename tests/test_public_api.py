@@ -8,16 +8,17 @@ import dataload
 
 PUBLIC = {
     "dataload": """
-        BatchReader ClosedSourceError Codec Collate ColumnReader ConcatSource ConfigError CorruptFileError DataloadError
-        FieldSpec Loader MemorySource MissingDependencyError Pack Ragged RandomAccessSource RangeSource
-        RecordWriter SampleContext Sampler Sharded SourceError SourceNotFoundError StateMismatchError
-        Statistics UnsupportedFormatError WorkerError create default_collate from_config live_view open record_timeline
+        BatchReader ClosedSourceError Codec Collate ColumnReader ConcatSource ConfigError CorruptFileError
+        DataloadError FieldSpec Loader MemorySource MissingDependencyError MultiStreamLoader Pack Ragged
+        RandomAccessSource RangeSource RecordWriter SampleContext Sampler Sharded SourceError
+        SourceNotFoundError StateMismatchError Statistics StreamContext TokenSource UnsupportedFormatError
+        WorkerError create default_collate from_config live_view open record_timeline sequence_lengths
     """,
     "dataload.samplers": """
         BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport
         PackedBatchSampler PoolShuffle Repeat Sequential ShardSequential Subset Weighted order_report pool_size_for
     """,
-    "dataload.streams": "",
+    "dataload.streams": "RowMixture StreamSampler reset_state",
     "dataload.torch": "DeviceLoader DistributedPlace SourceDataset distributed_place to_pinned to_tensors",
 }
 

@@ -12,14 +12,16 @@ import typer
 
 from dataload.build import from_config
 from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture
+from dataload.cli.order_streams import print_streams, stream_facts
 from dataload.cli.output import count_of, print_json, print_line, print_table
-from dataload.cli.pictures import check_picture, order_figure
+from dataload.cli.pictures import check_picture, order_figure, stream_figure
 from dataload.errors import ConfigError
 from dataload.loader import Loader
 from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler
 from dataload.samplers.order_sample import WHOLE_UP_TO, GlobalBatches, OrderSample, Shards, sample_order
 from dataload.samplers.pool_quality import pool_size_for
 from dataload.samplers.quality import Figure, OrderReport, judge_order
+from dataload.streams.report import StreamPlanner, stream_report
 from dataload.types import Sharded
 
 __all__ = ["order_command"]
@@ -47,7 +49,8 @@ def order_command(
 ) -> None:
     """Show in which order a config serves its records, and judge how well that mixes them.
 
-    The batches of all ranks together are compared with those of a uniform shuffle; a long epoch is sampled.
+    The batches of all ranks together are compared with those of a uniform shuffle; a long epoch is sampled. Of rows
+    that continue it says instead how long they do.
 
     --steps prints only indices, a line for each step of all ranks, or of --rank; with --json a JSON object each.
     """
@@ -62,6 +65,9 @@ def order_command(
             planner = loader.batch_sampler
             _print_steps(planner, _parse_steps(steps, planner.steps(epoch), epoch), epoch, rank is not None, json)
             return
+        if isinstance(loader.batch_sampler, StreamPlanner):
+            _show_streams(loader.batch_sampler, epoch, json, picture, quality)
+            return
         order = _Order(loader, epoch)
         facts = order.facts(quality)
         if picture is not None:
@@ -71,6 +77,26 @@ def order_command(
         print_json(facts)
     else:
         _print(facts, order.report)
+
+
+def _show_streams(
+    planner: StreamPlanner, epoch: int, as_json: bool, picture: str | None, quality: float | None
+) -> None:
+    if quality is not None:
+        raise ConfigError(
+            "--quality is for orders that shuffle, and rows of streams continue: leave it out",
+            key="quality",
+            value=quality,
+        )
+    report = stream_report(planner, epoch=epoch)
+    facts = stream_facts(planner, report)
+    if picture is not None:
+        stream_figure(planner, report, f"{facts['order']}, epoch {epoch}").savefig(picture)
+        facts["picture"] = picture
+    if as_json:
+        print_json(facts)
+    else:
+        print_streams(facts, report)
 
 
 def _check(
@@ -118,9 +144,10 @@ def _print_steps(planner: BatchPlanner, steps: range, epoch: int, of_rank: bool,
     for plan in _plans(planner, steps, epoch, of_rank):
         indices = plan.indices.tolist()
         # Of packed rows `valid` says nothing about records.
-        valid = plan.valid.tolist() if plan.valid is not None and plan.packing is None else None
+        valid = plan.valid.ravel().tolist() if plan.valid is not None and plan.packing is None else None
         if as_json:
             line = {**place, "step": plan.step, "indices": indices, **({} if valid is None else {"valid": valid})}
+            line.update((name, column.tolist()) for name, column in (plan.columns or {}).items())
             typer.echo(json_module.dumps(line))
         else:
             shown = (str(index) if valid is None or valid[i] else f"({index})" for i, index in enumerate(indices))
@@ -129,6 +156,9 @@ def _print_steps(planner: BatchPlanner, steps: range, epoch: int, of_rank: bool,
 
 def _plans(planner: BatchPlanner, steps: range, epoch: int, of_rank: bool) -> Iterator[BatchPlan]:
     """Plans of the planner's rank, or of all ranks together, in blocks."""
+    if isinstance(planner, StreamPlanner) and not of_rank:
+        # What fills up a batch of streams is no rank's own, and keeps the other rows in their places.
+        planner, of_rank = planner.dealt(rank=0, world_size=1), True
     size = max(1, _BLOCK_ROWS // (planner.rows_per_step * planner.world_size))
     together = GlobalBatches(planner)
     for start in range(steps.start, steps.stop, size):

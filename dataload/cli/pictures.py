@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,14 @@ from dataload.samplers.order_sample import (
     expected_shards,
     shards_per_batch,
 )
+from dataload.streams.report import StreamPlanner, StreamReport, follow
 from dataload.timeline import CONSUMER, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["check_picture", "order_figure", "timeline_figure"]
+__all__ = ["check_picture", "order_figure", "stream_figure", "timeline_figure"]
 
 _SUFFIXES = (".pdf", ".png", ".svg")
 _DOTS = 5_000
@@ -39,6 +41,9 @@ _COLOURS = {
     "consumer works": "tab:green",
 }
 _NUMBERED_STEPS = 60
+_ROWS = 64
+_ROW_BEGINNINGS = 10  # of each row, about: more would be all lines
+_CELLS = 1 << 20
 
 
 def check_picture(path: str) -> None:
@@ -68,6 +73,47 @@ def order_figure(sample: OrderSample, shards: Shards, title: str) -> Figure:
     _draw_places(places, sample)
     _draw_moves(moves, sample)
     _draw_mixing(mixing, sample, shards)
+    return figure
+
+
+def stream_figure(planner: StreamPlanner, report: StreamReport, title: str) -> Figure:
+    """Which sequence each row follows, by colour: rows over steps, with a line where a row begins anew.
+
+    Of a long epoch the first steps, in which a row begins anew about ten times; of many rows the first 64.
+
+    Args:
+        planner: The plan of any of the ranks.
+        report: Of its epoch.
+        title: Above the picture.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    run = report.run_steps or (report.steps if report.continuing else 1)
+    steps = min(report.steps, max(20, math.ceil(_ROW_BEGINNINGS * run)))
+    steps = min(steps, max(1, _CELLS // (report.rows * report.chunk)))
+    rows = min(report.rows, _ROWS)
+    found = follow(planner, range(steps), epoch=report.epoch)
+    stream_id = found.stream_id[:, :rows].T
+
+    figure: Figure = _matplotlib().Figure(figsize=(15, 2 + 0.15 * max(rows, 10)), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    colours = np.ma.masked_array(stream_id % 20, stream_id < 0)
+    extent = 0, steps, rows - 0.5, -0.5  # row 0 is above, and its middle is at 0
+    axes.imshow(colours, cmap="tab20", vmin=0, vmax=19, aspect="auto", interpolation="nearest", extent=extent)
+    axes.hlines(np.arange(rows - 1) + 0.5, 0, steps, color="white", linewidth=1)
+    # Rows that never continue would be all lines.
+    step, row, place = np.nonzero(found.is_first[:, :rows] & found.continues[:rows, None])
+    axes.vlines(step + place / report.chunk, row - 0.45, row + 0.45, color="black", linewidth=1)
+    shown = "" if steps == report.steps else f"the first {steps:,} of {report.steps:,} steps; "
+    shown += "" if rows == report.rows else f"{rows} of {report.rows:,} rows; "
+    axes.set(
+        title=f"{textwrap.fill(title, 120)}\n{shown}colour: the sequence; black line: begins anew; white: no record",
+        xlabel=f"step of epoch {report.epoch}",
+        ylabel="row of all ranks",
+        xlim=(0, steps),
+    )
+    axes.locator_params(integer=True)
     return figure
 
 

@@ -12,20 +12,26 @@ from dataload.collate import Collate, Policy
 from dataload.config.problems import MISSING, Problem
 from dataload.config.references import REFERENCE_PATTERN, resolve_reference
 from dataload.config.sampler_section import Site
-from dataload.config.samplers import LengthBucketsConfig, SamplerConfig
+from dataload.config.samplers import LengthBucketsConfig, OrderConfig, PackingConfig
 from dataload.config.section import Section
+from dataload.config.streams import StreamsConfig
 from dataload.execution import ExecutorName
 from dataload.executors import StartMethod
 from dataload.formats.tar import OnDamage
-from dataload.plan import Shuffle
+from dataload.plan import Shuffle, place_of
 from dataload.samplers import BatchPlanner
 from dataload.samplers.batch import Tail
 from dataload.sources.base import Source
 from dataload.sources.concat import ConcatSource
 from dataload.sources.tar import Missing
+from dataload.sources.tokens import Ends
 
 __all__ = ["DataloadConfig", "LoaderConfig", "SourceConfig", "missing_settings"]
 
+SamplerConfig: TypeAlias = Annotated[
+    OrderConfig | LengthBucketsConfig | PackingConfig | StreamsConfig,
+    Field(discriminator="kind"),
+]
 Reference: TypeAlias = Annotated[str, Field(pattern=REFERENCE_PATTERN, examples=["package.module:function"])]
 Texts: TypeAlias = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 Extents: TypeAlias = Annotated[tuple[int, ...], Field(strict=False)]
@@ -61,6 +67,18 @@ class SourceConfig(Section):
     subdatabase: str | None = Field(None, description="LMDB: name of the database to read.")
     db_num: int | None = Field(None, ge=1, description="TorchRecord: number of sub-databases; by default it is found.")
     reader_options: str | None = Field(None, description="ArrayRecord: options of its reader, in its own syntax.")
+    window: int | None = Field(None, ge=1, description="tokens: how many a record has; T + 1 to predict T.")
+    stride: int | None = Field(
+        None, ge=1, description="tokens: from one window to the next; by default one less than the window."
+    )
+    dtype: str = Field("uint16", description="tokens: integer type of raw files; .npy files say their own.")
+    documents: str | Texts | None = Field(
+        None, description="tokens: .npy files of the starts of documents, one for each file; relative to the config."
+    )
+    end_token: int | None = Field(None, description="tokens: what ends a document, and belongs to it.")
+    ends: Ends = Field("across", description="tokens: what windows do at the end of a document.")
+    pad_token: int = Field(0, description="tokens: what fills windows where ends is 'pad'.")
+    field: str = Field("tokens", description="tokens: name of the field.")
     options: dict[str, Any] = Field(
         default_factory=dict[str, Any], description="Other options of the format, such as those of a plug-in."
     )
@@ -194,6 +212,7 @@ class DataloadConfig(Section):
             parts=source.sources if isinstance(source, ConcatSource) else (source,),
             seed=self.loader.seed,
             batch_size=self.loader.batch_size,
+            world_size=place_of(self.loader.rank, self.loader.world_size)[1],
         )
         built = self.sampler.build(site)
         if not isinstance(built, BatchPlanner):

@@ -11,7 +11,7 @@ from dataload.registry import get_format
 
 __all__ = ["ARRAY_KEYS", "PATH_KEYS", "anchor_paths"]
 
-PATH_KEYS = ("path", "index")
+PATH_KEYS = ("path", "index", "documents")
 """Keys of the section ``source`` that hold paths of data."""
 
 ARRAY_KEYS = ("indices", "weights", "lengths")

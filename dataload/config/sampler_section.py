@@ -27,6 +27,7 @@ class Site:
         parts: The sources that `source` joins; itself where it joins none.
         seed: For a sampler that is given none.
         batch_size: `loader.batch_size`.
+        world_size: Number of ranks.
     """
 
     key: str
@@ -34,6 +35,7 @@ class Site:
     parts: tuple[Source[Any], ...]
     seed: int
     batch_size: int | None = None
+    world_size: int = 1
 
     def seed_or(self, given: int | None) -> int:
         """A sampler's own seed, or that of the site."""

@@ -44,7 +44,6 @@ __all__ = [
     "PackingConfig",
     "PoolShuffleConfig",
     "RepeatConfig",
-    "SamplerConfig",
     "SequentialConfig",
     "ShardSequentialConfig",
     "SubsetConfig",
@@ -337,10 +336,6 @@ OrderConfig: TypeAlias = Annotated[
     | RepeatConfig
     | WeightedConfig
     | MixtureConfig,
-    Field(discriminator="kind"),
-]
-SamplerConfig: TypeAlias = Annotated[
-    OrderConfig | LengthBucketsConfig | PackingConfig,
     Field(discriminator="kind"),
 ]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataload.errors import CorruptFileError
+from dataload.formats.npy import MAGIC, npy_layout
+
 __all__ = ["HEAD_SIZE", "describe_head", "detect"]
 
 HEAD_SIZE = 512
@@ -29,7 +32,18 @@ def detect(head: bytes) -> str | None:
         return "lmdb"
     if _is_tar_header(head):
         return "tar"
+    if _is_npy_of_tokens(head):
+        return "tokens"
     return None
+
+
+def _is_npy_of_tokens(head: bytes) -> bool:
+    """Integers in one dimension; other arrays are no data set."""
+    try:
+        layout = npy_layout(head)
+    except CorruptFileError:
+        return False
+    return len(layout.shape) == 1 and layout.dtype.kind in "iu"
 
 
 def _is_tar_header(head: bytes) -> bool:
@@ -47,6 +61,8 @@ def describe_head(head: bytes) -> str:
     """What stands at byte 0, for a message."""
     if not head:
         return "the file is empty"
+    if head.startswith(MAGIC):
+        return "it is a .npy file, of something else than integers in one dimension"
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
             return f"byte 0 has the magic of {name}: decompress it first, compressed files have no random access"

@@ -15,9 +15,9 @@ from dataload.errors import CorruptFileError
 from dataload.formats.dtypes import parse_dtype
 from dataload.types import Array
 
-__all__ = ["NpyLayout", "build_npy", "npy_layout", "parse_npy"]
+__all__ = ["MAGIC", "NpyLayout", "build_npy", "npy_layout", "parse_npy"]
 
-_MAGIC = b"\x93NUMPY"
+MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 10_000  # bytes; what numpy itself accepts: parsing time grows faster than the length
 _PREFIX = 12  # magic, version and the length of the header, at most
 
@@ -70,8 +70,8 @@ def npy_layout(data: bytes | memoryview) -> NpyLayout:
         CorruptFileError: It is none, or its items would have to be unpickled. The error has no path yet.
     """
     prefix = bytes(data[:_PREFIX])
-    if prefix[:6] != _MAGIC or len(prefix) < 10:
-        raise CorruptFileError(f"a .npy file starts with {_MAGIC!r}, found {prefix[:8]!r}")
+    if prefix[:6] != MAGIC or len(prefix) < 10:
+        raise CorruptFileError(f"a .npy file starts with {MAGIC!r}, found {prefix[:8]!r}")
     version, width = prefix[6], 2 if prefix[6] == 1 else 4
     if version not in (1, 2, 3):
         raise CorruptFileError(f"a .npy file of version {version}, known are 1 to 3")

@@ -40,7 +40,7 @@ class MappedFile:
         # An empty file cannot be mapped. The map has a descriptor of its own, which it does not tell.
         self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ) if self.size else None
         self.data = np.frombuffer(self._map if self._map is not None else b"", np.uint8)
-        self._windows: dict[int, Array] = {}
+        self._windows: dict[tuple[int, int, int], Array] = {}
         self._buffers = BufferPool()
         self._warm_steps = 0
 
@@ -102,25 +102,41 @@ class MappedFile:
             (rows, length) uint8, contiguous, the caller's own.
         """
         self.hint(offsets, length)
-        rows = len(offsets)
-        # Long records in a small batch are taken in several pieces each, only to have enough indices.
-        pieces = 1
-        if rows < _RELEASES_GIL_FROM and rows * length >= 1 << 16:
-            pieces = next((p for p in (2, 4, 8, 16) if length % p == 0 and rows * p >= _RELEASES_GIL_FROM), 1)
+        rows, pieces = len(offsets), _pieces(len(offsets), length)
         piece = length // pieces
         if pieces > 1:
             offsets = (offsets[:, None] + np.arange(0, length, piece)).ravel()
-        return self._window(piece)[offsets].view(np.uint8).reshape(rows, length)
+        return self._window(0, 1, piece)[offsets].view(np.uint8).reshape(rows, length)
 
-    def _window(self, length: int) -> Array:
-        """Every run of `length` bytes of the file as one item: overlapping, so nothing is copied."""
-        window = self._windows.get(length)
+    def gather_every(self, start: int, stride: int, length: int, indices: Int64Array) -> Array:
+        """Copy records of one length that start at even distances, overlapping or not.
+
+        The same as `gather` of ``start + indices * stride``, less the arithmetic.
+
+        Args:
+            start: Byte offset of record 0.
+            stride: Bytes from the start of a record to the start of the next one, at least 1.
+            length: Bytes of each record, at least 1.
+            indices: (rows,) int64, of records that are whole in the file; the caller has checked.
+
+        Returns:
+            (rows, length) uint8, contiguous, the caller's own.
+        """
+        if _pieces(len(indices), length) > 1:
+            return self.gather(indices * stride + start, length)
+        if len(indices) > 1 and self._finds_cold(int(indices[-1]) * stride + start):
+            self._will_need(indices * stride + start, length)
+        return self._window(start, stride, length)[indices].view(np.uint8).reshape(len(indices), length)
+
+    def _window(self, start: int, stride: int, length: int) -> Array:
+        """Runs of `length` bytes as one item each, every `stride` bytes: they may overlap, so nothing is copied."""
+        window = self._windows.get((start, stride, length))
         if window is None:
-            shape, item = (self.size - length + 1,), np.dtype((np.void, length))
-            window = np.ndarray(shape, item, self.data, 0, (1,))
+            shape, item = ((self.size - start - length) // stride + 1,), np.dtype((np.void, length))
+            window = np.ndarray(shape, item, self.data, start, (stride,))
             if len(self._windows) > 64:  # records of many lengths: the cache is not worth keeping
                 self._windows.clear()
-            self._windows[length] = window
+            self._windows[start, stride, length] = window
         return window
 
     def copy(self, offset: int, length: int) -> bytes:
@@ -141,3 +157,10 @@ class MappedFile:
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self.path}: a memory map belongs to its process and is not pickled")
+
+
+def _pieces(rows: int, length: int) -> int:
+    """Into how many each record is cut: long ones of a small batch, only to have enough indices."""
+    if rows >= _RELEASES_GIL_FROM or rows * length < 1 << 16:
+        return 1
+    return next((p for p in (2, 4, 8, 16) if length % p == 0 and rows * p >= _RELEASES_GIL_FROM), 1)

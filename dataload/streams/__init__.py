@@ -1,3 +1,7 @@
-"""Batch rows that continue the sequence they follow; the place of stream samplers."""
+"""Batch rows that continue the sequence they follow, for models that carry state."""
 
-__all__: list[str] = []
+from dataload.streams.mixture import RowMixture
+from dataload.streams.reset import reset_state
+from dataload.streams.sampler import StreamSampler
+
+__all__ = ["RowMixture", "StreamSampler", "reset_state"]

@@ -21,6 +21,7 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
+from dataload.streams import RowMixture, StreamSampler
 
 GOLDEN = Path(__file__).with_name("orders.json")
 
@@ -55,6 +56,30 @@ ORDERS = {
 EPOCHS = (0, 1, 12)
 
 
+def stream(mode, ends, *, lengths=(30, 7, 0, 41, 1, 22, 19, 80), rows=4, chunk=3, tail="pad", **settings):
+    return StreamSampler(
+        sequence_lengths=lengths, rows=rows, chunk=chunk, mode=mode, ends=ends, seed=5, tail=tail, **settings
+    )
+
+
+MODES, ENDS, MANY = ("split", "pack", "independent", "shuffled"), ("next", "pad", "drop"), np.arange(5_000) * 37 % 101
+STARTS = {(mode, ends) for mode in MODES for ends in ("next", "drop")} - {("pack", "next")}
+
+STREAMS = {
+    **{f"{mode}, {ends}": stream(mode, ends) for mode in MODES for ends in ENDS},
+    **{f"{mode}, {ends}, random start": stream(mode, ends, random_start=True) for mode, ends in sorted(STARTS)},
+    **{f"{mode}, many": stream(mode, "next", lengths=MANY, chunk=1, rows=8) for mode in MODES},
+    "independent, epochs of 7": stream("independent", "next", epoch_steps=7),
+    "shuffled, epochs of 7": stream("shuffled", "next", epoch_steps=7),
+    "split, drop the tail": stream("split", "next", tail="drop"),
+    "shuffled, drop the tail": stream("shuffled", "next", tail="drop"),
+    "mixture": RowMixture(
+        parts=(stream("split", "next"), stream("shuffled", "pad", rows=2), stream("independent", "drop", rows=2)),
+        tail="pad",
+    ),
+}
+
+
 def case(kind, epoch):
     """The order at its beginning, its end and some places between, in no order of theirs."""
     sampler = ORDERS[kind]
@@ -62,6 +87,22 @@ def case(kind, epoch):
     chosen = {*range(12), *(length * part // 7 for part in range(1, 7)), *range(length - 6, length)}
     positions = sorted((position for position in chosen if 0 <= position < length), key=lambda p: (p % 3, p))
     return {"order": kind, "epoch": epoch, "positions": positions, "indices": found(sampler, epoch, positions)}
+
+
+def stream_case(kind, epoch):
+    """Some steps: what each row has, -1 where that only fills up, and the places where a row begins anew."""
+    planner = STREAMS[kind]
+    total = planner.steps(epoch)
+    steps = sorted({0, 1, total // 2, total - 1})
+    plans = [planner.plans(range(step, step + 1), epoch=epoch)[0] for step in steps]
+    return {
+        "streams": kind,
+        "epoch": epoch,
+        "total": total,
+        "steps": steps,
+        "indices": [np.where(plan.valid.ravel(), plan.indices, -1).tolist() for plan in plans],
+        "first": [np.flatnonzero(plan.columns["is_first"]).tolist() for plan in plans],
+    }
 
 
 def found(sampler, epoch, positions):
@@ -93,12 +134,23 @@ def test_no_order_is_kept_that_is_not_tested(golden):
     assert {case["order"] for case in golden["orders"]} == set(ORDERS)
 
 
+@pytest.mark.parametrize("kind", STREAMS)
+def test_streams(golden, kind):
+    kept = [case for case in golden["streams"] if case["streams"] == kind]
+    assert kept == [stream_case(kind, epoch) for epoch in EPOCHS]
+
+
+def test_no_stream_is_kept_that_is_not_tested(golden):
+    assert {case["streams"] for case in golden["streams"]} == set(STREAMS)
+
+
 def write():
     """Write orders.json anew: the kept cases of GlobalShuffle, and those above."""
     kept = json.loads(GOLDEN.read_text())["global_shuffle"]
     for case_ in kept:
         case_["indices"] = found(GlobalShuffle(case_["length"], case_["seed"]), case_["epoch"], case_["positions"])
     tables = {"global_shuffle": kept, "orders": [case(kind, epoch) for kind in ORDERS for epoch in EPOCHS]}
+    tables["streams"] = [stream_case(kind, epoch) for kind in STREAMS for epoch in EPOCHS]
     lines = [f' "order_version": {ORDER_VERSION}']
     for name, cases in tables.items():
         rows = ",\n".join(f"  {json.dumps(row)}" for row in cases)  # a line for each, to see in a diff which changed

@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 import dataload
 from dataload.cli.app import app
-from dataload.cli.pictures import order_figure
+from dataload.cli.pictures import order_figure, stream_figure
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, ShardSequential
 from dataload.samplers.order_sample import Shards, expected_shards, sample_order, shards_per_batch
 from dataload.samplers.quality import order_report
+from dataload.streams import RowMixture, StreamSampler
+from dataload.streams.report import stream_report
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -291,6 +293,172 @@ def test_without_matplotlib_it_says_what_to_install(config, tmp_path, monkeypatc
     ok(config)
 
 
+# Streams
+
+LENGTHS = (9, 0, 5, 40, 7, 31, 1, 7)  # 100 records
+PADDED = {"mode": "pack", "chunk": 4, "ends": "pad"}
+
+
+@pytest.fixture
+def streams(tmp_path):
+    """A config of 6 rows that follow sequences."""
+    np.save(tmp_path / "lengths.npy", LENGTHS)
+    path = tmp_path / "streams.toml"
+    path.write_text(
+        '[source]\npath = "range:100"\n[sampler]\nkind = "streams"\nlengths = "lengths.npy"\n'
+        "[loader]\nbatch_size = 6\nseed = 3\n"
+    )
+    return path
+
+
+def settings(**values):
+    return [word for name, value in values.items() for word in ("--set", f"sampler.{name}={value}")]
+
+
+def served(config, *overrides, epoch=0):
+    """The columns of an epoch's batches, steps first, as a loader gives them."""
+    with dataload.from_config(config, overrides=[word for word in overrides if word != "--set"]) as loader:
+        loader.set_epoch(epoch)
+        batches = list(loader)
+    return {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize(
+    "overrides",
+    [settings(), settings(**PADDED), settings(mode="independent", chunk=3), settings(shuffled_rows=2, chunk=5)],
+    ids=["split", "pack", "independent", "mixture"],
+)
+def test_the_facts_of_streams_are_those_of_the_batches(streams, overrides, epoch):
+    found = json.loads(ok(streams, "--json", "--epoch", epoch, *overrides))
+    report = found["streams"]
+    columns = served(streams, *overrides, epoch=epoch)
+    steps, rows = columns["stream_id"].shape
+    chunk = columns["index"].size // (steps * rows)
+    continues = columns.get("is_stream", np.ones((steps, rows), bool))[0]
+    valid = columns["valid"].reshape(steps, rows, chunk)
+    begins = columns["is_first"].reshape(steps, rows, chunk)[:, continues].sum()
+    assert (report["epoch"], report["steps"], report["rows"], report["chunk"]) == (epoch, steps, rows, chunk)
+    assert (report["continuing"], report["beginnings"]) == (continues.sum(), begins)
+    assert report["run_records"] == pytest.approx(valid[:, continues].sum() / begins)
+    assert report["run_steps"] == pytest.approx(valid[:, continues].any(axis=2).sum() / begins)
+    assert report["filler"] == pytest.approx(1 - valid.mean())
+    assert report["per_batch"] == pytest.approx(
+        np.mean([len(set(ids) - {-1}) for ids in columns["stream_id"].tolist()])
+    )
+    assert (report["sequences"], report["shortest"], report["longest"]) == (7, 1, 40)
+    counts = np.bincount(columns["index"].reshape(valid.shape)[valid], minlength=100)
+    assert report["multiplicity"]["repeated"] == np.count_nonzero(counts > 1)
+    assert report["multiplicity"]["never"] == np.count_nonzero(counts == 0)
+    pairs = np.stack([columns["stream_id"], columns["offset"]], axis=2)
+    assert found["first_rows"] == pairs[:3].tolist()
+
+
+def test_streams_in_words(streams):
+    head, counts, _, first, *rest = ok(streams).splitlines()
+    columns = served(streams)
+    begins = columns["is_first"].sum()
+    assert head.startswith("StreamSampler(8 sequences, 100 records, rows=6, chunk=1, mode='split'")
+    assert counts == "100 records in 7 sequences of 1 to 40 records; epoch 0 has 17 steps of 6 rows on 1 rank"
+    pairs = zip(columns["stream_id"][0], columns["offset"][0], strict=True)
+    assert first == f"step 0: {' '.join(f'{stream}:{offset}' for stream, offset in pairs)}"
+    assert (
+        f"beginnings: a row begins anew every {100 / begins:.1f} steps ({100 / begins:.1f} records) on average, "
+        in ("\n".join(rest))
+    )
+    assert {
+        "continuing: all rows",
+        "filler: 2.0% of the places hold no record",
+        "multiplicity: each record comes once",
+    } < {*rest}
+    assert not any(line.startswith(("mixing", "displacement")) for line in rest)
+
+
+def test_streams_in_words_where_rows_are_filled_up_or_from_anywhere(streams):
+    text = ok(streams, *settings(shuffled_rows=2, **PADDED))
+    assert ", 4 records a row\n" in text
+    assert "\ncontinuing: 4 of 6 rows; the others take chunks from anywhere\n" in text
+    text = ok(streams, *settings(mode="shuffled", chunk=4, ends="pad"))
+    assert "\nbeginnings: each chunk, for no row continues\n" in text
+    text = ok(streams, "--set", "loader.batch_size=9", *settings(mode="pack"))
+    assert text.splitlines()[3].count(" -") == 2, "two rows have no sequence"
+    assert "\nfiller: none\n" in ok(streams, "--set", "loader.batch_size=5")
+
+
+def test_equal_sequences_and_long_epochs_are_said(streams, tmp_path):
+    long = ["--set", "source.path=range:8000000", "--set", "loader.batch_size=8"]
+    np.save(tmp_path / "lengths.npy", np.full(8000, 1000))
+    text = ok(streams, *long)
+    assert " in 8,000 sequences of 1,000 records; epoch 0 has 1,000,000 steps of 8 rows on 1 rank\n" in text
+    assert "\nnote: all figures are from a sample of 32,760 steps\n" in text
+    report = json.loads(ok(streams, *long, "--json"))["streams"]
+    assert (report["looked_at"], report["sampled"], report["multiplicity"]["never"]) == (32760, True, None)
+    assert report["run_records"] == report["run_steps"] == pytest.approx(1000, rel=0.2)
+
+
+def test_rows_that_never_begin_anew_are_said(streams, tmp_path):
+    np.save(tmp_path / "lengths.npy", [100])
+    endless = settings(mode="independent", epoch_steps=30)
+    assert "\nbeginnings: none\n" in ok(streams, "--set", "loader.batch_size=1", "--epoch", 1, *endless)
+
+
+def test_steps_of_streams_keep_rows_in_their_places(streams):
+    columns = served(streams, *settings(**PADDED))
+    steps = len(columns["index"])
+    together = lines(streams, *settings(**PADDED), "--steps", f"0:{steps}")
+    for name in ("stream_id", "offset", "is_first"):
+        assert [line[name] for line in together] == columns[name].tolist()
+    assert [line["indices"] for line in together] == columns["index"].reshape(steps, -1).tolist()
+    assert [line["valid"] for line in together] == columns["valid"].reshape(steps, -1).tolist()
+    # The same rows on three ranks, of which each has its third.
+    thirds = ["--set", "loader.batch_size=2", "--world-size", 3, *settings(**PADDED), "--steps", f"0:{steps}"]
+    assert [line["indices"] for line in lines(streams, *thirds)] == [line["indices"] for line in together]
+    mine = lines(streams, *thirds, "--rank", 1)
+    assert [line["stream_id"] for line in mine] == columns["stream_id"][:, 1::3].tolist()
+
+
+def test_the_picture_of_streams_is_a_png(streams, tmp_path):
+    path = tmp_path / "rows.png"
+    assert f"picture in {path}\n" in ok(streams, "--picture", path)
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert json.loads(ok(streams, "--picture", path, "--json"))["picture"] == str(path)
+
+
+def test_the_picture_of_streams_carries_the_data():
+    parts = (
+        StreamSampler(sequence_lengths=LENGTHS, rows=4, seed=3, **PADDED),
+        StreamSampler(sequence_lengths=LENGTHS, rows=2, mode="shuffled", chunk=4, ends="pad"),
+    )
+    order = RowMixture(parts=parts)
+    figure = stream_figure(order, stream_report(order), "rows")
+    (axes,) = figure.axes
+    plans = order.plans(range(order.steps(0)), epoch=0)
+    (image,) = axes.images
+    stream_id = np.stack([plan.columns["stream_id"] for plan in plans], axis=1)
+    assert image.get_array().filled(-1).tolist() == stream_id.tolist(), "no number is as large as 20"
+    assert image.get_extent() == [0, len(plans), 5.5, -0.5]
+    separators, beginnings = axes.collections
+    drawn = {(x, (y0 + y1) / 2) for (x, y0), (_, y1) in beginnings.get_segments()}
+    expected = {
+        (plan.step + place / 4, row)
+        for plan in plans
+        for row, place in zip(*np.nonzero(plan.columns["is_first"]), strict=True)
+        if row < 4
+    }
+    assert {(x, round(y, 9)) for x, y in drawn} == expected
+    assert len(separators.get_segments()) == 5
+    assert axes.get_title().startswith("rows\ncolour: the sequence")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step of epoch 0", "row of all ranks")
+
+
+def test_the_picture_of_many_long_rows_shows_some(tmp_path):
+    order = StreamSampler(sequence_lengths=[50] * 10_000, rows=100, mode="pack")
+    figure = stream_figure(order, stream_report(order), "long")
+    (image,) = figure.axes[0].images
+    assert image.get_array().shape == (64, 500)
+    assert figure.axes[0].get_title().startswith("long\nthe first 500 of 5,000 steps; 64 of 100 rows; colour")
+
+
 # What goes wrong
 
 
@@ -330,3 +498,16 @@ def test_wrong_usage_is_one_line_and_exit_code_2(config, tmp_path, monkeypatch, 
     assert result.stderr.startswith(f"error: {message}")
     assert result.stderr.count("\n") == 1
     assert os.listdir(tmp_path) == ["train.toml"]
+
+
+def test_no_pool_is_looked_for_where_rows_continue(streams):
+    result = run(streams, "--quality", 0.5)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "error: --quality is for orders that shuffle, and rows of streams continue: leave it out\n"
+
+
+def test_streams_without_a_step_are_an_error(streams, tmp_path):
+    np.save(tmp_path / "lengths.npy", [0, 0])
+    result = run(streams, "--set", "source.path=range:0")
+    assert result.exit_code == 2
+    assert "the order has no step: there is nothing to judge" in result.stderr

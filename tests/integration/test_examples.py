@@ -14,11 +14,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-def run(name, *packages):
+def run(name, *packages, options=()):
     for package in packages:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"examples/{name} needs {package}: pip install 'dataload[examples]'")
-    done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=150)
+    done = subprocess.run([sys.executable, EXAMPLES / name, *options], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -43,3 +43,17 @@ def test_jax_takes_batches_without_copying():
     shared, batches = map(int, re.search(r"features were not copied: (\d+) of (\d+)", printed).groups())
     assert batches == 3 * 25
     assert shared > batches / 2, "numpy alone would align one in four"
+
+
+def test_state_carried_across_batches_helps_a_language_model(tmp_path):
+    picture = tmp_path / "rows.png"
+    small = {"steps": 150, "seeds": 1, "rows": 32, "hidden": 32, "rate": 0.01, "pattern": "[a-e]*/*.py"}
+    options = [str(word) for name, value in small.items() for word in (f"--{name}", value)]
+    options += ["--data", str(tmp_path), "--picture", str(picture)]
+    printed = run("char_lm.py", "torch", "matplotlib", options=options)
+    assert "goes on with the same batch: True" in " ".join(printed.split())
+    rows = re.findall(r"│ (carried|zero at each chunk) +│ +150 │ ([\d.]+) \(.*?│ ([\d.]+) \(", printed)
+    bits = {mode: [float(value) for value in values] for mode, *values in rows}
+    carried, _ = bits["carried"]
+    assert carried < min(bits["zero at each chunk"]) < 7, "of 128 characters, each of which would cost 7 bits"
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -12,6 +12,7 @@ import pytest
 import dataload
 from dataload.config import json_schema, read_config
 from dataload.config import samplers as sections
+from dataload.config.streams import StreamsConfig
 from dataload.errors import ConfigError
 from dataload.plan import shuffled
 from dataload.randomness import derive_key
@@ -31,6 +32,7 @@ from dataload.samplers import (
 from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
+from dataload.streams import StreamSampler
 
 SHARDS = (7, 5, 8)
 """Records of the files that most tests read."""
@@ -220,6 +222,12 @@ def test_packing(tmp_path):
         (sections.MixtureConfig, Mixture, {"lengths"}, set()),
         (sections.LengthBucketsConfig, BucketBatchSampler, {"batch_size"}, {"length_of"}),
         (sections.PackingConfig, PackedBatchSampler, {"batch_size"}, {"length_of"}),
+        (
+            StreamsConfig,
+            StreamSampler,
+            {"sequence_lengths", "rows"},
+            {"lengths", "field", "key", "shards", "shuffled_rows"},
+        ),
     ],
 )
 def test_tables_have_the_arguments_and_defaults_of_their_samplers(section, sampler, supplied, own):
@@ -238,11 +246,11 @@ def test_every_sampler_has_a_kind():
     assert sorted(kinds) == sorted(
         [
             *("sequential", "global_shuffle", "shard_sequential", "pool_shuffle", "lanes", "subset", "repeat"),
-            *("weighted", "mixture", "length_buckets", "packing"),
+            *("weighted", "mixture", "length_buckets", "packing", "streams"),
         ]
     )
     parents = json_schema()["$defs"]["PoolShuffleConfig"]["properties"]["parent"]["discriminator"]["mapping"]
-    assert set(kinds) - set(parents) == {"length_buckets", "packing"}
+    assert set(kinds) - set(parents) == {"length_buckets", "packing", "streams"}
 
 
 # What is wrong with a table

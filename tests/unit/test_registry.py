@@ -29,7 +29,7 @@ def add_distribution(directory, name, entry_points):
 
 
 def test_the_built_in_formats():
-    assert format_names() == ("array_record", "lmdb", "memory", "range", "syrah", "tar", "torchrecord")
+    assert format_names() == ("array_record", "lmdb", "memory", "range", "syrah", "tar", "tokens", "torchrecord")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,19 @@ def test_gather_in_pieces_equals_slices(path, length, rows):
     assert (offsets == before).all()
 
 
+@pytest.mark.parametrize(("rows", "length"), [(1, 8), (40, 2000), (40, 2050), (300, 1024), (600, 1024)])
+@pytest.mark.parametrize("stride", [1, 100, 3000])
+def test_gather_every_equals_slices(path, rows, length, stride):
+    """Records at even distances, which overlap or leave gaps, in pieces and whole."""
+    start = 7
+    count = (len(CONTENT) - start - length) // stride + 1
+    indices = np.append(np.random.default_rng(rows).integers(0, count, rows - 1), count - 1)
+    got = MappedFile(path).gather_every(start, stride, length, indices)
+    assert (got.shape, got.dtype, got.flags.writeable) == ((rows, length), np.uint8, True)
+    places = [start + index * stride for index in indices.tolist()]
+    assert got.tobytes() == b"".join(CONTENT[place : place + length] for place in places)
+
+
 def test_gather_gives_the_callers_own(path):
     file = MappedFile(path)
     one, two = (file.gather(np.array([5, 5]), 8) for _ in range(2))

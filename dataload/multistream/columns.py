@@ -1,0 +1,169 @@
+"""Samples stacked by several workers, joined to what one would have stacked. Pure (no I/O)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from dataload.collate import Ragged, default_collate
+
+__all__ = ["Stacked", "blank", "fold", "join", "samples_of", "spread", "stack"]
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+_NUMBERS = (bool, int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Samples of a worker's rows.
+
+    Attributes:
+        count: How many there are.
+        columns: What `default_collate` makes of them, if they are stacked.
+        form: What all of them look like; None if they are not stacked.
+        samples: They themselves, if they are not.
+    """
+
+    count: int
+    columns: Any = None
+    form: Any = None
+    samples: Sequence[Any] = ()
+
+
+def stack(samples: list[Any]) -> Stacked:
+    """Stack samples that look alike; leave others, for only all samples of a batch tell what becomes of them."""
+    form = _form(samples[0]) if samples else None
+    if form is None or any(_form(sample) != form for sample in samples[1:]):
+        return Stacked(len(samples), samples=samples)
+    return Stacked(len(samples), default_collate(samples), form)
+
+
+def join(parts: Sequence[Stacked], valid: BoolArray) -> Any:
+    """What `default_collate` makes of all samples, with blank ones where there is none.
+
+    Args:
+        parts: Samples of consecutive places.
+        valid: (places,) bool, at which of all places there is one.
+
+    Raises:
+        ConfigError: Samples differ in fields, dtypes or shapes.
+    """
+    given = [part for part in parts if part.count]
+    first = given[0]
+    if first.form is not None and all(_alike(part, first) for part in given[1:]):
+        return _join([part.columns for part in given], valid)
+    return default_collate(spread(samples_of(given), valid))
+
+
+def samples_of(parts: Sequence[Stacked]) -> list[Any]:
+    """The samples of all parts, one after another."""
+    return [
+        sample
+        for part in parts
+        for sample in (part.samples if part.form is None else _unstack(part.columns, part.form, part.count))
+    ]
+
+
+def spread(samples: list[Any], valid: BoolArray) -> list[Any]:
+    """Samples at their places, blank ones at others."""
+    if valid.all():
+        return samples
+    rest = iter(samples)
+    return [next(rest) if here else blank(samples[0]) for here in valid.tolist()]
+
+
+def blank(sample: Any) -> Any:
+    """A sample of the same form: zeros, empty text, None for what has neither."""
+    if isinstance(sample, Mapping):
+        return {name: blank(value) for name, value in cast("Mapping[str, Any]", sample).items()}
+    if isinstance(sample, tuple):
+        return _make_like(cast("tuple[Any, ...]", sample), [blank(value) for value in cast("tuple[Any]", sample)])
+    if isinstance(sample, (*_NUMBERS, str, bytes, bytearray)):
+        return type(sample)()
+    if isinstance(sample, (np.ndarray, np.generic)):
+        return np.zeros_like(sample)[()]
+    zeros = getattr(sample, "new_zeros", None)  # a tensor of torch
+    return zeros(sample.shape) if callable(zeros) else None
+
+
+def fold(columns: Any, rows: int, chunk: int) -> Any:
+    """Columns of ``rows * chunk`` values as columns of `rows` times `chunk`; what has another length stays."""
+    if isinstance(columns, Ragged):
+        return columns
+    if isinstance(columns, Mapping):
+        return {name: fold(column, rows, chunk) for name, column in cast("Mapping[str, Any]", columns).items()}
+    if isinstance(columns, tuple):
+        return _make_like(columns, [fold(column, rows, chunk) for column in cast("tuple[Any, ...]", columns)])
+    if isinstance(columns, list):
+        values = cast("list[Any]", columns)
+        fits = len(values) == rows * chunk
+        return [values[start : start + chunk] for start in range(0, len(values), chunk)] if fits else values
+    shape = tuple(getattr(columns, "shape", ()))
+    return columns.reshape((rows, chunk, *shape[1:])) if shape[:1] == (rows * chunk,) else columns
+
+
+def _form(sample: Any) -> Any:
+    """What decides how a sample is stacked: equal forms stack alike."""
+    if isinstance(sample, np.ndarray):
+        return sample.dtype, sample.shape
+    if isinstance(sample, (dict, Mapping)):
+        return {name: _form(value) for name, value in cast("Mapping[Any, Any]", sample).items()}
+    if isinstance(sample, tuple):
+        return type(sample), [_form(value) for value in cast("tuple[Any, ...]", sample)]
+    if isinstance(sample, np.generic):
+        return sample.dtype, None
+    if not isinstance(sample, type) and hasattr(sample, "__array__"):
+        array = np.asarray(sample)
+        return array.dtype, array.shape
+    return type(sample)
+
+
+def _alike(part: Stacked, other: Stacked) -> bool:
+    # Numbers of Python are 64 bits with a sign where that suffices.
+    return part.form == other.form and _dtypes(part.columns) == _dtypes(other.columns)
+
+
+def _dtypes(columns: Any) -> Any:
+    if isinstance(columns, dict):
+        return {name: _dtypes(column) for name, column in cast("dict[Any, Any]", columns).items()}
+    if isinstance(columns, tuple):
+        return [_dtypes(column) for column in cast("tuple[Any, ...]", columns)]
+    return getattr(columns, "dtype", None)
+
+
+def _join(columns: list[Any], valid: BoolArray) -> Any:
+    first = columns[0]
+    if isinstance(first, dict):
+        return {name: _join([column[name] for column in columns], valid) for name in cast("dict[Any, Any]", first)}
+    if isinstance(first, tuple):
+        joined = [_join(list(column), valid) for column in zip(*columns, strict=True)]
+        return _make_like(cast("tuple[Any, ...]", first), joined)
+    if isinstance(first, list):
+        return spread([value for column in columns for value in column], valid)
+    if len(first) == len(valid):
+        return first
+    if valid.all():
+        return np.concatenate(columns)
+    out = np.zeros((len(valid), *first.shape[1:]), first.dtype)
+    out[valid] = np.concatenate(columns)
+    return out
+
+
+def _unstack(columns: Any, form: Any, count: int) -> list[Any]:
+    if isinstance(columns, dict):
+        named = {name: _unstack(column, form[name], count) for name, column in cast("dict[Any, Any]", columns).items()}
+        return [{name: values[i] for name, values in named.items()} for i in range(count)]
+    if isinstance(columns, tuple):
+        given = cast("tuple[Any, ...]", columns)
+        each = [_unstack(column, f, count) for column, f in zip(given, form[1], strict=True)]
+        return [_make_like(given, [values[i] for values in each]) for i in range(count)]
+    return columns.tolist() if form in _NUMBERS else list(columns)
+
+
+def _make_like(sample: tuple[Any, ...], values: list[Any]) -> Any:
+    return getattr(type(sample), "_make", tuple)(values)

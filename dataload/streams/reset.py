@@ -1,0 +1,51 @@
+"""What a model does where a row does not continue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+__all__ = ["reset_state"]
+
+StateT = TypeVar("StateT")
+
+
+def reset_state(state: StateT, is_first: Any, *, axis: int = 0, initial: Any = 0) -> StateT:
+    """The state that a model should begin a step with: where a row begins anew, the initial one.
+
+    Args:
+        state: A numpy array or torch tensor with an axis for the rows; or a tuple, list or dict of such, as an LSTM
+            has; None stays None. It is not changed; gradients flow through a tensor.
+        is_first: A batch's ``is_first``, (rows,) or (rows, chunk): array or tensor. Of a chunk the first place counts,
+            for a model that takes whole chunks: where others may begin anew, too (``ends="next"``), either let it, or
+            run the model record by record, each with its column.
+        axis: The axis of the rows: 0, or 1 for the ``(layers, rows, hidden)`` of torch's LSTM and GRU.
+        initial: What rows that begin anew start with: a number, or something that broadcasts to `state`.
+
+    Example:
+        >>> import numpy as np
+        >>> reset_state(np.ones((2, 3)), np.array([True, False])).tolist()
+        [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+    """
+    return cast("StateT", _reset(state, is_first if is_first.ndim == 1 else is_first[:, 0], axis, initial))
+
+
+def _reset(state: Any, rows: Any, axis: int, initial: Any) -> Any:
+    if state is None:
+        return None
+    if isinstance(state, Mapping):
+        return {name: _reset(value, rows, axis, initial) for name, value in cast("Mapping[Any, Any]", state).items()}
+    if isinstance(state, (tuple, list)):
+        kind = cast("type[Any]", type(state))
+        parts = [_reset(value, rows, axis, initial) for value in cast("list[Any]", state)]
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    shape = [1] * state.ndim
+    shape[axis] = -1
+    if not hasattr(state, "new_tensor"):
+        return np.where(np.asarray(rows).reshape(shape), initial, state).astype(state.dtype, copy=False)
+    # torch, which is not imported here: its own methods make tensors on the state's device.
+    flags = rows.to(state.device) if hasattr(rows, "new_tensor") else state.new_tensor(np.asarray(rows, np.float32))
+    start = state.new_tensor(initial) if isinstance(initial, np.ndarray) else initial
+    return state.where((flags == 0).reshape(shape), start).to(state.dtype)

@@ -1,0 +1,166 @@
+"""sequence_lengths: runs of records, beside itertools.groupby."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataload.errors import ConfigError
+from dataload.sources import sequences
+from dataload.sources.concat import ConcatSource
+from dataload.sources.memory import MemorySource
+from dataload.sources.range import RangeSource
+from dataload.sources.sequences import sequence_lengths
+from dataload.sources.tar import TarSource
+
+
+def runs(values):
+    return [len(list(group)) for _, group in itertools.groupby(values)]
+
+
+def archive(path, keys):
+    with tarfile.open(path, "w") as tar:
+        for key in keys:
+            for extension in ("cls", "jpg"):
+                info = tarfile.TarInfo(f"{key}.{extension}")
+                info.size = 1
+                tar.addfile(info, io.BytesIO(b"0"))
+    return path
+
+
+VALUES = {
+    "int": lambda n: n,
+    "text": lambda n: f"episode {n}",
+    "bytes": lambda n: bytes([n]),
+    "numbers": lambda n: np.array(n),
+    "arrays": lambda n: np.array([[1.5, n], [0, 2]]),
+    "arrays of different lengths": lambda n: np.zeros(n, np.int8),
+    "one shape and different dtypes": lambda n: np.zeros(2, ("i4", "f4", "u4", "i8")[n]),
+    "not a number": lambda n: np.array([n, np.nan]),
+    "nothing": lambda n: np.zeros((n, 0)),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@given(numbers=st.lists(st.integers(0, 3), max_size=30), block=st.integers(1, 9))
+def test_runs_of_a_field(kind, numbers, block):
+    records = [{"episode": VALUES[kind](number), "x": index} for index, number in enumerate(numbers)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sequences, "_BLOCK", block)
+        for source in (MemorySource(records), records, Batched(records)):
+            got = sequence_lengths(source, field="episode")
+            assert got.tolist() == runs(numbers)
+            assert got.dtype == np.int64
+
+
+class Batched:
+    """A source of someone's own, as torch's fetcher reads it."""
+
+    def __init__(self, records):
+        self.records = records
+
+    def __len__(self):
+        return len(self.records)
+
+    def __getitems__(self, indices):
+        assert all(type(index) is int for index in indices)
+        return [self.records[index] for index in indices]
+
+
+def test_columns_are_read_where_there_are_some():
+    class Columns(MemorySource):
+        def _read(self, indices):
+            raise AssertionError("records are read one by one")
+
+    numbers = np.random.default_rng(0).integers(0, 3, 5000)
+    source = Columns({"episode": numbers, "words": [str(n) for n in numbers], "rows": numbers[:, None] + [0, 1]})
+    for field in ("episode", "words", "rows"):
+        assert sequence_lengths(source, field=field).tolist() == runs(numbers.tolist())
+    assert sequence_lengths(ConcatSource([source[:10], source[10:]]), field="rows").tolist() == runs(numbers.tolist())
+
+
+KEYS = ["ep_1/f-0001", "ep_1/f-0002", "ep_1/g-0003", "ep_2/g-0001", "ep_2/g-0007", "ep_10/g-0008"]
+
+
+@pytest.fixture(params=[True, False], ids=["keys as a field", "keys of places"])
+def keyed(request, tmp_path):
+    """With ``fields=`` that leaves the key out, only `locate` tells it."""
+    with TarSource(archive(tmp_path / "a.tar", KEYS), fields=None if request.param else ["jpg"]) as source:
+        yield source
+
+
+@pytest.mark.parametrize(
+    ("key", "lengths"),
+    [
+        (True, [2, 1, 2, 1]),
+        (r"[^/]+", [3, 2, 1]),
+        (r"ep_(\d)", [3, 2, 1]),
+        (re.compile(r"/(.)-"), [2, 4]),
+        (r"ep_(1)?\d*", None),
+    ],
+)
+def test_keys(keyed, key, lengths):
+    if lengths is None:
+        with pytest.raises(ConfigError, match=r"key 'ep_2/g-0001' of record 3 does not match 'ep_\(1\)\?"):
+            sequence_lengths(keyed, key=key)
+    else:
+        assert sequence_lengths(keyed, key=key).tolist() == lengths
+
+
+@pytest.mark.parametrize(
+    ("keys", "lengths"),
+    [(["a.1", "a.2", "a-3"], [3]), (["a/1", "b/1"], [1, 1]), (["a_b_01", "a_c_01"], [1, 1]), (["/1", "_2"], [2])],
+)
+def test_numbered_keys(keys, lengths):
+    assert sequence_lengths([{"__key__": key} for key in keys], key=True).tolist() == lengths
+
+
+def test_keys_cost_no_data(tmp_path, monkeypatch):
+    from dataload.sources.mapped import MappedFile
+
+    keys = [f"{i // 7}/{i}" for i in range(3000)]
+    source = TarSource(archive(tmp_path / "a.tar", keys))
+    assert len(source) == 3000
+    for name in ("copies", "copy", "gather", "take"):
+        monkeypatch.setattr(MappedFile, name, lambda *_: pytest.fail("data were read"))
+    assert sequence_lengths(source, key=True).tolist() == [7] * 428 + [4]
+
+
+def test_shards(tmp_path):
+    paths = [archive(tmp_path / f"{n}.tar", [f"k{i}" for i in range(n)]) for n in (3, 1)]
+    assert sequence_lengths(TarSource(paths), shards=True).tolist() == [3, 1]
+    assert sequence_lengths(RangeSource(5)[1:3], shards=True).tolist() == [2]
+    assert sequence_lengths(RangeSource(5), shards=True).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("records", "options", "match"),
+    [
+        ([], {}, r"give one of field=, key= and shards=True, got none"),
+        ([], {"field": "x", "key": True}, r"got field and key"),
+        ([], {"key": "x", "shards": True}, r"got key and shards"),
+        ([{"x": 1}], {"field": "y"}, r"a record has no field 'y': Known: x"),
+        ([b"x"], {"field": "y"}, r"records are bytes, not fields"),
+        ([{"x": 1}], {"key": True}, r"a record has no field '__key__': Known: x"),
+        ([{"__key__": "0001"}], {"key": True}, r"key '0001' of record 0 does not end in digits behind one of / _ - \."),
+        ([{"__key__": "a"}], {"key": "b+"}, r"key 'a' of record 0 does not match 'b\+'"),
+        ([{"__key__": "a"}], {"key": "("}, r"key '\(' is no regular expression: missing \)"),
+        ([{"__key__": "a"}], {"key": False}, r"key must be a regular expression or True, got False"),
+        ([{"x": 1}], {"shards": True}, r"list tells of no shards: it has no shard_lengths"),
+    ],
+)
+def test_what_is_refused(records, options, match):
+    with pytest.raises(ConfigError, match=match):
+        sequence_lengths(records, **options)
+
+
+def test_built_in_sources_without_keys_are_refused():
+    with pytest.raises(ConfigError, match=r"record 0 has no key: name the sequences by field="):
+        sequence_lengths(RangeSource(3), key=True)

@@ -1,4 +1,4 @@
-"""ArrayRecord files, read through the array_record package."""
+"""ArrayRecord files: uncompressed ones read through a memory map, others through the array_record package."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from dataload.formats.array_record import (
     plan_reads,
 )
 from dataload.formats.codecs import CodecLike, decode_batch, decode_records, resolve_codec
+from dataload.sources.array_record_map import MappedRecords
 from dataload.sources.base import select_fields
 from dataload.sources.files import FileSource, ShardReader, changed_error, file_errors
 from dataload.types import Batch, Codec, FieldSpec, Int64Array
@@ -53,20 +54,26 @@ PathLike: TypeAlias = str | os.PathLike[str] | FileInstruction
 class ArrayRecordSource(FileSource[Any]):
     """Records of ArrayRecord files, as bytes or as a codec decodes them.
 
+    Files written with ``group_size:1,uncompressed`` are read through a memory map, all others through the package.
+    The map shows what a file's chunks say of themselves, which is checked in each read; the hashes of the data, which
+    the package compares, are not looked at. `reader_options` makes the package read all files, as ``dataload verify``
+    does.
+
     Args:
         paths: One file or several, each a path, a slice ``"path[start:stop]"`` of its records, or an object with
             the attributes of `FileInstruction`.
         fields: Names of the fields to read, with a codec that gives fields; None means all.
         codec: A name of `dataload.formats.codecs.CODEC_NAMES`, a function ``bytes -> record``, or an object
             with ``decode``. None gives bytes.
-        reader_options: Options of `array_record`'s reader, in its own syntax; None means no reading ahead.
+        reader_options: Options of `array_record`'s reader, in its own syntax, ``""`` for its defaults; None means no
+            reading ahead, and a map where that serves.
 
     Raises:
         ConfigError: The codec is none, a slice ends before it starts, `fields` are named without a codec; on
             first use, when a slice ends behind the file's last record, or an option is unknown.
         CorruptFileError: On first use, when a file is truncated or damaged; in reads, when a record is.
         UnsupportedFormatError: On first use, when a file is no ArrayRecord.
-        MissingDependencyError: On first use, when array_record is not installed.
+        MissingDependencyError: On first use, when a file needs array_record and it is not installed.
 
     Warns:
         UserWarning: A file was written with a `group_size` other than 1, which makes random access slow.
@@ -85,6 +92,8 @@ class ArrayRecordSource(FileSource[Any]):
         several = [paths] if isinstance(paths, (str, os.PathLike, FileInstruction)) else paths
         self._codec = resolve_codec(codec)
         self._reader_options = reader_options
+        # A user's function may keep a reference to what it was given, so it gets bytes of its own.
+        self._views = isinstance(codec, str) and self._codec is not None
         self._grouped: set[str] = set()
         super().__init__(
             [_as_path(path) for path in several],
@@ -101,7 +110,9 @@ class ArrayRecordSource(FileSource[Any]):
 
     def _open_shard(self, path: str) -> ShardReader[Any]:
         # Whether the first file knows its fields is enough; asking each file would read a record of each.
-        shard = _ArrayRecordFile(path, self._codec, self._reader_options, has_fields=path == self.paths[0])
+        shard = _ArrayRecordFile(
+            path, self._codec, self._reader_options, views=self._views, has_fields=path == self.paths[0]
+        )
         if shard.group_size != 1 and shard.file not in self._grouped:
             self._grouped.add(shard.file)
             warnings.warn(
@@ -141,14 +152,21 @@ class _ArrayRecordFile(ShardReader[Any]):
         group_size: Records that were compressed together.
     """
 
-    def __init__(self, path: str, codec: Codec | None, reader_options: str | None, *, has_fields: bool) -> None:
+    def __init__(
+        self, path: str, codec: Codec | None, reader_options: str | None, *, views: bool, has_fields: bool
+    ) -> None:
         self.file, self._first, stop = parse_selection(path)
         self._codec = codec
+        self._views = views
         self._size = _check_file(self.file)
+        self._mapped = MappedRecords.open(self.file) if reader_options is None else None
         self._readers = _Readers(self.file, reader_options)
-        with self._readers.take() as (reader, _):
-            self._records = reader.num_records()
-            self.group_size = group_size(reader.writer_options_string())
+        if self._mapped is not None:
+            self._records, self.group_size = len(self._mapped), 1
+        else:
+            with self._readers.take() as (reader, _):
+                self._records = reader.num_records()
+                self.group_size = group_size(reader.writer_options_string())
         stop = self._records if stop is None else stop
         if stop > self._records:
             raise ConfigError(
@@ -174,12 +192,19 @@ class _ArrayRecordFile(ShardReader[Any]):
             return batch
         return default_collate(self._decode(data, indices + self._first, fields))
 
-    def _decode(self, data: list[bytes], indices: Int64Array, fields: tuple[str, ...] | None) -> list[Any]:
-        records = data if self._codec is None else decode_records(self._codec, data, indices.tolist(), self.file)
+    def _decode(
+        self, data: Sequence[bytes | memoryview], indices: Int64Array, fields: tuple[str, ...] | None
+    ) -> list[Any]:
+        codec = self._codec
+        records: list[Any] = [*data] if codec is None else decode_records(codec, data, indices.tolist(), self.file)
         return records if fields is None else [select_fields(record, fields) for record in records]
 
-    def _read(self, indices: Int64Array) -> list[bytes]:
-        """The bytes of records of the file."""
+    def _read(self, indices: Int64Array) -> Sequence[bytes | memoryview]:
+        """The bytes of records of the file, views of its map where the codec makes copies."""
+        found = None if self._mapped is None else self._mapped.read(indices, views=self._views)
+        return self._read_through_package(indices) if found is None else found
+
+    def _read_through_package(self, indices: Int64Array) -> list[bytes]:
         with self._readers.take() as (reader, alone):
             runs = plan_reads(indices, self._records, self._size, self.group_size, alone=alone)
             try:

@@ -14,10 +14,11 @@ class ArrayRecordSuite(SourceSuite):
     """Files by the original's own writer."""
 
     codec = None
+    options = "group_size:1"
 
     def write(self, path, records):
         codec = resolve_codec(self.codec)
-        writer = ArrayRecordWriter(str(path), "group_size:1")
+        writer = ArrayRecordWriter(str(path), self.options)
         for record in records:
             writer.write(record if codec is None else codec.encode(record))
         writer.close()
@@ -43,6 +44,18 @@ _CORRUPTIONS = ("flip_signature", "flip_record", "cut_at_block", "not_closed")
 
 class TestArrayRecord(ArrayRecordSuite):
     traits = SourceTraits(record_type=bytes, suffix=".array_record", several_paths=True, corruptions=_CORRUPTIONS)
+
+
+class TestUncompressedArrayRecord(ArrayRecordSuite):
+    """Read through a map, which does not show a flipped bit of a record."""
+
+    options = "group_size:1,uncompressed"
+    traits = SourceTraits(
+        record_type=bytes,
+        suffix=".array_record",
+        several_paths=True,
+        corruptions=("flip_signature", "cut_at_block", "not_closed"),
+    )
 
 
 class TestArrayRecordOfMsgpack(ArrayRecordSuite):

@@ -107,7 +107,7 @@ def test_damaged_bytes_give_the_records_or_an_error(tmp_path):
             damaged = data.copy()
             damaged[place] ^= 1 << place % 8
             damaged.tofile(name)
-            with ArrayRecordSource(name) as source:
+            with ArrayRecordSource(name, reader_options="") as source:  # a map does not show flipped data
                 try:
                     assert list(source) == good, place
                 except (CorruptFileError, UnsupportedFormatError):

@@ -153,12 +153,15 @@ def test_a_file_cut_while_it_is_open(tmp_path, records):
     """The original gives empty records, without an error."""
     path = write(tmp_path / "x", [os.urandom(4000) for _ in range(100)], "group_size:1,uncompressed")
     size = os.path.getsize(path)
-    with ArrayRecordSource(path) as source:
+    with ArrayRecordSource(path) as mapped, ArrayRecordSource(path, reader_options="") as source:
+        mapped.read([1, 2])
         source.read([1, 2])
         os.truncate(path, 65536)
         for request in ([99], range(100), [0, 98, 99]):
             with pytest.raises(CorruptFileError, match=r"truncated|hash mismatch|changed while in use|Corrupted"):
                 source.read(request)
+            with pytest.raises(CorruptFileError, match=f"had {size} bytes when it was opened and has 65536 now"):
+                mapped.read(request)
         with pytest.raises(
             CorruptFileError, match=f"record 99: the file had {size} bytes when it was opened and has 65536"
         ):

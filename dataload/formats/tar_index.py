@@ -4,6 +4,10 @@ The first line is ``v1.2 <samples>``, each further line a sample: ``<extension> 
 component, offsets being those of the data. In v1.1 the names are missing, and DALI's documentation shows v1.2
 without them too. Tokens are parted by any white space; lines after the last sample are ignored.
 
+What is built is byte for byte what DALI's wds2idx.py writes, except where that is wrong: its offsets of members with
+GNU long names are too low, contiguous files (type 7) are left out, the last character of a name without a dot is not
+compared, and members behind a single block of zeros are lost.
+
 Parsing is vectorised: a stretch of whole lines at a time, small enough for its arrays to stay in the processor's
 cache, with each column of numbers converted in a few operations on eight digits at once.
 """

@@ -1,0 +1,103 @@
+"""The facades of the originals in several processes, as the originals' READMEs use them."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "children"))
+import compat_readers
+from torch.utils.data import DataLoader
+
+from dataload.compat.syrah import File, SyrahConcatDataset, SyrahDataset
+from dataload.compat.torchrecord import TorchRecord, TRDataset, TRSampler
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "torchrecord"
+ITEMS = 40
+FEATURES = np.random.default_rng(0).random((ITEMS, 30))
+
+
+@pytest.fixture
+def path(tmp_path):
+    with File(tmp_path / "test.syr", mode="w") as syr:
+        for index in range(ITEMS):
+            syr.add_item({"label": np.array([index]), "features": FEATURES[index]})
+    return tmp_path / "test.syr"
+
+
+@pytest.mark.parametrize("reopened", [True, False])
+def test_syrah_in_a_pool_that_forks(path, monkeypatch, reopened):
+    """Opening the file again in each child, as the original needs it, does no harm; it is needless."""
+    with File(path, mode="r") as syr:
+        assert syr.get_array(0, "label").tolist() == [0]
+        monkeypatch.setattr(compat_readers, "syr", syr)
+        again = {"initializer": syr.open, "initargs": (path, "r")} if reopened else {}
+        with multiprocessing.get_context("fork").Pool(2, **again) as pool:
+            found = pool.map(compat_readers.read_item, range(ITEMS), chunksize=1)
+            pool.close()
+            pool.join()
+        assert [features for _, features in found] == FEATURES.tolist()
+        assert syr.get_array(3, "label").tolist() == [3]
+
+
+def all_of(loader):
+    features, labels = zip(*loader, strict=True)
+    return np.concatenate(features), np.concatenate(labels)[:, 0]
+
+
+def test_syrah_data_sets_in_torchs_loader(path):
+    first = SyrahDataset(path, ["features", "label"])
+    assert int(first[3][1][0]) == 3  # read before the fork
+    both = SyrahConcatDataset([first, SyrahDataset(path, ["features", "label"])])
+    loader = DataLoader(both, batch_size=7, shuffle=True, num_workers=2, worker_init_fn=both.worker_init_fn)
+    features, labels = all_of(loader)
+    order = np.argsort(labels)
+    assert labels[order].tolist() == [index for index in range(ITEMS) for _ in range(2)]
+    assert np.array_equal(features[order], FEATURES.repeat(2, axis=0))
+
+
+def test_a_syrah_data_set_in_a_spawned_worker(path):
+    """One worker: it imports torch, which takes seconds."""
+    dataset = SyrahDataset(path, ["features", "label"], process_funcs={"features": compat_readers.halved})
+    context = {"multiprocessing_context": "spawn", "worker_init_fn": dataset.worker_init_fn}
+    features, labels = all_of(DataLoader(dataset, batch_size=32, num_workers=1, **context))
+    assert labels.tolist() == list(range(ITEMS))
+    assert np.array_equal(features, FEATURES / 2)
+
+
+def labels_of_the_manifest():
+    case = next(case for case in json.loads((GOLDEN / "manifest.json").read_text()) if case["file"] == "db4_39")
+    return [record["label"] for record in case["records"]]
+
+
+def test_torchrecord_with_two_workers():
+    loader = TorchRecord(record_path=GOLDEN / "db4_39", record_num=4, shuffle=True, batch_size=8, num_workers=2)
+    orders = []
+    for _ in range(2):
+        labels = []
+        for images, found in loader:
+            assert tuple(images.shape[1:]) == (3, 224, 224)
+            labels += found.tolist()
+        assert sorted(labels) == sorted(labels_of_the_manifest())
+        orders.append(labels)
+    assert orders[0] != orders[1]
+
+
+def test_torchrecord_by_hand_with_any_number_of_workers():
+    dataset = TRDataset(GOLDEN / "db4_39", compat_readers.dims_and_label, record_num=4)
+    sampler = TRSampler(GOLDEN / "db4_39", 4, batch_size=10)
+    found = [
+        [label for _, labels in DataLoader(dataset, batch_sampler=sampler, num_workers=n) for label in labels.tolist()]
+        for n in (0, 2)
+    ]
+    assert found == [labels_of_the_manifest()] * 2

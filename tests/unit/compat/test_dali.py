@@ -1,0 +1,272 @@
+"""What tests/golden/test_dali.py does not show: messages, types, and orders against a plain model."""
+
+from __future__ import annotations
+
+import enum
+import io
+import itertools
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataload.compat._dali_order import EpochPlan, IndexStream
+from dataload.compat.dali import webdataset
+from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceNotFoundError
+
+
+def pack(path, files):
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return str(path)
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """Ten samples: an int32 that counts, and a text that only the even ones have."""
+    files = {}
+    for i in range(10):
+        files[f"{i}.num"] = np.int32(i).tobytes()
+        if i % 2 == 0:
+            files[f"{i}.txt"] = f"text {i}".encode()
+    return pack(tmp_path / "a.tar", files)
+
+
+@pytest.fixture
+def opened(archive):
+    """Readers of that archive, closed at the end."""
+    readers = []
+
+    def open_one(**options):
+        readers.append(webdataset(**{"paths": archive, "ext": "num", "dtypes": "INT32", "batch_size": 4, **options}))
+        return readers[-1]
+
+    yield open_one
+    for reader in readers:
+        reader.close()
+
+
+def numbers(reader, batches=1):
+    return [int(array[0]) for batch in itertools.islice(reader, batches) for array in batch[0]]
+
+
+def test_a_batch_is_a_tuple_of_lists_of_arrays(opened):
+    reader = opened(ext=["num", "txt"], dtypes=["INT32", "UINT8"], batch_size=2)
+    batch = reader.run()
+    assert isinstance(batch, tuple)
+    assert [type(output) for output in batch] == [list, list]
+    assert [[array.tolist() for array in output] for output in batch] == [[[0], [1]], [list(b"text 0"), []]]
+    assert [array.dtype for output in batch for array in output] == ["int32"] * 2 + ["uint8"] * 2
+    assert iter(reader) is reader
+
+
+def test_arrays_are_the_callers_own(opened):
+    reader = opened(ext=["num", "txt"], dtypes=None, batch_size=10)
+    first = next(reader)
+    before = [[array.copy() for array in output] for output in first]
+    for array in itertools.chain(*first):
+        array[...] = 255
+    for output, expected in zip(next(reader), before, strict=True):
+        for array, other in zip(output, expected, strict=True):
+            np.testing.assert_array_equal(array, other)
+
+
+class Dalis(enum.Enum):
+    """As nvidia.dali.types.DALIDataType."""
+
+    INT32 = 9
+    BOOL = 11
+
+
+@pytest.mark.parametrize("dtype", ["INT32", "int32", np.int32, np.dtype("int32"), Dalis.INT32])
+def test_a_dtype_may_be_a_name_or_dalis_or_numpys(opened, dtype):
+    for dtypes in (dtype, [dtype], (dtype,)):
+        assert next(opened(dtypes=dtypes))[0][3].tolist() == [3]
+
+
+@pytest.mark.parametrize("dtype", [Dalis.BOOL, "no", np.dtype(">i4"), ">i4", bool, object, 9])
+def test_other_dtypes_are_refused(opened, dtype):
+    with pytest.raises(ConfigError, match=r"^dtypes: .* is no type of an output: .*Known: FLOAT, FLOAT16, .*UINT8$"):
+        opened(dtypes=[dtype])
+
+
+def test_needless_keywords_change_nothing(opened):
+    needless = {
+        "dont_use_mmap": True,
+        "read_ahead": True,
+        "prefetch_queue_depth": 3,
+        "skip_cached_images": True,
+        "preserve": True,
+        "bytes_per_sample_hint": [10, 20],
+        "tensor_init_bytes": 1,
+        "device": "cpu",
+        "name": "Reader",
+    }
+    assert numbers(opened(**needless), 4) == numbers(opened(), 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ext": []}, r"ext must be one set of extensions or more \('jpg;png', 'cls'\), got \[\]"),
+        ({"ext": [1]}, r"ext must be .* got \[1\]"),
+        ({"ext": None}, "ext must be .* got None"),
+        ({"dtypes": ["INT32", "INT32"]}, "dtypes names 2 types for 1 outputs: give one for each"),
+        ({"missing_component_behavior": "emtpy"}, "missing_component_behavior is 'emtpy': did you mean 'empty'"),
+        ({"missing_component_behavior": None}, "missing_component_behavior is None: .*Known: empty, error, skip"),
+        ({"index_paths": ["a", "b"]}, "index_paths names 2 files for 1 archives: give one for each, in the same order"),
+        ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
+        ({"num_shards": 0}, "num_shards must be an integer >= 1, got 0"),
+        ({"num_shards": 2, "shard_id": 2}, r"shard_id must be an integer in \[0, 2\), got 2"),
+        ({"shard_id": -1}, r"shard_id must be an integer in \[0, 1\), got -1"),
+        ({"num_shards": 11}, "num_shards is 11, and there are 10 samples: each shard needs one"),
+        ({"initial_fill": 0}, "initial_fill must be an integer in .*, got 0"),
+        ({"seed": 1.5}, "seed must be an integer, got 1.5"),
+        ({"shuffle_after_epoch_seed": "x"}, "seed must be an integer, got 'x'"),
+        ({"shuffle_after_epoch": True, "stick_to_shard": True}, "shuffle_after_epoch and stick_to_shard exclude each"),
+        ({"pad_last_batch": 1}, "pad_last_batch must be True or False, got 1"),
+        ({"preserve": "no"}, "preserve must be True or False, got 'no'"),
+        ({"device": "gpu"}, "device must be 'cpu' or None, got 'gpu'"),
+        ({"name": 1}, "name must be a text or None, got 1"),
+        ({"bytes_per_sample_hint": -1}, "bytes_per_sample_hint must be an integer >= 0, got -1"),
+        ({"bytes_per_sample_hint": [0, 1.5]}, "bytes_per_sample_hint must be an integer >= 0, got 1.5"),
+        ({"prefetch_queue_depth": 0}, "prefetch_queue_depth must be an integer >= 1, got 0"),
+        ({"tensor_init_bytes": 0}, "tensor_init_bytes must be an integer >= 1, got 0"),
+    ],
+)
+def test_wrong_arguments(opened, options, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        opened(**options)
+
+
+def test_a_wrong_argument_is_refused_at_once_and_a_wrong_file_at_the_first_use_if_lazy(opened):
+    with pytest.raises(ConfigError, match="shard_id"):
+        opened(lazy_init=True, shard_id=1)
+    lazy = [opened(lazy_init=True, paths="none.tar") for _ in range(2)]
+    with pytest.raises(SourceNotFoundError, match=r"there is no none.tar"):
+        next(lazy[0])
+    with pytest.raises(SourceNotFoundError, match=r"there is no none.tar"):
+        lazy[1].reader_meta("Reader")
+
+
+def test_one_archive_with_two_indexes(opened, archive):
+    with pytest.raises(ConfigError, match=rf"{archive} stands twice in paths, with two indexes: a.idx, b.idx"):
+        opened(paths=[archive, archive], index_paths=["a.idx", "b.idx"])
+
+
+def index_without_names(tmp_path):
+    (tmp_path / "a.idx").write_text("v1.2 2\nnum 512 4 txt 1536 6\nnum 2560 4\n")
+    return str(tmp_path / "a.idx")
+
+
+def test_a_sample_that_lacks_an_output_is_named(opened, archive, tmp_path):
+    options = {"ext": ["num", "jpg;txt"], "dtypes": None, "missing_component_behavior": "error"}
+    message = r"in sample 1{} there is no 'jpg;txt'; 'skip' leaves such samples out, 'empty' gives an empty array"
+    with pytest.raises(ConfigError, match=message.format(r" \('1'\)")) as caught:
+        opened(**options)
+    assert caught.value.key == "missing_component_behavior"
+    with pytest.raises(ConfigError, match=rf"{archive}: {message.format('')}"):
+        opened(**options, index_paths=index_without_names(tmp_path))
+
+
+@pytest.mark.parametrize("missing", ["empty", "skip"])
+def test_a_size_that_does_not_fit_is_named_even_if_the_sample_is_skipped(opened, archive, missing):
+    message = rf"dtypes: {archive}: in sample 0 \('0'\) 'txt' has 6 bytes, which are no whole number of int32"
+    with pytest.raises(ConfigError, match=message):
+        opened(ext=["txt", "jpg"], dtypes=["INT32", "UINT8"], missing_component_behavior=missing)
+
+
+def test_files_that_are_passed_over_are_warned_of(opened, archive):
+    with pytest.warns(UserWarning, match=rf"^{archive}: several files of one sample match output 1: the first one"):
+        reader = opened(ext=["num", "txt;num"], dtypes=None, batch_size=2)
+    assert [array.size for array in next(reader)[1]] == [4, 4]
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read(opened, archive):
+    reader = opened()
+    with open(archive, "r+b") as stream:
+        stream.truncate(600)
+    with pytest.raises(CorruptFileError, match="bytes when it was opened and has 600 now"):
+        next(reader)
+
+
+def test_a_closed_reader_says_so(opened):
+    with opened() as reader:
+        assert numbers(reader) == [0, 1, 2, 3]
+    with pytest.raises(ClosedSourceError, match="is closed"):
+        next(reader)
+
+
+def test_without_a_seed_each_reader_has_its_own_order(opened):
+    orders = [numbers(opened(random_shuffle=True), 10) for _ in range(2)]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted([*range(10)] * 4)
+
+
+# Orders
+
+
+def plan(**options):
+    defaults = {"batch_size": 4, "num_shards": 1, "shard_id": 0, "stick": False, "pad": False}
+    return EpochPlan(**{**defaults, "pool_size": None, "seed": 0, "archives_seed": None, **options})
+
+
+def model(samples, epochs, *, batch_size, num_shards, shard_id, stick, pad):
+    """Epoch by epoch, as DALI's documentation of sharding tells it."""
+    stream = []
+    for epoch in range(epochs):
+        shard = shard_id if stick else (shard_id + epoch) % num_shards
+        part = list(range(samples * shard // num_shards, samples * (shard + 1) // num_shards))
+        if pad:
+            largest = max(samples * (s + 1) // num_shards - samples * s // num_shards for s in range(num_shards))
+            while len(part) < largest or len(part) % batch_size:
+                part.append(part[-1])
+        stream += part
+    return stream
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_the_stream_is_that_of_the_model(data):
+    samples = data.draw(st.integers(1, 40))
+    num_shards = data.draw(st.integers(1, samples))
+    options = {
+        "batch_size": data.draw(st.integers(1, 50)),
+        "num_shards": num_shards,
+        "shard_id": data.draw(st.integers(0, num_shards - 1)),
+        "stick": data.draw(st.booleans()),
+        "pad": data.draw(st.booleans()),
+    }
+    expected = model(samples, 4, **options)
+    stream, found = IndexStream(plan(**options), (samples,)), []
+    while len(found) < len(expected):
+        found += stream.take(data.draw(st.integers(1, 50))).tolist()
+    assert found[: len(expected)] == expected
+
+
+def test_archives_of_different_lengths_change_places_and_are_cut_by_samples():
+    lengths, starts = (3, 0, 5, 2), (0, 3, 3, 8)
+    streams = [IndexStream(plan(num_shards=3, shard_id=i, stick=True, archives_seed=1), lengths) for i in range(3)]
+    seen = set()
+    for _ in range(60):
+        epoch = [index for shard, size in enumerate((3, 3, 4)) for index in streams[shard].take(size).tolist()]
+        archives = [archive for archive, _ in itertools.groupby(epoch, lambda i: 0 if i < 3 else 2 if i < 8 else 3)]
+        assert epoch == [starts[archive] + i for archive in archives for i in range(lengths[archive])]
+        seen.add(tuple(archives))
+    assert len(seen) == 6
+
+
+def test_the_pool_draws_from_the_archives_in_their_new_order():
+    lengths = (8,) * 6
+    plain = IndexStream(plan(archives_seed=3, stick=True), lengths)
+    pooled = IndexStream(plan(archives_seed=3, stick=True, pool_size=4, seed=5), lengths)
+    for _ in range(3):
+        order, drawn = plain.take(48).tolist(), pooled.take(48).tolist()
+        shifts = [order.index(value) - place for place, value in enumerate(drawn)]
+        assert sorted(drawn) == sorted(order)
+        assert 0 < max(shifts) <= 3

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload import Loader
+from dataload.compat.grain import (
+    ArrayRecordDataSource,
+    RandomAccessDataSource,
+    RangeDataSource,
+    RecordKeyError,
+    tfds_data_source,
+)
+from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
+from dataload.sources.array_record import ArrayRecordSource
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+DEMO = GOLDEN / "tfds" / "demo" / "1.0.0"
+SELECTIONS = [
+    case
+    for case in json.loads((GOLDEN / "arrayrecord" / "manifest.json").read_text())
+    if case.get("kind") == "data_source" and case["expect"] == "ok"
+]
+
+
+@pytest.fixture(scope="session")
+def original():
+    """Grain's own module."""
+    return pytest.importorskip("grain.sources", reason="grain is not installed: nothing to compare with")
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two files, of 5 and 4 records."""
+    names = [str(tmp_path / f"{name}.array_record") for name in "ab"]
+    for name, length in zip(names, (5, 4), strict=True):
+        with dataload.create(name) as writer:
+            for i in range(length):
+                writer.write(f"{Path(name).stem}{i}".encode())
+    return names
+
+
+def instruction(path, skip, take):
+    return SimpleNamespace(filename=path, skip=skip, take=take, examples_in_shard=100)
+
+
+def forms_of(files):
+    """Everything that `paths` may be."""
+    one, two = files
+    return [
+        one,
+        Path(two),
+        files,
+        tuple(files),
+        f"{one}[1:4]",
+        [f"{two}[0:1]", one],
+        instruction(two, 1, 2),
+        [instruction(one, 4, 1), two, instruction(one, 0, 0), f"{one}[2:2]", f"{one}[0:2]"],
+    ]
+
+
+@pytest.mark.parametrize("form", range(8))
+def test_array_records_are_those_of_the_original(original, files, form):
+    paths = forms_of(files)[form]
+    with original.ArrayRecordDataSource(paths) as theirs, ArrayRecordDataSource(paths) as ours:
+        keys = list(range(len(theirs)))
+        assert len(ours) == len(theirs)
+        assert list(ours) == [ours[key] for key in keys] == [theirs[key] for key in keys]
+        assert ours.__getitems__(keys[::-1] * 2) == theirs.__getitems__(keys[::-1] * 2)
+        assert repr(ours) == repr(theirs)
+        assert ours.paths == theirs.paths
+        assert isinstance(ours, RandomAccessDataSource)
+        assert isinstance(theirs, RandomAccessDataSource)
+        for outside in (-1, len(ours), np.int64(-3)):
+            for source in (ours, theirs):
+                with pytest.raises(ValueError, match=r"[Rr]ecord key"):
+                    source[outside]
+
+
+def test_a_key_outside_is_an_index_error_too(files):
+    with ArrayRecordDataSource(files) as source:
+        with pytest.raises(RecordKeyError, match=r"record key 9 is outside of \[0, 9\)"):
+            source.__getitems__([0, 9])
+        with pytest.raises(IndexError, match="record key -1 is outside"):
+            source[-1]
+        with pytest.raises(TypeError, match="interpreted as an integer"):
+            source[1.0]
+        assert source.__getitems__([]) == []
+
+
+@pytest.mark.parametrize("case", SELECTIONS, ids=lambda case: case["why"][:40])
+def test_what_the_original_selects(case, monkeypatch):
+    monkeypatch.chdir(GOLDEN / "arrayrecord")
+    paths = [SimpleNamespace(**path) if isinstance(path, dict) else path for path in case["paths"]]
+    with ArrayRecordDataSource(paths) as source, ArrayRecordSource(paths) as plain:
+        assert len(source) == case["num_records"]
+        assert list(source) == list(plain)
+        assert sum(source.shard_lengths) == len(source)
+
+
+def test_only_whole_files_are_opened_at_start(files, tmp_path):
+    missing = str(tmp_path / "missing.array_record")
+    with ArrayRecordDataSource([instruction(missing, 3, 7), f"{missing}[0:5]", files[0]]) as source:
+        assert (len(source), source[12], source.shard_lengths) == (17, b"a0", (7, 5, 5))
+        with pytest.raises(SourceNotFoundError, match=r"missing\.array_record"):
+            source[0]
+    with pytest.raises(SourceNotFoundError, match=r"missing\.array_record"):
+        ArrayRecordDataSource([files[0], missing])
+    empty = tmp_path / "empty.array_record"
+    empty.touch()
+    with pytest.raises(CorruptFileError, match=r"empty\.array_record, byte 0: the file is empty"):
+        ArrayRecordDataSource(empty)
+
+
+def test_reader_options_reach_the_reader(original, files):
+    options = {"index_storage_option": "offloaded", "footer_prefetch_bytes": "0"}
+    with ArrayRecordDataSource(files, options) as ours, original.ArrayRecordDataSource(files, options) as theirs:
+        assert ours[7] == theirs[7]
+    with pytest.raises(ConfigError, match="reader_options 'readahead_buffer_size:0,no_such:1'"):
+        ArrayRecordDataSource(files, {"no_such": "1"})
+
+
+def test_it_is_read_again_after_a_with_block_and_pickles(files):
+    source = ArrayRecordDataSource(files)
+    with source:
+        assert source[0] == b"a0"
+    assert source[8] == b"b3"
+    copy = pickle.loads(pickle.dumps(source))
+    assert len(pickle.dumps(ArrayRecordDataSource([f"{files[0]}[0:1]"] * 10))) < 2000
+    with source, copy:
+        assert list(copy) == list(source)
+        assert repr(copy) == repr(source)
+
+
+def test_paths_that_are_none():
+    with pytest.raises(ConfigError, match="at least one path, got an empty list"):
+        ArrayRecordDataSource([])
+    with pytest.raises(TypeError, match=r"os\.PathLike"):
+        ArrayRecordDataSource([3])
+
+
+@pytest.mark.parametrize(
+    "arguments", [(0, 10, 1), (3, 10, 3), (10, 0, -3), (5, 5, 1), (5, 5, -1), (0, 1, -2), (-4, 4, 2)]
+)
+def test_ranges_are_those_of_the_original(original, arguments):
+    ours, theirs = RangeDataSource(*arguments), original.RangeDataSource(*arguments)
+    keys = range(len(theirs))
+    assert len(ours) == len(theirs)
+    assert [ours[key] for key in keys] == [theirs[key] for key in keys]
+    assert repr(ours) == repr(theirs)
+    assert repr(pickle.loads(pickle.dumps(ours))) == repr(ours)
+    for outside in (-1, len(ours)):
+        for source in (ours, theirs):
+            with pytest.raises(IndexError, match=rf"{outside} is out of range|{outside} out of range"):
+                source[outside]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((0, 10, 0), "step must not be 0"), ((0, 10, -1), "steps of -1 do not lead from 0 to 10")],
+)
+def test_ranges_that_the_original_refuses(original, arguments, message):
+    with pytest.raises(AssertionError):
+        original.RangeDataSource(*arguments)
+    with pytest.raises(ConfigError, match=message):
+        RangeDataSource(*arguments)
+
+
+def test_data_sources_of_tfds():
+    with tfds_data_source(DEMO, "train[:50%]", fields=["id"]) as half:
+        assert len(half) == 4  # 3.5, rounded to even
+    first, second = tfds_data_source(str(DEMO), ["train[:2]", "test"])
+    splits = tfds_data_source(DEMO)
+    with first, second, splits["train"], splits["test"]:
+        assert (len(first), len(second)) == (2, 2)
+        assert {name: len(source) for name, source in splits.items()} == {"train": 7, "test": 2}
+        assert splits["train"][0]["id"] == first[0]["id"]
+    made = RangeDataSource(0, 3, 1)
+    assert tfds_data_source(made) is made
+    for arguments in ((3,), (made, "train")):
+        with pytest.raises(ConfigError, match="give a directory, or a data source and no split or fields"):
+            tfds_data_source(*arguments)
+
+
+def test_sources_of_the_original_run_in_our_loader(original, files):
+    for make, wanted in (
+        (lambda: original.RangeDataSource(0, 20, 2), list(range(0, 20, 2))),
+        (
+            lambda: original.ArrayRecordDataSource(files),
+            [b"a0", b"a1", b"a2", b"a3", b"a4", b"b0", b"b1", b"b2", b"b3"],
+        ),
+    ):
+        with Loader(make(), batch_size=4, shuffle=True, seed=0, num_workers=2) as loader:
+            found = [value for batch in loader for value in list(batch)]
+            assert loader.state_dict()
+        assert found != wanted
+        assert sorted(found) == wanted
+
+
+def test_ours_run_in_our_loader(files):
+    with (
+        ArrayRecordDataSource(files) as source,
+        Loader(source, batch_size=4, shuffle="shards", num_workers=2) as loader,
+    ):
+        assert sorted(value for batch in loader for value in batch) == sorted(source)
+        state = loader.state_dict()
+    with ArrayRecordDataSource(files) as source, Loader(source, batch_size=4, shuffle="shards") as loader:
+        loader.load_state_dict(state)
+        assert loader.epoch == 1

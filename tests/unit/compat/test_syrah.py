@@ -1,0 +1,399 @@
+"""The facade of Syrah; the classes of errors and the values were seen with Syrah 0.2.0 and py-bson 0.5.10."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload.compat.syrah import File, FileError, SyrahConcatDataset, SyrahDataset
+from dataload.errors import CorruptFileError
+from dataload.formats.syrah import DTYPES
+from dataload.writers.syrah import SyrahWriter
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "syrah"
+CASES = json.loads((GOLDEN / "manifest.json").read_text())
+NEEDS_FLOAT128 = pytest.mark.skipif("float128" not in DTYPES, reason="numpy has no float128 here")
+
+
+def cases(expect):
+    return [
+        pytest.param(case, id=case["file"], marks=NEEDS_FLOAT128 if "float128" in case["file"] else ())
+        for case in CASES
+        if case["expect"] == expect
+    ]
+
+
+def item(index):
+    return {
+        "label": np.array([index]),
+        "features": np.arange(4, dtype=np.float32) + index,
+        "tokens": np.arange(index, dtype=np.int16),
+        "text": np.array([f"item {index}"]),
+    }
+
+
+@pytest.fixture
+def path(tmp_path):
+    with File(tmp_path / "test.syr", mode="w") as syr:
+        for index in range(6):
+            syr.add_item(item(index))
+    return tmp_path / "test.syr"
+
+
+def same(array, expected):
+    """What is expected of the original: one dimension, of text one element."""
+    assert isinstance(array, np.ndarray)
+    if expected["dtype"] == "str":
+        assert (array.dtype.kind, array.shape) == ("U", (1,))
+        data = array[0].encode()
+    else:
+        assert (array.dtype.name, list(array.shape)) == (np.dtype(expected["dtype"]).name, expected["shape"])
+        data = array.tobytes()
+    if "hex" in expected:
+        return data.hex() == expected["hex"]
+    return len(data) == expected["nbytes"] and hashlib.sha256(data).hexdigest() == expected["sha256"]
+
+
+@pytest.mark.parametrize("case", cases("ok"))
+def test_golden_values(case):
+    with File(str(GOLDEN / case["file"]), "r") as syr:
+        assert syr.num_items() == case["num_records"]
+        for index, expected in enumerate(case["records"]):
+            found = syr.get_item(index)
+            assert list(found) == case["keys"]
+            for key, value in expected.items():
+                assert same(found[key], value)
+                assert same(syr.get_array(index, key), value)
+
+
+@pytest.mark.parametrize("case", cases("ok"))
+def test_golden_values_in_batches(case):
+    dataset = SyrahDataset(GOLDEN / case["file"], case["keys"])
+    assert len(dataset) == case["num_records"]
+    indices = list(range(len(dataset)))[::-1]
+    for index, row in zip(indices, dataset.__getitems__(indices), strict=True):
+        assert all(map(same, row, [case["records"][index][key] for key in case["keys"]]))
+    dataset.syr.close()
+
+
+def read_all(path):
+    with File(path, "r") as syr:
+        return [syr.get_item(index) for index in range(syr.num_items())]
+
+
+@pytest.mark.parametrize("case", cases("error"))
+def test_golden_errors(case):
+    bad = case.get("bad_records")
+    if bad is None:
+        with pytest.raises(CorruptFileError, match=case["file"]):
+            read_all(GOLDEN / case["file"])
+        return
+    with File(GOLDEN / case["file"], "r") as syr:
+        for index in range(syr.num_items()):
+            if index in bad:
+                with pytest.raises(ValueError, match=case["file"]):
+                    syr.get_item(index)
+            else:
+                syr.get_item(index)
+
+
+def test_items_as_they_were_added(path):
+    with File(path, mode="r") as syr:
+        assert syr.num_items() == 6
+        for index in range(6):
+            found, expected = syr.get_item(index), item(index)
+            assert list(found) == list(expected)
+            for name, array in expected.items():
+                assert found[name].dtype == array.dtype
+                assert found[name].tolist() == array.tolist()
+                assert found[name].flags.writeable
+                assert syr.get_array(index, name).tolist() == array.tolist()
+
+
+def test_an_index_may_be_text_as_in_the_readme(path):
+    with File(path, "r") as syr:
+        assert syr.get_item("3")["label"].tolist() == [3]
+        assert syr.get_array("4", "label").tolist() == syr.get_array(np.int32(4), "label").tolist() == [4]
+
+
+def test_shapes_are_flat_but_kept_in_the_file(tmp_path):
+    arrays = {"m": np.arange(6.0).reshape(2, 3), "zero": np.array(7), "text": np.array([["a", "b"], ["é", ""]])}
+    with File(tmp_path / "a.syr", "w") as syr:
+        syr.add_item(arrays)
+    with File(tmp_path / "a.syr", "r") as syr:
+        found = syr.get_item(0)
+        assert found["m"].tolist() == [0, 1, 2, 3, 4, 5]
+        assert found["zero"].tolist() == [7]
+        assert found["text"].tolist() == ["abé"]
+        assert syr.get_array(0, "zero").shape == (1,)
+    with dataload.open(tmp_path / "a.syr") as source:
+        assert source[0]["m"].tolist() == arrays["m"].tolist()
+        assert source[0]["zero"].shape == ()
+
+
+def test_bytes_of_our_own_files_are_uint8(tmp_path):
+    with SyrahWriter(tmp_path / "a.syr") as writer:
+        writer.write({"raw": b"xyz"})
+    with File(tmp_path / "a.syr", "r") as syr:
+        assert syr.get_item(0)["raw"].tolist() == list(b"xyz")
+        assert syr.get_array(0, "raw", dtype="str").tolist() == ["xyz"]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        ("label", "int32", [3, 0]),
+        ("label", "uint8", [3, 0, 0, 0, 0, 0, 0, 0]),
+        ("label", "int64", [3]),
+        ("label", "", [3]),
+        ("text", "uint8", list(b"item 3")),
+        ("text", "str", ["item 3"]),
+        ("label", "str", ["\x03"]),  # numpy drops the zeros at the end of text
+    ],
+)
+def test_another_dtype(path, name, dtype, expected):
+    with File(path, "r") as syr:
+        found = syr.get_array(3, name, dtype=dtype)
+        assert found.tolist() == expected
+        assert found.flags.writeable
+
+
+def test_errors_of_another_dtype(path):
+    with File(path, "r") as syr:
+        for dtype in ("int128", "S", "float"):
+            with pytest.raises(TypeError, match=f"the format has no dtype '{dtype}'; it knows bool, .*str"):
+                syr.get_array(0, "label", dtype=dtype)
+        with pytest.raises(ValueError, match="6 bytes are no whole number of int32"):
+            syr.get_array(0, "text", dtype="int32")
+        with pytest.raises(UnicodeDecodeError, match="utf-8"):
+            syr.get_array(5, "features", dtype="str")
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "match"),
+    [
+        (6, IndexError, "index 6 is out of range for 6 items in .*test.syr"),
+        (2**70, IndexError, "out of range"),
+        (-1, ValueError, "the index -1 is before the first of 6 items"),
+        ("6", IndexError, "index 6 is out of range"),
+        ("x", TypeError, "integer"),
+        ("-1", TypeError, "integer"),
+        (1.0, TypeError, "integer"),
+        (None, TypeError, "integer"),
+    ],
+)
+def test_wrong_indices(path, index, error, match):
+    with File(path, "r") as syr:
+        with pytest.raises(error, match=match):
+            syr.get_item(index)
+        with pytest.raises(error, match=match):
+            syr.get_array(index, "label")
+
+
+def test_an_unknown_array(path):
+    with File(path, "r") as syr:
+        with pytest.raises(KeyError, match="has no array 'labl'; it has label, features, tokens, text"):
+            syr.get_array(0, "labl")
+        with pytest.raises(IndexError):  # the index is looked at first
+            syr.get_array(9, "labl")
+
+
+def test_a_file_in_the_other_mode_or_closed(path, tmp_path):
+    syr = File(path, "r")
+    with pytest.raises(OSError, match=r"cannot write an item to .*test.syr: its mode is 'r'; open it with mode 'w'"):
+        syr.add_item(item(0))
+    syr.close()
+    syr.close()
+    assert syr.num_items() == 6
+    for read in (lambda: syr.get_item(0), lambda: syr.get_array(0, "label")):
+        with pytest.raises(OSError, match=r"cannot read an item from .*: it is closed; open it with mode 'r'"):
+            read()
+    with File(tmp_path / "new.syr", "w") as new:
+        with pytest.raises(OSError, match="its mode is 'w'"):
+            new.get_item(0)
+        new.add_item(item(0))
+        assert new.num_items() == 1
+    with pytest.raises(OSError, match=r"cannot write an item to .*: it is closed"):
+        new.add_item(item(1))
+    assert new.num_items() == 1
+
+
+@pytest.mark.parametrize("mode", ["x", "a", "rw", "rb", "r+", "", "q"])
+def test_wrong_modes_touch_nothing(tmp_path, mode):
+    with pytest.raises(ValueError, match="opened with mode 'r' or 'w', got"):
+        File(tmp_path / "new.syr", mode)
+    assert not os.listdir(tmp_path)
+
+
+def test_what_cannot_be_opened(tmp_path, path):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*none\.syr"):
+        File(tmp_path / "none.syr", "r")
+    with pytest.raises(FileNotFoundError, match="there is no directory"):
+        File(tmp_path / "no" / "x.syr", "w")
+    for mode in "rw":
+        with pytest.raises(OSError, match="is a directory"):
+            File(tmp_path, mode)
+
+
+def test_what_the_operating_system_refuses(path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)  # not by the file's mode: the tests may run as root
+    with pytest.raises(FileError, match=r"cannot read .*: Permission denied") as caught:
+        File(path, "r")
+    assert caught.value.path == str(path)
+
+
+def test_opening_again(path, tmp_path):
+    other = tmp_path / "other.syr"
+    syr = File(path, "r")
+    syr.open(other, "w")
+    syr.add_item({"x": np.ones(2)})
+    syr.open(other, "r")
+    assert syr.num_items() == 1
+    assert syr.get_item(0)["x"].tolist() == [1, 1]
+    syr.open(path, "r")
+    assert syr.get_array(5, "label").tolist() == [5]
+    syr.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "match"),
+    [
+        ({"x": np.ones(1), "z": np.ones(1)}, KeyError, "item 1 has arrays .*'z'.*, the first had .*'y'"),
+        ({"x": np.ones(1)}, KeyError, "item 1 has arrays"),
+        ({"x": np.ones(1), "y": np.ones(1, np.float32)}, ValueError, "field 'y' of record 1 is float32"),
+        ({"x": np.ones(1), "y": np.ones(1, complex)}, TypeError, "array 'y' has dtype complex128; the format knows"),
+        ({"x": np.ones(1), "y": np.array([b"b"])}, TypeError, r"array 'y' has dtype \|S1"),
+        ({"x": np.ones(1), "y": [1.0]}, ValueError, "array 'y' is a list, not a numpy array"),
+        ({"x": np.ones(1), 3: np.ones(1)}, ValueError, r"names of arrays are text, got 3 \(int\)"),
+    ],
+)
+def test_an_item_that_is_refused_leaves_nothing(tmp_path, wrong, error, match):
+    good = {"x": np.zeros(2), "y": np.zeros(3)}
+    with File(tmp_path / "a.syr", "w") as syr:
+        syr.add_item(good)
+        with pytest.raises(error, match=match):
+            syr.add_item(wrong)
+        syr.add_item(good)
+    with File(tmp_path / "b.syr", "w") as syr:
+        syr.add_item(good)
+        syr.add_item(good)
+    assert (tmp_path / "a.syr").read_bytes() == (tmp_path / "b.syr").read_bytes()
+
+
+def test_big_endian_arrays_keep_their_values(tmp_path):
+    with File(tmp_path / "a.syr", "w") as syr:
+        syr.add_item({"x": np.array([1, 2, -3], ">i4")})
+    with File(tmp_path / "a.syr", "r") as syr:
+        assert syr.get_array(0, "x").tolist() == [1, 2, -3]
+
+
+def test_an_exception_in_the_block_keeps_what_was_added(tmp_path):
+    def fail():
+        with File(tmp_path / "a.syr", "w") as syr:
+            syr.add_item({"x": np.ones(2)})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with File(tmp_path / "a.syr", "r") as syr:
+        assert syr.num_items() == 1
+
+
+def test_a_file_without_items(tmp_path):
+    with File(tmp_path / "a.syr", "w"):
+        pass
+    with File(tmp_path / "a.syr", "r") as syr:
+        assert syr.num_items() == 0
+
+
+def test_pickling(path, tmp_path):
+    with File(path, "r") as syr:
+        again = pickle.loads(pickle.dumps(syr))
+        assert again.get_item(2)["label"].tolist() == [2]
+        again.close()
+        dataset = SyrahDataset(path, ["label"], {"label": abs})
+        assert dataset[3][0].tolist() == pickle.loads(pickle.dumps(dataset))[3][0].tolist()
+    assert pickle.loads(pickle.dumps(syr)).num_items() == 6
+    with File(tmp_path / "new.syr", "w") as new, pytest.raises(TypeError, match="cannot pickle"):
+        pickle.dumps(new)
+
+
+def test_a_data_set(path):
+    dataset = SyrahDataset(str(path), ["features", "label", "tokens"], process_funcs={"label": lambda x: int(x[0])})
+    rows = list(dataset)  # ends with an IndexError, as a sequence does
+    assert len(rows) == len(dataset) == dataset.len == 6
+    for index, (features, label, tokens) in enumerate(rows):
+        assert features.tolist() == item(index)["features"].tolist()
+        assert label == index
+        assert tokens.tolist() == item(index)["tokens"].tolist()
+    for keys in (dataset.keys, ["label", "features"], ["text"], ["label", "label"], []):
+        dataset.keys = keys
+        rows = [[np.asarray(value).tolist() for value in dataset[index]] for index in range(6)]
+        asked = [4, 0, 4]
+        found = [[np.asarray(value).tolist() for value in row] for row in dataset.__getitems__(asked)]
+        assert found == [rows[index] for index in asked]
+        assert dataset.__getitems__([]) == []
+    assert dataset.worker_init_fn() is None
+    assert dataset.worker_init_fn(1) is None
+    dataset.keys = ["features"]
+    with pytest.raises(IndexError, match="out of range"):
+        dataset[6]
+    with pytest.raises(IndexError, match="out of range"):
+        dataset.__getitems__([1, 6])
+    dataset.keys = ["features", "labl"]
+    for read in (lambda: dataset[0], lambda: dataset.__getitems__([0, 1])):
+        with pytest.raises(KeyError, match="no array 'labl'"):
+            read()
+
+
+def test_a_batch_is_one_read(path, monkeypatch):
+    dataset = SyrahDataset(path, ["features", "text"])
+    monkeypatch.setattr(File, "get_array", None)
+    found = dataset.__getitems__([5, 1])
+    assert [text.tolist() for _, text in found] == [["item 5"], ["item 1"]]
+
+
+class Doubled(SyrahDataset):
+    def __init__(self, file_path):
+        super().__init__(file_path, ["features", "label"])
+
+    def __getitem__(self, item):
+        features, label = super().__getitem__(item)
+        return features * 2, label
+
+
+def test_a_subclass_that_changes_items_changes_batches(path):
+    dataset = Doubled(path)
+    assert dataset[1][0].tolist() == [2, 4, 6, 8]
+    assert [row[0].tolist() for row in dataset.__getitems__([1, 0])] == [[2, 4, 6, 8], [0, 2, 4, 6]]
+
+
+def test_several_data_sets(path, tmp_path):
+    with File(tmp_path / "b.syr", "w") as syr:
+        for index in range(6, 10):
+            syr.add_item(item(index))
+    first, second = SyrahDataset(path, ["label"]), SyrahDataset(tmp_path / "b.syr", ["label"])
+    for both in (SyrahConcatDataset([first, second]), first + second):
+        assert len(both) == 10
+        assert [int(label[0]) for (label,) in both] == list(range(10))
+        assert int(both[-1][0][0]) == int(both[np.int64(9)][0][0]) == 9
+        assert both.datasets == [first, second]
+        assert both.cumulative_sizes == [6, 10]
+        assert both.worker_init_fn(0) is None
+        with pytest.raises(IndexError, match="index 10 is out of range for 10 items"):
+            both[10]
+        with pytest.raises(ValueError, match="before the first of 10 items"):
+            both[-11]
+    assert [int(label[0]) for (label,) in both + first][9:] == [9, 0, 1, 2, 3, 4, 5]
+    with pytest.raises(ValueError, match="at least one data set"):
+        SyrahConcatDataset([])

@@ -1,0 +1,460 @@
+"""The facade of TorchRecord; tests/golden/torchrecord was written by TorchRecord 0.1.1."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from PIL import Image
+
+from dataload.compat import torchrecord
+from dataload.compat.torchrecord import (
+    TensorProto,
+    TensorProtos,
+    TorchRecord,
+    TRDataset,
+    TRSampler,
+    Writer,
+    default_data_process_func,
+    default_transform,
+)
+from dataload.errors import CorruptFileError
+from dataload.formats.tensorprotos import decode
+from dataload.writers.lmdb import LMDBWriter
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "torchrecord"
+CASES = [case for case in json.loads((GOLDEN / "manifest.json").read_text()) if case["format"] == "torchrecord"]
+NUMBERS = {"float_data": "<f4", "int32_data": "<i4", "int64_data": "<i8", "double_data": "<f8"}
+
+
+def cases(expect):
+    return [
+        pytest.param(case, id=f"{case['file']}-{case['options'][:20]}") for case in CASES if case["expect"] == expect
+    ]
+
+
+def same_bytes(data, expected):
+    if "hex" in expected:
+        return data.hex() == expected["hex"]
+    return expected.get("nbytes", len(data)) == len(data) and hashlib.sha256(data).hexdigest() == expected["sha256"]
+
+
+def check_message(message, expected):
+    """The raw fields, as the original's protobuf class returned them."""
+    assert len(message.protos) == len(expected["tensors"])
+    for tensor, raw in zip(message.protos, expected["tensors"], strict=True):
+        assert (tensor.name if tensor.HasField("name") else None) == raw["name"]
+        assert list(tensor.dims) == raw["dims"]
+        assert tensor.data_type == raw["data_type"]
+        assert TensorProto.DataType.Name(tensor.data_type) == raw["data_type_name"]
+        assert tensor.HasField("data_type") == raw.get("data_type_set", True)
+        for field, dtype in NUMBERS.items():
+            assert len(getattr(tensor, field)) == raw.get(field, {"count": 0})["count"]
+            if field in raw:
+                assert same_bytes(np.array(getattr(tensor, field), dtype).tobytes(), raw[field])
+        assert tensor.HasField("byte_data") == ("byte_data" in raw)
+        assert same_bytes(tensor.byte_data, raw.get("byte_data", {"hex": ""}))
+        assert [text.hex() for text in tensor.string_data] == raw.get("string_data", [])
+
+
+def itself(message):
+    return message
+
+
+def stored(path):
+    """Keys and values of each sub-database, by lmdb alone; of a copy, for LMDB opens a file once in a process."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        lmdb.open(os.path.dirname(shutil.copy(path / "data.mdb", folder)), lock=False, max_dbs=9) as environment,
+    ):
+        with environment.begin() as txn:
+            names = [bytes(name) for name, _ in txn.cursor()]
+        found = []
+        for name in names:
+            with environment.begin(db=environment.open_db(name, create=False)) as txn:
+                found.append([(bytes(key), bytes(value)) for key, value in txn.cursor()])
+    return found
+
+
+@pytest.mark.parametrize("case", cases("ok"))
+def test_golden_values(case):
+    """Also where sub-databases have keys of different widths, which the original reads wrong."""
+    dataset = TRDataset(GOLDEN / case["file"], transform=itself, record_num=case["record_num"])
+    assert len(dataset) == case["num_records"]
+    for expected in case["records"]:
+        place = (expected["db"], int(expected["key"]), 0)
+        check_message(dataset[place], expected)
+    places = [(expected["db"], int(expected["key"]), 0) for expected in case["records"]]
+    for message, expected in zip(dataset.__getitems__(places), case["records"], strict=True):
+        check_message(message, expected)
+
+
+def read_all(case):
+    dataset = TRDataset(GOLDEN / case["file"], transform=itself, record_num=case["record_num"])
+    return [dataset[0, key] for key in range(case["counts"][0])]
+
+
+@pytest.mark.parametrize("case", [case for case in cases("error") if "inconsistent" not in case.id])
+def test_golden_errors(case):
+    # DecodeError is what the original raises for a message that is none; no other file could be read by it
+    with pytest.raises((DecodeError, ValueError)) as caught:
+        read_all(case)
+    notes = getattr(caught.value, "__notes__", [])
+    assert case["file"] in "".join([str(caught.value), *notes])
+
+
+def test_bad_messages_cost_only_themselves():
+    case = next(case for case in CASES if case["file"] == "corrupt_values")
+    dataset = TRDataset(GOLDEN / "corrupt_values", transform=itself)
+    for key, expected in enumerate(case["records"]):
+        if key in case["bad_records"]:
+            with pytest.raises(DecodeError) as caught:
+                dataset[0, key]
+            assert caught.value.__notes__ == [f"in {GOLDEN / 'corrupt_values'}, record {key} of db0"]
+        else:
+            check_message(dataset[0, key], expected)
+
+
+def test_messages_that_contradict_themselves_are_given_as_they_are():
+    case = next(case for case in CASES if case["file"] == "inconsistent_tensors")
+    dataset = TRDataset(GOLDEN / "inconsistent_tensors", transform=itself)
+    for key, expected in enumerate(case["records"]):
+        check_message(dataset[0, key], expected)
+
+
+def test_a_missing_key_is_not_the_next_one():
+    dataset = TRDataset(GOLDEN / "corrupt_missing_key", transform=itself)
+    with pytest.raises(CorruptFileError, match="key '05' of sub-database db0 is missing"):
+        dataset[0, 5]
+    assert dataset.read_item(0, 6) == dict(stored(GOLDEN / "corrupt_missing_key")[0])[b"06"]
+
+
+@pytest.mark.parametrize("case", cases("ok")[:2])
+def test_default_transform(case):
+    """Against the pixels of the manifest, resized as torchvision's Resize((224, 224)) and ToTensor() do."""
+    dataset = TRDataset(GOLDEN / case["file"], record_num=case["record_num"])
+    raw = TRDataset(GOLDEN / case["file"], record_num=case["record_num"], transform=itself)
+    for expected in case["records"][:5]:
+        place = (expected["db"], int(expected["key"]))
+        image, label = dataset[place]
+        height, width = expected["image"]["height"], expected["image"]["width"]
+        pixels = np.frombuffer(raw[place].protos[0].byte_data, np.uint8).reshape(height, width, 3)
+        assert same_bytes(pixels.tobytes(), expected["image"])
+        resized = Image.fromarray(pixels).resize((224, 224), Image.Resampling.BILINEAR)
+        assert (tuple(image.shape), str(image.dtype)) == ((3, 224, 224), "torch.float32")
+        for channel, plane in enumerate(resized.split()):
+            assert np.array_equal(image[channel], np.asarray(plane).astype(np.float32) / np.float32(255))
+        assert label == expected["label"]
+
+
+def test_a_message_without_a_label():
+    with pytest.raises(IndexError):
+        default_transform(TensorProtos())
+
+
+def test_no_records(tmp_path):
+    (tmp_path / "list.txt").touch()
+    Writer(str(tmp_path / "list.txt"), str(tmp_path / "out"), db_num=2).write()
+    assert stored(tmp_path / "out") == [[], []]
+    assert len(TRDataset(tmp_path / "out", record_num=2)) == 0
+    for shuffle in (False, True):
+        sampler = TRSampler(tmp_path / "out", 2, shuffle=shuffle)
+        assert list(sampler) == []
+        assert len(sampler) == 0
+
+
+def test_a_message():
+    message = TensorProtos()
+    tensor = message.protos.add()
+    tensor.dims.extend([2, 1])
+    tensor.data_type = TensorProto.INT32
+    tensor.int32_data.extend([7, -1])
+    tensor.name = "x"
+    tensor.segment.begin, tensor.segment.end = 0, 2
+    data = message.SerializeToString()
+    again = TensorProtos()
+    again.ParseFromString(data)
+    assert again == message == TensorProtos.FromString(data)
+    assert isinstance(again, TensorProtos)
+    assert isinstance(tensor, TensorProto)
+    assert decode(data)["x"].tolist() == [[7], [-1]]  # our own parser, which knows the wire format only
+    assert TensorProto().data_type == TensorProto.FLOAT == 1
+    assert (TensorProto.UNDEFINED, TensorProto.FLOAT16, TensorProto.DOUBLE) == (0, 12, 13)
+    assert pickle.loads(pickle.dumps(message)) == message
+    assert pickle.loads(pickle.dumps(TensorProtos)) is TensorProtos
+    assert TensorProtos.__module__ == "dataload.compat.torchrecord"  # pickle would search all modules otherwise
+
+
+def test_names_that_are_not_there():
+    with pytest.raises(AttributeError, match=r"'dataload.compat.torchrecord' has no attribute 'QTensorProto'"):
+        torchrecord.QTensorProto  # noqa: B018
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A list of PNG files with the pixels of golden/torchrecord/db1_20, and its lines."""
+    lines = []
+    for number, (_, value) in enumerate(stored(GOLDEN / "db1_20")[0]):
+        pixels, label = TensorProtos.FromString(value).protos
+        file = tmp_path / f"{number}.png"
+        Image.frombytes("RGB", tuple(pixels.dims), pixels.byte_data).save(file)
+        lines.append(f"{file} {label.byte_data.decode()}")
+    (tmp_path / "list.txt").write_text("".join(f"{line}\n" for line in lines))
+    return tmp_path / "list.txt", lines
+
+
+def test_writing_gives_the_values_of_the_original(pictures, tmp_path):
+    Writer(str(pictures[0]), str(tmp_path / "out"), shuffle=False).write()
+    assert stored(tmp_path / "out") == stored(GOLDEN / "db1_20")
+    assert os.listdir(tmp_path / "out") == ["data.mdb"]
+
+
+def test_parts_and_keys(pictures, tmp_path):
+    """Parts as the original cuts them; its reader needs keys of one width, that of the largest part."""
+    Writer(str(pictures[0]), str(tmp_path / "out"), db_num=3, shuffle=False, map_size=4096).write()
+    values = [value for _, value in stored(GOLDEN / "db1_20")[0]]
+    found = stored(tmp_path / "out")
+    assert [len(part) for part in found] == [6, 7, 7]
+    assert [value for part in found for _, value in part] == values
+    assert [key for key, _ in found[0]] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    Writer(str(pictures[0]), str(tmp_path / "two"), db_num=2, shuffle=False).write()
+    assert [key for key, _ in stored(tmp_path / "two")[1]][:2] == [b"00", b"01"]
+
+
+def test_shuffled_lines(pictures, tmp_path):
+    random.seed(7)
+    Writer(str(pictures[0]), str(tmp_path / "out"), data_process_func=Line).write()
+    random.seed(7)
+    random.shuffle(pictures[1])
+    assert [value.decode() for _, value in stored(tmp_path / "out")[0]] == pictures[1]
+
+
+class Line:
+    def __init__(self, line):
+        self.line = line
+
+    def SerializeToString(self):
+        return self.line.encode()
+
+
+def test_the_map_grows(tmp_path):
+    """40 MB with a map of 1 MB to begin with."""
+    (tmp_path / "list.csv").write_text("".join(f"{n}\n" for n in range(40)))
+    writer = Writer(
+        str(tmp_path / "list.csv"), str(tmp_path / "out"), 1 << 20, 2, False, lambda line: Line(line * 1_000_000)
+    )
+    writer.write()
+    sizes = [len(value) for part in stored(tmp_path / "out") for _, value in part]
+    assert sizes == [1_000_000] * 10 + [2_000_000] * 30
+
+
+def test_what_is_in_the_output_directory(pictures, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes").write_text("mine")
+    (tmp_path / "short.txt").write_text("a\nb")
+    Writer(str(pictures[0]), str(out), data_process_func=Line).write()
+    Writer(str(tmp_path / "short.txt"), str(out), shuffle=False, data_process_func=Line).write()
+    assert stored(out) == [[(b"0", b"a"), (b"1", b"b")]]
+    assert (out / "notes").read_text() == "mine"
+    with LMDBWriter(tmp_path / "plain") as plain:
+        plain.write(b"x")
+    before = (tmp_path / "plain" / "data.mdb").read_bytes()
+    with pytest.raises(ValueError, match=r"plain.data\.mdb is no TorchRecord and is not replaced"):
+        Writer(str(tmp_path / "short.txt"), str(tmp_path / "plain"), data_process_func=Line).write()
+    assert (tmp_path / "plain" / "data.mdb").read_bytes() == before
+
+
+def test_a_function_that_fails_leaves_what_was_there(pictures, tmp_path):
+    out = tmp_path / "out"
+    Writer(str(pictures[0]), str(out), data_process_func=Line, shuffle=False).write()
+    before = stored(out)
+
+    def fail(line):
+        if line == pictures[1][10]:
+            raise ZeroDivisionError
+        return Line(line)
+
+    with pytest.raises(ZeroDivisionError):
+        Writer(str(pictures[0]), str(out), data_process_func=fail, shuffle=False).write()
+    assert stored(out) == before
+    assert os.listdir(out) == ["data.mdb"]
+
+
+@pytest.mark.parametrize("name", [None, "list", "list.json"])
+def test_wrong_lists(name):
+    with pytest.raises(ValueError, match=r"data_list should be a \.txt or \.csv file, got"):
+        Writer(name)
+
+
+def test_other_wrong_arguments(tmp_path):
+    with pytest.raises(ValueError, match="db_num must be at least 1, got 0"):
+        Writer("list.txt", db_num=0)
+    with pytest.raises(FileNotFoundError, match=r"there is no .*none\.txt"):
+        Writer(str(tmp_path / "none.txt")).write()
+    with pytest.raises(IndexError, match=r"should be 'path label', got 'a\.png'"):
+        default_data_process_func("a.png")
+    path = GOLDEN / "db4_39"
+    for make in (TRSampler, lambda path, number: TRDataset(path, record_num=number)):
+        with pytest.raises(ValueError, match="record_num must be at least 1, got 0"):
+            make(path, 0)
+        with pytest.raises(ValueError, match=r"record_num says 6, and .*db4_39 has no sub-database db4"):
+            make(path, 6)
+        with pytest.raises(FileNotFoundError, match="there is no"):
+            make(tmp_path / "none", 1)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        TRSampler(path, 4, batch_size=0)
+
+
+def test_places_that_are_not_there():
+    dataset = TRDataset(GOLDEN / "db4_39", record_num=2)
+    for place in ((2, 0), (-1, -1)):
+        with pytest.raises(IndexError, match=f"sub-database {place[0]} is out of range for 2 of "):
+            dataset[place]
+    for place in ((0, 9), (1, 10), (0, -1)):
+        with pytest.raises(IndexError, match=f"record {place[1]} is out of range for .* of db{place[0]}"):
+            dataset[place]
+
+
+def everything(lengths):
+    return {(number, key) for number, length in enumerate(lengths) for key in range(length)}
+
+
+def places_of(sampler):
+    return [place for batch in sampler for place in batch]
+
+
+@pytest.mark.parametrize(
+    "options", [{"shuffle": True}, {"full_shuffle": True}, {"shuffle": True, "full_shuffle": True}]
+)
+@pytest.mark.parametrize("batch_size", [1, 7, 39, 100])
+def test_an_epoch_has_every_record_once(options, batch_size):
+    sampler = TRSampler(GOLDEN / "db4_39", 4, batch_size=batch_size, num_workers=2, **options)
+    first, second = list(sampler), list(sampler)
+    assert [len(batch) for batch in first] == [batch_size] * (39 // batch_size) + [39 % batch_size] * (
+        39 % batch_size > 0
+    )
+    assert len(sampler) == len(first)
+    for epoch in (first, second):
+        assert Counter(place[:2] for batch in epoch for place in batch) == Counter(everything([9, 10, 10, 10]))
+    assert first != second
+
+
+def test_without_shuffling_the_order_is_that_of_the_files():
+    places = places_of(TRSampler(GOLDEN / "db4_39", 3))
+    assert [place[:2] for place in places] == sorted(everything([9, 10, 10]))
+    assert [place[:2] for place in places if place[2]] == [(0, 8), (1, 9), (2, 9)]
+
+
+def test_the_seed_is_that_of_random():
+    epochs = []
+    for seed in (3, 3, 4):
+        random.seed(seed)
+        sampler = TRSampler(GOLDEN / "db4_39", 4, shuffle=True)
+        epochs.append([list(sampler), list(sampler)])
+    assert epochs[0] == epochs[1]
+    assert epochs[0][0] not in epochs[2]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """2 sub-databases of 1,000 records."""
+    folder = tmp_path_factory.mktemp("many")
+    (folder / "list.txt").write_text("".join(f"{n}\n" for n in range(2000)))
+    Writer(str(folder / "list.txt"), str(folder / "out"), db_num=2, shuffle=False, data_process_func=Line).write()
+    return folder / "out"
+
+
+def test_the_pool_goes_through_the_sub_databases_in_turn(many):
+    """With 64 records in the pool, a record of db1 comes at most 63 places before the last of db0 was read."""
+    order = [place[:2] for place in places_of(TRSampler(many, 2, shuffle=True, batch_size=8))]
+    first_of_db1 = next(at for at, (number, _) in enumerate(order) if number == 1)
+    assert 1000 - 64 < first_of_db1 <= 1000
+    keys = [key for number, key in order if number == 0]
+    assert keys[:500] != sorted(keys[:500])
+    assert np.abs(np.array(keys) - np.arange(1000)).mean() > 200  # all of a sub-database is shuffled, not 64
+    wide = [place[0] for place in places_of(TRSampler(many, 2, shuffle=True, batch_size=100, num_workers=3))]
+    assert 1 in wide[:500]  # 1,200 in the pool; with 400 it would come after 600
+
+
+class Text:
+    def ParseFromString(self, data):
+        self.text = data.decode()
+
+    @staticmethod
+    def number(message):
+        return int(message.text)
+
+
+def test_other_messages(many):
+    dataset = TRDataset(many, Text.number, record_num=2, shuffle=True, batch_size=4, proto=Text)
+    assert dataset[1, 5, 0] == 1005
+    assert dataset.__getitems__([(1, 0, 0), (0, 7, 0)]) == [1000, 7]
+    assert dataset.read_item(0, 999) == b"999"
+    assert dataset.parse_byte(b"12") == 12
+    dataset.transform = lambda message: int("x" + message.text)
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        dataset[1, 2]
+    assert caught.value.__notes__ == [f"in {many}, record 2 of db1"]
+
+
+class Negated(TRDataset):
+    def __getitem__(self, item):
+        return -super().__getitem__(item)
+
+
+def test_a_subclass_that_changes_samples_changes_batches(many):
+    dataset = Negated(many, Text.number, proto=Text)
+    assert dataset[0, 5] == -5
+    assert dataset.__getitems__([(0, 5, 0), (0, 6, 0)]) == [-5, -6]
+
+
+def test_pickling(many):
+    dataset = TRDataset(many, Text.number, 2, proto=Text)
+    assert pickle.loads(pickle.dumps(dataset))[1, 1] == dataset[1, 1] == 1001
+    default = TRDataset(GOLDEN / "db1_20", itself)
+    explicit = TRDataset(GOLDEN / "db1_20", itself, proto=TensorProtos)
+    assert pickle.loads(pickle.dumps(default))[0, 3] == pickle.loads(pickle.dumps(explicit))[0, 3] == default[0, 3]
+
+
+def test_batches_of_the_loader():
+    loader = TorchRecord(GOLDEN / "db4_39", 4, shuffle=False, batch_size=16, num_workers=0)
+    assert len(loader) == 3
+    records = next(case for case in CASES if case["file"] == "db4_39")["records"]
+    labels = []
+    for images, found in loader:
+        assert tuple(images.shape) == (len(found), 3, 224, 224)
+        labels += found.tolist()
+    assert labels == [record["label"] for record in records]
+    image, label = default_transform(TensorProtos.FromString(stored(GOLDEN / "db4_39")[3][9][1]))
+    assert (images[-1] == image).all()
+    assert label == labels[-1]
+
+
+def test_importing_loads_nothing_optional():
+    code = """
+import sys
+import dataload.compat.torchrecord, dataload.compat.syrah
+assert not {"torch", "lmdb", "bson", "google.protobuf", "PIL"} & set(sys.modules)
+sys.modules["google.protobuf.message_factory"] = None
+try:
+    from dataload.compat.torchrecord import TensorProtos
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "TensorProtos needs protobuf" in done.stdout
+    assert "pip install 'dataload[lmdb]'" in done.stdout

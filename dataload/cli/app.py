@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from dataload.cli.bench import bench_command
 from dataload.cli.convert import convert_command
 from dataload.cli.index import index_command
 from dataload.cli.inspect import inspect_command
@@ -115,6 +116,7 @@ app.command("convert")(convert_command)
 app.command("verify")(verify_command)
 app.command("order")(order_command)
 app.command("timeline")(timeline_command)
+app.command("bench")(bench_command)
 app.command("schema")(schema_command)
 
 

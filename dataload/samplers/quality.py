@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -193,6 +193,24 @@ class Multiplicity:
     repeated: int
     never: int | None
 
+    @classmethod
+    def of(cls, indices: Int64Array, records: int, *, whole: bool) -> Self:
+        """Count.
+
+        Args:
+            indices: (positions,) int64, what was looked at.
+            records: How many records there are.
+            whole: Whether that is the whole epoch.
+        """
+        counts = np.unique(indices, return_counts=True)[1]
+        return cls(
+            records=records,
+            positions=len(indices),
+            whole=whole,
+            repeated=int(np.count_nonzero(counts > 1)),
+            never=records - len(counts) if whole else None,
+        )
+
     @property
     def verdict(self) -> str:
         """In words."""
@@ -269,7 +287,6 @@ def order_report(planner: BatchPlanner, *, shard_lengths: Sequence[int] | None =
 def judge_order(sample: OrderSample, following: OrderSample, shards: Shards) -> OrderReport:
     """The report on what was looked at of an epoch and of the one that follows."""
     mixing, decay = _mixing(sample, shards)
-    counts = np.unique(sample.indices, return_counts=True)[1]
     return OrderReport(
         epoch=sample.epoch,
         records=sample.records,
@@ -281,13 +298,7 @@ def judge_order(sample: OrderSample, following: OrderSample, shards: Shards) -> 
         mixing=mixing,
         decay=decay,
         repeats=_repeats(sample, following),
-        multiplicity=Multiplicity(
-            records=sample.records,
-            positions=len(sample.indices),
-            whole=sample.whole,
-            repeated=int(np.count_nonzero(counts > 1)),
-            never=sample.records - len(counts) if sample.whole else None,
-        ),
+        multiplicity=Multiplicity.of(sample.indices, sample.records, whole=sample.whole),
     )
 
 

@@ -152,7 +152,7 @@ def stream_report(planner: StreamPlanner, *, epoch: int = 0) -> StreamReport:
         run_records=records / beginnings if beginnings else None,
         per_batch=float(_distinct(stream_id).mean()),
         filler=float(1 - valid.mean()),
-        multiplicity=_multiplicity(sample.indices, planner.records, whole=sample.whole),
+        multiplicity=Multiplicity.of(sample.indices, planner.records, whole=sample.whole),
     )
 
 
@@ -164,14 +164,3 @@ def _distinct(stream_id: Int64Array) -> Int64Array:
     """(steps,) int64, how many sequences the rows of each step follow."""
     ordered = np.sort(stream_id, axis=1)
     return (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1) + 1 - (ordered[:, 0] < 0)
-
-
-def _multiplicity(indices: Int64Array, records: int, *, whole: bool) -> Multiplicity:
-    counts = np.unique(indices, return_counts=True)[1]
-    return Multiplicity(
-        records=records,
-        positions=len(indices),
-        whole=whole,
-        repeated=int(np.count_nonzero(counts > 1)),
-        never=records - len(counts) if whole else None,
-    )

@@ -1,0 +1,182 @@
+"""python -m benchmarks.instructions [NAME ...] [--json FILE]: instructions of the hot loops.
+
+Seconds depend on who else is on the machine; instructions repeat, so that a change of a few percent is seen in one run.
+They are counted by `valgrind --tool=callgrind`, or by `perf stat -e instructions:u` where the processor's counters can
+be read. Each case runs twice in a process of its own, with few and with many loops; the difference over the loops has
+no start of Python in it. Two such files are compared by `benchmarks/compare.py`.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import dataload
+from dataload.bench.machine import describe_machine, describe_versions
+from dataload.collate import default_collate
+from dataload.samplers import GlobalShuffle, PoolShuffle, ShardSequential
+
+KIND = "instructions"
+WARM_UP = 2
+
+
+class Case(NamedTuple):
+    """A hot loop.
+
+    Attributes:
+        items: What one loop does so many of: indices, steps, records.
+        loops: So many that what differs between two starts of Python, some 100,000 instructions, is little.
+        prepare: Gives the loop, as a context: its files go with it.
+    """
+
+    items: int
+    loops: int
+    prepare: Callable[[], object]
+
+
+def _ready(work):
+    @contextmanager
+    def prepared() -> Iterator[Callable[[], object]]:
+        yield work
+
+    return prepared()
+
+
+def _global_shuffle():
+    order = GlobalShuffle(1_000_000, 0)
+    positions = np.arange(16_384)
+    return _ready(lambda: order.indices(positions, epoch=0))
+
+
+def _pool_shuffle():
+    order = PoolShuffle(ShardSequential((65_536,) * 16, 0), 1024, 0)
+    positions = np.arange(16_384) + 500_000
+    return _ready(lambda: order.indices(positions, epoch=0))
+
+
+@contextmanager
+def _loader_steps():
+    with dataload.Loader(dataload.RangeSource(10_000_000), batch_size=256, shuffle=True) as loader:
+        batches = iter(loader)
+        yield lambda: list(islice(batches, 64))
+
+
+@contextmanager
+def _syrah_read_batch():
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(Path(directory) / "data.syr")
+        with dataload.create(path) as writer:
+            writer.extend({"x": np.full(16, i, np.float32)} for i in range(2_000))
+        batches = np.random.default_rng(0).permutation(2_000)[:1_792].reshape(7, 256)
+        with dataload.open(path) as source:
+            yield lambda: [source.read_batch(rows) for rows in batches]
+
+
+def _collate():
+    samples = [{"x": np.full(16, i, np.float32), "y": i} for i in range(256)]
+    return _ready(lambda: default_collate(samples))
+
+
+CASES = {
+    "GlobalShuffle.indices, an index": Case(16_384, 100, _global_shuffle),
+    "PoolShuffle.indices, an index": Case(16_384, 25, _pool_shuffle),
+    "Loader over RangeSource, a step of 256": Case(64, 10, _loader_steps),
+    "Syrah read_batch of 256, a record": Case(7 * 256, 200, _syrah_read_batch),
+    "collate of 256, a sample": Case(256, 50, _collate),
+}
+
+
+class Counter(NamedTuple):
+    """A tool that counts.
+
+    Attributes:
+        name: Of the tool.
+        command: What stands before the command to be counted.
+        pattern: Finds the count in what it writes to standard error.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    pattern: str
+
+    def count(self, command: list[str]) -> int | None:
+        """Instructions of a command; None where the tool cannot tell."""
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*self.command, *command], capture_output=True, text=True, env=environment, check=False)
+        found = re.search(self.pattern, done.stderr, re.MULTILINE)
+        return int(found[1].replace(",", "")) if done.returncode == 0 and found else None
+
+
+COUNTERS = (
+    Counter("perf", ("perf", "stat", "-x", ";", "-e", "instructions:u"), r"^(\d+);[^;]*;instructions"),
+    Counter("callgrind", ("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"), r"Collected : (\d+)"),
+)
+
+
+def find_counter(counters=COUNTERS) -> Counter | None:
+    """The first tool that is installed and counts something."""
+    for counter in counters:
+        if shutil.which(counter.command[0]) and counter.count(["/bin/true"]):
+            return counter
+    return None
+
+
+def run_loops(name: str, loops: int) -> None:
+    """What a counted process does."""
+    with CASES[name].prepare() as work:
+        for _ in range(loops):
+            work()
+
+
+def instructions_per_item(counter: Counter, name: str) -> float:
+    """Instructions of one item of a case.
+
+    Raises:
+        RuntimeError: The tool gave no count.
+    """
+    script = "import sys; from benchmarks.instructions import run_loops; run_loops(sys.argv[1], int(sys.argv[2]))"
+    loops = CASES[name].loops
+    counts = [counter.count([sys.executable, "-c", script, name, str(number)]) for number in (WARM_UP, WARM_UP + loops)]
+    if None in counts:
+        raise RuntimeError(f"{counter.name} gave no count of {name!r}: run the command without it to see why")
+    return (counts[1] - counts[0]) / loops / CASES[name].items
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.instructions", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"beginnings of: {'; '.join(CASES)}")
+    parser.add_argument("--json", help="write the counts to this file")
+    parsed = parser.parse_args(arguments)
+    counter = find_counter()
+    if counter is None:
+        print("instructions cannot be counted here: valgrind is not installed, and perf sees no hardware counters")
+        return
+    counts = {}
+    for name in CASES:
+        if not parsed.names or name.startswith(tuple(parsed.names)):
+            counts[name] = instructions_per_item(counter, name)
+            print(f"{name:42} {counts[name]:14,.1f}", flush=True)
+    if parsed.json:
+        found = {
+            "kind": KIND,
+            "counter": counter.name,
+            "machine": describe_machine(),
+            "versions": describe_versions(),
+            "counts": counts,
+        }
+        Path(parsed.json).write_text(json.dumps(found, indent=1), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Results as one HTML file that needs no other."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from dataload.bench.picture import as_svg, curves_figure, rates_figure
+from dataload.bench.results import FileFacts, Measurement, Results
+from dataload.bench.table import (
+    FILE_COLUMNS,
+    RATE_COLUMNS,
+    by_workload,
+    describe_task,
+    file_rows,
+    problems,
+    rate_rows,
+    rivals,
+)
+from dataload.errors import printable
+
+__all__ = ["report"]
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2024; --soft: #5c6670; --page: #fff; --line: #d8dde2; --mark: #eef3f8 }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e7ea; --soft: #9aa4ae; --page: #16191c; --line: #363d44; --mark: #20262c }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
+  max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
+h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line) }
+.table { overflow-x: auto; margin: 1rem 0 }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px }
+th, td { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap }
+.right { text-align: right }
+.limit td { color: var(--soft) }
+.dataload td { background: var(--mark) }
+pre, code { font: 13px/1.4 ui-monospace, monospace }
+pre { background: var(--mark); padding: .6rem .8rem; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere }
+img { max-width: 100%; background: #fff; border-radius: 6px; margin: .5rem 0 }
+summary { cursor: pointer }
+details details { margin-left: 1rem }
+.note { color: var(--soft) }
+""".strip()
+
+_READING_IT = (
+    "Each row is the median of its repeats, and each repeat a process of its own; the repeats of all rows are "
+    "interleaved. Spread: lowest and highest repeat over the median, of four repeats or more the quartiles. Ratios are "
+    "taken within each round. CPU s/GB has the workers in it; of peak MB, the last column are pages of mapped files, "
+    "which the system takes back when it needs them."
+)
+
+
+def report(results: Results) -> str:
+    """The whole run: tables with all columns, pictures, and how each reading was set up.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    title = f"dataload bench, {results.date}"
+    parts = [
+        f"<h1>{_text(title)}</h1>",
+        f"<pre>{_text(results.command)}</pre>",
+        _details("Machine and versions", _pairs(results.machine) + _pairs(results.versions), opened=True),
+    ]
+    if results.measurements:
+        parts.append(_image(as_svg(rates_figure(results)), "Records per second of each reading, with the limits"))
+        parts.append(f'<p class="note">{_text(_READING_IT)}</p>')
+    for workload, measurements in by_workload(results.measurements).items():
+        parts += _workload(workload, measurements, [file for file in results.files if file.workload == workload])
+    if results.curves:
+        parts.append("<h2>How costs grow</h2>")
+        parts.append(_image(as_svg(curves_figure(results.curves)), "Costs against size"))
+        parts += [_details(curve.title, _curve_table(curve.lines, curve.x_label)) for curve in results.curves]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_text(title)}</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _workload(name: str, measurements: Sequence[Measurement], files: Sequence[FileFacts]) -> list[str]:
+    limit, peer = rivals(measurements)
+    compared = [f"limit: {_text(describe_task(limit.task))}"] if limit is not None else []
+    compared += [f"best peer: {_text(describe_task(peer.task))}"] if peer is not None else []
+    failed = "".join(f"<li>{_text(line)}</li>" for line in problems(measurements))
+    return [
+        f"<h2>{_text(name)}</h2>",
+        _table(FILE_COLUMNS.items(), file_rows(files)) if files else "",
+        _table(RATE_COLUMNS.items(), rate_rows(measurements), [m.task.kind for m in measurements]),
+        f'<p class="note">{"; ".join(compared)}</p>' if compared else "",
+        f"<p>Not measured, or not to the end:</p>\n<ul>{failed}</ul>" if failed else "",
+        _details("How each was set up", "\n".join(map(_setup, measurements))),
+    ]
+
+
+def _setup(measurement: Measurement) -> str:
+    """How a reading was set up: by its task, and by what it said itself."""
+    task = measurement.task
+    told = {
+        "reading": task.reading,
+        "path": task.path,
+        "batch size": task.batch_size,
+        "seed": task.seed,
+        "seconds": task.seconds,
+        "cold page cache": task.cold,
+        **task.options,
+    }
+    rates = [round(answer.records_per_second) for answer in measurement.answers]
+    said = measurement.answers[0].settings if measurement.answers else {}
+    settings = {**told, **said, "records/s of each repeat": rates}
+    return _details(describe_task(task), _pairs(settings))
+
+
+def _curve_table(lines: Mapping[str, Sequence[tuple[float, float]]], x_label: str) -> str:
+    values = {name: dict(points) for name, points in lines.items()}
+    sizes = sorted({x for points in values.values() for x in points})
+    rows = [
+        (f"{size:,.0f}", *(f"{points[size]:,.4g}" if size in points else "" for points in values.values()))
+        for size in sizes
+    ]
+    return _table([(name, "right") for name in (x_label, *values)], rows)
+
+
+def _table(
+    columns: Iterable[tuple[str, str]], rows: Sequence[tuple[str, ...]], kinds: Sequence[str] | None = None
+) -> str:
+    headings, sides = zip(*((name, ' class="right"' if side == "right" else "") for name, side in columns), strict=True)
+    head = "".join(f"<th{side}>{_text(heading)}</th>" for heading, side in zip(headings, sides, strict=True))
+    lines: list[str] = []
+    for row, kind in zip(rows, kinds or [""] * len(rows), strict=True):
+        cells = "".join(f"<td{side}>{_text(cell)}</td>" for cell, side in zip(row, sides, strict=True))
+        lines.append(f'<tr class="{_text(kind)}">{cells}</tr>')
+    return f'<div class="table"><table>\n<tr>{head}</tr>\n' + "\n".join(lines) + "\n</table></div>"
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return _table([("setting", "left"), ("value", "left")], [(key, _value(value)) for key, value in values.items()])
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _details(title: str, content: str, *, opened: bool = False) -> str:
+    return f"<details{' open' if opened else ''}><summary>{_text(title)}</summary>\n{content}\n</details>"
+
+
+def _image(svg: str, what: str) -> str:
+    # As an image and not inline: the styles and names of one picture do not reach the page or the other picture.
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<img alt="{_text(what)}" src="data:image/svg+xml;base64,{data}">'
+
+
+def _text(text: str) -> str:
+    return escape(printable(text, None))

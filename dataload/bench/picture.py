@@ -1,0 +1,142 @@
+"""Pictures of a run. matplotlib is loaded when the first is drawn."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dataload._optional import load_optional
+from dataload.bench.results import Curve, Measurement, Results
+from dataload.bench.table import by_workload, describe_task, rivals
+from dataload.errors import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["as_svg", "curves_figure", "rates_figure"]
+
+_COLOURS = {"dataload": "tab:blue", "peer": "tab:orange"}
+_DASHES = ("-", "--", ":", "-.")
+_LIMIT = "tab:red"
+_WIDTH = 11.0  # inches
+_LABEL_CHARACTERS = 80
+
+
+def rates_figure(results: Results) -> Figure:
+    """Records per second of each reading, a panel for each workload, and the limits as lines.
+
+    A bar is the median of the repeats, the line at its end their spread; the number behind it is the ratio to the
+    first limit, taken within each round. Readings without an answer are left out.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    panels = by_workload([m for m in results.measurements if m.answers])
+    bars = [max(1, sum(m.task.kind != "limit" for m in found)) for found in panels.values()]
+    height = 0.8 + sum(1.3 + 0.28 * count for count in bars)
+    figure = _figure(_WIDTH, height)
+    if not panels:
+        return figure
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[4 + count for count in bars])[:, 0]
+    for panel, (workload, found) in zip(axes, panels.items(), strict=True):
+        _draw_rates(panel, found)
+        panel.set_title(_shown(workload), parse_math=False, loc="left", fontweight="bold")
+    return figure
+
+
+def curves_figure(curves: Sequence[Curve]) -> Figure:
+    """Costs against size, two panels a row, all axes logarithmic: a straight line is a power of the size.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    rows = max(1, (len(curves) + 1) // 2)
+    figure = _figure(_WIDTH, 0.5 + 3.6 * rows)
+    panels = figure.subplots(rows, 2, squeeze=False).ravel()
+    for panel, curve in zip(panels, curves, strict=False):
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        for name, points in curve.lines.items():
+            shown = [(x, y) for x, y in points if x > 0 and y > 0]  # logarithms have no zero
+            if shown:
+                xs, ys = zip(*shown, strict=True)
+                panel.plot(xs, ys, marker="o", markersize=3, label=_shown(name))
+        panel.set_title(_shown(curve.title), parse_math=False, fontsize=9)
+        panel.set_xlabel(_shown(curve.x_label), parse_math=False)
+        panel.set_ylabel(_shown(curve.y_label), parse_math=False)
+        panel.grid(visible=True, alpha=0.3)
+        if panel.lines:
+            _legend(panel, loc="best")
+    for panel in panels[len(curves) :]:
+        panel.set_axis_off()
+    return figure
+
+
+def as_svg(figure: Figure) -> str:
+    """A figure as an SVG document, its texts as outlines, so that it needs no font."""
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", metadata={"Date": None})
+    return stream.getvalue()
+
+
+def _draw_rates(axes: Axes, measurements: Sequence[Measurement]) -> None:
+    read = [m for m in measurements if m.task.kind != "limit"]
+    limits = [m for m in measurements if m.task.kind == "limit"]
+    base = rivals(measurements).limit
+    for place, measurement in enumerate(read):
+        _draw_bar(axes, place, measurement, base)
+    for limit, dashes in zip(limits, (*_DASHES, *[_DASHES[-1]] * len(limits)), strict=False):
+        rate = limit.records_per_second
+        if rate is not None:
+            axes.axvline(rate.median, color=_LIMIT, linestyle=dashes, linewidth=1.2, label=_shown(limit.task.name))
+    axes.set_yticks(range(len(read)), [_shown(describe_task(m.task)) for m in read], parse_math=False)
+    axes.set_ylim(max(1, len(read)) - 0.4, -0.6)  # the first is above
+    axes.margins(x=0.12)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlabel("records/s")
+    axes.spines[["top", "right"]].set_visible(False)
+    if limits:
+        _legend(axes, loc="lower right", title="limits")
+
+
+def _draw_bar(axes: Axes, place: int, measurement: Measurement, base: Measurement | None) -> None:
+    rate = measurement.records_per_second
+    assert rate is not None  # those without an answer are left out
+    axes.barh(place, rate.median, 0.7, color=_COLOURS[measurement.task.kind], alpha=0.85)
+    axes.errorbar(
+        rate.median,
+        place,
+        xerr=[[rate.median - rate.low], [rate.high - rate.median]],
+        color="black",
+        capsize=3,
+        linewidth=1,
+    )
+    ratio = measurement.ratio_to(base) if base is not None else None
+    if ratio is not None:
+        axes.annotate(
+            f"{ratio.median:.2f}",
+            (rate.high, place),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.7},
+        )
+
+
+def _legend(axes: Axes, **options: Any) -> None:
+    for text in axes.legend(fontsize=8, **options).get_texts():
+        text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
+
+
+def _shown(text: str) -> str:
+    return printable(text, _LABEL_CHARACTERS, kept="")
+
+
+def _figure(width: float, height: float) -> Figure:
+    # Not pyplot: that keeps figures, and would choose a backend for whoever uses it next.
+    module = load_optional("matplotlib.figure", needed_by="a picture", extra="plot")
+    return module.Figure(figsize=(width, height), dpi=120, layout="constrained")

@@ -1,0 +1,180 @@
+"""Where the time goes in a config: the same batches with one stage more each time."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, cast
+
+from dataload.bench.results import Spread
+from dataload.build import from_config
+from dataload.errors import ConfigError
+from dataload.loader import Loader
+from dataload.steps import nbytes
+
+if TYPE_CHECKING:
+    from dataload.config.models import DataloadConfig
+
+__all__ = ["StageReport", "StageTime", "as_list", "measure_stages", "stage_overrides"]
+
+_KEPT_BATCHES = 64
+_KEPT_BYTES = 1 << 28
+_ALONE = "loader.num_workers=0"
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """The batches of a config up to and with one stage.
+
+    Attributes:
+        name: The stage.
+        batch_seconds: Of one batch.
+        rows_per_second: Of all of them.
+    """
+
+    name: str
+    batch_seconds: Spread
+    rows_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """Where the time of a config goes.
+
+    Attributes:
+        stages: In the consumer's thread, one stage more each time; then the config as it is, and the same batches from
+            memory, which no loader is faster than.
+        verdict: What the limit of the config as it is was.
+        notes: What is not in it, and why.
+    """
+
+    stages: tuple[StageTime, ...]
+    verdict: str
+    notes: tuple[str, ...]
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    """A collate function that makes no batch."""
+    return samples
+
+
+def stage_overrides(settings: DataloadConfig) -> dict[str, list[str]]:
+    """The overrides of a config that leave only its first stages, by the name of the last one. Pure.
+
+    A config without transform and collate function reads columns, so its batches are collated where they are read.
+    """
+    loader, source = settings.loader, settings.source
+    decode = not isinstance(source, tuple) and source.decode is not None
+    without = {
+        "decode": ["source.decode=null"] if decode else [],
+        "transform": ["loader.transform=null"] if loader.transform is not None else [],
+        "collate": [f"loader.collate={__name__}:as_list"],
+        "batch_transform": ["loader.batch_transform=null"] if loader.batch_transform is not None else [],
+    }
+    columns = loader.transform is None and loader.collate is None
+    if columns:
+        del without["collate"]
+    names = [name for name, taken in without.items() if taken]
+    stages = {"source, collated" if columns else "source": names}
+    for i, name in enumerate(names):
+        stages[f"+ {name}"] = names[i + 1 :]
+    return {name: [*(text for left in out for text in without[left]), _ALONE] for name, out in stages.items()}
+
+
+def measure_stages(
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    seconds: float = 2.0,
+    repeats: int = 3,
+) -> StageReport:
+    """Run a config with more and more of its stages, in rounds.
+
+    Args:
+        config: As `dataload.from_config` takes it.
+        overrides: As for that.
+        seconds: Of each measurement, about.
+        repeats: Rounds, of which the median counts.
+
+    Raises:
+        ConfigError: The config is wrong, or has no step.
+    """
+    from dataload.config import read_config  # pydantic takes 60 ms to import
+
+    settings = read_config(config, overrides)
+    variants = {**stage_overrides(settings), "the config as it is": list[str]()}
+    times: dict[str, list[tuple[float, int]]] = {name: [] for name in (*variants, "the same batches from memory")}
+    verdict, kept = "", list[Any]()
+    for _ in range(repeats):
+        for name, more in variants.items():
+            with _opened(config, [*overrides, *more]) as loader:
+                times[name].append(_timed(_endless(loader), seconds))
+                if not more:
+                    verdict, kept = loader.statistics().verdict, _kept(loader)
+        times["the same batches from memory"].append(_timed(_cycle(kept), seconds / 4))
+        kept.clear()
+    rows = settings.loader.batch_size or 1
+    stages = tuple(
+        StageTime(name, Spread.of([took / steps for took, steps in found]), _rate(found, rows))
+        for name, found in times.items()
+    )
+    return StageReport(stages, verdict, tuple(_notes(settings)))
+
+
+@contextmanager
+def _opened(config: Any, overrides: Sequence[str]) -> Generator[Loader[Any]]:
+    with from_config(config, overrides=overrides) as loader, closing(cast("Any", loader.source)):
+        yield loader
+
+
+def _endless(loader: Loader[Any]) -> Iterator[Any]:
+    while True:
+        if not len(loader):
+            raise ConfigError("the config has no step: there is nothing to measure", key="loader.batch_size")
+        yield from loader
+
+
+def _timed(batches: Iterable[Any], seconds: float) -> tuple[float, int]:
+    """How long some batches took behind the first, which has the start of workers in it; and how many they were."""
+    taken = iter(batches)
+    next(taken)
+    gc.collect()
+    begun = perf_counter()
+    steps = 0
+    while True:
+        next(taken)
+        steps += 1
+        took = perf_counter() - begun
+        if took > seconds:
+            return took, steps
+
+
+def _kept(loader: Loader[Any]) -> list[Any]:
+    kept: list[Any] = []
+    size = 0
+    for batch in islice(_endless(loader), _KEPT_BATCHES):
+        kept.append(batch)
+        size += nbytes(batch)
+        if size > _KEPT_BYTES:
+            break
+    return kept
+
+
+def _cycle(batches: list[Any]) -> Iterator[Any]:
+    while True:
+        yield from batches
+
+
+def _rate(found: list[tuple[float, int]], rows: int) -> float:
+    return rows * sum(steps for _, steps in found) / sum(took for took, _ in found)
+
+
+def _notes(settings: DataloadConfig) -> Iterator[str]:
+    if isinstance(settings.source, tuple):
+        yield "decoding is part of the source: with several sources it is not measured apart"
+    yield "copying to a device is not part of a config: wrap the loader in dataload.torch.DeviceLoader"

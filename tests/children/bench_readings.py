@@ -1,0 +1,54 @@
+"""Readings of `dataload.bench` for tests: what tasks name must be importable in the process that measures."""
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+
+from dataload.bench.checksum import check_batch
+
+
+class Reading:
+    """Batches of 4 numbers, `batches` an epoch."""
+
+    def __init__(self, batches=3):
+        self.settings = {"made": "up"}
+        self.epochs = []
+        self.closed = False
+        self._count = batches
+
+    def batches(self, epoch):
+        self.epochs.append(epoch)
+        for number in range(self._count):
+            yield {"x": np.arange(4, dtype=np.uint8) + number % 100}
+
+    def check(self, batch):
+        return check_batch(batch)
+
+    def close(self):
+        self.closed = True
+
+
+def numbers(task):
+    return Reading()
+
+
+def nothing(task):
+    return Reading(batches=0)
+
+
+def failing(task):
+    raise OSError("the file\x1b[31m is gone")
+
+
+def silent(task):
+    raise SystemExit(3)
+
+
+def hanging(task):
+    """Never ends, and has a process of its own, which keeps its pipes open and holds the pipe ``task.path``."""
+    with open(task.path, "wb", buffering=0) as pipe:
+        pipe.write(b"begun")
+        subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"], pass_fds=[pipe.fileno()])
+        threading.Event().wait()

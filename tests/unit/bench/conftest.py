@@ -1,0 +1,88 @@
+"""Made-up results, whose figures can be worked out by hand."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from dataload.bench.picture import curves_figure
+from dataload.bench.results import Measurement, Results
+from dataload.bench.task import Answer, Task
+
+
+def make_task(**changes):
+    values = {
+        "workload": "floats",
+        "kind": "dataload",
+        "name": "dataload",
+        "reading": "module:function",
+        "path": "/data/x.syr",
+        "format": "syrah",
+        "order": "global",
+        "workers": 0,
+        "batch_size": 256,
+    }
+    return Task(**{**values, **changes})
+
+
+def make_answer(rate, **changes):
+    values = {
+        "open_seconds": 0.25,
+        "first_batch_seconds": 0.5,
+        "seconds": 2.0,
+        "records": round(2 * rate),
+        "nbytes": round(2 * rate) * 1000,
+        "cpu_seconds": 4.0,
+        "peak_rss": 30_000_000,
+        "cached_rss": 10_000_000,
+        "checksum": 7,
+        "settings": {"threads": 1},
+    }
+    return Answer(**{**values, **changes})
+
+
+def make_measurement(*rates, error=None, **task):
+    return Measurement(make_task(**task), tuple(map(make_answer, rates)), error)
+
+
+def make_limit(*rates, **task):
+    return make_measurement(*rates, **{"kind": "limit", "name": "copy", "reading": "module:copy", **task})
+
+
+def make_peer(*rates, **task):
+    return make_measurement(*rates, **{"kind": "peer", "name": "Grain", **task})
+
+
+def make_results(*measurements, files=(), curves=(), **changes):
+    values = {
+        "date": "2026-01-02T03:04:05+00:00",
+        "machine": {"system": "Linux 6", "processor": "A processor", "cpus": 2, "memory": 25_000_000_000},
+        "versions": {"python": "3.11.7", "numpy": "2.0.0"},
+        "command": "dataload bench --made floats",
+        "files": tuple(files),
+        "measurements": tuple(measurements),
+        "curves": tuple(curves),
+    }
+    return Results(**{**values, **changes})
+
+
+@pytest.fixture(scope="session")
+def made():
+    """Functions that make tasks, answers, measurements and results."""
+    return SimpleNamespace(
+        task=make_task,
+        answer=make_answer,
+        ours=make_measurement,
+        limit=make_limit,
+        peer=make_peer,
+        results=make_results,
+    )
+
+
+@pytest.fixture(scope="session")
+def fonts():
+    """matplotlib keeps the files of fonts open once it has drawn text: no leak of the test that draws first."""
+    figure = curves_figure([])
+    figure.text(0, 0, r"text $x \times \mathdefault{10^{3}}$")
+    figure.text(0, 0, "text", fontweight="bold")
+    figure.savefig(io.BytesIO())

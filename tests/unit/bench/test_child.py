@@ -1,0 +1,142 @@
+"""One measurement: what it counts, on readings whose batches are known, and on real data in a real process."""
+
+import ctypes
+import mmap
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataload.bench.checksum import check_batch, check_record
+from dataload.bench.child import drop_cached, measure
+from dataload.bench.data import made_data, write
+from dataload.bench.plan import Choices, plan_limits, plan_loaders
+from dataload.bench.runner import run_task
+from dataload.bench.workloads import get_workload
+from dataload.build import open_source
+
+sys.path.append(str(Path(__file__).parents[2] / "children"))
+
+import bench_readings
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """200 records of 64 bytes as Syrah."""
+    data = made_data(get_workload("floats-64"), 200)
+    return data, write(data, "syrah", tmp_path_factory.mktemp("cache"))
+
+
+def test_records_behind_the_first_batch_are_counted(made, monkeypatch):
+    reading = bench_readings.Reading()
+    monkeypatch.setattr(bench_readings, "numbers", lambda task: reading)
+    answer = measure(made.task(reading="bench_readings:numbers", seconds=0.005))
+    batches = answer.records // 4
+    assert (answer.records, answer.nbytes) == (4 * batches, 4 * batches)
+    assert reading.epochs == list(range(len(reading.epochs)))
+    assert batches // 3 <= len(reading.epochs) <= batches // 3 + 2
+    assert answer.seconds >= 0.005
+    assert answer.settings == {"made": "up"}
+    assert reading.closed
+
+
+def test_the_checksum_is_of_one_epoch(made):
+    answer = measure(made.task(reading="bench_readings:numbers", seconds=0.005))
+    # Of each of the 12 values itself and its one byte: 0 to 3, 1 to 4, 2 to 5.
+    assert answer.checksum == sum([0, 1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5]) + 12
+
+
+def test_no_checksum_of_half_an_epoch(made, monkeypatch):
+    monkeypatch.setattr(bench_readings, "numbers", lambda task: bench_readings.Reading(batches=10**9))
+    assert measure(made.task(reading="bench_readings:numbers", seconds=0.001)).checksum is None
+
+
+def test_an_epoch_without_a_batch_is_an_error(made):
+    with pytest.raises(RuntimeError, match="the reading gave no batch in epoch 0"):
+        measure(made.task(reading="bench_readings:nothing"))
+
+
+def test_a_real_process_on_real_data(written):
+    data, one = written
+    choices = Choices(orders=("global",), workers=(1,), batch_size=64, seconds=0.01)
+    (task,) = plan_loaders(data, {"syrah": one}, choices)
+    answer = run_task(task)
+    assert answer.checksum == sum(check_record(record) for record in open_records(one)) % 2**64
+    assert answer.nbytes == 64 * answer.records > 0
+    assert answer.settings == {"executor": "threads", "num_workers": 1, "prefetch": 2}
+    assert answer.open_seconds > 0
+    assert answer.first_batch_seconds > 0
+    assert answer.peak_rss > 10_000_000
+    assert answer.cached_rss > 0
+
+
+def open_records(one):
+    with open_source(one.path) as source:
+        yield from source
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_limits_read_the_same(written, number):
+    data, one = written
+    choices = Choices(orders=("global",), workers=(0,), batch_size=64, seconds=0.01)
+    task = plan_limits(data, {"syrah": one}, choices)[number]
+    answer = measure(task)
+    assert answer.checksum == sum(map(check_record, open_records(one))) % 2**64
+    assert answer.settings == {"threads": number + 1}
+
+
+def test_columns_and_records_have_the_same_checksum(written):
+    _, one = written
+    with open_source(one.path) as source:
+        rows, nbytes, checksum = check_batch(source.read_batch(range(200)))
+        assert (rows, nbytes) == (200, 200 * 64)
+        assert checksum == sum(map(check_record, source)) % 2**64
+        assert checksum != sum(map(check_record, source[:199])) % 2**64
+
+
+# The page cache
+
+
+def cached_part(path):
+    """How much of a file is in the page cache, from 0 to 1."""
+    with open(path, "r+b") as stream, mmap.mmap(stream.fileno(), 0) as mapped:
+        pages = (len(mapped) + mmap.PAGESIZE - 1) // mmap.PAGESIZE
+        found = (ctypes.c_ubyte * pages)()
+        address = np.frombuffer(mapped, np.uint8).ctypes.data
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), found) == 0
+        return sum(page & 1 for page in found) / pages
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two files of a directory, in the page cache."""
+    paths = [tmp_path / "one", tmp_path / "sub" / "two"]
+    paths[1].parent.mkdir()
+    for path in paths:
+        path.write_bytes(bytes(1 << 20))
+    with open(paths[0], "rb") as stream:
+        os.fsync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if cached_part(paths[0]) > 0.5:
+        pytest.skip("this file system keeps its files in memory")
+    for path in paths:
+        path.read_bytes()
+    assert [cached_part(path) for path in paths] == [1, 1]
+    return paths
+
+
+def test_dropping_a_file(files):
+    drop_cached(str(files[0]))
+    assert [cached_part(path) > 0.5 for path in files] == [False, True]
+
+
+def test_dropping_a_directory(files, tmp_path):
+    drop_cached(str(tmp_path))
+    assert [cached_part(path) > 0.5 for path in files] == [False, False]
+
+
+def test_a_cold_task_drops_its_files(files, made):
+    measure(made.task(reading="bench_readings:numbers", path=str(files[0]), cold=True, seconds=0.001))
+    assert [cached_part(path) > 0.5 for path in files] == [False, True]

@@ -1,0 +1,272 @@
+"""benchmarks/compare.py: verdicts on made-up runs, and its rank sum against scipy's and printed tables."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataload.bench.results import FileFacts
+
+sys.path.append(str(Path(__file__).parents[3]))
+
+from benchmarks import compare
+
+STEADY = [100.0, 100.3, 99.8, 100.1, 99.9, 100.2]
+
+
+def scaled(factor, values=STEADY):
+    return [value * factor for value in values]
+
+
+def ranked(lower, higher, wins):
+    """`lower` values and `higher` values, where in `wins` pairs the former is above the latter."""
+    found = []
+    for place in range(lower):
+        above = min(wins, higher)
+        wins -= above
+        found.append(100.0 * above + 50 - place)
+    return found, [100.0 * number for number in range(1, higher + 1)]
+
+
+# The test itself
+
+
+@pytest.mark.parametrize(("count", "critical"), [(5, 1), (6, 3), (7, 6), (8, 9), (9, 14), (10, 19), (12, 31)])
+def test_chances_agree_with_the_printed_table(count, critical):
+    """Critical values of Mann and Whitney's U for one side and 0.01; of 12 and 12 the ways are drawn, so around it."""
+    slack = 3 if count == 12 else 0
+    assert compare.chance_of_lower(*ranked(count, count, critical - slack)) <= 0.01
+    assert compare.chance_of_lower(*ranked(count, count, critical + 1 + slack)) > 0.01
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (5, 6), (8, 4)])
+def test_chances_agree_with_scipy(sizes):
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        lower, higher = (rng.standard_normal(size) for size in sizes)
+        expected = stats.mannwhitneyu(lower, higher, alternative="less", method="exact").pvalue
+        assert compare.chance_of_lower(lower, higher) == pytest.approx(expected)
+
+
+def test_equal_values_share_their_rank():
+    assert compare.chance_of_lower([1, 1, 1], [1, 1, 1]) == 1
+    # Of the six ways to choose two of 1, 2, 2, 3, the ranks 1 and 2.5 are as low as two of them.
+    assert compare.chance_of_lower([1, 2], [2, 3]) == pytest.approx(2 / 6)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict"),
+    [
+        (STEADY, STEADY, "no difference"),
+        (STEADY, scaled(0.98), "no difference"),
+        (STEADY, scaled(0.9), "slower"),
+        (STEADY, scaled(1.1), "faster"),
+        (STEADY, scaled(0.95), "not clear"),  # at the threshold
+        ([100, 80, 120, 95, 110, 90], [99, 81, 119, 94, 112, 88], "not clear"),  # noise above the threshold
+        ([100, 80, 120, 95, 110, 90], [40, 60, 35, 47, 55, 50], "slower"),
+        (STEADY[:3], scaled(0.1)[:3], "too few repeats to say"),
+        (STEADY[:4], scaled(0.1)[:4], "too few repeats to say"),
+        (STEADY[:5], scaled(0.1)[:5], "slower"),
+        ([*STEADY[:5], 5.0], scaled(0.9), "not clear"),  # one hiccup of six: no verdict, not a wrong one
+        (scaled(0.9), [*STEADY, 5.0, *STEADY], "faster"),
+    ],
+)
+def test_verdicts(old, new, verdict):
+    assert compare.verdict_of(old, new, 0.05) == verdict
+
+
+def test_noise_alone_is_seldom_called_a_change():
+    rng = np.random.default_rng(0)
+    verdicts = [compare.verdict_of(*(rng.normal(100, 5, 5) for _ in "ab"), threshold=0.0) for _ in range(1000)]
+    assert verdicts.count("slower") <= 20
+    assert verdicts.count("faster") <= 20
+
+
+# Runs
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Compare two runs as the script does: exit status and lines."""
+
+    def run(old, new, *options):
+        for name, values in (("old", old), ("new", new)):
+            content = values if isinstance(values, dict) else values.to_json()
+            (tmp_path / name).write_text(json.dumps(content))
+        status = compare.main([str(tmp_path / "old"), str(tmp_path / "new"), *options])
+        return status, capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def row_of(lines, name):
+    (line,) = (line for line in lines if line.startswith(f"  {name} "))
+    return " ".join(line.split()).removeprefix(name).split()
+
+
+OURS = "dataload, syrah, global, 0 workers"
+
+
+def test_what_became_slower(made, run):
+    old = made.results(made.limit(*scaled(10)), made.ours(*scaled(8)), made.ours(*scaled(4), workers=1))
+    new = made.results(made.limit(*scaled(10)), made.ours(*scaled(4)), made.ours(*scaled(5), workers=1))
+    status, lines = run(old, new)
+    assert status == 1
+    assert lines[0] == "floats: copy 1,000 -> 1,000 records/s, x1.00"
+    assert row_of(lines, OURS) == ["0.800", "0.400", "0.500", "slower"]
+    assert row_of(lines, "dataload, syrah, global, 1 worker") == ["0.400", "0.500", "1.250", "faster"]
+    assert lines[-1] == f"slower, or failing: {OURS}"
+    assert run(old, new, "--threshold", "0.6")[0] == 0
+
+
+def test_a_slower_machine_is_no_regression(made, run):
+    old = made.results(made.limit(*scaled(10)), made.ours(*scaled(8)))
+    new = made.results(made.limit(*scaled(1)), made.ours(*scaled(0.8)))
+    status, lines = run(old, new)
+    assert (status, lines[0]) == (0, "floats: copy 1,000 -> 100 records/s, x0.10")
+    assert row_of(lines, OURS) == ["0.800", "0.800", "1.000", "no", "difference"]
+
+
+def test_a_machine_that_drifts_within_a_run_is_no_noise(made, run):
+    drift = [1000, 500, 2000, 250, 4000]
+    old = made.results(made.limit(*drift), made.ours(*scaled(0.5, drift)))
+    new = made.results(made.limit(*drift[::-1]), made.ours(*scaled(0.25, drift[::-1])))
+    status, lines = run(old, new)
+    assert status == 1
+    assert row_of(lines, OURS) == ["0.500", "0.250", "0.500", "slower"]
+
+
+def test_three_repeats_say_nothing(made, run):
+    old = made.results(made.limit(10, 10, 10), made.ours(8, 8, 8))
+    new = made.results(made.limit(10, 10, 10), made.ours(2, 2, 2))
+    status, lines = run(old, new)
+    assert status == 0
+    assert " ".join(row_of(lines, OURS)) == "0.800 0.200 0.250 too few repeats to say"
+
+
+def test_a_slower_peer_is_not_our_regression(made, run):
+    old = made.results(made.limit(*STEADY), made.peer(*STEADY))
+    new = made.results(made.limit(*STEADY), made.peer(*scaled(0.5)))
+    status, lines = run(old, new)
+    assert (status, row_of(lines, "Grain, syrah, global, 0 workers")[-1]) == (0, "slower")
+
+
+def test_what_fails_now_counts_as_slower(made, run):
+    good, bad = made.ours(*STEADY), made.ours(error="the file\x1b is gone")
+    old, new = (made.results(made.limit(*STEADY), found) for found in (good, bad))
+    status, lines = run(old, new)
+    assert status == 1
+    assert " ".join(row_of(lines, OURS)) == r"1.000 fails: the file\x1b is gone"
+    status, lines = run(new, old)
+    assert (status, row_of(lines, OURS)[1]) == (0, "failed:")
+    assert run(new, new)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"batch_size": 1}, {"workers": 1}, {"order": "pool"}, {"options": {"executor": "processes"}}, {"cold": True}],
+)
+def test_only_the_same_tasks_are_compared(made, run, changes):
+    old = made.results(made.limit(*STEADY), made.ours(*STEADY))
+    new = made.results(made.limit(*STEADY), made.ours(*scaled(0.1), **changes))
+    status, lines = run(old, new)
+    assert status == 0
+    assert [line.rpartition("  ")[2] for line in lines[2:4]] == ["only in the old run", "only in the new run"]
+
+
+def test_paths_and_durations_do_not_matter(made, run):
+    old = made.results(made.limit(*STEADY), made.ours(*STEADY))
+    new = made.results(made.limit(*STEADY, path="/x"), made.ours(*STEADY, path="/x", seconds=9.0, seed=1))
+    assert row_of(run(old, new)[1], OURS)[-1] == "difference"
+
+
+def test_other_numbers_of_records_are_not_compared(made, run):
+    few, many = (
+        made.results(made.limit(*STEADY), made.ours(*STEADY), files=[FileFacts("floats", "syrah", records, 1, None)])
+        for records in (10, 1000)
+    )
+    lines = run(few, many)[1]
+    assert lines[0].startswith("floats: no limit in common")
+    assert sum("only in the" in line for line in lines) == 4
+
+
+def test_without_a_limit_rates_are_compared(made, run):
+    status, lines = run(made.results(made.ours(*scaled(10))), made.results(made.ours(*scaled(1))))
+    assert status == 1
+    assert row_of(lines, OURS) == ["1,000", "100", "0.100", "slower"]
+
+
+def test_workloads_have_limits_of_their_own(made, run):
+    def results(factor):
+        return made.results(
+            made.limit(*STEADY),
+            made.ours(*STEADY),
+            made.limit(*scaled(factor), workload="blobs"),
+            made.ours(*scaled(factor), workload="blobs"),
+        )
+
+    status, lines = run(results(1), results(0.5))
+    assert status == 0
+    assert [line.split(":")[0] for line in lines if "records/s" in line] == ["floats", "blobs"]
+
+
+# Instructions
+
+
+def counts(versions=None, **found):
+    return {"kind": "instructions", "counter": "callgrind", "versions": versions or {"numpy": "2"}, "counts": found}
+
+
+def test_instructions(run):
+    status, lines = run(counts(a=100.0, b=100.0, c=100.0, d=1.0), counts(a=110.0, b=90.0, c=101.0, e=1.0))
+    assert status == 1
+    assert row_of(lines, "a") == ["100", "110", "0.909", "slower"]
+    assert row_of(lines, "b")[2:] == ["1.111", "faster"]
+    assert row_of(lines, "c")[3:] == ["no", "difference"]
+    assert "only in the old run" in lines[5]
+    assert "only in the new run" in lines[6]
+    assert run(counts(a=100.0), counts(a=103.0))[0] == 0
+
+
+def test_instructions_of_other_versions(run):
+    assert run(counts(a=1.0), counts({"numpy": "3"}, a=1.0))[1][0].endswith(
+        "versions differ, and counts with them: numpy 2 -> 3"
+    )
+
+
+# Files that cannot be compared
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (counts(), None, "expected two files of one kind, got instructions and rates"),
+        ({"version": 99}, None, "version 1, got version 99"),
+        ({"kind": "instructions"}, {"kind": "instructions"}, "KeyError"),
+        ("blobs", None, "the two runs have no workload in common"),
+        ([], None, "cannot be compared"),
+    ],
+)
+def test_files_that_cannot_be_compared(made, tmp_path, capsys, old, new, message):
+    for name, values in (("old", old), ("new", new)):
+        if values is None or values == "blobs":
+            values = made.results(made.ours(1, workload=values or "floats")).to_json()
+        (tmp_path / name).write_text(json.dumps(values))
+    with pytest.raises(SystemExit) as raised:
+        compare.main([str(tmp_path / "old"), str(tmp_path / "new")])
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["x"], "cannot be compared"), (["x", "--threshold", "1.5"], "at least 0 and less than 1, got 1.5")],
+)
+def test_wrong_arguments(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as raised:
+        compare.main([str(tmp_path / "gone"), *arguments])
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err

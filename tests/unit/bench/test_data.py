@@ -1,0 +1,147 @@
+"""The data of a benchmark: the same in every format, written once, and only where there is room."""
+
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload.bench.data import made_data, own_data, write
+from dataload.bench.workloads import WORKLOADS, get_workload
+from dataload.build import open_source
+from dataload.errors import ConfigError
+
+
+@pytest.fixture
+def data():
+    return made_data(get_workload("floats-64"), 20)
+
+
+@pytest.mark.parametrize("name", ["syrah", "torchrecord", "lmdb", "tar", "array_record"])
+def test_every_format_gives_the_records_back(tmp_path, data, name):
+    one = write(data, name, tmp_path)
+    with open_source(one.path, format=name, **one.options) as source:
+        assert len(source) == 20
+        for found, record in zip(source, data.records, strict=True):
+            np.testing.assert_array_equal(found["x"], record["x"])
+    assert (one.facts.workload, one.facts.format, one.facts.records) == ("floats-64", name, 20)
+    assert one.facts.nbytes > 20 * 64
+    assert one.facts.write_seconds > 0
+
+
+def test_tokens_overlap_by_one(tmp_path):
+    data = made_data(get_workload("tokens"), 3)
+    one = write(data, "tokens", tmp_path)
+    flat = np.concatenate([record["tokens"] for record in data.records])
+    with open_source(one.path, format="tokens", **one.options) as source:
+        first = next(iter(source[0].values()))
+    np.testing.assert_array_equal(first, flat[:1025])
+
+
+def test_files_are_written_once(tmp_path, data, monkeypatch):
+    first = write(data, "syrah", tmp_path)
+    monkeypatch.setattr("dataload.bench.data.convert", None)  # cannot be called
+    assert write(data, "syrah", tmp_path) == first
+
+
+def test_other_records_have_files_of_their_own(tmp_path, data):
+    one, other = write(data, "syrah", tmp_path), write(made_data(get_workload("floats-64"), 21), "syrah", tmp_path)
+    assert one.path != other.path
+    assert (
+        made_data(get_workload("floats-64"), 20).content == data.content != made_data(get_workload("blobs"), 20).content
+    )
+
+
+def test_what_was_not_finished_is_written_anew(tmp_path, data, monkeypatch):
+    def interrupted(records, target, **_):
+        target.write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dataload.bench.data.convert", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write(data, "syrah", tmp_path)
+    (left,) = tmp_path.rglob("data.syr")
+    assert left.read_bytes() == b"half of it"
+    with open_source(write(data, "syrah", tmp_path).path) as source:
+        assert len(source) == 20
+
+
+def test_too_little_room(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    needed = 20 * 64 + (1 << 30)
+    with pytest.raises(
+        ConfigError, match=f"floats-64 needs about {needed:,} bytes in .*, and 1,000 are free: set --cache"
+    ):
+        write(data, "syrah", tmp_path)
+    assert not list(tmp_path.rglob("data.syr"))
+
+
+def test_workloads_by_name():
+    assert get_workload("blobs") is WORKLOADS["blobs"]
+    with pytest.raises(ConfigError, match=r"there is no workload 'blob': .*blobs"):
+        get_workload("blob")
+
+
+@pytest.mark.parametrize("name", ["floats-4k", "blobs", "pictures", "jpeg"])
+def test_workloads_repeat_and_end(name):
+    workload = get_workload(name)
+    if workload.decodes:
+        pytest.importorskip("simplejpeg")
+    one, other = workload.make(5), workload.make(5)
+    assert len(one) == 5
+    assert [*map(repr, one)] == [*map(repr, other)]
+    with pytest.raises(IndexError, match="index 5 is out of range for 5 records"):
+        one[5]
+    with pytest.raises(IndexError, match="index -1 is out of range for 5 records"):
+        one[-1]
+
+
+# Data of the user's own
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = str(tmp_path / "own.syr")
+    with dataload.create(path) as writer:
+        writer.extend({"x": np.full(4, i, np.float32), "y": i} for i in range(10))
+    return path
+
+
+def test_data_of_the_users_own_in_another_format(tmp_path, own):
+    data, source = own_data(own, 6, {})
+    with source:
+        assert (data.name, data.fields, len(data.records)) == (own, ("x", "y"), 6)
+        one = write(data, "tar", tmp_path / "cache")
+    with open_source(one.path, format="tar", **one.options) as source:
+        assert [int(record["y"]) for record in source] == list(range(6))
+        assert [record["x"].tolist() for record in source] == [[i] * 4 for i in range(6)]
+
+
+def test_own_data_are_known_by_their_content(tmp_path, own):
+    def content(path, records):
+        data, source = own_data(path, records, {})
+        source.close()
+        return data.content
+
+    (tmp_path / "elsewhere").mkdir()
+    copy = shutil.copy(own, tmp_path / "elsewhere")
+    assert content(own, None) == content(own, 99) == content(copy, None)
+    assert content(own, None) != content(own, 9)
+
+
+def test_no_record(tmp_path):
+    path = str(tmp_path / "empty.syr")
+    dataload.create(path).close()
+    with pytest.raises(ConfigError, match=r"empty\.syr holds no record to measure with"):
+        own_data(path, None, {})
+
+
+def test_records_without_fields(tmp_path):
+    pytest.importorskip("lmdb")
+    path = str(tmp_path / "raw.lmdb")
+    with dataload.create(path) as writer:
+        writer.write(b"bytes")
+    with pytest.raises(ConfigError, match=r"the records of .*raw\.lmdb are bytes without fields.*--option codec="):
+        own_data(path, None, {})

@@ -1,0 +1,160 @@
+"""The report: self-contained, complete, and harmless whatever stands in the results."""
+
+import base64
+import dataclasses
+import re
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+
+from dataload.bench.html import report
+from dataload.bench.results import Curve, FileFacts
+from dataload.bench.table import FILE_COLUMNS, RATE_COLUMNS, file_rows, rate_rows
+from dataload.errors import MissingDependencyError
+
+pytestmark = pytest.mark.usefixtures("fonts")
+
+
+class Page(HTMLParser):
+    """The tags of a page, its texts, and the rows of its tables."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.rows, self.texts = [], [], [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+        elif self.open and self.open[-1] != "style":
+            self.texts.append(data.strip())
+
+
+@pytest.fixture(scope="module")
+def results(made):
+    return made.results(
+        made.limit(1000, 1000),
+        made.ours(500, 600, options={"executor": "threads"}),
+        made.peer(200, 210, workers=2),
+        made.peer(name="DALI", error="nvidia-dali is not installed"),
+        made.ours(5, workload="blobs"),
+        files=[FileFacts("floats", "syrah", 10, 1234, 0.5), FileFacts("blobs", "tar", 3, 99, None)],
+        curves=[
+            Curve("Orders: one index", "records", "ns", {"global": ((1e3, 5.5), (1e6, 6.0)), "pool": ((1e6, 9.0),)})
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def text(results, fonts):
+    return report(results)
+
+
+@pytest.fixture(scope="module")
+def page(text):
+    return Page(text)
+
+
+def test_every_row_of_every_table_is_there(results, page):
+    for workload in ("floats", "blobs"):
+        rows = rate_rows([m for m in results.measurements if m.task.workload == workload])
+        files = file_rows([f for f in results.files if f.workload == workload])
+        for row in [*rows, *files]:
+            assert list(row) in page.rows
+    assert page.rows.count(list(RATE_COLUMNS)) == page.rows.count(list(FILE_COLUMNS)) == 2
+    assert ["1,000", "5.5", ""] in page.rows
+    assert ["1,000,000", "6", "9"] in page.rows
+
+
+def test_what_it_was_measured_on_and_with(results, page):
+    for row in (["processor", "A processor"], ["cpus", "2"], ["memory", "25000000000"], ["numpy", "2.0.0"]):
+        assert row in page.rows
+    assert results.command in page.texts
+    assert f"dataload bench, {results.date}" in page.texts
+
+
+def test_how_each_reading_was_set_up(results, page):
+    assert ["executor", "threads"] in page.rows
+    assert ["threads", "1"] in page.rows  # what the reading said itself
+    assert ["records/s of each repeat", "[500, 600]"] in page.rows
+    assert page.rows.count(["batch size", "256"]) == len(results.measurements)
+
+
+def test_why_something_was_not_measured(page):
+    assert "DALI, syrah, global, 0 workers: nvidia-dali is not installed" in page.texts
+
+
+def test_what_the_ratios_are_to(page):
+    assert "limit: copy; best peer: Grain, syrah, global, 2 workers" in page.texts
+
+
+def test_it_needs_no_other_file(text, page):
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object", "base"})
+    addresses = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
+    assert len(addresses) == 2
+    assert all(address.startswith("data:image/svg+xml;base64,") for address in addresses)
+    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "prefers-color-scheme: dark" in style
+
+
+def test_the_pictures_are_svg(page):
+    for attributes in (attributes for tag, attributes in page.tags if tag == "img"):
+        svg = base64.b64decode(attributes["src"].partition("base64,")[2]).decode()
+        assert ET.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
+        assert attributes["alt"]
+
+
+EVIL = "<script>alert('1')</script>\"'&\x1b[2J"
+
+
+def test_everything_is_escaped(made):
+    answer = made.answer(5, settings={EVIL: EVIL, "list": [EVIL]})
+    ours = dataclasses.replace(
+        made.ours(name=EVIL, workload=EVIL, format=EVIL, order=EVIL, reading=EVIL, path=EVIL, options={EVIL: EVIL}),
+        answers=(answer,),
+        error=EVIL,
+    )
+    results = made.results(
+        ours,
+        files=[FileFacts(EVIL, EVIL, 1, 1, 1.0)],
+        curves=[Curve(EVIL, EVIL, EVIL, {EVIL: ((1.0, 1.0),)})],
+        date=EVIL,
+        machine={EVIL: EVIL},
+        versions={EVIL: EVIL},
+        command=EVIL,
+    )
+    text = report(results)
+    page = Page(text)
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert not re.search(r"<script|\x1b", text)
+    shown = EVIL.replace("\x1b", r"\x1b")
+    assert [shown, shown] in page.rows  # a setting
+    assert shown in page.texts  # the command
+
+
+def test_an_empty_run(made):
+    page = Page(report(made.results()))
+    assert "img" not in {tag for tag, _ in page.tags}
+
+
+def test_without_matplotlib(made, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingDependencyError, match="a picture needs matplotlib"):
+        report(made.results(made.ours(1)))

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload.bench.checksum import MODULUS, check_record
+from dataload.bench.peers import PEERS, get_peer, why_missing
+from dataload.bench.peers.prepare import main, prepare
+from dataload.bench.peers.reading import Field, decode_jpeg, load
+from dataload.bench.task import Task
+from dataload.errors import ConfigError, MissingDependencyError
+
+COUNT, BATCH = 50, 16
+READINGS = [
+    pytest.param(peer, form, id=f"{peer.name}-{form}")
+    for peer in PEERS.values()
+    for form in peer.readings
+    if why_missing(peer) is None
+]
+
+
+def resolve(place):
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def values_of(kind):
+    rng = np.random.default_rng(0)
+    if kind == "array":
+        return [rng.standard_normal((2, 3), np.float32) for _ in range(COUNT)]
+    if kind == "bytes":  # with zeros at the ends, which arrays of bytes lose
+        return [rng.bytes(int(size)) + bytes(2) for size in rng.integers(1, 400, COUNT)]
+    simplejpeg = pytest.importorskip("simplejpeg")
+    return [simplejpeg.encode_jpeg(rng.integers(0, 255, (16, 24, 3), np.uint8)) for _ in range(COUNT)]
+
+
+class Data:
+    """Records of one field, written once for each format."""
+
+    def __init__(self, directory, kind):
+        self.directory = directory
+        self.paths = {}
+        self.name = {"array": "x", "bytes": "bin", "image": "jpg"}[kind]
+        self.values = values_of(kind)
+        self.field = Field.of_record({self.name: self.values[0]}, decodes=kind == "image")
+        self.read = [decode_jpeg(value) for value in self.values] if kind == "image" else self.values
+
+    def path(self, peer, form):
+        key = peer.name, form
+        if key not in self.paths:
+            self.paths[key] = self.write(peer, form)
+        return self.paths[key]
+
+    def write(self, peer, form):
+        directory = self.directory / f"{peer.name} {form}"
+        if form == peer.own_format:
+            return prepare(peer, dataload.MemorySource({self.name: self.values}), str(directory), self.field)
+        directory.mkdir()
+        path = directory / f"{self.name}.{form}"
+        with dataload.create(path) as writer:
+            writer.extend({self.name: v} if form == "tar" else self.field.stored(v) for v in self.values)
+        return str(path)
+
+    def task(self, peer, form, order, **changes):
+        values = {"workload": "w", "kind": "peer", "name": peer.name, "format": form, "order": order}
+        task = Task(
+            **values,
+            reading=peer.readings[form],
+            path=self.path(peer, form),
+            workers=0,
+            batch_size=BATCH,
+            options=self.field.to_options(),
+        )
+        return replace(task, **changes)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            made[kind] = Data(tmp_path_factory.mktemp(kind), kind)
+        return made[kind]
+
+    return get
+
+
+@contextmanager
+def opened(task):
+    reading = resolve(task.reading)(Task.from_json(json.loads(json.dumps(task.to_json()))))
+    try:
+        yield reading
+    finally:
+        reading.close()
+        if task.name == "WebDataset":
+            gc.collect()  # it leaves the files that it read to the collector, which warns of them: here, if anywhere
+
+
+def epoch_of(reading, epoch):
+    counts, sizes, sums = zip(*[reading.check(batch) for batch in reading.batches(epoch)], strict=True)
+    return sum(counts), sum(sizes), sum(sums) % MODULUS
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize(
+    ("peer", "form", "kind"),
+    [(*reading.values, kind) for reading in READINGS for kind in reading.values[0].kinds],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_peer_reads_every_record_once_in_each_epoch(peer, form, kind, data):
+    made = data(kind)
+    wanted = sum(check_record({made.name: value}) for value in made.read) % MODULUS
+    size = sum(value.nbytes if isinstance(value, np.ndarray) else len(value) for value in made.read)
+    for order in peer.orders:
+        with opened(made.task(peer, form, order)) as reading:
+            assert [epoch_of(reading, epoch) for epoch in range(2)] == [(COUNT, size, wanted)] * 2
+            assert json.loads(json.dumps(reading.settings))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize(("peer", "form"), READINGS)
+def test_a_peer_keeps_to_the_order(peer, form, data):
+    made = data("array")
+    first_items = [value.ravel()[0] for value in made.values]
+    seen = {}
+    for order in peer.orders:
+        with opened(made.task(peer, form, order)) as reading:
+            batches = map(reading.columns, reading.batches(0))
+            seen[order] = [item for batch in batches for item in batch["x"][:, 0, 0].tolist()]
+    assert seen.pop("sequential") == pytest.approx(first_items)
+    assert seen
+    for items in seen.values():
+        assert items != pytest.approx(first_items)
+        assert sorted(items) == pytest.approx(sorted(first_items))
+
+
+def test_a_peer_with_workers_reads_the_same_and_ends_them(data):
+    made = data("bytes")
+    wanted = sum(check_record({"bin": value}) for value in made.values) % MODULUS
+    with opened(made.task(get_peer("torch DataLoader"), "lmdb", "global", workers=2)) as reading:
+        assert [epoch_of(reading, epoch)[2] for epoch in range(2)] == [wanted] * 2
+        assert reading.settings["num_workers"] == 2
+    with pytest.raises(ConfigError, match="this reading is closed"):
+        reading.batches(2)
+
+
+def test_records_with_a_codec_are_decoded_with_it(tmp_path, data):
+    made = data("array")
+    path = tmp_path / "x.lmdb"
+    with dataload.create(path, codec="msgpack") as writer:
+        writer.extend({"x": value} for value in made.values)
+    task = made.task(get_peer("torch DataLoader"), "lmdb", "global")
+    task = replace(task, path=str(path), options={**task.options, "open": {"codec": "msgpack"}})
+    with opened(task) as reading:
+        assert epoch_of(reading, 0)[2] == sum(check_record({"x": value}) for value in made.values) % MODULUS
+
+
+def test_several_archives_are_one_data_set(data, tmp_path):
+    made = data("bytes")
+    for shard in range(2):
+        with dataload.create(tmp_path / f"{shard}.tar") as writer:
+            writer.extend({"bin": value} for value in made.values[shard::2])
+    task = made.task(get_peer("torch DataLoader"), "tar", "global", path=str(tmp_path / "{0..1}.tar"))
+    with opened(task) as reading:
+        assert epoch_of(reading, 0)[2] == sum(check_record({"bin": value}) for value in made.values) % MODULUS
+
+
+@pytest.mark.parametrize("peer", PEERS.values(), ids=lambda peer: peer.name)
+def test_the_registry_is_consistent(peer):
+    assert peer.orders
+    assert peer.kinds
+    assert (peer.own_format is None) == (peer.prepare is None)
+    assert peer.own_format is None or peer.own_format in peer.readings
+    for place in (*peer.readings.values(), *filter(None, [peer.prepare])):
+        assert callable(resolve(place))
+        assert "https://" in importlib.import_module(place.partition(":")[0]).__doc__
+
+
+def test_the_modules_of_peers_import_nothing_but_numpy():
+    modules = {place.partition(":")[0] for peer in PEERS.values() for place in peer.readings.values()}
+    code = (
+        f"import sys, {', '.join(sorted(modules))}, dataload.bench.peers.prepare\n"
+        "print(*{name.partition('.')[0] for name in sys.modules if getattr(sys.modules[name], '__file__', None) "
+        "and 'site-packages' in sys.modules[name].__file__})"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert set(found.split()) - {"_distutils_hack"} == {"numpy"}
+
+
+def test_a_peer_that_is_not_there_says_so():
+    assert why_missing(replace(get_peer("Grain"), module="sys")) is None
+    absent = replace(get_peer("Grain"), module="no_such_module", package="no-such-package")
+    assert why_missing(absent) == "not installed (no module no_such_module): pip install no-such-package"
+    assert "no module no_such.inner" in why_missing(replace(absent, module="no_such.inner"))
+    assert "no module no_such_need" in why_missing(replace(absent, module="sys", needs=("no_such_need",)))
+
+
+def test_a_peer_is_looked_for_in_its_own_environment(tmp_path):
+    absent = replace(get_peer("Grain"), module="no_such.inner", package="no-such-package")
+    where = f"not installed in the environment of {sys.executable}"
+    assert why_missing(absent, sys.executable).startswith(where)
+    assert why_missing(replace(absent, module="numpy"), sys.executable) is None
+    assert why_missing(absent, str(tmp_path / "python")).startswith("cannot run ")
+
+
+def test_prepare_as_a_command(data, tmp_path, capsys):
+    made = data("array")
+    archive = made.path(get_peer("torch DataLoader"), "tar")
+    main("torch DataLoader, memmap", archive, str(tmp_path / "out"), json.dumps(made.field.to_options()))
+    path = capsys.readouterr().out.splitlines()[-1]
+    np.testing.assert_array_equal(np.load(path), made.values)
+
+
+def test_prepare_leaves_jpeg_files_as_they_are(data, tmp_path, capsys):
+    made = data("image")
+    archive = made.path(get_peer("torch DataLoader"), "tar")
+    main("WebDataset", archive, str(tmp_path), json.dumps(made.field.to_options()))
+    with dataload.open(capsys.readouterr().out.splitlines()[-1], fields=["jpg"]) as shards:
+        assert [record["jpg"] for record in shards] == made.values
+
+
+def test_prepare_refuses_what_a_peer_cannot_hold(data, tmp_path):
+    source = dataload.MemorySource({"bin": data("bytes").values})
+    with pytest.raises(ConfigError, match="Grain has no format of its own: it reads array_record"):
+        prepare(get_peer("Grain"), source, str(tmp_path), data("bytes").field)
+    with pytest.raises(ConfigError, match="holds fields of array, not of bytes"):
+        prepare(get_peer("torch DataLoader, memmap"), source, str(tmp_path), data("bytes").field)
+
+
+def test_an_order_that_a_peer_lacks_is_refused(data):
+    task = data("bytes").task(get_peer("torch DataLoader"), "lmdb", "pool")
+    with (
+        pytest.raises(ConfigError, match="torch DataLoader has the orders global, sequential, not 'pool'"),
+        opened(task),
+    ):
+        pass
+
+
+def test_more_workers_than_archives_are_refused(data):
+    archive = data("bytes").path(get_peer("torch DataLoader"), "tar")
+    task = data("bytes").task(get_peer("WebDataset"), "tar shards", "pool", path=archive, workers=2)
+    with pytest.raises(ConfigError, match=r"2 workers need as many archives, .* is 1"), opened(task):
+        pass
+
+
+def test_what_is_wrong_with_a_task_is_said(tmp_path, data):
+    task = data("bytes").task(get_peer("torch DataLoader"), "lmdb", "global")
+    with pytest.raises(ConfigError, match="needs the option 'field'"), opened(replace(task, options={})):
+        pass
+    with (
+        pytest.raises(ConfigError, match=r"there is no .*none\.tar"),
+        opened(replace(task, reading=get_peer("torch DataLoader").readings["tar"], path=str(tmp_path / "none.tar"))),
+    ):
+        pass
+    with pytest.raises(ConfigError, match=r"there is no peer 'Grian'.*Grain"):
+        get_peer("Grian")
+    with pytest.raises(MissingDependencyError, match="the peer no-such-package needs no-such-package"):
+        load("no_such_module", "no-such-package")
+
+
+def test_peers_read_records_of_one_field():
+    with pytest.raises(ConfigError, match=r"records of one field, got the fields \['a', 'b'\]"):
+        Field.of_record({"a": b"", "b": b""})
+    with pytest.raises(ConfigError, match="'a' must hold arrays or bytes, got int"):
+        Field.of_record({"a": 1})

@@ -1,0 +1,88 @@
+"""benchmarks/readme_table.py; and that README.md has the table that it makes."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from dataload.bench.results import FileFacts, Results
+
+ROOT = Path(__file__).parents[3]
+sys.path.append(str(ROOT))
+
+from benchmarks import readme_table  # noqa: E402 - found there
+
+
+def rows(text):
+    return [[cell.strip() for cell in line.split(" | ")] for line in re.findall(r"^\| (.*) \|$", text, re.MULTILINE)]
+
+
+def test_the_best_of_each_format_and_peer(made):
+    results = made.results(
+        made.limit(1000, 2000),
+        made.ours(400, 800, workers=1),
+        made.ours(500, 1000, workers=2),
+        made.ours(5000, 5000, order="sequential"),  # reads no shuffled records
+        made.ours(100, 200, format="tar"),
+        made.peer(10, 10),
+        made.peer(250, 500, format="lmdb", workers=2),
+        made.peer(300, 300, name="WebDataset", order="pool", format="tar"),
+        made.peer(error="not installed", name="DALI"),
+        files=[FileFacts("floats", "syrah", 5000, 1, None)],
+    )
+    text = readme_table.markdown(results)
+    head, *found = rows(text)
+    assert head == ["reader", "format", "order", "workers", "records/s", "of limit", "of best peer"]
+    assert found == [
+        ["limit: copy", "", "", "0", "1,500", "1.00", "4.00"],
+        ["**dataload**", "syrah", "global", "2", "750", "0.50", "2.00"],
+        ["Grain", "lmdb", "global", "2", "375", "0.25", "1.00"],
+        ["WebDataset", "tar", "pool", "0", "300", "0.22", "0.90"],
+        ["**dataload**", "tar", "global", "0", "150", "0.10", "0.40"],
+    ]
+    assert text.startswith("**floats**, 5,000 records:\n\n| reader")
+    for what in ("2026-01-02", "A processor, 2 CPUs, 25 GB", "numpy 2.0.0", "```\ndataload bench --made floats\n```"):
+        assert what in text
+
+
+def test_names_do_not_break_the_table(made):
+    text = readme_table.markdown(made.results(made.ours(1, name="a|b\n<c>")))
+    assert rows(text)[1][0] == r"**a\|b &lt;c>**"
+
+
+BETWEEN = f"before\n{readme_table.BEGIN}\nold\n{readme_table.END}\nafter\n"
+
+
+def test_the_command_replaces_what_is_between_the_markers(made, tmp_path):
+    (tmp_path / "README.md").write_text(BETWEEN)
+    results = made.results(made.ours(1))
+    (tmp_path / "r.json").write_text(json.dumps(results.to_json()))
+    for _ in range(2):  # again changes nothing
+        assert readme_table.main([str(tmp_path / "r.json"), "--readme", str(tmp_path / "README.md")]) == 0
+        assert (tmp_path / "README.md").read_text() == BETWEEN.replace("old", readme_table.markdown(results))
+
+
+@pytest.mark.parametrize(
+    "text", ["", BETWEEN + BETWEEN, readme_table.BEGIN, f"{readme_table.END} {readme_table.BEGIN}"]
+)
+def test_markers_that_are_not_there(made, tmp_path, capsys, text):
+    with pytest.raises(ValueError, match="expected one <!-- benchmark:begin --> and behind it one"):
+        readme_table.replace(text, "table")
+    (tmp_path / "README.md").write_text(text)
+    (tmp_path / "r.json").write_text(json.dumps(made.results().to_json()))
+    with pytest.raises(SystemExit):
+        readme_table.main([str(tmp_path / "r.json"), "--readme", str(tmp_path / "README.md")])
+    assert "expected one <!-- benchmark:begin -->" in capsys.readouterr().err
+    assert (tmp_path / "README.md").read_text() == text
+
+
+def test_the_table_of_the_readme_is_made_from_its_results():
+    text = (ROOT / "README.md").read_text("utf-8")
+    if readme_table.BEGIN not in text:
+        pytest.skip("README.md has no markers for the table of the benchmark yet")
+    results = Results.from_json(json.loads((ROOT / "benchmarks" / "results" / "readme.json").read_text("utf-8")))
+    assert readme_table.replace(text, readme_table.markdown(results)) == text, (
+        "run python -m benchmarks.readme_table benchmarks/results/readme.json"
+    )

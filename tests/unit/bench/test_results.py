@@ -1,0 +1,61 @@
+"""Results: spreads, ratios, and their way through JSON."""
+
+import json
+
+import pytest
+
+from dataload.bench.results import Curve, FileFacts, Results, Spread
+
+
+@pytest.mark.parametrize(
+    ("values", "median", "low", "high"),
+    [
+        ([5.0], 5, 5, 5),
+        ([3.0, 1.0], 2, 1, 3),
+        ([9.0, 1.0, 2.0], 2, 1, 9),
+        ([1.0, 2.0, 3.0, 4.0, 100.0], 3, 2, 4),  # the quartiles: one outlier does not show
+    ],
+)
+def test_a_spread(values, median, low, high):
+    assert Spread.of(values) == Spread(median, low, high)
+
+
+def test_ratios_are_taken_within_rounds(made):
+    """A machine that is ten times as slow in the second round changes the rates, and no ratio."""
+    limit, ours = made.limit(1000, 100), made.ours(500, 50)
+    assert ours.ratios_to(limit) == [0.5, 0.5]
+    assert ours.ratio_to(limit) == Spread(0.5, 0.5, 0.5)
+    assert ours.records_per_second == Spread(275, 50, 500)
+
+
+def test_ratios_where_a_reading_failed_later(made):
+    """Its rounds are the first ones."""
+    assert made.ours(500, 50, 5).ratios_to(made.limit(1000, 200)) == [0.5, 0.25]
+    assert made.ours(500).ratios_to(made.limit(1000, 100)) == [0.5]
+
+
+def test_no_rate_and_no_ratio(made):
+    failed = made.ours(error="gone")
+    assert failed.records_per_second is None
+    assert failed.ratio_to(made.limit(1000)) is None
+    assert made.ours(500).ratio_to(failed) is None
+    assert made.ours(500).ratio_to(made.limit(0)) is None
+    assert made.answer(5, seconds=0.0).records_per_second == 0
+
+
+def test_json_and_back(made):
+    results = made.results(
+        made.limit(1000, 900),
+        made.ours(500, options={"open": {"fields": ["x"]}, "executor": "threads"}),
+        made.peer(error="not installed"),
+        files=[FileFacts("floats", "syrah", 10, 1234, 0.5), FileFacts("floats", "lmdb", 10, 99, None)],
+        curves=[Curve("Orders", "records", "ns", {"global": ((1000.0, 5.5), (10000.0, 6.0))})],
+    )
+    assert Results.from_json(json.loads(json.dumps(results.to_json()))) == results
+
+
+@pytest.mark.parametrize("version", [None, 0, 2, "1"])
+def test_another_version_is_refused(made, version):
+    values = {**made.results().to_json(), "version": version}
+    with pytest.raises(ValueError, match=f"expected results of dataload bench, version 1, got version {version!r}"):
+        Results.from_json(values)

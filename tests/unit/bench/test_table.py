@@ -1,0 +1,138 @@
+"""Rows of tables, worked out by hand."""
+
+import pytest
+
+from dataload.bench.results import FileFacts
+from dataload.bench.table import (
+    FILE_COLUMNS,
+    RATE_COLUMNS,
+    by_workload,
+    describe_task,
+    file_rows,
+    problems,
+    rate_rows,
+    rivals,
+    shortened,
+)
+
+
+def columns(measurements):
+    """Heading -> the texts below it."""
+    rows = rate_rows(measurements)
+    assert all(len(row) == len(RATE_COLUMNS) for row in rows)
+    return dict(zip(RATE_COLUMNS, zip(*rows, strict=True), strict=True))
+
+
+def test_every_row_has_its_ratio_to_the_limit_and_to_the_best_peer(made):
+    measured = [
+        made.limit(1000, 1100, 1200),
+        made.limit(3000, 3000, 3000, name="copy, 2 threads", workers=2),
+        made.ours(500, 550, 600),
+        made.peer(100, 110, 120),
+        made.peer(250, 275, 300, name="DALI"),
+    ]
+    found = columns(measured)
+    assert found["x limit"] == ("1.00", "2.73", "0.50", "0.10", "0.25")
+    assert found["x peer"] == ("4.00", "10.91", "2.00", "0.40", "1.00")
+    assert rivals(measured) == (measured[0], measured[4])
+
+
+def test_a_row(made):
+    measured = made.ours(1000, 2000, 3000, workers=2)
+    assert {heading: texts[0] for heading, texts in columns([measured]).items()} == {
+        "reader": "dataload",
+        "format": "syrah",
+        "order": "global",
+        "workers": "2",
+        "records/s": "2,000",
+        "spread": "0.50-1.50",
+        "MB/s": "2",  # 1,000 bytes each
+        "x limit": "",
+        "x peer": "",
+        "open ms": "250.0",
+        "first ms": "500.0",
+        "CPU s/GB": "1,000.00",  # 4 s for the 4 MB of the median
+        "peak MB": "30",
+        "of it files": "10",
+    }
+
+
+def test_a_limit_has_no_format_and_no_order(made):
+    found = columns([made.limit(1000)])
+    assert (found["reader"], found["format"], found["order"]) == (("copy",), ("",), ("",))
+
+
+def test_what_the_system_does_not_tell_is_left_empty(made):
+    answers = made.answer(1000, peak_rss=None, cached_rss=None), made.answer(1000, peak_rss=5_000_000, cached_rss=None)
+    measured = made.ours()
+    found = columns([type(measured)(measured.task, answers)])
+    assert (found["peak MB"], found["of it files"]) == (("5",), ("",))
+
+
+def test_what_has_no_rate_says_so_and_why_below_the_table(made):
+    measured = [
+        made.limit(1000),
+        made.peer(error="not installed", workers=1),
+        made.ours(500, error="killed in round 2", workers=2),
+    ]
+    found = columns(measured)
+    assert found["records/s"] == ("1,000", "none", "500")
+    assert found["x limit"] == ("1.00", "", "0.50")
+    assert problems(measured) == [
+        "Grain, syrah, global, 1 worker: not installed",
+        "dataload, syrah, global, 2 workers: killed in round 2",
+    ]
+
+
+def test_nothing_read_is_no_division_by_zero(made):
+    measured = made.ours()
+    found = columns([type(measured)(measured.task, (made.answer(0, seconds=0.0),))])
+    assert (found["records/s"], found["spread"], found["MB/s"]) == (("0",), ("",), ("0",))
+
+
+def test_rivals_are_those_that_gave_figures(made):
+    measured = [made.limit(error="no room"), made.limit(1000, name="get"), made.peer(error="not installed")]
+    assert rivals(measured) == (measured[1], None)
+    assert rivals([]) == (None, None)
+
+
+def test_workloads_stand_apart(made):
+    one, other, third = made.ours(1), made.ours(2, workload="blobs"), made.limit(3)
+    assert by_workload([one, other, third]) == {"floats": [one, third], "blobs": [other]}
+
+
+def test_the_short_table_fits_a_hundred_columns(made):
+    measured = [
+        made.limit(12_345_678, name="copy in memory, 2 threads", workers=2),
+        made.ours(1_234_567, format="array_record", order="sequential"),
+        made.peer(1_234_567, format="array_record", order="sequential", name="torch DataLoader"),
+    ]
+    headings, rows = shortened(RATE_COLUMNS, rate_rows(measured))
+    assert list(headings) == ["reader", "format", "order", "workers", "records/s", "spread", "x limit", "x peer"]
+    assert rows[2][:4] == ("torch DataLoader", "array_record", "sequential", "0")
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    assert sum(widths) + 2 * (len(widths) - 1) <= 100
+
+
+def test_the_short_table_leaves_out_what_is_empty(made):
+    headings, rows = shortened(RATE_COLUMNS, rate_rows([made.limit(1000), made.limit(2000, name="get")]))
+    assert list(headings) == ["reader", "workers", "records/s", "spread", "x limit"]
+    assert rows == [("copy", "0", "1,000", "1.00-1.00", "1.00"), ("get", "0", "2,000", "1.00-1.00", "2.00")]
+
+
+@pytest.mark.parametrize(
+    ("task", "text"),
+    [
+        ({"workers": 1}, "dataload, syrah, global, 1 worker"),
+        ({"workers": 0, "order": "pool", "format": "tar"}, "dataload, tar, pool, 0 workers"),
+        ({"kind": "limit", "name": "copy, 1 thread", "workers": 1}, "copy, 1 thread"),
+    ],
+)
+def test_a_task_in_a_few_words(made, task, text):
+    assert describe_task(made.task(**task)) == text
+
+
+def test_files():
+    rows = file_rows([FileFacts("floats", "syrah", 1000, 4_100_000, 2.0), FileFacts("floats", "tar", 0, 0, None)])
+    assert rows == [("syrah", "1,000", "4.1", "4,100", "2"), ("tar", "0", "0.0", "0", "")]
+    assert {len(row) for row in rows} == {len(FILE_COLUMNS)}

@@ -35,6 +35,9 @@ class Writer(ABC):
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         self.path = os.path.normpath(os.fspath(path))
         self._overwrite = overwrite
+        self._count = 0
+        self._pid = os.getpid()
+        self._state = "refused"  # -> "open" -> "closed" | "aborted"
         self._check_destination()
         directory, name = os.path.split(self.path)
         self._directory = directory or "."
@@ -43,9 +46,7 @@ class Writer(ABC):
         if not os.access(self._directory, os.W_OK | os.X_OK):
             raise SourceError(f"the directory {self._directory} cannot be written to", path=self.path)
         self._temporary = os.path.join(self._directory, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
-        self._count = 0
-        self._state = "open"  # -> "closed" | "aborted"
-        self._pid = os.getpid()
+        self._state = "open"
 
     def _check_destination(self) -> None:
         if os.path.exists(self.path) and not self._overwrite:

@@ -253,3 +253,10 @@ def test_a_fork_that_drops_the_writer_leaves_its_file_alone(tmp_path):
     os.waitpid(child, 0)
     writer.close()
     assert (tmp_path / "a.txt").read_text() == "x\n"
+
+
+def test_a_writer_that_was_refused_has_a_repr(tmp_path):
+    writer = Lines.__new__(Lines)
+    with pytest.raises(SourceError, match="there is no directory"):
+        writer.__init__(tmp_path / "absent" / "a.txt")
+    assert "0 records, refused" in repr(writer)

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_INSTALLED := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench fuzz clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -39,6 +39,12 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
+
+# Looks for files that crash, hang or exhaust a parser. Atheris has no wheels for some Pythons, so nothing else needs it.
+MINUTES ?= 5
+fuzz: $(INSTALLED)
+	$(INSTALL) 'atheris>=3'
+	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(TARGETS)
 
 clean:
 	rm -rf $(VENV) data build dist .pytest_cache .ruff_cache .hypothesis

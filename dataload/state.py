@@ -99,6 +99,8 @@ class LoaderState:
             StateMismatchError: It is no such dict, or of another version.
         """
         names = {f.name for f in dataclasses.fields(cls)}
+        if not isinstance(cast("object", state), Mapping):  # from a file it may be anything
+            raise StateMismatchError(f"a loader's state is a dict, found {type(state).__name__}")
         if state.get("version") != STATE_VERSION:
             raise StateMismatchError(
                 "this is not a loader's state that this release can read",

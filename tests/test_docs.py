@@ -3,6 +3,9 @@
 import doctest
 import importlib
 import re
+import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -65,6 +68,31 @@ def test_the_page_on_streams_runs(tmp_path, monkeypatch):
     scope = run_page("streams.md")
     assert scope["loss"].isfinite()
     scope["tokens"].close()
+
+
+@pytest.mark.slow
+def test_the_page_on_own_sources_runs(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "own-source.md").read_text()
+    first, *files = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    scope = {}
+    exec(compile(first, "docs/own-source.md", "exec"), scope)
+    assert sorted(scope["batch"]) == ["x", "y"]
+    assert {"check_repr", "check_wrong_index_types"} <= set(scope["failed"])
+    for block in files:
+        (tmp_path / re.match(r"# (\w+\.py)\n", block).group(1)).write_text(block)
+
+    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(suite, cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stdout
+
+    (tmp_path / "train.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    (command,) = re.findall(r"```sh\ndataload (.*?)\n```", text)
+    done = subprocess.run(
+        [sys.executable, "-m", "dataload", *shlex.split(command)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].endswith("2 records: all can be read")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, SourceFormat, SourceOptions
+from dataload.cli.conformance import names_factory, open_with, print_checks, print_verdict
+from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, SourceFormat, SourceOptions, parse_options
 from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line
 from dataload.convert.blocks import BlockSize, read_records
 from dataload.errors import ConfigError, MissingDependencyError, SourceError, SourceNotFoundError
@@ -57,19 +58,31 @@ class Finding:
 
 
 def verify_command(
-    path: Annotated[str, typer.Argument(help="A path, pattern, directory, or format:path.", metavar="PATH")],
+    path: Annotated[
+        str, typer.Argument(help="A path, pattern, directory, format:path, or module:function.", metavar="PATH")
+    ],
     format: SourceFormat = None,  # noqa: A002 - the option's name
     field: Fields = None,
     codec: Codec = None,
     decode: Decode = None,
     option: Options = None,
     limit: Annotated[int | None, typer.Option("--limit", help="Stop after so many bad records.", min=1)] = None,
+    sample: Annotated[
+        int, typer.Option("--sample", help="module:function: records that each check tries.", min=1)
+    ] = 64,
     json: JsonFlag = False,
 ) -> None:
     """Read and decode every record, and report each one that cannot be read.
 
-    The exit code is 1 if there is any.
+    For module:function, which gives a source of your own, run the conformance checks too; --option is passed to it.
+
+    The exit code is 1 if there is anything to report.
     """
+    if format is None and names_factory(path):
+        if field or codec or decode:
+            raise ConfigError(f"--field, --codec and --decode are for files; give {path} options by --option")
+        _verify_own(path, open_with(path, parse_options(option)), sample, limit, json=json)
+        return
     wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
     check = _Check(wanted)
     found: list[Finding] = []
@@ -89,6 +102,28 @@ def verify_command(
         print_line(f"{count_of(check.records, 'record')} in {count_of(check.files, 'file')}: all can be read")
     if found:
         raise typer.Exit(1)
+
+
+def _verify_own(name: str, source: Any, sample: int, limit: int | None, *, json: bool) -> None:
+    results = print_checks(source, sample, quiet=json)
+    if [result.name for result in results] == ["check_length"]:  # it does not open
+        print_verdict(name, results, 0, [], json=json)
+    length, start, size = len(source), 0, BlockSize()
+    bad: list[Finding] = []
+    with ProgressBar("verifying") as bar:
+        while start < length and (limit is None or len(bad) < limit):
+            stop = min(start + size.records, length)
+            for index, error in islice(
+                _failures(source, start, stop, size), None if limit is None else limit - len(bad)
+            ):
+                place = getattr(error, "path", None), getattr(error, "offset", None)
+                bad.append(Finding(place[0], index, index, place[1], type(error).__name__, str(error)))
+                if not json:
+                    with bar.aside():
+                        print_line(f"[{index}] {type(error).__name__}: {error}")
+            start = stop
+            bar(start, length)
+    print_verdict(name, results, start, bad, json=json)
 
 
 class _Check:
@@ -160,7 +195,7 @@ class _Check:
             tell(start, length)
 
 
-def _failures(source: Source[Any], start: int, stop: int, size: BlockSize) -> Iterator[tuple[int, Exception]]:
+def _failures(source: Any, start: int, stop: int, size: BlockSize) -> Iterator[tuple[int, Exception]]:
     """The records of [start, stop) that cannot be read, found by halving what fails."""
     try:
         records = read_records(source, start, stop)

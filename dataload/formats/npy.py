@@ -19,6 +19,7 @@ __all__ = ["MAGIC", "NpyLayout", "build_npy", "npy_layout", "parse_npy"]
 
 MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 10_000  # bytes; what numpy itself accepts: parsing time grows faster than the length
+_KEYS = {"descr", "fortran_order", "shape"}
 _PREFIX = 12  # magic, version and the length of the header, at most
 
 
@@ -73,8 +74,8 @@ def npy_layout(data: bytes | memoryview) -> NpyLayout:
     if prefix[:6] != MAGIC or len(prefix) < 10:
         raise CorruptFileError(f"a .npy file starts with {MAGIC!r}, found {prefix[:8]!r}")
     version, width = prefix[6], 2 if prefix[6] == 1 else 4
-    if version not in (1, 2, 3):
-        raise CorruptFileError(f"a .npy file of version {version}, known are 1 to 3")
+    if version not in (1, 2, 3) or prefix[7]:
+        raise CorruptFileError(f"a .npy file of version {version}.{prefix[7]}, known are 1.0, 2.0 and 3.0")
     start = 8 + width + int.from_bytes(prefix[8 : 8 + width], "little")
     if start > min(len(data), _LONGEST_HEADER + _PREFIX):
         raise CorruptFileError(f"a .npy file whose header ends at byte {start}, and it has {len(data)}")
@@ -84,13 +85,15 @@ def npy_layout(data: bytes | memoryview) -> NpyLayout:
 @lru_cache(maxsize=256)  # the records of a data set have few different headers
 def _parse_header(text: bytes, start: int, version: int) -> NpyLayout:
     try:
-        header: Any = ast.literal_eval(text.decode("utf-8" if version == 3 else "latin-1").strip())
+        header: Any = ast.literal_eval(text.decode("utf-8" if version == 3 else "latin-1").strip(" \n"))
+        if header.keys() != _KEYS:
+            raise CorruptFileError(f"the header of a .npy file has the keys {sorted(map(str, header))!s:.80}")
         descr, shape, fortran = header["descr"], header["shape"], header["fortran_order"]
         dtype = np.lib.format.descr_to_dtype(descr) if isinstance(descr, list) else parse_dtype(descr)
         np.empty((0, *shape), dtype)  # refuses what no array can have: too many dimensions, too large extents
     except CorruptFileError:
         raise
-    except (ValueError, TypeError, KeyError, IndexError, SyntaxError, MemoryError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, MemoryError, RecursionError) as error:
         raise CorruptFileError(f"the header of a .npy file does not parse: {error}") from error
     if dtype.hasobject or not dtype.itemsize:
         raise CorruptFileError(f"a .npy file of {dtype}: objects would have to be unpickled")

@@ -83,6 +83,8 @@ class MultiStreamState:
         Raises:
             StateMismatchError: It is no such dict, or of another version.
         """
+        if not isinstance(cast("object", state), Mapping):  # from a file it may be anything
+            raise StateMismatchError(f"a loader's state is a dict, found {type(state).__name__}")
         if state.get("version") != STATE_VERSION or "streams" not in state:
             raise StateMismatchError(
                 "this is not a state of a MultiStreamLoader that this release can read",

@@ -10,6 +10,7 @@ from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
 from dataload.formats.codecs import CodecLike, decode_batch, decode_records, resolve_codec
 from dataload.sources.base import select_fields
+from dataload.sources.index_cache import IndexKey
 from dataload.sources.lmdb_environment import Environment, Transaction, open_environment
 from dataload.sources.lmdb_files import LMDBFileSource, LMDBShard
 from dataload.sources.lmdb_keys import KeyOrder, build_keys
@@ -32,6 +33,8 @@ class LMDBSource(LMDBFileSource[Any]):
         codec: A name of `dataload.formats.codecs.CODEC_NAMES`, a function ``bytes -> record``, or an object
             with ``decode``. None gives bytes.
         subdatabase: Name of the database to read, in environments with several.
+        cache: Keep which key stands at which index of a large environment in a hidden file, for the next time; see
+            `dataload.sources.index_cache`. Keys that are the numbers from 0 need none.
 
     Raises:
         ConfigError: The codec is none; on first use, if the environment has several databases and
@@ -51,7 +54,9 @@ class LMDBSource(LMDBFileSource[Any]):
         fields: Sequence[str] | None = None,
         codec: CodecLike = None,
         subdatabase: str | None = None,
+        cache: bool = True,
     ) -> None:
+        self._cache = cache
         self._codec = resolve_codec(codec)
         self._subdatabase = subdatabase
         # A user's function may keep a reference to what it was given, so it gets bytes of its own.
@@ -59,7 +64,7 @@ class LMDBSource(LMDBFileSource[Any]):
         super().__init__(paths, fields=fields, codec=self._codec, subdatabase=subdatabase)
 
     def _open_shard(self, path: str) -> LMDBShard[Any]:
-        return _LMDBShard(path, self._codec, self._subdatabase, views=self._views)
+        return _LMDBShard(path, self._codec, self._subdatabase, views=self._views, cache=self._cache)
 
     @property
     def key_order(self) -> KeyOrder:
@@ -70,7 +75,7 @@ class LMDBSource(LMDBFileSource[Any]):
 
 
 class _LMDBShard(LMDBShard[Any]):
-    def __init__(self, path: str, codec: Codec | None, subdatabase: str | None, *, views: bool) -> None:
+    def __init__(self, path: str, codec: Codec | None, subdatabase: str | None, *, views: bool, cache: bool) -> None:
         self._environment = open_environment(path, "format 'lmdb'")
         self._codec = codec
         self._views = views
@@ -78,7 +83,11 @@ class _LMDBShard(LMDBShard[Any]):
         self._database = self._environment.database(name)
         with self._environment.reading(buffers=False) as txn:
             self._length: int = txn.stat(self._database)["entries"]
-            self.keys = build_keys(txn, self._database, self._length)
+            # A writer with a writable map changes the file's time late, but the number of the transaction at once.
+            options = () if name is None else (name,)
+            data = self._environment.path
+            key = IndexKey.of("lmdb", (data,), options, state=txn.id(), beside=path) if cache else None
+            self.keys = build_keys(txn, self._database, self._length, key)
         self._fields = self.first_fields() if codec is not None else {}
 
     def __len__(self) -> int:

@@ -6,13 +6,14 @@ before "2" unless they are padded. All others stand in LMDB's order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import islice, repeat
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from dataload.sources.index_cache import CachedTable, IndexKey, load_cached, store_cached, within
 from dataload.types import Array, BytesArray, Int64Array
 
 __all__ = ["KeyOrder", "KeyTable", "build_keys", "decimal_keys"]
@@ -23,6 +24,7 @@ KeyOrder: TypeAlias = Literal["number", "bytes"]
 _BYTES_PER_RECORD = 16
 _MOST_DIGITS = 18  # what int64 holds, whatever the digits
 _SCAN_BLOCK = 1 << 16
+_LEAST_CACHED = 100_000  # keys of a table that is kept in a file: about 30 ms of work
 
 
 class KeyTable(Protocol):
@@ -94,6 +96,13 @@ class _DecimalKeys:
     def values(self, txn: Any, database: Any, indices: Int64Array) -> list[Any]:
         return list(map(txn.get, self._keys(indices), repeat(None), repeat(database)))
 
+    def packed(self) -> CachedTable:
+        """For a file."""
+        assert self._numbers is not None
+        if isinstance(self._widths, int):
+            return CachedTable({"numbers": self._numbers}, {"width": self._widths})
+        return CachedTable({"numbers": self._numbers, "widths": self._widths}, {})
+
     def _keys(self, indices: Int64Array) -> list[bytes]:
         numbers = indices if self._numbers is None else self._numbers[indices]
         if isinstance(self._widths, int):
@@ -115,12 +124,13 @@ class _ListedKeys:
 
     order: KeyOrder = "bytes"
 
-    def __init__(self, data: bytes, ends: Int64Array | int, step: int) -> None:
+    def __init__(self, data: bytes | memoryview, ends: Int64Array | int, step: int) -> None:
         self._ends = ends if isinstance(ends, np.ndarray) else None
         self._data = data
         # numpy's bytes type would drop zero bytes at the end of a key
         self._table = None if isinstance(ends, np.ndarray) else np.frombuffer(data, np.dtype((np.void, ends)))
         self._step = step
+        self._length = 0 if isinstance(ends, np.ndarray) else ends
 
     def key(self, txn: Any, database: Any, index: int) -> bytes | None:
         cursor = txn.cursor(database)
@@ -131,6 +141,13 @@ class _ListedKeys:
             return list(map(txn.get, self._kept(indices), repeat(None), repeat(database)))
         cursor = txn.cursor(database)
         return [cursor.value() if self._move(cursor, index) else None for index in indices.tolist()]
+
+    def packed(self) -> CachedTable:
+        """For a file."""
+        arrays: dict[str, Array] = {"data": np.frombuffer(self._data, np.uint8)}
+        if self._ends is not None:
+            arrays["ends"] = self._ends
+        return CachedTable(arrays, {"step": self._step, "length": self._length})
 
     def _move(self, cursor: Any, index: int) -> bool:
         kept, further = divmod(index, self._step)
@@ -144,14 +161,20 @@ class _ListedKeys:
         assert self._ends is not None
         ends, data = self._ends, self._data
         starts = np.where(places > 0, ends[places - 1], 0).tolist()
-        return [data[start:end] for start, end in zip(starts, ends[places].tolist(), strict=True)]
+        return [bytes(data[start:end]) for start, end in zip(starts, ends[places].tolist(), strict=True)]
 
 
-def build_keys(txn: Any, database: Any, count: int) -> KeyTable:
+def build_keys(txn: Any, database: Any, count: int, key: IndexKey | None = None) -> KeyTable:
     """The key table of a database with `count` records.
 
     Complete numbers, 0 to n - 1, are recognized by the first and the last key and a few between; they need no
     table and no look at the others. A key that is missing nevertheless shows when it is read.
+
+    Args:
+        txn: Gives bytes, no views.
+        database: The database.
+        count: Its records.
+        key: Under which a large table is kept in a file; None keeps none.
     """
     cursor = txn.cursor(database)
     if not count or not cursor.first():
@@ -159,7 +182,13 @@ def build_keys(txn: Any, database: Any, count: int) -> KeyTable:
     width = _width_of_complete(txn, database, count, bytes(cursor.key()))
     if width is not None:
         return _DecimalKeys(None, width)
-    return _scan(cursor)
+    found = load_cached(key) if key is not None and count >= _LEAST_CACHED else None
+    table = None if found is None else _unpack(found, count)
+    if table is None:
+        table = _scan(cursor)
+        if key is not None and count >= _LEAST_CACHED:
+            store_cached(key, table.packed())
+    return table
 
 
 def _width_of_complete(txn: Any, database: Any, count: int, first: bytes) -> int | None:
@@ -180,7 +209,8 @@ def _width_of_complete(txn: Any, database: Any, count: int, first: bytes) -> int
     return width if all(txn.get(b"%0*d" % (width, n), None, database) is not None for n in probes) else None
 
 
-def _scan(cursor: Any) -> KeyTable:
+def _scan(cursor: Any) -> _DecimalKeys | _ListedKeys:
+    cursor.first()
     blocks = list(_blocks(cursor.iternext(keys=True, values=False)))
     lengths = np.concatenate([lengths for _, lengths in blocks])
     data = b"".join([joined for joined, _ in blocks])
@@ -207,7 +237,7 @@ def _blocks(keys: Iterator[bytes]) -> Iterator[tuple[bytes, Int64Array]]:
         yield b"".join(block), np.fromiter(map(len, block), np.int64, len(block))
 
 
-def _by_number(data: bytes, lengths: Int64Array) -> KeyTable:
+def _by_number(data: bytes, lengths: Int64Array) -> _DecimalKeys:
     ends = np.cumsum(lengths)
     digits = np.frombuffer(data, np.uint8)
     numbers = _parse_decimals(digits, ends, lengths)
@@ -233,3 +263,33 @@ def _parse_decimals(digits: BytesArray, ends: Int64Array, lengths: Int64Array) -
             of_length += digits[starts + place] - ord("0")
         numbers[rows] = of_length
     return numbers
+
+
+def _unpack(found: CachedTable, count: int) -> _DecimalKeys | _ListedKeys | None:
+    """The table that was packed; None if it is none of `count` records."""
+    arrays, extras = found.arrays, found.extras
+    return _unpack_numbers(arrays, extras, count) if "numbers" in arrays else _unpack_listed(arrays, extras, count)
+
+
+def _unpack_numbers(arrays: Mapping[str, Array], extras: Mapping[str, Any], count: int) -> _DecimalKeys | None:
+    numbers, widths, width = arrays["numbers"], arrays.get("widths"), extras.get("width", 0)
+    if numbers.dtype != np.int64 or len(numbers) != count or not within(numbers, 10**_MOST_DIGITS):
+        return None
+    if widths is not None:
+        fit = widths.dtype == np.uint8 and len(widths) == count and within(widths, _MOST_DIGITS + 1)
+        return _DecimalKeys(numbers, widths) if fit else None
+    if type(width) is not int or not 0 <= width <= _MOST_DIGITS or (width and not within(numbers, 10**width)):
+        return None
+    return _DecimalKeys(numbers, width)
+
+
+def _unpack_listed(arrays: Mapping[str, Array], extras: Mapping[str, Any], count: int) -> _ListedKeys | None:
+    data, ends, step, length = arrays.get("data"), arrays.get("ends"), extras.get("step"), extras.get("length")
+    if data is None or type(step) is not int or step < 1 or type(length) is not int:
+        return None
+    kept = -(-count // step)
+    if ends is None:
+        return _ListedKeys(data.data, length, step) if length > 0 and kept * length == len(data) else None
+    if ends.dtype != np.int64 or len(ends) != kept or int(np.diff(ends, prepend=0).min()) < 1 or ends[-1] != len(data):
+        return None
+    return _ListedKeys(data.data, ends, step)

@@ -45,6 +45,8 @@ class TarSource(FileSource[Record]):
         on_damage: `stop` ends a scan at a damaged or truncated member, with a warning, instead of raising.
         verify_index: Compare some members with what the index says of them, so that an index of another archive is
             noticed. False believes it, as DALI does, as long as it stays inside the archive.
+        cache: Keep where the samples of a large archive lie in a hidden file, for the next time; see
+            `dataload.sources.index_cache`.
 
     Raises:
         ConfigError: An option is none of these; on first use, when a field is unknown or missing.
@@ -65,6 +67,7 @@ class TarSource(FileSource[Record]):
         case_sensitive: bool = True,
         on_damage: OnDamage = "error",
         verify_index: bool = True,
+        cache: bool = True,
     ) -> None:
         _check_choice("missing", missing, get_args(Missing))
         _check_choice("on_damage", on_damage, get_args(OnDamage))
@@ -80,7 +83,13 @@ class TarSource(FileSource[Record]):
         )
         self._index: dict[str, str] | Literal[False] | None = _pair_indexes(self._paths, index)
         self._settings = TarSettings(
-            _plan_decoders(decode, case_sensitive), decode == "auto", missing, case_sensitive, on_damage, verify_index
+            decoders=_plan_decoders(decode, case_sensitive),
+            auto=decode == "auto",
+            missing=missing,
+            case_sensitive=case_sensitive,
+            on_damage=on_damage,
+            verify_index=verify_index,
+            cache=cache,
         )
         self._known: dict[str, FieldSpec] = {}
 

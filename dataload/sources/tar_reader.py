@@ -42,6 +42,7 @@ class TarSettings:
         case_sensitive: Otherwise names of fields are in lower case.
         on_damage: What damage does to a scan.
         verify_index: Compare members with the index.
+        cache: Keep the table of a large archive in a file.
     """
 
     decoders: Mapping[str, Decoder]
@@ -50,6 +51,7 @@ class TarSettings:
     case_sensitive: bool
     on_damage: OnDamage
     verify_index: bool
+    cache: bool
 
     def decoder(self, extension: str) -> Decoder:
         """What decodes components of that extension."""
@@ -94,7 +96,13 @@ class TarReader(ShardReader[Record]):
     ) -> None:
         self._file = MappedFile(path)
         self._settings = settings
-        self._table = load_table(self._file, index, on_damage=settings.on_damage, verify_index=settings.verify_index)
+        self._table = load_table(
+            self._file,
+            index,
+            on_damage=settings.on_damage,
+            verify_index=settings.verify_index,
+            cache=settings.cache,
+        )
         extensions = self._table.extensions
         self._codes = name_fields(
             extensions, shorten=settings.auto, case_sensitive=settings.case_sensitive, meet=self._table.meet

@@ -6,6 +6,7 @@ All of them are variants of one small honest source, `dataload.testing.lines.Lin
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from dataload.sharding import as_indices
+from dataload.sources.base import Location, SliceSource
 from dataload.sources.files import ShardReader
+from dataload.testing.fault_columns import ClipsColumns, CountsColumnsFromOne, SharesOneBatch, SlicesColumnsOfAll
 from dataload.testing.fault_handles import (
     LeaksDescriptors,
     LeavesFileOpen,
@@ -242,6 +245,70 @@ class FingerprintOfCount(LineSource):
         return f"{len(self):016x}"
 
 
+class SortsInRead(LineSource):
+    """Gives file order under one of the two names for a request."""
+
+    def read(self, indices: Any) -> list[Any]:
+        """In file order."""
+        return super().__getitems__(np.sort(as_indices(indices, len(self))))
+
+
+class ReversesTwice(LineSource):
+    """Gives the last record first, and goes on from the first."""
+
+    def __reversed__(self) -> Iterator[Any]:
+        yield self[-1]
+        yield from self
+
+
+class LocatesBlocks(LineSource):
+    """Says in which pair of records one lies."""
+
+    def _locate(self, index: int) -> Location:
+        found = super()._locate(index)
+        return found._replace(record=found.record // 2)
+
+
+class LearnsItsOrder(LineSource):
+    """Asks for another order after every read."""
+
+    _reads = 0
+
+    def _read(self, indices: Int64Array) -> list[Any]:
+        self._reads += 1
+        return super()._read(indices)
+
+    @property
+    def reads_in_order(self) -> bool:
+        """Whether it was read an odd number of times."""
+        return self._reads % 2 == 1
+
+
+class SlicesLookAlike(LineSource):
+    """Its slices have the fingerprint of the whole."""
+
+    def __getitem__(self, index: Any, /) -> Any:
+        return _Anonymous(self, range(len(self))[index]) if isinstance(index, slice) else super().__getitem__(index)
+
+
+class _Anonymous(SliceSource[Any]):
+    def fingerprint(self) -> str:
+        """That of the whole."""
+        return self._parent.fingerprint()
+
+
+class EmptiesItselfOnClose(LineSource):
+    """Lets a read that began before `close` find nothing."""
+
+    def _read(self, indices: Int64Array) -> list[Any]:
+        opened = self._state()
+        for _ in range(20):
+            time.sleep(0)  # lets the closing thread in, as a slow disk would
+        if not opened.readers:
+            return [{"x": np.zeros((3, 4), np.float32), "data": b""} for _ in indices]
+        return super()._read(indices)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A wrong source, and the check that must catch it."""
@@ -282,5 +349,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(LeaksDescriptors, "check_close_releases_everything"),
     Fault(LeavesFileOpen, "check_forgotten_source"),
     Fault(OpensWithoutLock, "check_first_use_by_threads"),
+    Fault(SortsInRead, "check_read"),
+    Fault(ReversesTwice, "check_reversed"),
+    Fault(LocatesBlocks, "check_locate"),
+    Fault(LearnsItsOrder, "check_reads_in_order"),
+    Fault(ClipsColumns, "check_columns_out_of_range"),
+    Fault(CountsColumnsFromOne, "check_columns_of_any_request"),
+    Fault(SharesOneBatch, "check_threads_reading_columns"),
+    Fault(SlicesColumnsOfAll, "check_slices_are_sources"),
+    Fault(SlicesLookAlike, "check_fingerprint_of_slices"),
+    Fault(EmptiesItselfOnClose, "check_close_during_reads"),
 )
 """Every fault, with the check named for it."""

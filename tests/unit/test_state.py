@@ -106,6 +106,15 @@ def test_state_of_another_version_is_refused():
         LoaderState.from_json({})
 
 
+@pytest.mark.parametrize("state", [0, None, [], "text"])
+def test_state_that_is_no_dict_is_refused(state):
+    from dataload.multistream.state import MultiStreamState
+
+    for kind in (LoaderState, MultiStreamState):
+        with pytest.raises(StateMismatchError, match=f"a loader's state is a dict, found {type(state).__name__}"):
+            kind.from_json(state)
+
+
 def test_state_with_missing_or_foreign_keys_is_refused():
     saved = STATE.to_json()
     del saved["epoch"]

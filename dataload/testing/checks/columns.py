@@ -35,6 +35,47 @@ def check_columns_of_long_request(case: Case) -> None:
 
 
 @source_check("Columns", since="0.1")
+def check_columns_of_any_request(case: Case) -> None:
+    """`read_batch` takes what `__getitems__` takes: duplicates, negative indices, arrays, tuples, ranges, iterators.
+
+    The loader chooses between the two by speed.
+    """
+    read_batch = case.method("read_batch")
+    first, last, length = case.indices[0], case.indices[-1], len(case.oracle)
+    _check_batch(case, [last, first, last, last], None)
+    indices = case.pick(6)
+    want = _stacked(case.expected(indices))
+    if want is None:
+        raise NotApplicable("these records cannot be stacked")
+    requests: list[Any] = [tuple(indices), np.array(indices, np.int32), np.array(indices, np.uint64), iter(indices)]
+    if case.traits.negative_index:
+        requests += [[index - length for index in indices], np.array(indices) - length]
+    for request in requests:
+        expect_equal(read_batch(request), want, f"read_batch({request!r})")
+
+
+@source_check("Columns", since="0.1")
+def check_columns_out_of_range(case: Case) -> None:
+    """One bad index fails the whole batch: IndexError outside of the data set, TypeError for what is no index.
+
+    A fast path that clips or wraps gives a batch that looks right.
+    """
+    read_batch = case.method("read_batch")
+    good, length = case.pick(2), len(case.oracle)
+    for bad in (length, -length - 1, 2**63):
+        expect_raises(IndexError, lambda bad=bad: read_batch([*good, bad]), f"read_batch with {bad} in it")
+    for wrong in ([*good, 1.0], [*good, None], [True, False], np.array([0.0])):
+        expect_raises(TypeError, lambda wrong=wrong: read_batch(wrong), f"read_batch({wrong!r})")
+
+
+def _stacked(records: list[Any]) -> Any:
+    try:
+        return default_collate(records)
+    except ConfigError:
+        return None
+
+
+@source_check("Columns", since="0.1")
 def check_columns_of_some_fields(case: Case) -> None:
     """``read_batch(indices, fields)`` reads these fields, in that order; an unknown one is a ConfigError naming it.
 

@@ -7,7 +7,9 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 
-from dataload.testing.cases import Case, Maker, NotApplicable, expect, maker_check, source_check
+from dataload.collate import default_collate
+from dataload.errors import ClosedSourceError, ConfigError
+from dataload.testing.cases import Case, Maker, NotApplicable, expect, expect_equal, maker_check, source_check
 
 _THREADS = 8
 _READS = 20
@@ -45,6 +47,56 @@ def check_threads_at_one_index(case: Case) -> None:
         def work(_: int, at: int = index) -> None:
             for _turn in range(10):
                 case.check_record(at, case.source[at])
+
+        _in_threads(work)
+
+
+@source_check("Concurrency", since="0.1")
+def check_threads_reading_columns(case: Case) -> None:
+    """Eight threads that read batches of columns at once each get their own.
+
+    That is what a loader's worker threads do; a buffer that two of them fill shows here.
+    """
+    read_batch = case.method("read_batch")
+    plans = {
+        (number, turn): case.pick(9, seed=1 + number * 10 + turn) for number in range(_THREADS) for turn in range(5)
+    }
+    try:
+        wanted = {place: default_collate(case.expected(indices)) for place, indices in plans.items()}
+    except ConfigError:
+        raise NotApplicable("these records cannot be stacked") from None
+
+    def work(number: int) -> None:
+        for turn in range(5):
+            place = number, turn
+            expect_equal(read_batch(plans[place]), wanted[place], f"read_batch({plans[place]}) in thread {number}")
+
+    _in_threads(work)
+
+
+@maker_check("Concurrency", since="0.1")
+def check_close_during_reads(maker: Maker) -> None:
+    """`close` while other threads read: each read gives the right records, or a ClosedSourceError.
+
+    An evaluation that is broken off closes its source under the threads that prefetch.
+    """
+    if not maker.traits.closes:
+        raise NotApplicable("there is nothing to close")
+    records = maker.records()
+    path = maker.write(records)
+    for _ in range(3):
+        case = maker.case_of(maker.open(path), records)
+        _ = case.source[0]
+        started = threading.Barrier(_THREADS)
+
+        def work(number: int, case: Case = case, started: threading.Barrier = started) -> None:
+            started.wait(timeout=10)
+            if number == 0:
+                case.source.close()
+                return
+            with contextlib.suppress(ClosedSourceError):
+                for index in case.permuted(number):
+                    case.check_record(index, case.source[index])
 
         _in_threads(work)
 

@@ -25,6 +25,21 @@ def check_fingerprint(case: Case) -> None:
     expect(_fingerprint(case.source) == before, "the fingerprint changes when records are read")
 
 
+@source_check("Identity", since="0.1")
+def check_fingerprint_of_slices(case: Case) -> None:
+    """Different slices have different fingerprints, the same one has the same each time.
+
+    The state of a run over ``source[:1000]`` is none of a run over all.
+    """
+    whole = _fingerprint(case.source)
+    if not case.traits.slices or len(case.oracle) < 3:
+        raise NotApplicable("there are no slices, or too few records")
+    parts = [case.source[where] for where in (slice(0, 2), slice(1, 3), slice(None, None, -1))]
+    found = [whole, *map(_fingerprint, parts)]
+    expect(len(set(found)) == len(found), "a slice has the fingerprint of another one, or of the whole")
+    expect(_fingerprint(case.source[0:2]) == found[1], "the same slice has another fingerprint the second time")
+
+
 @maker_check("Identity", since="0.1")
 def check_fingerprint_of_moved_copy(maker: Maker) -> None:
     """Opened again, and copied to another directory, the same data have the same fingerprint.

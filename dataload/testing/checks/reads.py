@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dataload.collate import default_collate
+from dataload.sources.base import Location
 from dataload.testing.cases import Case, NotApplicable, expect, expect_equal, expect_raises, source_check
 from dataload.testing.compare import snapshot
 
@@ -208,6 +212,87 @@ def check_slices(case: Case) -> None:
             expect_equal(part[place], case.oracle[index], f"source[{where}][{place}]")
         expect_raises(IndexError, lambda part=part: part[len(part)], f"source[{where}][len]")
         _check_shards(part, len(span), f"source[{where}]")
+
+
+@source_check("Reads", since="0.1")
+def check_slices_are_sources(case: Case) -> None:
+    """A slice reads requests, batches, negative indices and further slices as a source does, and is pickled as one.
+
+    Whatever takes a source takes a part of one: the loader, a conversion, a worker process.
+    """
+    source: Any = case.source
+    length = len(case.oracle)
+    if not case.traits.slices or length != len(case.indices) or length < 4:
+        raise NotApplicable("there are no slices, or not enough records are known")
+    for where in (slice(1, None), slice(None, None, -2)):
+        part, span = source[where], range(length)[where]
+        indices = [len(span) - 1, 0, len(span) - 1, *([-1] if case.traits.negative_index else [])]
+        wanted = [span[index] for index in indices]
+        if hasattr(part, "__getitems__"):
+            case.check_records(wanted, part.__getitems__(indices))
+        if hasattr(part, "read_batch"):
+            want = _outcome(partial(default_collate, case.expected(wanted)))
+            expect_equal(_outcome(partial(part.read_batch, indices)), want, f"source[{where}].read_batch({indices})")
+        case.check_record(span[1], part[1:][0])
+        copy = pickle.loads(pickle.dumps(part))  # noqa: S301 - made here
+        case.check_record(span[-1], copy[len(span) - 1])
+        if hasattr(copy, "close"):
+            copy.close()
+
+
+@source_check("Reads", since="0.1")
+def check_read(case: Case) -> None:
+    """``read(indices)`` is ``__getitems__`` under a name for people."""
+    read = case.method("read")
+    for indices in (case.permuted(), case.pick(9), []):
+        case.check_records(indices, read(indices))
+
+
+@source_check("Reads", since="0.1")
+def check_reversed(case: Case) -> None:
+    """``reversed(source)`` gives the records from the last to the first.
+
+    Python makes it of ``len`` and ``[index]``; a source with a method of its own must agree.
+    """
+    last = case.indices[::-1][: 1 if len(case.indices) != len(case.oracle) else None]
+    for index, record in zip(last, reversed(case.source), strict=False):
+        case.check_record(index, record)
+
+
+@source_check("Reads", since="0.1")
+def check_reads_in_order(case: Case) -> None:
+    """`reads_in_order` is a bool, and the same before and after reads.
+
+    The default order follows from it, and an order must not depend on what was read before.
+    """
+    told = getattr(case.source, "reads_in_order", None)
+    if told is None:
+        raise NotApplicable(f"{type(case.source).__name__} has no reads_in_order")
+    expect(isinstance(told, bool), f"reads_in_order is {told!r}, expected a bool")
+    for index in case.pick(5):
+        _ = case.source[index]
+    expect(case.source.reads_in_order == told, f"reads_in_order is {told}, and {not told} after reads")
+
+
+@source_check("Reads", since="0.1")
+def check_locate(case: Case) -> None:
+    """``locate(index)`` names a place for each record, another for each, and reads nothing.
+
+    Reports of bad records and errors of workers say by it where to look.
+    """
+    locate = case.method("locate")
+    length = len(case.oracle)
+    places: dict[Any, int] = {}
+    for index in case.indices:
+        found = locate(index)
+        expect(isinstance(found, Location), f"locate({index}) gives {found!r}, expected a Location")
+        expect(found.record >= 0, f"locate({index}) says record {found.record}")
+        other = places.setdefault(found[:2], index)
+        expect(other == index, f"locate gives {found[:2]} for both {other} and {index}")
+        if case.traits.negative_index:
+            expect(locate(index - length) == found, f"locate({index - length}) is not locate({index})")
+    for index in (length, -length - 1):
+        expect_raises(IndexError, lambda at=index: locate(at), f"locate({index}) of {length} records")
 
 
 @source_check("Reads", since="0.1")

@@ -460,3 +460,12 @@ def test_values_stay_after_close(path):
         batch = source.read_batch([0, 0])
     assert batch["x"] == [b"1", b"1"]
     assert batch["npy"].tolist() == [[0, 1, 2]] * 2
+
+
+def test_index_without_names_that_puts_a_file_where_the_first_header_stands(path):
+    """Without verification it is believed; but a name would stand before the archive."""
+    pack(path, {"a.jpg": b"1"})
+    path.with_suffix(".idx").write_text("v1.1 1\njpg 0 10\n")
+    source = TarSource(path, verify_index=False)
+    with pytest.raises(CorruptFileError, match=r"puts a file at 0, where the first header stands: .* dataload index"):
+        source[0]

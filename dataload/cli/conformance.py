@@ -1,0 +1,98 @@
+"""``dataload verify module:factory``: a source of somebody else's, put to the conformance suite."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from dataload.cli.options import split_prefix
+from dataload.cli.output import count_of, print_error, print_json, print_line
+from dataload.config.references import REFERENCE_PATTERN, resolve_reference
+from dataload.errors import ConfigError, DataloadError, SourceError
+
+if TYPE_CHECKING:
+    from dataload.testing.cases import CheckResult
+
+__all__ = ["names_factory", "open_with", "print_checks", "print_verdict"]
+
+
+def names_factory(path: str) -> bool:
+    """Whether what stands in the place of a path is ``module:name``, and neither a file nor ``format:path``."""
+    named = re.fullmatch(REFERENCE_PATTERN, path) is not None
+    return named and split_prefix(path)[0] is None and not os.path.exists(path)
+
+
+def open_with(reference: str, options: Mapping[str, Any]) -> Any:
+    """What the function or class that `reference` names gives; or what it names, if that is a source already.
+
+    Raises:
+        ConfigError: There is no such name, it does not take these options, or it gives no source.
+        SourceError: It raised something that is no error of dataload.
+    """
+    found = resolve_reference(reference, "PATH")
+    if callable(found):
+        try:
+            inspect.signature(found).bind(**options)
+        except TypeError as error:
+            raise ConfigError(
+                f"{reference} cannot be called with {_listed(options)}: {error}", key="--option"
+            ) from None
+        try:
+            found = found(**options)
+        except DataloadError:
+            raise
+        except Exception as error:
+            raise SourceError(f"{reference} raised {type(error).__name__}: {error}") from error
+    elif options:
+        raise ConfigError(f"{reference} is a {type(found).__name__}, which takes no --option", key="--option")
+    if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+        raise ConfigError(
+            f"{reference} gives a {type(found).__name__}, which is no source: those have __len__ and __getitem__",
+            key="PATH",
+            value=reference,
+        )
+    return found
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in options.items()) or "no options; give them as -o name=value"
+
+
+def print_checks(source: Any, sample: int, *, quiet: bool) -> list[CheckResult]:
+    """Run the checks, and print each as it ends, what failed with the rule that it breaks."""
+    from dataload.testing.verify import check_source  # twenty modules that no other command needs
+
+    def show(result: CheckResult) -> None:
+        print_line(str(result), "red" if result.status == "failed" else "")
+        if result.status == "failed":
+            print_line(f"        {result.rule}")
+
+    return check_source(source, sample=sample, report=None if quiet else show)
+
+
+def print_verdict(name: str, results: list[CheckResult], records: int, bad: list[Any], *, json: bool) -> None:
+    """The last line, or all of it as JSON.
+
+    Raises:
+        typer.Exit: A check failed, or a record cannot be read: the exit code is 1.
+    """
+    counts = Counter(result.status for result in results)
+    good = not counts["failed"] and not bad
+    if json:
+        checks, findings = (list(map(dataclasses.asdict, found)) for found in (results, bad))
+        print_json({"source": name, "records": records, "ok": good, "checks": checks, "bad": findings})
+    else:
+        unread = f"{len(bad)} of them cannot be read" if bad else "all can be read"
+        failed = f"{counts['failed']} failed" if counts["failed"] else "none failed"
+        text = f"{count_of(len(results), 'check')}: {failed}, {counts['skipped']} skipped; "
+        text += f"{count_of(records, 'record')}: {unread}"
+        (print_line if good else print_error)(text)
+    if not good:
+        raise typer.Exit(1)

@@ -1,0 +1,482 @@
+"""What the fuzzer runs: one function of bytes for each parser, and inputs to begin with.
+
+A target may end in an error of dataload, and in nothing else. What a parser gives is compared with a slower parser
+of the same bytes where there is one, so that a wrong record counts as a crash does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import json
+import os
+import shutil
+import struct
+import tarfile
+import tempfile
+import warnings
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+import dataload
+from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError
+from dataload.formats import (
+    caffe2,
+    detect,
+    example,
+    lmdb_file,
+    msgpack,
+    npy,
+    npz,
+    riegeli,
+    tar,
+    tar_index,
+    tar_samples,
+    tensorprotos,
+    tfds,
+    tfds_features,
+)
+from dataload.formats.decoders import DECODERS
+from dataload.multistream.state import MultiStreamState
+from dataload.sources import index_cache, tar_table
+from dataload.sources.array_record import ArrayRecordSource
+from dataload.sources.mapped import MappedFile
+from dataload.sources.syrah import SyrahSource
+from dataload.sources.tar import TarSource
+from dataload.sources.tokens import TokenSource
+from dataload.testing.compare import difference
+from dataload.writers.tar import write_index
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+MOST_RECORDS = 64
+LONGEST_SEED = 400_000
+
+Target = Callable[[bytes], None]
+
+
+def same(got, want, what):
+    found = difference(got, want, what)
+    if found:
+        raise AssertionError(found)
+
+
+def outcome(call):
+    """What it gives, or that it refuses."""
+    try:
+        return call()
+    except (SourceError, ConfigError):
+        return "refused"
+
+
+@cache
+def directory():
+    """For the files of one process."""
+    path = tempfile.mkdtemp(prefix="dataload-fuzz-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return Path(path)
+
+
+def as_file(data: bytes, name: str) -> Path:
+    path = directory() / name
+    path.write_bytes(data)
+    return path
+
+
+def read_all(source):
+    """Every record, singly and together."""
+    with source, suppress(SourceError, ConfigError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        indices = list(range(min(len(source), MOST_RECORDS)))
+        together = outcome(lambda: source.read(indices))
+        one_by_one = outcome(lambda: [source[index] for index in indices])
+        same(together, one_by_one, "records read together")
+        if together != "refused" and together:
+            columns = outcome(lambda: source.read_batch(indices))
+            want = outcome(lambda: dataload.default_collate(together))
+            same(columns, want, "read_batch")
+        source.fingerprint()
+
+
+# Bytes of one record.
+
+
+def run_npy(data):
+    try:
+        want = np.load(io.BytesIO(data), allow_pickle=False)
+    except Exception:
+        want = None
+    try:
+        got = npy.parse_npy(data)
+    except (CorruptFileError, dataload.UnsupportedFormatError):
+        return
+    if want is None:
+        raise AssertionError(f"numpy refuses this array of {got.dtype} {got.shape}")
+    same(got, want, "the array")
+
+
+def run_npz(data):
+    outcome(lambda: npz.decode(data))
+
+
+def run_codec(decode, decode_batch):
+    def run(data):
+        record = outcome(lambda: decode(data))
+        batch = outcome(lambda: decode_batch([data, data], None))
+        if batch is not None and not isinstance(batch, str):
+            if record == "refused":
+                raise AssertionError("the batch is read, the record refused")
+            same(batch, dataload.default_collate([decode(data), decode(data)]), "the batch")
+
+    return run
+
+
+def run_caffe2(data):
+    outcome(lambda: caffe2.scan_record(data))
+
+
+def run_msgpack(data):
+    outcome(lambda: msgpack.decode(data))
+
+
+def run_image(data):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outcome(lambda: DECODERS["image"].decode(data))
+
+
+def run_text(data):
+    for name in ("json", "cls", "txt"):
+        outcome(lambda name=name: DECODERS[name].decode(data))
+
+
+def run_detect(data):
+    detect.detect(data)
+    detect.describe_head(data)
+
+
+# Files.
+
+
+def run_syrah(data):
+    read_all(SyrahSource(as_file(data, "x.syr")))
+
+
+def run_tar(data):
+    path = as_file(data, "x.tar")
+    members = outcome(lambda: list(tar.scan(lambda o, n: data[o : o + n], len(data), "x.tar")))
+    if members == "refused":
+        return
+    for member in members:
+        if member.offset % 512 or member.offset + member.size > len(data):
+            raise AssertionError(f"{member} lies outside of the archive")
+    with suppress(SourceError, ConfigError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        write_index(path, path.with_suffix(".idx"), strict=False, overwrite=True)
+        if whole(members):
+            by_index, scanned = (
+                outcome(lambda index=index: list(TarSource(path, index=index, cache=False)[:MOST_RECORDS]))
+                for index in (None, False)
+            )
+            same(by_index, scanned, "records by the index")
+    path.with_suffix(".idx").unlink(missing_ok=True)
+    read_all(TarSource(path, index=False, decode="auto", cache=False))
+
+
+def whole(members):
+    """Whether an index can hold these members."""
+    parts = [tar_samples.split_name(member.name) for member in members]
+    return all(part and part[1] and b"." in member.name for part, member in zip(parts, members, strict=True)) and all(
+        member.name.split() == [member.name] for member in members
+    )
+
+
+def run_tar_index(data):
+    got = outcome(lambda: tar_index.parse_index(data, "x.idx"))
+    if isinstance(got, str):
+        return
+    lines = plain_lines(data, len(got), named=got.keys is not None)
+    rows = np.arange(len(got))
+    firsts = [got.start(index) for index in range(len(got))] + [len(got.blocks)]
+    offsets, sizes = got.offsets(slice(None)).tolist(), got.lengths(slice(None)).tolist()
+    for index, line in enumerate(lines):
+        span = range(firsts[index], firsts[index + 1])
+        mine = [(got.extensions[got.code(c)], offsets[c], sizes[c]) for c in span]
+        same(mine, [(tar_samples.decode_name(e), o, s) for e, o, s, _ in line], f"line {index + 2}")
+        if got.keys is not None:
+            same(got.keys.names(rows[index : index + 1]), [plain_key(line[0][3])], "the key")
+
+
+def plain_key(name):
+    base = name.rfind(b"/") + 1
+    dot = name.find(b".", base)
+    return tar_samples.decode_name(name[:dot] if dot >= 0 else name)
+
+
+def plain_lines(data, count, named):
+    """The simplest reading of an index."""
+    fields = 4 if named else 3
+    lines = []
+    for line in data.split(b"\n")[1 : count + 1]:
+        words = line.split()
+        groups = [words[i : i + fields] for i in range(0, len(words), fields)]
+        lines.append([(group[0], int(group[1]), int(group[2]), group[3] if named else b"") for group in groups])
+    return lines
+
+
+@cache
+def small_archive():
+    path = directory() / "cached.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for name in ("a.jpg", "a.cls", "b.jpg", "c.jpg", "c.cls"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    os.utime(path, (1_600_000_000, 1_600_000_000))
+    return path
+
+
+def run_archive_and_index(data):
+    """An index that belongs to no such archive, believed or not."""
+    path = small_archive()
+    index = as_file(data, "other.idx")
+    for verify in (True, False):
+        read_all(TarSource(path, index=index, verify_index=verify, cache=False))
+
+
+def run_index_cache(data):
+    """Whatever the file of the cache holds: the archive's records, or those of a table that is consistent."""
+    path = small_archive()
+    key = index_cache.IndexKey.of("tar", (str(path),), ("scanned",))
+    file = MappedFile(str(path))
+    # The checksums are made right, or nothing behind them would ever be reached.
+    for content in (data, signed(data, key.text)):
+        Path(key.places()[0]).write_bytes(content)
+        table = tar_table._load(key, file)
+        if table is not None:
+            ends = table.offsets(slice(None)) + table.lengths(slice(None))
+            if len(ends) and (int(ends.max()) > file.size or int(table.offsets(slice(None)).min()) < 0):
+                raise AssertionError("a component outside of the archive")
+            if table.keys is not None:
+                table.keys.names(np.arange(len(table)))
+            read_all(TarSource(path, index=False))
+    Path(key.places()[0]).unlink()
+
+
+def signed(data, text):
+    """The file with its header's key and both checksums made right, as far as there is a header."""
+    if len(data) < 24:
+        return data
+    length = struct.unpack_from("<I", data, 16)[0]
+    try:
+        head = json.loads(data[24 : 24 + length])
+        head["key"] = text
+        start = -(-(24 + length) // 64) * 64
+        body = data[start:]
+        head["sum"] = index_cache._checksum(np.frombuffer(body, np.uint8))
+        encoded = json.dumps(head).encode()
+    except (ValueError, TypeError, RecursionError):
+        return data
+    packed = struct.pack("<16sII", index_cache._MAGIC, len(encoded), zlib.crc32(encoded)) + encoded
+    return packed.ljust(-(-len(packed) // 64) * 64, b"\0") + body
+
+
+def run_riegeli(data):
+    chunks = riegeli.parse_chunks(np.frombuffer(data, np.uint8))
+    if chunks is None:
+        return
+    if len(chunks):
+        spans = chunks.spans(np.arange(len(chunks)))
+        if int(spans.starts.min()) < 0 or int((spans.starts + spans.lengths).max()) > len(data) + 1:
+            raise AssertionError("a chunk outside of the file")
+
+
+def run_array_record(data):
+    """Our own reader, through a map."""
+    if riegeli.parse_chunks(np.frombuffer(data, np.uint8)) is not None:
+        read_all(ArrayRecordSource(as_file(data, "x.array_record")))
+
+
+def run_array_record_library(data):
+    """What stands between a file and the package's reader."""
+    read_all(ArrayRecordSource(as_file(data, "x.array_record"), reader_options="readahead_buffer_size:0"))
+
+
+def run_lmdb_file(data):
+    path = as_file(data, "x.mdb")
+    outcome(lambda: lmdb_file.check_whole(str(path)))
+    outcome(lambda: lmdb_file.subdatabases(str(path)))
+    outcome(lambda: lmdb_file.is_torchrecord(str(path)))
+
+
+def run_tokens(data):
+    read_all(TokenSource(as_file(data, "x.npy"), window=3, stride=2))
+    read_all(TokenSource(as_file(data, "x.bin"), window=3, dtype="uint16"))
+    read_all(TokenSource(as_file(data, "x.bin"), window=3, dtype="uint16", end_token=7, ends="pad"))
+
+
+def run_tfds(data):
+    text = data.decode(errors="replace")
+    outcome(lambda: tfds.parse_info(text, "dataset_info.json"))
+    features = outcome(lambda: tfds_features.parse_features(text, "features.json"))
+    if not isinstance(features, str):
+        for record in seeds_example():
+            outcome(lambda record=record: features.decode(record))
+
+
+@cache
+def loader():
+    return dataload.Loader(dataload.RangeSource(50), batch_size=4, shuffle=True, seed=0)
+
+
+def run_state(data):
+    try:
+        state = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    with suppress(DataloadError):
+        MultiStreamState.from_json(state)
+    with suppress(DataloadError):
+        loader().load_state_dict(state)
+        batch = next(iter(loader()), None)
+        if batch is not None and not 0 <= int(batch["index"].min()) <= int(batch["index"].max()) < 50:
+            raise AssertionError("records that there are not")
+
+
+# Inputs to begin with.
+
+
+def golden(*patterns):
+    files = [path for pattern in patterns for path in sorted(GOLDEN.glob(pattern)) if path.is_file()]
+    return [path.read_bytes() for path in files if path.stat().st_size <= LONGEST_SEED]
+
+
+def seeds_npy():
+    arrays = [np.arange(6.0).reshape(2, 3), np.array("ab"), np.zeros((0, 3), ">i2"), np.asfortranarray(np.eye(3))]
+    found = []
+    for array in arrays:
+        stream = io.BytesIO()
+        np.save(stream, array)
+        found.append(stream.getvalue())
+    return found
+
+
+def seeds_npz():
+    found = []
+    for save in (np.savez, np.savez_compressed):
+        stream = io.BytesIO()
+        save(stream, x=np.arange(5), y=np.array("text"))
+        found.append(stream.getvalue())
+    return [*found, npz.encode({"x": np.arange(3), "b": b"bytes", "s": "text", "n": 3})]
+
+
+RECORD = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "i": np.arange(3), "b": b"bytes", "s": "text"}
+
+
+def seeds_example():
+    return [example.encode({"x": RECORD["x"].ravel(), "i": RECORD["i"], "b": b"bytes"}), b""]
+
+
+def seeds_tensorprotos():
+    return [tensorprotos.encode(RECORD), tensorprotos.encode({"label": b"7", "x": np.arange(3, dtype=np.int32)})]
+
+
+def seeds_caffe2():
+    return seeds_tensorprotos()
+
+
+def seeds_msgpack():
+    return [msgpack.encode(RECORD), msgpack.encode({"a": 1})]
+
+
+def seeds_image():
+    from PIL import Image
+
+    found = []
+    for kind in ("JPEG", "PNG", "GIF", "BMP"):
+        stream = io.BytesIO()
+        Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(stream, kind)
+        found.append(stream.getvalue())
+    return found
+
+
+def seeds_tar_index():
+    own = [b"v1.2 2\njpg 512 10 a.jpg cls 1536 1 a.cls\njpg 2560 3 b.jpg\n", b"v1.1 1\njpg 512 10\n"]
+    return [*own, *golden("tar/idx/*", "tar/bad_idx/*")][:40]
+
+
+def seeds_archive_and_index():
+    path = small_archive()
+    index = directory() / "seed.idx"
+    write_index(path, index, strict=False, overwrite=True)
+    return [index.read_bytes(), b"v1.1 1\njpg 512 0\n", b"v1.2 1\njpg 0 0 a.jpg\n"]
+
+
+def seeds_index_cache():
+    path = small_archive()
+    table = tar_table._make(MappedFile(str(path)), False, "error")
+    key = index_cache.IndexKey.of("tar", (str(path),), ("scanned",))
+    stream = io.BytesIO()
+    index_cache._write(stream, key, tar_table._pack(table))
+    return [stream.getvalue()]
+
+
+def seeds_lmdb_file():
+    return golden("torchrecord/*/data.mdb", "torchrecord/*.lmdb")
+
+
+def seeds_riegeli():
+    found = [data for data in golden("arrayrecord/*.array_record") if len(data) <= 140_000]
+    for sizes in ([3, 3, 3], [1, 200, 0, 5]):
+        path = directory() / "seed.array_record"
+        with dataload.create(path, options="group_size:1,uncompressed", overwrite=True) as writer:
+            writer.extend(bytes([65 + place]) * size for place, size in enumerate(sizes))
+        found.append(path.read_bytes())
+    return found
+
+
+def seeds_tokens():
+    found = [np.arange(20, dtype=np.uint16).tobytes(), bytes([7, 0] * 9)]
+    stream = io.BytesIO()
+    np.save(stream, np.arange(20, dtype=np.uint16))
+    return [*found, stream.getvalue()]
+
+
+def seeds_state():
+    from copy import deepcopy
+
+    taken = [deepcopy(loader().state_dict())]
+    batches = iter(loader())
+    next(batches)
+    taken.append(loader().state_dict())
+    rows = MultiStreamState.__dataclass_fields__
+    taken.append({**dict.fromkeys(rows, 1), "version": 1, "rows": [[0, 0, 0]], "streams": []})
+    return [json.dumps(state).encode() for state in taken]
+
+
+TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
+    "npy": (run_npy, seeds_npy),
+    "npz": (run_npz, seeds_npz),
+    "example": (run_codec(example.decode, example.decode_batch), seeds_example),
+    "tensorprotos": (run_codec(tensorprotos.decode, tensorprotos.decode_batch), seeds_tensorprotos),
+    "caffe2": (run_caffe2, seeds_caffe2),
+    "msgpack": (run_msgpack, seeds_msgpack),
+    "image": (run_image, seeds_image),
+    "text": (run_text, lambda: [b'{"a": [1, 2.5, null]}', b"17", "größe".encode()]),
+    "detect": (run_detect, lambda: golden("syrah/basic.syr", "tar/tars/*")[:5]),
+    "syrah": (run_syrah, lambda: [data for data in golden("syrah/*.syr") if len(data) < 20_000]),
+    "tar": (run_tar, lambda: [data for data in golden("tar/tars/*.tar") if len(data) < 60_000]),
+    "tar_index": (run_tar_index, seeds_tar_index),
+    "archive_and_index": (run_archive_and_index, seeds_archive_and_index),
+    "index_cache": (run_index_cache, seeds_index_cache),
+    "riegeli": (run_riegeli, seeds_riegeli),
+    "array_record": (run_array_record, seeds_riegeli),
+    "array_record_library": (run_array_record_library, seeds_riegeli),
+    "lmdb_file": (run_lmdb_file, seeds_lmdb_file),
+    "tokens": (run_tokens, seeds_tokens),
+    "tfds": (run_tfds, lambda: golden("tfds/demo/**/*.json")),
+    "state": (run_state, seeds_state),
+}
+"""By name: what to run, and what makes the first inputs."""

@@ -69,7 +69,7 @@ class Simulation:
         self.cpus = [0.0] * cpus
         self.now = 0.0
         self.free = [start]
-        self.recorder = Recorder(executor, clock=lambda: self.now)
+        self.recorder = Recorder(executor, clock=lambda: self.now, cpu_clock=lambda: 0.0)
 
     def grow(self, workers):
         for _ in range(workers - len(self.free)):

@@ -8,11 +8,11 @@ from benchmarks.timing import Case, compare
 from dataload.multistream import MultiStreamLoader
 
 ROWS = 16
-ROUNDS_OF_WORK = 2_000
+ROUNDS_OF_WORK = 8_000
 
 
 def busy(seed):
-    """A decoder that holds the GIL for about a tenth of a millisecond an item."""
+    """A decoder that holds the GIL for about a millisecond an item."""
     value = seed
     for _ in range(500):
         for number in range(ROUNDS_OF_WORK):
@@ -20,7 +20,7 @@ def busy(seed):
         yield value
 
 
-def iterators(steps=100):
+def iterators(steps=30):
     """Batches of 16 rows, each from its own generator."""
     sequences = list(range(64))
     settings = {"batch_size": ROWS, "shuffle": False}

@@ -88,6 +88,8 @@ def _epochs(reading: Reading) -> Iterator[tuple[int, Any]]:
 
 def drop_cached(path: str) -> None:
     """Let the page cache forget a file, or the files of a directory. Needs no rights; pages of maps stay."""
+    if not path:
+        return
     files = [path] if os.path.isfile(path) else [str(file) for file in Path(path).rglob("*") if file.is_file()]
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)

@@ -56,8 +56,8 @@ class Written:
     """Data in one format.
 
     Attributes:
-        path: File or directory.
-        options: With which `dataload.open` gives the records that were written.
+        path: File or directory; empty for generators.
+        options: With which `dataload.open` gives the records that were written; of generators, how many records.
         facts: Size and cost.
     """
 
@@ -128,6 +128,9 @@ def write(data: Data, format_name: str, cache: Path) -> Written:
     Raises:
         ConfigError: The format cannot take the records, or there is no room for them.
     """
+    if format_name == "generator":  # makes its records when they are read
+        count = len(data.records)
+        return Written("", {"records": count}, FileFacts(data.name, format_name, count, 0, None))
     directory = cache / data.content / format_name
     facts_file = directory / "facts.json"
     target = directory / f"data{'.npy' if format_name == 'tokens' else _SUFFIXES[format_name]}"

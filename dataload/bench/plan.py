@@ -12,6 +12,7 @@ from dataload.bench.task import Order, Task
 __all__ = ["Choices", "plan_limits", "plan_loaders"]
 
 _READINGS = "dataload.bench.readings"
+_STREAM_READINGS = "dataload.bench.stream_readings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,9 @@ class Choices:
 def plan_limits(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
     """What the machine and the formats' own libraries can do: the first is what all rows are compared with."""
     some = next(iter(written.values()))
+    if "generator" in written:
+        reading = f"{_STREAM_READINGS}:bare_generators"
+        return [choices.task(data, some, kind="limit", name="bare generators, 1 process", reading=reading)]
     name, reading = ("decode", "decode_loop") if data.decodes else ("copy in memory", "gather")
     limits = [
         choices.task(
@@ -73,7 +77,23 @@ def plan_limits(data: Data, written: Mapping[str, Written], choices: Choices) ->
 
 
 def plan_loaders(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
-    """`dataload.Loader` over each format, in each order, with each number of workers."""
+    """`dataload.Loader` over each format, in each order, with each number of workers.
+
+    Generators have one order, and are read by `dataload.multistream.MultiStreamLoader`.
+    """
+    if "generator" in written:
+        return [
+            choices.task(
+                data,
+                written["generator"],
+                kind="dataload",
+                name="dataload",
+                reading=f"{_STREAM_READINGS}:multistream",
+                order="sequential",
+                workers=workers,
+            )
+            for workers in choices.workers
+        ]
     return [
         choices.task(
             data,

@@ -26,6 +26,7 @@ from dataload.types import Int64Array, Sampler
 __all__ = ["array_record_read", "decode_loop", "gather", "lmdb_get", "loader", "open_workload"]
 
 _AHEAD = 8
+_READER_BUFFER = 4096
 
 
 class _Batches:
@@ -118,14 +119,14 @@ def lmdb_get(task: Task) -> _Batches:
 def array_record_read(task: Task) -> _Batches:
     """``reader.read([...])`` of the package array_record, a batch at a time: nothing is decoded."""
     module = load_optional("array_record.python.array_record_module", needed_by="its limit", extra="arrayrecord")
-    options = "readahead_buffer_size:0,file_reader_buffer_size:4096"
-    reader = module.ArrayRecordReader(task.path, options)
+    options = "readahead_buffer_size:0"
+    reader = module.ArrayRecordReader(task.path, options, file_reader_buffer_size=_READER_BUFFER)
     held = ExitStack()
     held.callback(reader.close)
     order = GlobalShuffle(reader.num_records(), task.seed)
     return _Batches(
         lambda epoch: ({"bytes": reader.read(rows.tolist())} for rows in _rows(order, task, epoch)),
-        {"reader_options": options},
+        {"reader_options": options, "file_reader_buffer_size": _READER_BUFFER},
         held,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from dataload.bench.plan import Choices
 from dataload.bench.results import Measurement
 from dataload.bench.task import Task
 from dataload.build import create
-from dataload.errors import ConfigError, message_of, printable
+from dataload.errors import ConfigError, printable, text_of
 
 __all__ = ["plan_peers"]
 
@@ -45,7 +46,8 @@ def plan_peers(
         data: The records.
         written: The data in our formats. Peers read the tar archive, and of LMDB and ArrayRecord files of their own
             ones with bare bytes, for that is how they are used.
-        choices: What is compared. Of a peer that has none of the orders, one that it has is measured.
+        choices: What is compared. Of a peer that has none of the orders, one that it has is measured; generators have
+            one.
         cache: Directory for what is written.
         interpreters: Name -> Python of another environment, for peers that live there.
 
@@ -59,7 +61,7 @@ def plan_peers(
         try:
             tasks += _tasks(peer, data, written, choices, cache, interpreters.get(peer.name))
         except ConfigError as error:
-            missing.append(Measurement(task, (), printable(message_of(error), _MESSAGE_CHARACTERS)))
+            missing.append(Measurement(task, (), printable(text_of(error), _MESSAGE_CHARACTERS)))
     return tasks, missing
 
 
@@ -69,9 +71,15 @@ def _tasks(
     absent = why_missing(peer, python)
     if absent is not None:
         raise ConfigError(absent, key="peers", value=peer.name)
+    if "generator" in peer.readings or "generator" in written:
+        yield from _stream_tasks(peer, data, written, choices)
+        return
     field = Field.of_record(cast("Mapping[str, Any]", data.records[0]), decodes=bool(data.decodes))
     if field.kind not in peer.kinds:
         raise ConfigError(f"reads fields of {', '.join(peer.kinds)}, not of {field.kind}", key="peers")
+    if not {*written, peer.own_format} & {*peer.readings}:
+        lacks = f"reads {', '.join(peer.readings)}, not {', '.join(written)}: add one that it reads to --formats"
+        raise ConfigError(lacks, key="formats")
     orders = [order for order in choices.orders if order in peer.orders] or [peer.orders[0]]
     for format_name, reading in peer.readings.items():
         if format_name != peer.own_format and format_name not in written:
@@ -89,6 +97,22 @@ def _tasks(
                     cold=choices.cold,
                     options=field.to_options(),
                 )
+
+
+def _stream_tasks(peer: Peer, data: Data, written: Mapping[str, Written], choices: Choices) -> Iterator[Task]:
+    """Those of generators, which have no file and one order."""
+    if "generator" not in written:
+        raise ConfigError("reads generators, not records: it is for --made streams", key="peers", value=peer.name)
+    if "generator" not in peer.readings:
+        raise ConfigError("reads records, not generators", key="peers", value=peer.name)
+    for workers in choices.workers:
+        yield replace(
+            _nothing(peer, data, choices),
+            reading=peer.readings["generator"],
+            order="sequential",
+            workers=workers,
+            options={"open": written["generator"].options},
+        )
 
 
 def _nothing(peer: Peer, data: Data, choices: Choices) -> Task:
@@ -126,7 +150,8 @@ def _path(
     if format_name != peer.own_format:
         return written[format_name].path
     if "tar" not in written:
-        raise ConfigError("its own format is written from a tar archive: add tar to --formats", key="formats")
+        remedy = "add tar to --formats" if "tar" in data.formats else f"{data.name} cannot be written as one"
+        raise ConfigError(f"its own format is written from a tar archive: {remedy}", key="formats")
     note = directory / f"peer-{peer.name.replace(' ', '-')}.json"
     if not note.exists():
         path = _prepare(peer, written["tar"].path, str(note.with_suffix("")), field, python)
@@ -137,13 +162,17 @@ def _path(
 def _prepare(peer: Peer, source: str, directory: str, field: Field, python: str | None) -> str:
     package = str(Path(__file__).parents[2])
     options = json.dumps(field.to_options())
-    done = subprocess.run(
-        [python or sys.executable, "-m", "dataload.bench.peers.prepare", peer.name, source, directory, options],
-        capture_output=True,
-        text=True,
-        timeout=_PREPARE_SECONDS,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))},
-    )
+    shutil.rmtree(directory, ignore_errors=True)  # of a run that was ended
+    try:
+        done = subprocess.run(
+            [python or sys.executable, "-m", "dataload.bench.peers.prepare", peer.name, source, directory, options],
+            capture_output=True,
+            text=True,
+            timeout=_PREPARE_SECONDS,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))},
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"its files are not written after {_PREPARE_SECONDS:g} s", key="peers") from None
     lines = [line for line in (done.stderr if done.returncode else done.stdout).splitlines() if line.strip()]
     if done.returncode or not lines:
         raise ConfigError(f"its files cannot be written: {lines[-1] if lines else done.returncode}", key="peers")

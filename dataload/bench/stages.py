@@ -106,6 +106,7 @@ def measure_stages(
     """
     from dataload.config import read_config  # pydantic takes 60 ms to import
 
+    overrides = [*overrides, "loader.epochs=null"]  # there are as many as the time takes
     settings = read_config(config, overrides)
     variants = {**stage_overrides(settings), "the config as it is": list[str]()}
     times: dict[str, list[tuple[float, int]]] = {name: [] for name in (*variants, "the same batches from memory")}
@@ -177,4 +178,6 @@ def _rate(found: list[tuple[float, int]], rows: int) -> float:
 def _notes(settings: DataloadConfig) -> Iterator[str]:
     if isinstance(settings.source, tuple):
         yield "decoding is part of the source: with several sources it is not measured apart"
+    if settings.loader.batch_size is None:
+        yield "batches differ in rows: records/s are batches/s"
     yield "copying to a device is not part of a config: wrap the loader in dataload.torch.DeviceLoader"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, SupportsIndex
@@ -14,12 +14,13 @@ from dataload._optional import load_optional
 from dataload.errors import ConfigError, closest
 from dataload.types import Array, RandomAccessSource
 
-__all__ = ["WORKLOADS", "Workload", "get_workload"]
+__all__ = ["WORKLOADS", "Workload", "busy_numbers", "get_workload"]
 
 _DIFFERENT = 1000
 _PHOTOS = 16
 _PHOTO_SHAPE = (375, 500, 3)
 _TOKENS = 50_304
+_WORK = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Workload:
         title: As tables show it.
         records: Records by default.
         batch_size: Records per batch by default.
-        formats: The formats that it is written in.
+        formats: The formats that it is written in; ``"generator"`` is none, and has no file.
         make: From a number of records to the records.
         decodes: Fields that hold JPEG files, to be decoded.
         version: Part of the names of cached files; raised when `make` makes something else.
@@ -123,6 +124,19 @@ def _tokens(count: int) -> _Cycle:
     return _Cycle(tuple({"tokens": value} for value in values), count)
 
 
+def busy_numbers(sequence: int, count: int) -> Iterator[int]:
+    """`count` numbers below 2^16, each of which holds the GIL for tens of microseconds: a decoder in pure Python."""
+    value = sequence
+    for _ in range(count):
+        for number in range(_WORK):
+            value = (value * 31 + number) & 0xFFFF
+        yield value
+
+
+def _numbers(count: int) -> _Cycle:
+    return _Cycle(tuple({"data": value} for value in busy_numbers(0, min(count, 100))), count)
+
+
 WORKLOADS: Mapping[str, Workload] = {
     workload.name: workload
     for workload in (
@@ -132,6 +146,7 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload("jpeg", "JPEGs of 500 x 375, decoded", 2_000, 32, _RECORD_FORMATS, _photos, ("jpg",)),
         Workload("pictures", "TorchRecord's pictures, 224 x 224", 2_000, 32, _RECORD_FORMATS, _pictures),
         Workload("tokens", "windows of 1,025 tokens, uint16", 100_000, 64, ("tokens",), _tokens),
+        Workload("streams", "rows that follow generators of pure Python", 16_000, 16, ("generator",), _numbers),
     )
 }
 """By name."""

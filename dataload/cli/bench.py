@@ -88,9 +88,12 @@ def bench_command(
 ) -> None:
     """Compare formats and loaders on your data or on made data, side by side in one run."""
     if loader is not None:
-        given = {"PATH": path, "--made": made, "--peers": peers, "--picture": picture, "--html": html}
+        given = {"PATH": path, "--made": made, "--formats": formats, "--batch-size": batch_size, "--records": records}
+        given |= {"--peers": peers, "--scale": scale, "--cold": cold, "--picture": picture, "--html": html}
         time_stages(loader, overrides or (), seconds, repeats, json, given)
         return
+    if overrides:
+        raise ConfigError("--set changes a config: give one with --loader", key="set", value=overrides)
     _check_targets(json, picture, html)
     if path is not None and made:
         raise ConfigError(f"--made makes data instead of {path}: give one of the two", key="made", value=made)
@@ -191,7 +194,15 @@ def _curves() -> tuple[Curve, ...]:
 
 
 def _peers(text: str) -> Sequence[str]:
-    return tuple(PEERS) if text == "all" else _parsed("peers", text, tuple(PEERS))
+    if text == "all":
+        return tuple(PEERS)
+    names: list[str] = []
+    words = [word.strip() for word in text.split(",")]
+    while words:  # some names have a comma in them
+        taken = next((n for n in range(len(words), 1, -1) if ", ".join(words[:n]) in PEERS), 1)
+        names.append(", ".join(words[:taken]))
+        words = words[taken:]
+    return _known("peers", text, [name for name in names if name], tuple(PEERS))
 
 
 def _interpreters(settings: Sequence[str]) -> dict[str, str]:
@@ -218,13 +229,16 @@ def _print(data: Data, written: dict[str, Written], measured: Sequence[Measureme
 
 
 def _parsed(key: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    return _known(key, text, [name.strip() for name in text.split(",") if name.strip()], allowed)
+
+
+def _known(key: str, text: str, names: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in allowed:
             raise ConfigError(f"--{key} has {name!r}: {closest(name, allowed)}", key=key, value=name)
     if not names:
         raise ConfigError(f"--{key} names none: give some of {', '.join(allowed)}", key=key, value=text)
-    return names
+    return tuple(names)
 
 
 def _numbers(key: str, text: str) -> list[int]:

@@ -2,16 +2,22 @@
 
 import io
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import dataload
+from dataload.bench.peers import PEERS
 from dataload.bench.picture import curves_figure
-from dataload.bench.results import Results
+from dataload.bench.results import Curve, Results
 from dataload.bench.table import RATE_COLUMNS
+from dataload.cli import bench
 from dataload.cli.app import app
+
+sys.path.append(str(Path(__file__).parents[1] / "children"))
 
 
 def run(*arguments):
@@ -22,7 +28,7 @@ def run(*arguments):
 def _fonts():
     """matplotlib keeps the files of fonts open once it has drawn text: no leak of the test that draws first."""
     figure = curves_figure([])
-    figure.text(0, 0, "text")
+    figure.text(0, 0, r"text $x \times \mathdefault{10^{3}}$")
     figure.text(0, 0, "text", fontweight="bold")
     figure.savefig(io.BytesIO())
 
@@ -71,6 +77,15 @@ def test_a_small_run(tmp_path):
         (["--picture", "/no/such/place/x.png"], "there is no directory /no/such/place"),
         (["--picture", "x.jpeg"], "a picture ends in .pdf, .png, .svg"),
         (["/no/such/data.syr"], "/no/such/data.syr"),
+        (["--set", "loader.batch_size=8"], "--set changes a config: give one with --loader"),
+        (["--peers", "Grian"], "--peers has 'Grian': did you mean 'Grain'?"),
+        (["--peers", "Grain,memmap"], "--peers has 'memmap'"),
+        (["--peers", "torch DataLoader, memmap, Grian"], "--peers has 'Grian'"),
+        (["--peers", " ,"], "--peers names none: give some of torch DataLoader"),
+        (["--peer-python", "Grain"], "--peer-python must be NAME=PATH with the name of a peer, got 'Grain'"),
+        (["--peer-python", "Grain="], "--peer-python must be NAME=PATH"),
+        (["--peer-python", "Grian=/usr/bin/python3"], "did you mean 'Grain'?"),
+        (["--made", "streams", "--formats", "syrah"], "--formats has 'syrah'"),
     ],
 )
 def test_wrong_arguments_cost_no_work(tmp_path, arguments, message):
@@ -97,3 +112,137 @@ def test_all_columns_for_data_of_the_users_own(tmp_path):
     assert [line.split()[:2] for line in lines if line.startswith("torchrecord")] == [["torchrecord", "200"]]
     (row,) = (line.split() for line in lines if line.startswith("dataload "))
     assert row[:4] == ["dataload", "torchrecord", "global", "0"]
+
+
+# Peers
+
+
+def test_other_loaders_beside_it(tmp_path):
+    pytest.importorskip("torch")
+    target = tmp_path / "out.json"
+    result = run(
+        *("--made", "floats-64", "--records", 64, "--formats", "tar", "--workers", "0", "--batch-size", 16),
+        *("--repeats", 1, "--seconds", 0.05, "--cache", tmp_path / "cache", "--json", target),
+        *("--peers", "torch DataLoader, memmap, bagz", "--peer-python", "bagz=/no/such/python"),
+    )
+    assert result.exit_code == 0, result.output
+    results = Results.from_json(json.loads(target.read_text()))
+    found = {(m.task.kind, m.task.name): m for m in results.measurements if m.task.kind != "limit"}
+    ours, memmap, absent = (
+        found[key] for key in (("dataload", "dataload"), ("peer", "torch DataLoader, memmap"), ("peer", "bagz"))
+    )
+    assert len(found) == 3
+    assert ours.answers[0].checksum == memmap.answers[0].checksum is not None
+    assert (absent.answers, memmap.task.format) == ((), "npy")
+    assert "cannot run /no/such/python" in absent.error
+    assert "warning: bagz, bagz, global, 0 workers: cannot run /no/such/python" in result.stderr
+    (row,) = (line for line in result.stdout.splitlines() if line.startswith("torch DataLoader, memmap"))
+    assert row.split()[-1] == "1.00"  # the best peer
+
+
+def test_all_peers_are_all_that_are_known(monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench, "plan_peers", lambda names, *_, **__: asked.append(tuple(names)) or ([], []))
+    monkeypatch.setattr(bench, "_measure", lambda *_: ())
+    assert run("--made", "streams", "--records", 16, "--peers", "all").exit_code == 0
+    assert asked == [tuple(PEERS)]
+
+
+def test_streams(tmp_path):
+    target = tmp_path / "out.json"
+    result = run(
+        *("--made", "streams", "--workers", "0,1,2", "--records", 64, "--batch-size", 4),
+        *("--repeats", 1, "--seconds", 0.05, "--cold", "--json", target),
+    )
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    results = Results.from_json(json.loads(target.read_text()))
+    assert [(m.task.name, m.task.workers, m.error) for m in results.measurements] == [
+        ("bare generators, 1 process", 0, None),
+        *(("dataload", workers, None) for workers in (0, 1, 2)),
+    ]
+    assert len({answer.checksum for m in results.measurements for answer in m.answers}) == 1
+    assert [m.answers[0].settings["num_workers"] for m in results.measurements[1:]] == [0, 1, 2]
+
+
+# Curves
+
+
+def test_curves_are_printed_and_in_the_report(tmp_path, monkeypatch):
+    curve = Curve("Orders, a block at a time", "records", "ns/record", {"global": ((1000, 12.5), (2000, 13.0))})
+    monkeypatch.setattr(bench, "measure_scale", lambda directory: (curve,) if directory.is_dir() else ())
+    targets = {name: tmp_path / f"out.{name}" for name in ("json", "html")}
+    result = run(
+        *("--made", "floats-64", "--records", 64, "--formats", "syrah", "--workers", "0", "--repeats", 1),
+        *("--seconds", 0.05, "--cache", tmp_path / "cache", "--scale"),
+        *("--json", targets["json"], "--html", targets["html"]),
+    )
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    begin = lines.index("Orders, a block at a time")
+    assert lines[begin + 1 : begin + 4] == ["records global, ns/record", "1,000 12.5", "2,000 13.0"]
+    assert Results.from_json(json.loads(targets["json"].read_text())).curves == (curve,)
+    page = targets["html"].read_text()
+    assert "How costs grow" in page
+    assert "<summary>Orders, a block at a time</summary>" in page
+
+
+# Stages of a config
+
+
+@pytest.fixture
+def config(tmp_path):
+    with dataload.create(tmp_path / "x.syr") as writer:
+        writer.extend({"x": np.full(4, i, np.float32)} for i in range(32))
+    path = tmp_path / "config.toml"
+    path.write_text(
+        '[source]\npath = "x.syr"\n[loader]\nbatch_size = 4\ntransform = "bench_steps:double"\n', encoding="utf-8"
+    )
+    return path
+
+
+def test_where_the_time_of_a_config_goes(tmp_path, config):
+    target = tmp_path / "out.json"
+    result = run(
+        "--loader", config, "--seconds", 0.05, "--repeats", 1, "--json", target, "--set", "loader.batch_size=8"
+    )
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    told = json.loads(target.read_text())
+    names = ["source", "+ transform", "+ collate", "the config as it is", "the same batches from memory"]
+    assert [stage["name"] for stage in told["stages"]] == names
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["stage", "records/s", "us/batch", "more"]
+    assert all(line.startswith(name) for line, name in zip(lines[1:], names, strict=False))
+    for line, stage, before in zip(lines[1:], told["stages"], [None, *told["stages"]], strict=False):
+        figures = [float(word.replace(",", "")) for word in line.removeprefix(stage["name"]).split()]
+        took = stage["batch_seconds"]["median"] * 1e6
+        more = [took - before["batch_seconds"]["median"] * 1e6] if stage["name"].startswith("+") else []
+        assert figures == pytest.approx([stage["rows_per_second"], took, *more], abs=0.51)
+        assert stage["rows_per_second"] == pytest.approx(8e6 / took)  # one round
+    assert "note: copying to a device is not part of a config" in result.stdout
+    assert told["verdict"] in lines
+    assert told["verdict"]
+    assert lines[-1] == f"written to {target}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--made", "tokens"], "--loader measures a config and nothing else: leave --made out"),
+        (["x.syr"], "leave PATH out"),
+        (["--formats", "tar"], "leave --formats out"),
+        (["--batch-size", 4], "leave --batch-size out"),
+        (["--records", 4], "leave --records out"),
+        (["--peers", "Grain"], "leave --peers out"),
+        (["--scale"], "leave --scale out"),
+        (["--cold"], "leave --cold out"),
+        (["--picture", "x.svg"], "leave --picture out"),
+        (["--html", "x.html"], "leave --html out"),
+        (["--json", "/no/such/place/x.json"], "there is no directory /no/such/place"),
+        (["--set", "loader.batch_size=0"], "loader.batch_size"),
+    ],
+)
+def test_what_does_not_go_together_with_a_config(config, arguments, message):
+    result = run("--loader", config, *arguments)
+    assert result.exit_code not in (0, None)
+    assert message in result.stderr
+    assert "Traceback" not in result.output

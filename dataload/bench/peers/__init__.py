@@ -87,6 +87,13 @@ _ALL = (
         kinds=("array",),
     ),
     Peer(
+        name="torch DataLoader per group of rows",
+        module="torch",
+        package="torch",
+        readings={"generator": "dataload.bench.stream_readings:torch_groups"},
+        orders=("sequential",),
+    ),
+    Peer(
         name="Grain",
         module="grain",
         package="grain",

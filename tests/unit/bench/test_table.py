@@ -2,11 +2,12 @@
 
 import pytest
 
-from dataload.bench.results import FileFacts
+from dataload.bench.results import Curve, FileFacts
 from dataload.bench.table import (
     FILE_COLUMNS,
     RATE_COLUMNS,
     by_workload,
+    curve_table,
     describe_task,
     file_rows,
     problems,
@@ -136,3 +137,14 @@ def test_files():
     rows = file_rows([FileFacts("floats", "syrah", 1000, 4_100_000, 2.0), FileFacts("floats", "tar", 0, 0, None)])
     assert rows == [("syrah", "1,000", "4.1", "4,100", "2"), ("tar", "0", "0.0", "0", "")]
     assert {len(row) for row in rows} == {len(FILE_COLUMNS)}
+
+
+def test_a_curve_has_a_row_for_each_size_and_gaps_where_a_line_has_no_point():
+    lines = {"global": ((1000, 0.25), (1_000_000, 1234.56)), "pool": ((10_000, 3.0), (1000, 2.0))}
+    columns, rows = curve_table(Curve("Order", "records", "ns/record", lines))
+    assert columns == {"records": "right", "global, ns/record": "right", "pool, ns/record": "right"}
+    assert rows == [("1,000", "0.2", "2.0"), ("10,000", "", "3.0"), ("1,000,000", "1,234.6", "")]
+
+
+def test_a_curve_without_lines():
+    assert curve_table(Curve("Order", "records", "ns", {})) == ({"records": "right"}, [])

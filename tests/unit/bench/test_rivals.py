@@ -1,0 +1,282 @@
+"""Measurements of peers: which can be made, which cannot and why, and that their files are written once."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload.bench import rivals
+from dataload.bench.data import made_data, write
+from dataload.bench.peers import PEERS, get_peer
+from dataload.bench.plan import Choices
+from dataload.bench.rivals import plan_peers
+from dataload.bench.workloads import get_workload
+from dataload.errors import ConfigError
+
+TORCH, MEMMAP, GROUPS = "torch DataLoader", "torch DataLoader, memmap", "torch DataLoader per group of rows"
+
+
+@pytest.fixture
+def data():
+    return made_data(get_workload("floats-64"), 20)
+
+
+@pytest.fixture
+def choices():
+    return Choices(orders=("global", "sequential"), workers=(0, 2), batch_size=8, seconds=0.5, seed=3)
+
+
+@pytest.fixture
+def plan(tmp_path, data, choices, monkeypatch):
+    """A function: peers and formats -> tasks, and those that cannot be; all peers are there."""
+    monkeypatch.setattr(rivals, "why_missing", lambda peer, python: None)
+
+    def plan(*names, formats=("lmdb", "tar", "array_record"), data=data, choices=choices, interpreters=None):
+        written = {name: write(data, name, tmp_path) for name in formats}
+        return plan_peers(names, data, written, choices, tmp_path, interpreters=interpreters or {})
+
+    return plan
+
+
+@pytest.fixture
+def prepares(monkeypatch):
+    """The commands that were run, instead of them: each says what `answers` has for it, by default a path."""
+    ran, answers = [], {}
+
+    def run(command, **settings):
+        ran.append((command, settings))
+        status, output, errors = answers.get(command[3], (0, f"noise\n\n{command[5]}/x.npy\n", ""))
+        return subprocess.CompletedProcess(command, status, output, errors)
+
+    monkeypatch.setattr(rivals.subprocess, "run", run)
+    run.ran, run.answers = ran, answers
+    return run
+
+
+def reasons(missing):
+    assert all(measurement.answers == () for measurement in missing)
+    return [(measurement.task.name, measurement.error) for measurement in missing]
+
+
+# Tasks
+
+
+def test_a_task_for_each_format_order_and_number_of_workers(plan, data, choices):
+    tasks, missing = plan(TORCH, formats=("lmdb", "tar"), choices=replace(choices, cold=True))
+    assert missing == []
+    assert [(t.format, t.order, t.workers) for t in tasks] == [
+        (form, order, workers) for form in ("lmdb", "tar") for order in ("global", "sequential") for workers in (0, 2)
+    ]
+    assert {t.reading for t in tasks} == {get_peer(TORCH).readings[name] for name in ("lmdb", "tar")}
+    for task in tasks:
+        assert (task.workload, task.kind, task.name) == ("floats-64", "peer", TORCH)
+        assert (task.batch_size, task.seconds, task.seed, task.cold) == (8, 0.5, 3, True)
+        assert task.options == {"field": {"name": "x", "kind": "array", "dtype": "float32", "shape": [16]}}
+
+
+def test_orders_are_those_that_a_peer_has_or_its_first(plan, choices):
+    tasks, _ = plan(TORCH, formats=("tar",), choices=replace(choices, orders=("pool", "sequential"), workers=(0,)))
+    assert [task.order for task in tasks] == ["sequential"]
+    tasks, _ = plan(TORCH, formats=("tar",), choices=replace(choices, orders=("pool",), workers=(0,)))
+    assert [task.order for task in tasks] == ["global"]
+
+
+def test_a_peer_with_threads_of_its_own_is_measured_once(plan, prepares):
+    tasks, _ = plan("bagz")
+    assert [(task.format, task.order, task.workers) for task in tasks] == [
+        ("bagz", "global", 0),
+        ("bagz", "sequential", 0),
+    ]
+
+
+def test_formats_that_are_not_there_are_left_out(plan):
+    tasks, missing = plan(TORCH, "Grain", formats=("syrah", "tar"))
+    assert {(task.name, task.format) for task in tasks} == {(TORCH, "tar")}
+    assert reasons(missing) == [("Grain", "reads array_record, not syrah, tar: add one that it reads to --formats")]
+
+
+# Those that cannot be
+
+
+def test_a_missing_peer_is_a_row_with_its_reason(tmp_path, data, choices, monkeypatch):
+    absent = replace(get_peer("Grain"), module="no_such_module", package="no-such-package")
+    monkeypatch.setattr(rivals, "get_peer", lambda name: absent if name == "Grain" else get_peer(name))
+    written = {"tar": write(data, "tar", tmp_path)}
+    monkeypatch.setattr(rivals, "why_missing", lambda peer, python: why(peer) if peer is absent else None)
+    why = importlib.import_module("dataload.bench.peers").why_missing
+    tasks, missing = plan_peers(["Grain", TORCH], data, written, choices, tmp_path, interpreters={})
+    assert {task.name for task in tasks} == {TORCH}
+    assert reasons(missing) == [("Grain", "not installed (no module no_such_module): pip install no-such-package")]
+    (row,) = missing
+    assert (row.task.workload, row.task.kind, row.task.format) == ("floats-64", "peer", "array_record")
+
+
+def test_an_unknown_peer_is_refused(plan):
+    with pytest.raises(ConfigError, match=r"there is no peer 'Grian': did you mean 'Grain'\?"):
+        plan("Grian")
+
+
+def test_records_of_several_fields(plan, tmp_path):
+    data = made_data(get_workload("pictures"), 3)
+    tasks, missing = plan(TORCH, MEMMAP, data=data, formats=("tar",))
+    why = "peers read records of one field, got the fields ['data', 'label']"
+    assert tasks == []
+    assert reasons(missing) == [(TORCH, why), (MEMMAP, why)]
+
+
+def test_fields_that_a_peer_cannot_hold(plan):
+    _, missing = plan(MEMMAP, data=made_data(get_workload("blobs"), 3), formats=("tar",))
+    assert reasons(missing) == [(MEMMAP, "reads fields of array, not of bytes")]
+
+
+def test_a_format_of_its_own_needs_an_archive(plan):
+    _, missing = plan(MEMMAP, formats=("lmdb",))
+    assert reasons(missing) == [(MEMMAP, "its own format is written from a tar archive: add tar to --formats")]
+    _, missing = plan(MEMMAP, data=made_data(get_workload("tokens"), 3), formats=("tokens",))
+    assert reasons(missing) == [
+        (MEMMAP, "its own format is written from a tar archive: tokens cannot be written as one")
+    ]
+
+
+# Files of bytes
+
+
+@pytest.mark.parametrize("name", ["lmdb", "array_record"])
+def test_records_are_bare_bytes_and_written_once(plan, data, choices, name, monkeypatch):
+    tasks, _ = plan(TORCH, "SPDL", formats=(name, "tar"))
+    (path,) = {task.path for task in tasks if task.format == name}
+    assert {task.name for task in tasks if task.format == name} == {TORCH, "SPDL"}
+    with dataload.open(f"{name}:{path}") as source:
+        assert [bytes(record) for record in source] == [record["x"].tobytes() for record in data.records]
+    assert next(task.path for task in tasks if task.format == "tar").endswith("data.tar")
+    monkeypatch.setattr(rivals, "create", None)  # cannot be called
+    assert plan(TORCH, "SPDL", formats=(name, "tar"))[0] == tasks
+
+
+def test_bytes_of_bytes_are_what_they_are(plan):
+    data = made_data(get_workload("blobs"), 3)
+    tasks, _ = plan(TORCH, data=data, formats=("lmdb",))
+    with dataload.open(tasks[0].path) as source:
+        assert [bytes(record) for record in source] == [record["bin"] for record in data.records]
+
+
+def test_files_of_bytes_that_were_not_finished_are_written_anew(plan, data, monkeypatch):
+    def interrupted(writer, value):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "ascontiguousarray", lambda value: interrupted(None, value))
+        with pytest.raises(KeyboardInterrupt):
+            plan(TORCH, formats=("lmdb",))
+    tasks, _ = plan(TORCH, formats=("lmdb",))
+    with dataload.open(tasks[0].path) as source:
+        assert len(source) == 20
+
+
+# Formats of their own
+
+
+def test_a_format_of_its_own_is_prepared_once_by_the_peers_interpreter(plan, prepares):
+    tasks, missing = plan(MEMMAP, interpreters={MEMMAP: "/other/python"})
+    assert missing == []
+    ((command, settings),) = prepares.ran
+    assert command[:4] == ["/other/python", "-m", "dataload.bench.peers.prepare", MEMMAP]
+    assert command[4].endswith("data.tar")
+    assert json.loads(command[6]) == {"field": {"name": "x", "kind": "array", "dtype": "float32", "shape": [16]}}
+    assert str(Path(dataload.__file__).parents[1]) in settings["env"]["PYTHONPATH"].split(":")
+    assert {(task.format, task.path) for task in tasks} == {("npy", f"{command[5]}/x.npy")}
+    assert plan(MEMMAP)[0] == tasks
+    assert len(prepares.ran) == 1
+
+
+def test_without_an_interpreter_it_is_this_one(plan, prepares):
+    plan(MEMMAP, interpreters={"Lance": "/other/python"})
+    assert prepares.ran[0][0][0] == sys.executable
+
+
+def test_files_that_are_really_written(plan, data):
+    tasks, missing = plan(MEMMAP, formats=("tar",))
+    assert missing == []
+    np.testing.assert_array_equal(np.load(tasks[0].path), [record["x"] for record in data.records])
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((1, "", "Traceback:\nValueError: no room\n\n"), "its files cannot be written: ValueError: no room"),
+        ((3, "a line\n", ""), "its files cannot be written: 3"),
+        ((0, "\n", ""), "its files cannot be written: 0"),
+    ],
+)
+def test_a_failure_to_prepare_is_a_row_and_is_tried_again(plan, prepares, answer, message):
+    prepares.answers["Lance"] = answer
+    tasks, missing = plan("Lance", "bagz")
+    assert {task.name for task in tasks} == {"bagz"}
+    assert reasons(missing) == [("Lance", message)]
+    prepares.answers.clear()
+    assert plan("Lance")[1] == []
+
+
+def test_what_was_left_by_a_run_that_was_ended_is_taken_away(plan, prepares, tmp_path):
+    def ended(command, **_):
+        Path(command[5]).mkdir()
+        Path(command[5], "half").write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rivals.subprocess, "run", ended)
+        with pytest.raises(KeyboardInterrupt):
+            plan(MEMMAP)
+    assert len(list(tmp_path.rglob("half"))) == 1
+    plan(MEMMAP)
+    assert not list(tmp_path.rglob("half"))
+
+
+def test_a_peer_that_writes_without_end(plan, monkeypatch):
+    def run(command, timeout, **_):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(rivals.subprocess, "run", run)
+    assert reasons(plan(MEMMAP)[1]) == [(MEMMAP, "its files are not written after 3600 s")]
+
+
+def test_the_interpreter_is_asked_for_the_peer(plan, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(rivals, "why_missing", lambda peer, python: asked.append((peer.name, python)) or "not there")
+    _, missing = plan(TORCH, "Lance", interpreters={"Lance": "/other/python"})
+    assert asked == [(TORCH, None), ("Lance", "/other/python")]
+    assert reasons(missing) == [(TORCH, "not there"), ("Lance", "not there")]
+
+
+# Generators
+
+
+def test_generators_have_one_row_for_each_number_of_workers(plan, choices):
+    data = made_data(get_workload("streams"), 32)
+    tasks, missing = plan(GROUPS, TORCH, data=data, formats=("generator",), choices=replace(choices, cold=True))
+    assert [(t.name, t.format, t.order, t.workers, t.path) for t in tasks] == [
+        (GROUPS, "generator", "sequential", workers, "") for workers in (0, 2)
+    ]
+    assert all(task.options == {"open": {"records": 32}} for task in tasks)
+    assert not any(task.cold for task in tasks)  # there is no file to drop from the page cache
+    assert reasons(missing) == [(TORCH, "reads records, not generators")]
+
+
+def test_records_are_no_generators(plan):
+    tasks, missing = plan(GROUPS, formats=("tar",))
+    assert tasks == []
+    assert reasons(missing) == [(GROUPS, "reads generators, not records: it is for --made streams")]
+
+
+def test_all_peers_together(plan, prepares):
+    tasks, missing = plan(*PEERS)
+    assert {task.name for task in tasks} | {m.task.name for m in missing} == set(PEERS)
+    assert [name for name, _ in reasons(missing)] == [GROUPS]

@@ -1,0 +1,133 @@
+"""The workload of streams: all of its readings give the same numbers, epoch after epoch."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dataload.bench.checksum import MODULUS
+from dataload.bench.data import made_data, write
+from dataload.bench.plan import Choices, plan_limits, plan_loaders
+from dataload.bench.stream_readings import bare_generators, multistream, torch_groups
+from dataload.bench.task import Task
+from dataload.bench.workloads import busy_numbers, get_workload
+
+ROWS, STEPS = 5, 7
+
+
+@pytest.fixture(params=[bare_generators, multistream, torch_groups], ids=lambda function: function.__name__)
+def reading(request):
+    if request.param is torch_groups:
+        pytest.importorskip("torch")
+    return request.param
+
+
+def task(**changes):
+    values = {"workload": "streams", "kind": "peer", "name": "name", "reading": "", "path": "", "format": "generator"}
+    made = Task(**values, order="sequential", workers=0, batch_size=ROWS, options={"open": {"records": ROWS * STEPS}})
+    return replace(made, **changes)
+
+
+def numbers(sequence, count):
+    """As `busy_numbers` should give them: a congruential generator, a thousand times a number."""
+    value = sequence
+    for _ in range(count):
+        for i in range(1000):
+            value = (31 * value + i) % 65536
+        yield value
+
+
+def expected(rows=ROWS, steps=STEPS):
+    return np.array([list(numbers(row, steps)) for row in range(rows)]).T
+
+
+def checksum(items):
+    """Of 8 bytes each, little-endian: their sum, and their size."""
+    return sum(sum(int(item).to_bytes(8, "little")) + 8 for item in np.ravel(items)) % MODULUS
+
+
+def epochs(made, count):
+    return [[made.check(batch) for batch in made.batches(epoch)] for epoch in range(count)]
+
+
+def test_the_numbers():
+    assert [*busy_numbers(3, 4)] == [*numbers(3, 4)]
+    assert len({*busy_numbers(0, 50)}) > 40
+    assert [*busy_numbers(3, 0)] == []
+
+
+def test_an_epoch_is_every_row_to_its_end(reading):
+    with closing(reading(task())) as made:
+        wanted = [(ROWS, 8 * ROWS, checksum(items)) for items in expected()]
+        assert epochs(made, 2) == [wanted, wanted]
+        assert [made.columns(batch)["data"].tolist() for batch in made.batches(2)] == expected().tolist()
+        assert json.loads(json.dumps(dict(made.settings)))
+
+
+@pytest.mark.parametrize("function", [multistream, torch_groups])
+def test_workers_give_the_same(function):
+    if function is torch_groups:
+        pytest.importorskip("torch")
+    with closing(function(task(workers=2, batch_size=4, options={"open": {"records": 12}}))) as made:
+        sums = [sum(found for _, _, found in batches) % MODULUS for batches in epochs(made, 2)]
+        assert sums == [checksum(expected(4, 3))] * 2
+        assert made.settings.get("loaders", made.settings["num_workers"]) == 2
+
+
+def test_groups_hold_neighbouring_rows_and_are_no_more_than_these():
+    pytest.importorskip("torch")
+    with closing(torch_groups(task(workers=0, batch_size=3, options={"open": {"records": 6}}))) as made:
+        assert [batch["data"].tolist() for batch in made.batches(0)] == expected(3, 2).tolist()
+        assert made.settings["loaders"] == 1
+    with closing(torch_groups(task(workers=9, batch_size=3))) as made:
+        assert (made.settings["loaders"], made.settings["num_workers"]) == (3, 1)  # no process before the first batch
+
+
+def test_records_are_rounded_up_to_whole_batches(reading):
+    with closing(reading(task(options={"open": {"records": ROWS + 1}}))) as made:
+        assert len(epochs(made, 1)[0]) == 2
+
+
+def test_a_closed_reading_gives_nothing(reading):
+    made = reading(task())
+    made.close()
+    with pytest.raises(Exception, match="closed"):
+        made.batches(0)
+
+
+# The plan
+
+
+@pytest.fixture
+def written(tmp_path):
+    data = made_data(get_workload("streams"), 32)
+    return data, {"generator": write(data, "generator", tmp_path)}
+
+
+def test_generators_have_no_file(written, tmp_path):
+    data, files = written
+    (one,) = files.values()
+    assert (one.path, one.options) == ("", {"records": 32})
+    assert (one.facts.workload, one.facts.format, one.facts.records) == ("streams", "generator", 32)
+    assert (one.facts.nbytes, one.facts.write_seconds) == (0, None)
+    assert list(tmp_path.iterdir()) == []
+    assert data.fields == ("data",)
+
+
+def test_one_limit_and_a_row_for_each_number_of_workers(written):
+    choices = Choices(orders=("global", "pool"), workers=(0, 2), batch_size=16, cold=True)
+    limits, loaders = plan_limits(*written, choices), plan_loaders(*written, choices)
+    assert [(t.kind, t.name, t.workers, t.cold) for t in limits] == [("limit", "bare generators, 1 process", 0, False)]
+    assert [(t.kind, t.name, t.order, t.workers, t.cold) for t in loaders] == [
+        ("dataload", "dataload", "sequential", workers, False) for workers in (0, 2)
+    ]
+    for planned in (*limits, *loaders):
+        module, _, name = planned.reading.partition(":")
+        made = getattr(importlib.import_module(module), name)(replace(planned, workers=0))
+        with closing(made):
+            assert sum(found for _, _, found in epochs(made, 1)[0]) % MODULUS == checksum(expected(16, 2))

@@ -7,16 +7,16 @@ once, from the record to the column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from dataload.errors import CorruptFileError
 from dataload.types import Array, Batch, BytesArray, Int64Array
 
-__all__ = ["Layout", "Span", "columns_by_layout"]
+__all__ = ["Layout", "RecordTable", "Span", "columns_by_layout"]
 
 _Data = bytes | memoryview
 
@@ -32,6 +32,33 @@ _LONG_BYTES = 512
 In warm memory that pays from about 4 KB on only, but copies of whole batches, made and freed at each step, may be given
 back to the system and faulted in again: several times slower.
 """
+
+
+class RecordTable(Sequence[memoryview]):
+    """Serialized records of one length that lie in one array: no record has to be looked at by itself.
+
+    Args:
+        rows: (records, bytes) uint8, of which each row is contiguous.
+    """
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: BytesArray) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, index: slice) -> RecordTable: ...
+    def __getitem__(self, index: int | slice) -> memoryview | RecordTable:
+        rows = self.rows[index]
+        return RecordTable(rows) if isinstance(index, slice) else rows.data
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return (row.data for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +168,8 @@ def _groups(buffers: Sequence[_Data], parse: Callable[[_Data], Layout | None]) -
 
 def _by_length(buffers: Sequence[_Data]) -> list[Int64Array | None]:
     """Rows of equally long records, (n,) int64; None stands for all rows. Nothing if it is not worth it."""
+    if isinstance(buffers, RecordTable):
+        return [None] if len(buffers) >= _FEWEST_ROWS else []
     lengths = list(map(len, buffers))
     if lengths.count(lengths[0]) == len(lengths):
         return [None] if len(lengths) >= _FEWEST_ROWS else []
@@ -173,6 +202,8 @@ def _table(buffers: Sequence[_Data], without: Iterable[Span]) -> BytesArray:
     """(rows, bytes) uint8, the records without some spans."""
     edges = [0, *(edge for span in sorted((s.start, s.stop) for s in without) for edge in span), len(buffers[0])]
     kept = [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]
+    if isinstance(buffers, RecordTable):
+        return np.concatenate([buffers.rows[:, part] for part in kept] or [buffers.rows[:, :0]], axis=1)
     pieces = buffers if len(edges) == 2 else [buffer[part] for buffer in buffers for part in kept]
     return np.frombuffer(b"".join(pieces), np.uint8).reshape(len(buffers), -1)
 
@@ -200,6 +231,10 @@ def _column(name: str, buffers: Sequence[_Data], groups: list[_Group]) -> Any:
         return list(map(first.item, _pieces(name, buffers, groups)))
     dtype, shape = first.dtype.newbyteorder("="), (len(buffers), *first.shape)
     if first.is_long:
+        if isinstance(buffers, RecordTable) and groups[0].rows is None:
+            span = groups[0].layout[name]
+            values = np.array(buffers.rows[:, span.start : span.stop], order="C")
+            return values.view(first.dtype).reshape(shape).astype(dtype, copy=False)
         # a bytearray, for what is made of it shall be writable
         joined = bytearray().join(_pieces(name, buffers, groups))
         return np.frombuffer(joined, first.dtype).reshape(shape).astype(dtype, copy=False)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dataload.formats.layout import RecordTable
 from dataload.formats.riegeli import BLOCK_HEADER_BYTES, BLOCK_SIZE, HEAD_BYTES, Chunks, Spans, parse_chunks, pieces
 from dataload.sources.mapped import MappedFile
 from dataload.types import Int64Array
 
 __all__ = ["MappedRecords"]
 
+_TABLE_BYTES = 1 << 14  # larger records are copied once more than they need be
 _CUT = struct.Struct("<8xQQ")  # a block header: from the start of the chunk to it, from it to the end of the chunk
 
 
@@ -47,7 +49,7 @@ class MappedRecords:
 
         Args:
             indices: (rows,) int64 in [0, len), at least one.
-            views: Give memoryviews of the map, read-only; records that block headers cut are bytes all the same.
+            views: Give memoryviews, of the map or of a copy of all of them; records that are cut may be bytes.
 
         Returns:
             None if one of them is not where and how it should be.
@@ -57,6 +59,8 @@ class MappedRecords:
         """
         self._file.check()
         spans = self._chunks.spans(indices)
+        if views and _is_table(spans):
+            return self._table(spans)
         self._file.hint(spans.starts, spans.lengths)
         heads = self._file.gather(spans.starts, HEAD_BYTES).view("<i8")
         cut = self._put_together(spans, heads)
@@ -68,6 +72,18 @@ class MappedRecords:
         for row, record in cut.items():
             records[row] = record
         return records
+
+    def _table(self, spans: Spans) -> RecordTable | None:
+        """Records of one size by one gather, heads and all; None as in `read`."""
+        rows = self._file.gather(spans.starts, int(spans.lengths[0]))
+        heads = rows[:, :HEAD_BYTES].copy().view("<i8")
+        cut = self._put_together(spans, heads)
+        if cut is None or spans.differ(heads):
+            return None
+        records = rows[:, int(spans.ahead[0]) :]
+        for row, record in cut.items():
+            records[row] = np.frombuffer(record, np.uint8)
+        return RecordTable(records)
 
     def _slices(self, starts: Int64Array, sizes: Int64Array, *, views: bool) -> list[bytes | memoryview]:
         if not views:
@@ -103,3 +119,11 @@ class MappedRecords:
                     return None
             records[row] = b"".join(record)
         return records
+
+
+def _is_table(spans: Spans) -> bool:
+    """Whether the records are of one size, and not so large that it is better to look at each."""
+    length = int(spans.lengths[0])
+    if not HEAD_BYTES <= length <= _TABLE_BYTES:
+        return False
+    return bool((spans.lengths == length).all() and (spans.ahead == spans.ahead[0]).all())

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
+from dataload.formats.layout import RecordTable
 from dataload.formats.tensorprotos import decode, decode_batch, encode
 
 _REPEATED, _OPTIONAL = 3, 1
@@ -252,6 +253,14 @@ def test_fast_path_equals_slow_path(records, unnamed, data):
     known = list(decode(buffers[0]))
     fields = data.draw(st.none() | st.lists(st.sampled_from(known), unique=True))
     batch = decode_batch([memoryview(buffer) for buffer in buffers], fields)
+    if len({len(buffer) for buffer in buffers}) == 1:  # then they may lie in one array, with something before each
+        rows = np.frombuffer(b"".join(b"abc" + buffer for buffer in buffers), np.uint8).reshape(len(buffers), -1)
+        table = RecordTable(rows[:, 3:])
+        assert [bytes(record) for record in table] == buffers
+        of_table = decode_batch(table, fields)
+        assert (of_table is None) == (batch is None)
+        assert batch is None or same(batch, of_table)
+        assert all(isinstance(column, list) or column.flags.writeable for column in (of_table or {}).values())
     if batch is None:
         return
     chosen = [{name: decode(buffer)[name] for name in known if fields is None or name in fields} for buffer in buffers]

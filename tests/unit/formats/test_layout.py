@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dataload.errors import CorruptFileError
-from dataload.formats.layout import Span, columns_by_layout
+from dataload.formats.layout import RecordTable, Span, columns_by_layout
 
 
 def record(tag, x, name=b"ab"):
@@ -119,3 +119,12 @@ def test_bits_that_say_how_to_read_the_others():
     batch = columns_by_layout((low + high) * 4, None, lambda data: calls.append(data) or parse(data))
     assert batch["x"].tolist() == [[1, 2], [3, 4], [1, 2], [2, 3]] * 4
     assert calls == [low[0], high[0]]
+
+
+def test_a_table_is_a_sequence_of_its_rows():
+    table = RecordTable(np.arange(12, dtype=np.uint8).reshape(4, 3)[:, 1:])
+    assert len(table) == 4
+    assert (
+        [bytes(row) for row in table] == [bytes(table[i]) for i in range(4)] == [b"\1\2", b"\4\5", b"\7\10", b"\12\13"]
+    )
+    assert [bytes(row) for row in table[1:3]] == [b"\4\5", b"\7\10"]

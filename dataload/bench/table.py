@@ -20,6 +20,7 @@ __all__ = [
     "problems",
     "rate_rows",
     "rivals",
+    "settings",
     "shortened",
 ]
 
@@ -85,6 +86,15 @@ def describe_task(task: Task) -> str:
 def problems(measurements: Sequence[Measurement]) -> list[str]:
     """A line for each measurement that failed, was not possible, or ended before its last repeat."""
     return [f"{describe_task(m.task)}: {m.error}" for m in measurements if m.error is not None]
+
+
+def settings(measurements: Sequence[Measurement]) -> list[str]:
+    """A line for each measurement with what its reading was set to."""
+    return [
+        f"{describe_task(m.task)}: {', '.join(f'{name} {value}' for name, value in m.answers[0].settings.items())}"
+        for m in measurements
+        if m.answers
+    ]
 
 
 def shortened(

@@ -1,11 +1,13 @@
-"""Made data to compare with, the same on every machine. Pure (no I/O)."""
+"""Made data to compare with, the same on every machine with the same packages."""
 
 from __future__ import annotations
 
+import importlib.util
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -19,6 +21,10 @@ __all__ = ["WORKLOADS", "Workload", "busy_numbers", "get_workload"]
 _DIFFERENT = 1000
 _PHOTOS = 16
 _PHOTO_SHAPE = (375, 500, 3)
+_PHOTO_FILES = (
+    ("sklearn", "datasets/images", ("china.jpg", "flower.jpg")),
+    ("matplotlib", "mpl-data/sample_data", ("grace_hopper.jpg",)),
+)
 _TOKENS = 50_304
 _WORK = 1_000
 
@@ -84,32 +90,36 @@ def _photos(count: int) -> _Cycle:
 
 @lru_cache(maxsize=1)
 def _jpeg_files() -> tuple[bytes, ...]:
-    """Photos where a package with some is installed (scikit-learn), else smooth noise; all of one size."""
+    """Cuttings of photos that packages ship (scikit-learn, else matplotlib), or smooth noise; all of one size."""
     simplejpeg = load_optional("simplejpeg", needed_by="the workload 'jpeg'", extra="tar")
-    height, width, _ = _PHOTO_SHAPE
     rng = np.random.default_rng(0)
-    found = _photographs()
-    images: list[Array] = []
-    for i in range(_PHOTOS):
-        if found:
-            photo = found[i % len(found)]
-            top, left = (
-                int(rng.integers(0, extent - side + 1))
-                for extent, side in zip(photo.shape, (height, width), strict=False)
-            )
-            images.append(photo[top : top + height, left : left + width])
-        else:
-            coarse = rng.integers(0, 255, (12, 16, 3)).astype(np.float32)
-            images.append(coarse.repeat(32, 0).repeat(32, 1)[:height, :width].astype(np.uint8))
+    photos = _photographs(simplejpeg.decode_jpeg)
+    images = [_cutting(photos[i % len(photos)], rng) if photos else _noise(rng) for i in range(_PHOTOS)]
     return tuple(simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality=90) for image in images)
 
 
-def _photographs() -> list[Array]:
-    try:
-        from sklearn.datasets import load_sample_images  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-    except ImportError:
-        return []
-    return [np.asarray(image) for image in load_sample_images().images]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+def _cutting(photo: Array, rng: np.random.Generator) -> Array:
+    height, width, _ = _PHOTO_SHAPE
+    top = int(rng.integers(0, photo.shape[0] - height + 1))
+    left = int(rng.integers(0, photo.shape[1] - width + 1))
+    return photo[top : top + height, left : left + width]
+
+
+def _noise(rng: np.random.Generator) -> Array:
+    height, width, _ = _PHOTO_SHAPE
+    coarse = rng.integers(0, 255, (12, 16, 3)).astype(np.float32)
+    return coarse.repeat(32, 0).repeat(32, 1)[:height, :width].astype(np.uint8)
+
+
+def _photographs(decode: Callable[[bytes], Array]) -> list[Array]:
+    """Photos, from files of packages that are not imported for it."""
+    for package, folder, names in _PHOTO_FILES:
+        spec = importlib.util.find_spec(package)
+        for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+            files = [Path(place, folder, name) for name in names]
+            if all(file.exists() for file in files):
+                return [decode(file.read_bytes()) for file in files]
+    return []
 
 
 def _pictures(count: int) -> _Cycle:
@@ -143,7 +153,7 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload("floats-4k", "4 KB records of float32", 100_000, 256, _RECORD_FORMATS, partial(_floats, 1024)),
         Workload("floats-64", "64 B records of float32", 1_000_000, 1024, _RECORD_FORMATS, partial(_floats, 16)),
         Workload("blobs", "20 to 600 KB of bytes", 1_000, 32, _RECORD_FORMATS, _blobs),
-        Workload("jpeg", "JPEGs of 500 x 375, decoded", 2_000, 32, _RECORD_FORMATS, _photos, ("jpg",)),
+        Workload("jpeg", "JPEGs of 500 x 375, decoded", 2_000, 32, _RECORD_FORMATS, _photos, ("jpg",), 2),
         Workload("pictures", "TorchRecord's pictures, 224 x 224", 2_000, 32, _RECORD_FORMATS, _pictures),
         Workload("tokens", "windows of 1,025 tokens, uint16", 100_000, 64, ("tokens",), _tokens),
         Workload("streams", "rows that follow generators of pure Python", 16_000, 16, ("generator",), _numbers),

@@ -26,7 +26,16 @@ from dataload.bench.results import Curve, FileFacts, Measurement, Results
 from dataload.bench.rivals import plan_peers
 from dataload.bench.runner import agreeing, measure_all, run_task
 from dataload.bench.scale import measure_scale
-from dataload.bench.table import FILE_COLUMNS, RATE_COLUMNS, curve_table, file_rows, problems, rate_rows, shortened
+from dataload.bench.table import (
+    FILE_COLUMNS,
+    RATE_COLUMNS,
+    curve_table,
+    file_rows,
+    problems,
+    rate_rows,
+    settings,
+    shortened,
+)
 from dataload.bench.task import Order, Task
 from dataload.bench.workloads import WORKLOADS, get_workload
 from dataload.cli.bench_stages import time_stages
@@ -225,6 +234,9 @@ def _print(data: Data, written: dict[str, Written], measured: Sequence[Measureme
     print_table(*((RATE_COLUMNS, rows) if wide else shortened(RATE_COLUMNS, rows)))
     for problem in problems(measured):
         print_warning(problem)
+    if wide:
+        for line in settings(measured):
+            print_line(line)
     print_line()
 
 

@@ -112,6 +112,7 @@ def test_all_columns_for_data_of_the_users_own(tmp_path):
     assert [line.split()[:2] for line in lines if line.startswith("torchrecord")] == [["torchrecord", "200"]]
     (row,) = (line.split() for line in lines if line.startswith("dataload "))
     assert row[:4] == ["dataload", "torchrecord", "global", "0"]
+    assert "dataload, torchrecord, global, 0 workers: executor threads, num_workers 0, prefetch 2" in lines
 
 
 # Peers

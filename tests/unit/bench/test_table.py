@@ -1,5 +1,7 @@
 """Rows of tables, worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from dataload.bench.results import Curve, FileFacts
@@ -13,6 +15,7 @@ from dataload.bench.table import (
     problems,
     rate_rows,
     rivals,
+    settings,
     shortened,
 )
 
@@ -148,3 +151,12 @@ def test_a_curve_has_a_row_for_each_size_and_gaps_where_a_line_has_no_point():
 
 def test_a_curve_without_lines():
     assert curve_table(Curve("Order", "records", "ns", {})) == ({"records": "right"}, [])
+
+
+def test_settings_are_those_of_the_readings(made):
+    measured = made.ours(500)
+    answers = tuple(replace(answer, settings={"prefetch": 2, "torch": "2.13"}) for answer in measured.answers)
+    known = replace(measured, answers=answers)
+    assert settings([known, replace(measured, answers=(), error="no")]) == [
+        f"{describe_task(known.task)}: prefetch 2, torch 2.13"
+    ]

@@ -79,6 +79,9 @@ class SourceConfig(Section):
     ends: Ends = Field("across", description="tokens: what windows do at the end of a document.")
     pad_token: int = Field(0, description="tokens: what fills windows where ends is 'pad'.")
     field: str = Field("tokens", description="tokens: name of the field.")
+    cache: bool = Field(
+        True, description="tar, LMDB: keep what opening large files finds out in a hidden file, for the next time."
+    )
     options: dict[str, Any] = Field(
         default_factory=dict[str, Any], description="Other options of the format, such as those of a plug-in."
     )

@@ -620,7 +620,7 @@ def test_several_sources():
         ),
         (
             [{"path": "a", "batch_size": 3}],
-            r"source\[0\]\.batch_size is 3: .* did you mean 'loader\.batch_size'\? Known: case",
+            r"source\[0\]\.batch_size is 3: .* did you mean 'loader\.batch_size'\? Known: cache, case",
         ),
         (
             [{"path": "a"}, {"path": "b", "options": {"codec": "npz"}}],

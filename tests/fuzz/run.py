@@ -36,7 +36,10 @@ def main() -> int:
     if given.child:
         fuzz(given.child, int(given.minutes * 60))
         return 0
-    names = given.targets or known_targets()
+    known = known_targets()
+    names = given.targets or known
+    if unknown := [name for name in names if name not in known]:
+        arguments.error(f"there is no target {', '.join(unknown)}; there are {', '.join(known)}")
     at_once = os.cpu_count() or 1
     seconds = max(2, int(given.minutes * 60 * min(at_once, len(names)) / len(names)))
     print(f"{len(names)} targets, {seconds} s each, {at_once} at once")
@@ -72,6 +75,7 @@ def watch(name: str, seconds: int) -> int:
         flush=True,
     )
     if code:
+        (PLACE / name).mkdir(parents=True, exist_ok=True)
         (PLACE / name / "output.txt").write_text(output)
         print("\n".join(f"    {line}" for line in output.splitlines()[-25:]), flush=True)
     return max(len(found), int(code != 0))

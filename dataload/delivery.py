@@ -76,23 +76,17 @@ class _Room:
         pace: Knows the size of a step.
         window: Jobs ahead of the one that is waited for.
         most_bytes: Bytes of batches ahead.
-        helps: Whether the consumer's thread may do quick jobs.
     """
 
-    def __init__(self, pace: Pace, window: int, most_bytes: int, helps: bool) -> None:
+    def __init__(self, pace: Pace, window: int, most_bytes: int) -> None:
         self._pace = pace
         self._most_bytes = most_bytes
         self.window = window
-        self.consumer_helps = helps
         self.steps = 0  # that are in flight or ready
 
     def jobs(self) -> int:
         """Jobs that may be ahead of the one that is waited for: one in any case, if any work is done ahead."""
         return self.window if self.window < 2 or self.left() > 0 else 1
-
-    def helps(self) -> bool:
-        """Whether the consumer's thread does a job where it would have to wait for one."""
-        return self.consumer_helps and self._pace.is_quick()
 
     def left(self) -> int:
         """Steps that may still be begun."""
@@ -121,7 +115,6 @@ class Delivery:
         window: Jobs ahead of the one that is waited for; 0 for no work ahead.
         most_bytes: Bytes of batches ahead, about; one is ahead in any case.
         in_order: Whether steps come in their order, or those of an epoch as they are made.
-        helps: Whether the consumer's thread does quick jobs where it would have to wait for one.
         together: Whether several steps may be made by one read: then they are one job without workers, too.
     """
 
@@ -136,11 +129,10 @@ class Delivery:
         window: int,
         most_bytes: int,
         in_order: bool,
-        helps: bool = True,
         together: bool = False,
     ) -> None:
         self._pace = pace
-        self._room = room = _Room(pace, window, most_bytes, helps and not isinstance(executor, SerialExecutor))
+        self._room = room = _Room(pace, window, most_bytes)
         self._ready: list[Loaded] = []
         # Without workers nothing is handed over: each step is made when it is asked for, unless several are one read.
         groups = pace.groups if (window or together) and in_order else _singles
@@ -150,8 +142,9 @@ class Delivery:
         self._lost: WorkerLostError | None = None  # raised when all of `_again` have come
         self._again: deque[Job] = deque()
         if in_order:
+            helps = _never if isinstance(executor, SerialExecutor) else pace.is_quick
             submit = _noting(executor, self._waiting)
-            self._made = ordered_map(submit, jobs, window=room.jobs, helps=room.helps)
+            self._made = ordered_map(submit, jobs, window=room.jobs, helps=helps)
         else:
             self._made = unordered_map(
                 executor.submit, jobs, window=room.jobs, wait_for_any=executor.wait_for_any, section=_epoch_of
@@ -192,10 +185,9 @@ class Delivery:
             self._waiting.popleft()
         return made
 
-    def widen(self, window: int, *, helps: bool = True) -> None:
-        """Let so many jobs be ahead from now on; and say again whether the consumer's thread helps."""
+    def widen(self, window: int) -> None:
+        """Let so many jobs be ahead from now on."""
         self._room.window = window
-        self._room.consumer_helps &= helps
 
     def close(self) -> None:
         """Cancel what has not begun."""
@@ -295,3 +287,7 @@ def _singles(steps: range, _: Callable[[], int]) -> Iterator[range]:
 
 def _epoch_of(job: Job) -> int:
     return job.epoch
+
+
+def _never() -> bool:
+    return False

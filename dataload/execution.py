@@ -24,7 +24,6 @@ __all__ = [
     "check_pickles",
     "check_seconds",
     "choose_collate",
-    "consumer_helps",
     "make_executor",
     "workers_to_use",
 ]
@@ -152,19 +151,6 @@ def workers_to_use(before: Look | None, now: Look, limit: int) -> int:
             return workers
     needed = math.ceil(min(now.work_seconds / max(now.consumer_seconds, 1e-9), limit))
     return min(limit, 2 * workers, max(needed, workers + 1))
-
-
-def consumer_helps(workers: int, cpus: int | None = None) -> bool:
-    """Whether the consumer's thread should make batches, too, where it would have to wait for them.
-
-    It brings something where workers leave it a CPU. Beyond that one more thread that wants the GIL costs them as much
-    as it makes.
-
-    Args:
-        workers: Workers that make batches.
-        cpus: CPUs for all of them; by default those that this process may use.
-    """
-    return workers < max(2, usable_cpus() if cpus is None else cpus)
 
 
 class Scaling:

@@ -13,15 +13,7 @@ from dataload.collate import Policy
 from dataload.cpus import usable_cpus
 from dataload.delivery import Delivery, EpochPlanners, finished, lost_step
 from dataload.errors import ClosedSourceError
-from dataload.execution import (
-    ExecutorName,
-    Scaling,
-    check_fields,
-    check_seconds,
-    choose_collate,
-    consumer_helps,
-    make_executor,
-)
+from dataload.execution import ExecutorName, Scaling, check_fields, check_seconds, choose_collate, make_executor
 from dataload.executors import Patience, StartMethod, WorkerLostError
 from dataload.fetch import Fetcher, make_policy
 from dataload.plan import Shuffle, plan_batches
@@ -300,7 +292,6 @@ class Loader(Generic[BatchT]):
             window=self._workers * self._prefetch,
             most_bytes=self._prefetch_bytes,
             in_order=self._in_order,
-            helps=consumer_helps(self._workers),
             together=self._work.fetch.reads_together,
         )
         return self._delivery
@@ -309,7 +300,7 @@ class Loader(Generic[BatchT]):
         self._workers = workers
         self._executor.grow(workers)
         if self._delivery is not None:
-            self._delivery.widen(workers * self._prefetch, helps=consumer_helps(workers))
+            self._delivery.widen(workers * self._prefetch)
 
     def _check_open(self) -> None:
         if self._closed:

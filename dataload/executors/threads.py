@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
+from dataload.cpus import usable_cpus
 from dataload.executors.base import (
     Heartbeat,
     Patience,
@@ -51,8 +52,8 @@ class _Task:
         self.heartbeat: Heartbeat | None = None
 
     def run(self) -> bool:
-        if self._pool.patience.timeout is not None:
-            return False  # the consumer's thread cannot look after itself
+        if not self._pool.lets_consumer_help():
+            return False
         return self.run_in(threading.current_thread(), Heartbeat())
 
     def run_in(self, thread: threading.Thread, heartbeat: Heartbeat) -> bool:
@@ -111,6 +112,7 @@ class _Pool:
         self.work = work
         self.patience = patience
         self.size = 0
+        self._cpus = usable_cpus()
         self.pid = os.getpid()
         self.queue: SimpleQueue[_Task | None] = SimpleQueue()
         self.finished: SimpleQueue[None] | None = None  # one for each task that ends, where that is asked for
@@ -128,6 +130,12 @@ class _Pool:
         thread = threading.Thread(target=_work, args=(self.queue,), name=name, daemon=True)
         self.threads.append(thread)
         thread.start()
+
+    def lets_consumer_help(self) -> bool:
+        """Whether the consumer's thread should do a task where it would have to wait for one."""
+        # With a timeout it should not, for it cannot look after itself; and where workers leave it no CPU it is one
+        # thread more that wants the GIL, and costs them as much as it makes.
+        return self.patience.timeout is None and self.size < max(2, self._cpus)
 
     def look(self, watch: Watch, task: Any) -> None:
         """See what keeps a task."""

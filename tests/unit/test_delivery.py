@@ -247,18 +247,13 @@ def test_the_window_can_be_widened():
     assert workers.in_flight() == 5
 
 
-@pytest.mark.parametrize("helps", [True, False])
-@pytest.mark.parametrize("widened", [True, False])
-def test_the_consumer_does_quick_jobs_where_it_is_let(helps, widened):
+@pytest.mark.parametrize("quick", [True, False])
+def test_quick_jobs_are_offered_to_the_consumer(quick):
     pace = paced()
-    pace.note(2, 1e-6, 200)
-    assert pace.is_quick()
+    pace.note(2, 1e-6 if quick else 1.0, 200)
     workers = Workers()
-    delivery = deliver(workers, pace=pace, helps=helps or widened)
-    if widened:
-        delivery.widen(3, helps=helps)
-    next(delivery)
-    assert bool(workers.helped) == helps
+    next(deliver(workers, pace=pace))
+    assert bool(workers.helped) == quick
 
 
 @pytest.mark.parametrize("in_order", [True, False])

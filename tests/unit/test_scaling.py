@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataload import Loader, RangeSource
-from dataload.execution import Look, Scaling, consumer_helps, workers_to_use
+from dataload.execution import Look, Scaling, workers_to_use
 from dataload.recorder import Recorder
 from dataload.samplers import GlobalShuffle
 
@@ -195,8 +195,3 @@ def test_a_loader_whose_workers_wait_takes_more_of_them(monkeypatch):
         while loader.statistics().workers < 3 and monotonic() < until:
             assert sorted(i for batch in loader for i in batch["index"]) == list(range(200))
         assert loader.statistics().workers == 3
-
-
-@pytest.mark.parametrize(("workers", "cpus", "expected"), [(1, 1, True), (1, 2, True), (2, 2, False), (3, 4, True)])
-def test_the_consumer_helps_where_workers_leave_it_a_cpu(workers, cpus, expected):
-    assert consumer_helps(workers, cpus) == expected

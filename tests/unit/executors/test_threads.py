@@ -232,3 +232,25 @@ def test_serial_work_is_done_when_its_result_is_asked_for():
     results[0].cancel()
     executor.close()
     assert done == [(2, -1)]
+
+
+@pytest.mark.parametrize(("workers", "cpus", "expected"), [(1, 1, True), (1, 2, True), (2, 2, False), (3, 4, True)])
+def test_the_consumer_helps_where_workers_leave_it_a_cpu(monkeypatch, workers, cpus, expected):
+    monkeypatch.setattr("dataload.executors.threads.usable_cpus", lambda: cpus)
+    hold, held = threading.Event(), threading.Semaphore(0)
+
+    def wait():
+        held.release()
+        hold.wait(10)
+
+    executor = ThreadExecutor(call, workers)
+    busy = [executor.submit(wait) for _ in range(workers)]
+    for _ in busy:
+        assert held.acquire(timeout=10)
+    task = executor.submit(lambda: None)
+    assert task.run() == expected
+    assert task.done() == expected
+    executor.grow(cpus + 1)  # what leaves a CPU may leave none later
+    assert not executor.submit(lambda: None).run()
+    hold.set()
+    executor.close()

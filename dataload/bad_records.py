@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from dataload.errors import ConfigError, WorkerError, closest, printable
+from dataload.checks import check_choice
+from dataload.errors import ConfigError, WorkerError, printable
 from dataload.randomness import derive_key, hash64
 from dataload.types import Int64Array
 
@@ -83,12 +84,7 @@ class ErrorPolicy:
     excluded: Int64Array | None = None
 
     def __post_init__(self) -> None:
-        if self.action not in get_args(OnError):
-            raise ConfigError(
-                f"on_error is {self.action!r}: {closest(self.action, get_args(OnError))}",
-                key="on_error",
-                value=self.action,
-            )
+        check_choice("on_error", self.action, get_args(OnError))
 
     def excluded_among(self, indices: Int64Array) -> set[int]:
         """Those of `indices` that are not to be read."""

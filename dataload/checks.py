@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, closest
 
-__all__ = ["check_count"]
+__all__ = ["check_choice", "check_count"]
 
 
 def check_count(name: str, value: Any, *, least: int, below: int | None = None) -> int:
@@ -24,3 +25,13 @@ def check_count(name: str, value: Any, *, least: int, below: int | None = None) 
     if isinstance(value, bool) or number < least or (below is not None and number >= below):
         raise ConfigError(f"{name} must be {allowed}, got {value!r}", key=name, value=value)
     return number
+
+
+def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """See that a setting has one of some values.
+
+    Raises:
+        ConfigError: It has not; the message names key, value, what is allowed, and the closest of that.
+    """
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}: {closest(value, allowed)}", key=name, value=value)

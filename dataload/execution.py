@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+from dataload.checks import check_choice
 from dataload.collate import Collate, Policy, default_collate
 from dataload.cpus import usable_cpus
-from dataload.errors import ConfigError, closest
+from dataload.errors import ConfigError
 from dataload.executors import Executor, Patience, SerialExecutor, StartMethod, ThreadExecutor
 from dataload.executors.parcels import check_pickle
 from dataload.packing import Pack
@@ -47,8 +48,7 @@ def make_executor(
         ConfigError: There is no such executor or way to start one, or something cannot be pickled for processes.
     """
     for key, value, kind in (("executor", name, ExecutorName), ("start_method", start_method, StartMethod)):
-        if value not in get_args(kind):
-            raise ConfigError(f"{key} is {value!r}: {closest(value, get_args(kind))}", key=key, value=value)
+        check_choice(key, value, get_args(kind))
     if not workers:
         return SerialExecutor(work)
     if name == "threads":

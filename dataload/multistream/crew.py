@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from dataload.checks import check_choice
 from dataload.errors import ConfigError
 from dataload.execution import ExecutorName
 from dataload.executors import (
@@ -22,7 +23,6 @@ from dataload.executors.base import Watch
 from dataload.executors.parcels import check_pickle
 from dataload.multistream.parts import Part, PartTask, PartWork
 from dataload.multistream.rows import RowStart, StreamPlan, describe
-from dataload.multistream.settings import check_choice
 
 __all__ = ["Crew", "Naming", "parts_of"]
 

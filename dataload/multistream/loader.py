@@ -11,7 +11,7 @@ from typing import Any, Self, get_args
 
 import numpy as np
 
-from dataload.checks import check_count
+from dataload.checks import check_choice, check_count
 from dataload.collate import Policy
 from dataload.errors import ClosedSourceError, SourceError, WorkerError
 from dataload.execution import ExecutorName, check_seconds, choose_collate
@@ -21,7 +21,7 @@ from dataload.multistream.crew import Crew
 from dataload.multistream.order import Cursor, Mode, SequenceOrder
 from dataload.multistream.parts import Part, Rows
 from dataload.multistream.rows import Ends, RowStart, StreamPlan
-from dataload.multistream.settings import Tail, check_choice, check_epochs, check_streams
+from dataload.multistream.settings import Tail, check_epochs, check_streams
 from dataload.multistream.state import MultiStreamState, identify_sequences
 from dataload.multistream.statistics import MultiStreamStatistics
 from dataload.plan import place_of

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from dataload.errors import ConfigError, closest
+from dataload.errors import ConfigError
 from dataload.multistream.order import SequenceOrder
 
-__all__ = ["Tail", "check_choice", "check_epochs", "check_streams"]
+__all__ = ["Tail", "check_epochs", "check_streams"]
 
 Tail: TypeAlias = Literal["pad", "drop"]
 """What becomes of an epoch once a row has run out: go on with blank places in it, or end."""
-
-
-def check_choice(key: str, value: Any, known: Sequence[str]) -> None:
-    """See to it that a setting has one of some values.
-
-    Raises:
-        ConfigError: It has not.
-    """
-    if value not in known:
-        raise ConfigError(f"{key} is {value!r}: {closest(value, known)}", key=key, value=value)
 
 
 def check_streams(make_stream: Any, sequences: Any) -> None:

@@ -11,7 +11,8 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dataload.errors import ConfigError, closest
+from dataload.checks import check_choice
+from dataload.errors import ConfigError
 from dataload.packing import Packing
 from dataload.samplers._checks import check_count, check_sampler, records_of
 from dataload.types import Array, Int64Array, Sampler
@@ -110,10 +111,7 @@ class BatchPlanner(ABC):
         check_count("world_size", self.world_size, least=1)
         check_count("rank", self.rank, least=0, below=self.world_size)
         check_count("origin", self.origin, least=0)
-        if self.tail not in get_args(Tail):
-            raise ConfigError(
-                f"tail is {self.tail!r}: {closest(self.tail, get_args(Tail))}", key="tail", value=self.tail
-            )
+        check_choice("tail", self.tail, get_args(Tail))
 
     @property
     @abstractmethod

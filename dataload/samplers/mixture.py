@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from dataload.errors import ConfigError, closest
+from dataload.checks import check_choice
+from dataload.errors import ConfigError
 from dataload.randomness import check_seed, derive_key
 from dataload.samplers._checks import MAX_LENGTH, check_count, check_lengths, check_sampler, records_of
 from dataload.samplers._values import divide, split_by_group
@@ -118,10 +119,7 @@ class Mixture:
         self._check_lengths(lengths)
         set_field(self, "lengths", lengths)
         set_field(self, "_firsts", np.cumsum([0, *lengths], dtype=np.int64))
-        if self.stop not in get_args(Stop):
-            raise ConfigError(
-                f"stop is {self.stop!r}: {closest(self.stop, get_args(Stop))}", key="stop", value=self.stop
-            )
+        check_choice("stop", self.stop, get_args(Stop))
 
     def _check_lengths(self, lengths: tuple[int, ...]) -> None:
         if len(lengths) != len(self.samplers):

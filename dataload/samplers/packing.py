@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from dataload.errors import ConfigError, closest
+from dataload.checks import check_choice
+from dataload.errors import ConfigError
 from dataload.memo import Memo
 from dataload.packing import Packing
 from dataload.samplers._checks import check_count, check_sampler, records_of
@@ -88,12 +89,7 @@ class PackedBatchSampler(ArrayValue, BatchPlanner):
                 key="lengths",
                 value=len(lengths),
             )
-        if self.overlong not in get_args(Overlong):
-            raise ConfigError(
-                f"overlong is {self.overlong!r}: {closest(self.overlong, get_args(Overlong))}",
-                key="overlong",
-                value=self.overlong,
-            )
+        check_choice("overlong", self.overlong, get_args(Overlong))
         longest = int(lengths.max(initial=0))
         if self.overlong == "error" and longest > self.row_length:
             raise ConfigError(

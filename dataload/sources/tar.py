@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from dataload.errors import ConfigError, closest
+from dataload.checks import check_choice
+from dataload.errors import ConfigError
 from dataload.formats.decoders import Decoder, find_decoder
 from dataload.formats.tar import OnDamage
 from dataload.sources.files import FileSource, ShardReader
@@ -69,8 +70,8 @@ class TarSource(FileSource[Record]):
         verify_index: bool = True,
         cache: bool = True,
     ) -> None:
-        _check_choice("missing", missing, get_args(Missing))
-        _check_choice("on_damage", on_damage, get_args(OnDamage))
+        check_choice("missing", missing, get_args(Missing))
+        check_choice("on_damage", on_damage, get_args(OnDamage))
         if not case_sensitive and fields is not None and not isinstance(fields, str):
             fields = [name.lower() for name in fields]
         super().__init__(
@@ -114,11 +115,6 @@ class TarSource(FileSource[Record]):
     def _check_fields(self, known: Mapping[str, FieldSpec], path: str) -> None:
         if self._settings.missing == "error":
             super()._check_fields(known, path)
-
-
-def _check_choice(key: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{key} is {value!r}: {closest(value, allowed)}", key=key, value=value)
 
 
 def _pair_indexes(paths: tuple[str, ...], index: Any) -> dict[str, str] | Literal[False] | None:

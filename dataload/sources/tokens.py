@@ -11,8 +11,8 @@ from typing import Any, TypeAlias, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dataload.checks import check_count
-from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
+from dataload.checks import check_choice, check_count
+from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.formats.npy import MAGIC, npy_layout
 from dataload.sources.files import FileSource, ShardReader
 from dataload.sources.mapped import MappedFile
@@ -92,8 +92,7 @@ class TokenSource(FileSource[Record]):
     ) -> None:
         window = check_count("window", window, least=1)
         stride = max(1, window - 1) if stride is None else check_count("stride", stride, least=1)
-        if ends not in get_args(Ends):
-            raise ConfigError(f"ends is {ends!r}: {closest(ends, get_args(Ends))}", key="ends", value=ends)
+        check_choice("ends", ends, get_args(Ends))
         if documents is not None and end_token is not None:
             raise ConfigError("documents and end_token both say where documents end: give one", key="documents")
         _check_heeded(ends, documents, end_token)

@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dataload.errors import ConfigError, closest
+from dataload.checks import check_choice
+from dataload.errors import ConfigError
 from dataload.memo import Memo
 from dataload.randomness import check_seed, derive_key, hash64
 from dataload.samplers import BatchPlan, BatchPlanner
@@ -128,9 +129,7 @@ class StreamSampler(ArrayValue, BatchPlanner):
         for name in ("rows", "chunk"):
             object.__setattr__(self, name, check_count(name, getattr(self, name), least=1))
         for name, kind in (("mode", Mode), ("ends", Ends)):
-            value = getattr(self, name)
-            if value not in get_args(kind):
-                raise ConfigError(f"{name} is {value!r}: {closest(value, get_args(kind))}", key=name, value=value)
+            check_choice(name, getattr(self, name), get_args(kind))
         _check_together(self)
         units = {"next": lengths, "pad": -(-lengths // self.chunk), "drop": lengths // self.chunk}[self.ends]
         values = {

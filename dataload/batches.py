@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, cast
 
 from dataload.collate import Ragged
 from dataload.errors import ConfigError
 from dataload.samplers import BatchPlan
 
-__all__ = ["complete"]
+__all__ = ["complete", "in_chunks"]
 
 
 def complete(batch: Any, plan: BatchPlan) -> Any:
@@ -25,7 +25,7 @@ def complete(batch: Any, plan: BatchPlan) -> Any:
     if plan.valid is None and plan.columns is None:
         return batch
     if plan.chunk > 1:
-        batch = _in_chunks(batch, plan.rows, plan.chunk)
+        batch = in_chunks(batch, plan.rows, plan.chunk, _refuse)
     fields = cast("Mapping[str, Any]", batch) if isinstance(batch, Mapping) else {"data": batch}
     added = {**(plan.columns or {}), **({} if plan.valid is None else {"valid": plan.valid})}
     for name in added:
@@ -48,26 +48,42 @@ def _taken(name: str, plan: BatchPlan) -> ConfigError:
     )
 
 
-def _in_chunks(batch: Any, rows: int, chunk: int, name: str = "") -> Any:
-    """Let the first axis be two: rows, and places in their chunks."""
+def in_chunks(batch: Any, rows: int, chunk: int, unfit: Callable[[Any, int, int, str], Any], name: str = "") -> Any:
+    """Let the first axis be two: rows, and places in their chunks.
+
+    Args:
+        batch: Columns of ``rows * chunk`` values: arrays, tensors and lists, in mappings and tuples.
+        rows: Rows.
+        chunk: Places of each.
+        unfit: Gives what shall stand for something else, from it, `rows`, `chunk` and the name of its field.
+        name: Of the field that `batch` is.
+    """
     records = rows * chunk
     if isinstance(batch, Mapping):
         columns = cast("Mapping[str, Any]", batch).items()
-        return {key: _in_chunks(value, rows, chunk, f"{name}.{key}" if name else str(key)) for key, value in columns}
+        return {
+            key: in_chunks(value, rows, chunk, unfit, f"{name}.{key}" if name else str(key)) for key, value in columns
+        }
     if isinstance(batch, tuple) and not isinstance(batch, Ragged):
         values = cast("tuple[Any, ...]", batch)
-        parts = [_in_chunks(value, rows, chunk, f"{name}.{i}" if name else str(i)) for i, value in enumerate(values)]
+        parts = [
+            in_chunks(value, rows, chunk, unfit, f"{name}.{i}" if name else str(i)) for i, value in enumerate(values)
+        ]
         return getattr(values, "_make", tuple)(parts)  # a named tuple stays one
     if isinstance(batch, list) and len(cast("list[Any]", batch)) == records:
         values = cast("list[Any]", batch)
         return [values[start : start + chunk] for start in range(0, records, chunk)]
     array = cast("Any", batch)
     shape = tuple(getattr(array, "shape", ()))
-    if shape[:1] == (records,):
-        return array.reshape((rows, chunk, *shape[1:]))
-    found = type(array).__name__ + (f" of shape {shape}" if shape else "")
+    fits = not isinstance(batch, Ragged) and shape[:1] == (records,)
+    return array.reshape((rows, chunk, *shape[1:])) if fits else unfit(array, rows, chunk, name)
+
+
+def _refuse(found: Any, rows: int, chunk: int, name: str) -> NoReturn:
+    shape = tuple(getattr(found, "shape", ()))
+    what = type(found).__name__ + (f" of shape {shape}" if shape else "")
     raise ConfigError(
-        f"chunks of {chunk} records need arrays, tensors or lists of {records} values from collate, got {found}"
+        f"chunks of {chunk} records need arrays, tensors or lists of {rows * chunk} values from collate, got {what}"
         f"{f' for {name!r}' if name else ''}: use chunk=1, or another policy than 'ragged'",
         key="chunk",
         value=chunk,

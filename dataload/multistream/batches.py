@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from dataload.batches import in_chunks
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, WorkerError, message_of, traceback_of
 from dataload.executors import worker_name
-from dataload.multistream.columns import Stacked, fold, join, samples_of, spread
+from dataload.multistream.columns import Stacked, join, samples_of, spread
 from dataload.multistream.parts import Rows
 
 __all__ = ["ADDED", "BatchMaker"]
@@ -61,7 +62,7 @@ class BatchMaker:
 
         data = _do("collate", collated, epoch, step)
         if self.chunk > 1:
-            data = fold(data, self.rows, self.chunk)
+            data = in_chunks(data, self.rows, self.chunk, _as_it_is)
         batch: dict[str, Any] = {**cast("Mapping[str, Any]", data)} if isinstance(data, Mapping) else {"data": data}
         if taken := [name for name in ADDED if name in batch]:
             raise ConfigError(
@@ -72,6 +73,10 @@ class BatchMaker:
         batch.update(zip(ADDED, (rows.stream_id, rows.offset, first, valid), strict=True))
         transform = self.transform
         return batch if transform is None else _do("batch_transform", lambda: transform(batch), epoch, step)
+
+
+def _as_it_is(found: Any, *_: Any) -> Any:
+    return found  # what another collate makes has a form of its own
 
 
 def _do(stage: str, work: Callable[[], T], epoch: int, step: int) -> T:

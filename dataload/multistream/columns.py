@@ -9,9 +9,9 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from dataload.collate import Ragged, default_collate
+from dataload.collate import default_collate
 
-__all__ = ["Stacked", "blank", "fold", "join", "samples_of", "spread", "stack"]
+__all__ = ["Stacked", "blank", "join", "samples_of", "spread", "stack"]
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -89,22 +89,6 @@ def blank(sample: Any) -> Any:
         return np.zeros_like(sample)[()]
     zeros = getattr(sample, "new_zeros", None)  # a tensor of torch
     return zeros(sample.shape) if callable(zeros) else None
-
-
-def fold(columns: Any, rows: int, chunk: int) -> Any:
-    """Columns of ``rows * chunk`` values as columns of `rows` times `chunk`; what has another length stays."""
-    if isinstance(columns, Ragged):
-        return columns
-    if isinstance(columns, Mapping):
-        return {name: fold(column, rows, chunk) for name, column in cast("Mapping[str, Any]", columns).items()}
-    if isinstance(columns, tuple):
-        return _make_like(columns, [fold(column, rows, chunk) for column in cast("tuple[Any, ...]", columns)])
-    if isinstance(columns, list):
-        values = cast("list[Any]", columns)
-        fits = len(values) == rows * chunk
-        return [values[start : start + chunk] for start in range(0, len(values), chunk)] if fits else values
-    shape = tuple(getattr(columns, "shape", ()))
-    return columns.reshape((rows, chunk, *shape[1:])) if shape[:1] == (rows * chunk,) else columns
 
 
 def _form(sample: Any) -> Any:

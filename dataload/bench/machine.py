@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from dataload.bench.peers.reading import versions
 from dataload.cpus import usable_cpus
 
 __all__ = ["describe_machine", "describe_versions"]
@@ -27,13 +27,7 @@ def describe_machine() -> dict[str, Any]:
 
 def describe_versions(packages: tuple[str, ...] = _PACKAGES) -> dict[str, str]:
     """Of Python and of those packages that are installed."""
-    found = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {"python": platform.python_version(), **versions(*packages)}
 
 
 def _processor() -> str:

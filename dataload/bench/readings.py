@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dataload._optional import load_optional
-from dataload.bench.checksum import check_batch
+from dataload.bench.peers.reading import FunctionReading
 from dataload.bench.task import Order, Task
 from dataload.bench.workloads import WORKLOADS
 from dataload.build import open_source
@@ -29,25 +29,6 @@ _AHEAD = 8
 _READER_BUFFER = 4096
 
 
-class _Batches:
-    """A reading that is a function of the epoch."""
-
-    def __init__(
-        self, batches: Callable[[int], Iterator[Any]], settings: Mapping[str, Any], held: ExitStack | None = None
-    ) -> None:
-        self.batches = batches
-        self.settings = settings
-        self._held = held or ExitStack()
-
-    def check(self, batch: Any) -> tuple[int, int, int]:
-        """See `Reading`."""
-        return check_batch(batch)
-
-    def close(self) -> None:
-        """See `Reading`."""
-        self._held.close()
-
-
 def open_workload(task: Task) -> Source[Any]:
     """The source of a task's data, with what its format needs to give fields."""
     options: dict[str, Any] = dict(task.options.get("open", {}))
@@ -61,7 +42,7 @@ def order_of(source: Source[Any], order: Order, seed: int) -> Sampler:
     return shuffled(source, "global" if order == "global" else "shards", seed)
 
 
-def loader(task: Task) -> _Batches:
+def loader(task: Task) -> FunctionReading:
     """`dataload.Loader` with threads, or with processes by the option ``executor``."""
     held = ExitStack()
     source = held.enter_context(open_workload(task))
@@ -80,10 +61,10 @@ def loader(task: Task) -> _Batches:
         made.set_epoch(epoch)
         return iter(made)
 
-    return _Batches(batches, {"executor": executor, "num_workers": task.workers, "prefetch": 2}, held)
+    return FunctionReading({"executor": executor, "num_workers": task.workers, "prefetch": 2}, batches, held=held)
 
 
-def gather(task: Task) -> _Batches:
+def gather(task: Task) -> FunctionReading:
     """Copying alone: the records in memory, and ``np.take`` (or ``bytes``) on one thread or several.
 
     Nothing that gives batches of its own can be faster.
@@ -97,10 +78,10 @@ def gather(task: Task) -> _Batches:
 
     held = ExitStack()
     run = partial(_in_threads, _threads(held, task.workers), take)
-    return _Batches(lambda epoch: run(_rows(order, task, epoch)), {"threads": max(1, task.workers)}, held)
+    return FunctionReading({"threads": max(1, task.workers)}, lambda epoch: run(_rows(order, task, epoch)), held=held)
 
 
-def lmdb_get(task: Task) -> _Batches:
+def lmdb_get(task: Task) -> FunctionReading:
     """``bytes(txn.get(key))`` in a loop: nothing is decoded."""
     lmdb = load_optional("lmdb", needed_by="the limit of LMDB", extra="lmdb")
     held = ExitStack()
@@ -113,10 +94,10 @@ def lmdb_get(task: Task) -> _Batches:
         for rows in _rows(order, task, epoch):
             yield {"bytes": [bytes(transaction.get(keys[row])) for row in rows.tolist()]}
 
-    return _Batches(batches, {"lmdb": lmdb.__version__}, held)
+    return FunctionReading({"lmdb": lmdb.__version__}, batches, held=held)
 
 
-def array_record_read(task: Task) -> _Batches:
+def array_record_read(task: Task) -> FunctionReading:
     """``reader.read([...])`` of the package array_record, a batch at a time: nothing is decoded."""
     module = load_optional("array_record.python.array_record_module", needed_by="its limit", extra="arrayrecord")
     options = "readahead_buffer_size:0"
@@ -124,14 +105,14 @@ def array_record_read(task: Task) -> _Batches:
     held = ExitStack()
     held.callback(reader.close)
     order = GlobalShuffle(reader.num_records(), task.seed)
-    return _Batches(
-        lambda epoch: ({"bytes": reader.read(rows.tolist())} for rows in _rows(order, task, epoch)),
+    return FunctionReading(
         {"reader_options": options, "file_reader_buffer_size": _READER_BUFFER},
-        held,
+        lambda epoch: ({"bytes": reader.read(rows.tolist())} for rows in _rows(order, task, epoch)),
+        held=held,
     )
 
 
-def decode_loop(task: Task) -> _Batches:
+def decode_loop(task: Task) -> FunctionReading:
     """JPEGs decoded in threads from a list in memory: no order, no batches but lists."""
     simplejpeg = load_optional("simplejpeg", needed_by="decoding", extra="tar")
     (field,) = WORKLOADS[task.workload].decodes
@@ -145,7 +126,7 @@ def decode_loop(task: Task) -> _Batches:
         while batch := list(islice(images, task.batch_size)):
             yield {field: batch}
 
-    return _Batches(batches, {"threads": max(1, task.workers)}, held)
+    return FunctionReading({"threads": max(1, task.workers)}, batches, held=held)
 
 
 def _copied(column: Any, rows: Int64Array) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from dataload.bench.data import Data, Written
 from dataload.bench.peers import Peer, get_peer, why_missing
 from dataload.bench.peers.reading import Field
 from dataload.bench.plan import Choices
 from dataload.bench.results import Measurement
+from dataload.bench.runner import child_environment
 from dataload.bench.task import Task
 from dataload.build import create
 from dataload.errors import ConfigError, printable, text_of
@@ -160,7 +158,6 @@ def _path(
 
 
 def _prepare(peer: Peer, source: str, directory: str, field: Field, python: str | None) -> str:
-    package = str(Path(__file__).parents[2])
     options = json.dumps(field.to_options())
     shutil.rmtree(directory, ignore_errors=True)  # of a run that was ended
     try:
@@ -169,7 +166,7 @@ def _prepare(peer: Peer, source: str, directory: str, field: Field, python: str 
             capture_output=True,
             text=True,
             timeout=_PREPARE_SECONDS,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))},
+            env=child_environment(),
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"its files are not written after {_PREPARE_SECONDS:g} s", key="peers") from None
@@ -188,5 +185,4 @@ def _once(target: Path, work: Callable[[], None]) -> None:
 def _write_bytes(target: Path, format_name: str, data: Data, field: Field) -> None:
     with create(target, format=format_name) as writer:
         for i in range(len(data.records)):
-            value = data.records[i][field.name]
-            writer.write(value if isinstance(value, bytes) else np.ascontiguousarray(value).tobytes())
+            writer.write(field.stored(data.records[i][field.name]))

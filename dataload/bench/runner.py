@@ -16,7 +16,7 @@ from dataload.bench.results import Measurement
 from dataload.bench.task import Answer, Task
 from dataload.errors import printable
 
-__all__ = ["agreeing", "measure_all", "run_task"]
+__all__ = ["agreeing", "child_environment", "measure_all", "run_task"]
 
 _LEAST_TIMEOUT = 120.0
 _MESSAGE_CHARACTERS = 300
@@ -90,15 +90,13 @@ def run_task(
 
 def _run(command: Sequence[str], given: str, timeout: float) -> tuple[int, str, str]:
     """Exit status, standard output and standard error of a command, which finds this package."""
-    package = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env=child_environment(),
         start_new_session=True,  # a group with its workers, which would keep the pipes open after it
     )
     with process:
@@ -108,6 +106,12 @@ def _run(command: Sequence[str], given: str, timeout: float) -> tuple[int, str, 
             with suppress(ProcessLookupError, PermissionError):  # it has ended
                 os.killpg(process.pid, signal.SIGKILL)
     return process.returncode, output, errors
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a child that finds this package, also where it is not installed."""
+    package = str(Path(__file__).parents[2])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
 
 
 def agreeing(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.bench.peers.reading import PeerReading, load, versions
+from dataload.bench.peers.reading import FunctionReading, load, versions
 from dataload.bench.task import Task
 from dataload.bench.workloads import busy_numbers
 from dataload.multistream import MultiStreamLoader
@@ -26,16 +26,16 @@ from dataload.sharding import even_split
 __all__ = ["bare_generators", "multistream", "torch_groups"]
 
 
-def bare_generators(task: Task) -> PeerReading:
+def bare_generators(task: Task) -> FunctionReading:
     """All generators in turn, in one process: what the items themselves cost."""
 
     def batches(_: int) -> Iterator[Any]:
         return _stacked(zip(*_generators(range(task.batch_size), _steps(task)), strict=True))
 
-    return PeerReading({"processes": 1}, batches, lambda batch: batch)
+    return FunctionReading({"processes": 1}, batches)
 
 
-def multistream(task: Task) -> PeerReading:
+def multistream(task: Task) -> FunctionReading:
     """`dataload.multistream.MultiStreamLoader` with worker processes."""
     loader = MultiStreamLoader(
         partial(busy_numbers, count=_steps(task)),
@@ -49,10 +49,10 @@ def multistream(task: Task) -> PeerReading:
     held = ExitStack()
     held.callback(loader.close)
     settings = {"executor": "processes", "num_workers": loader.num_workers, "prefetch": 2}
-    return PeerReading(settings, lambda _: iter(loader), _items, held)
+    return FunctionReading(settings, lambda _: iter(loader), _items, held)
 
 
-def torch_groups(task: Task) -> PeerReading:
+def torch_groups(task: Task) -> FunctionReading:
     """One torch DataLoader for each group of rows, as many groups as workers; without, one in this process."""
     data = load("torch.utils.data", "torch")
     groups = even_split(task.batch_size, max(1, min(task.workers, task.batch_size)))
@@ -66,7 +66,7 @@ def torch_groups(task: Task) -> PeerReading:
         return _stacked(chain.from_iterable(parts) for parts in zip(*loaders, strict=True))
 
     settings = {**versions("torch"), **several, "loaders": len(loaders), "prefetch_factor": loaders[0].prefetch_factor}
-    return PeerReading(settings, batches, lambda batch: batch)
+    return FunctionReading(settings, batches)
 
 
 def _group_class() -> type[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.bench.peers.reading import Field, PeerReading, load, refuse_order, versions
+from dataload.bench.peers.reading import Field, FunctionReading, load, refuse_order, versions
 from dataload.bench.task import Task
 
 __all__ = ["loader", "write"]
@@ -29,7 +29,7 @@ def write(records: Iterable[Any], field: Field, directory: str, count: int) -> s
     return path
 
 
-def loader(task: Task) -> PeerReading:
+def loader(task: Task) -> FunctionReading:
     """Batches by ``read_indices``."""
     refuse_order(task, "global", "sequential")
     bagz = load("bagz", "bagz")
@@ -50,4 +50,4 @@ def loader(task: Task) -> PeerReading:
         "limits_storage": "in memory",
         "compression": "none",
     }
-    return PeerReading(settings, batches, lambda batch: batch)
+    return FunctionReading(settings, batches)

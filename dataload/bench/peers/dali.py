@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.bench.peers.reading import Field, PeerReading, expand_files, load, refuse_order, versions
+from dataload.bench.peers.reading import Field, FunctionReading, expand_files, load, refuse_order, versions
 from dataload.bench.task import Task
 
 __all__ = ["loader"]
@@ -23,7 +23,7 @@ _PACKAGE = "nvidia-dali-cuda120"
 _FILL = 1024
 
 
-def loader(task: Task) -> PeerReading:
+def loader(task: Task) -> FunctionReading:
     """A pipeline that reads, and decodes where that is asked for."""
     refuse_order(task, "pool", "sequential")
     field = Field.of(task)
@@ -48,7 +48,7 @@ def loader(task: Task) -> PeerReading:
         "prefetch_queue_depth": 2,
         "initial_fill": _FILL if task.order == "pool" else 0,
     }
-    return PeerReading(settings, batches, columns)
+    return FunctionReading(settings, batches, columns)
 
 
 def _pipeline(task: Task, field: Field) -> Any:

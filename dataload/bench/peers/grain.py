@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.bench.peers.reading import Field, PeerReading, expand_files, load, refuse_order, versions
+from dataload.bench.peers.reading import Field, FunctionReading, expand_files, load, refuse_order, versions
 from dataload.bench.task import Task
 
 __all__ = ["loader"]
@@ -30,7 +30,7 @@ class _Stack:
         return {self._field.name: list(values) if self._field.kind == "bytes" else np.stack(values)}
 
 
-def loader(task: Task) -> PeerReading:
+def loader(task: Task) -> FunctionReading:
     """Grain's DataLoader, with worker processes or with its threads alone."""
     refuse_order(task, "global", "sequential")
     grain = load("grain", "grain")
@@ -71,4 +71,4 @@ def loader(task: Task) -> PeerReading:
         "num_threads": options.num_threads,
         "prefetch_buffer_size": options.prefetch_buffer_size,
     }
-    return PeerReading(settings, batches, lambda batch: batch, held)
+    return FunctionReading(settings, batches, held=held)

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from dataload.bench.peers.reading import Field, PeerReading, decode_jpeg, load, refuse_order, versions
+from dataload.bench.peers.reading import Field, FunctionReading, decode_jpeg, load, refuse_order, versions
 from dataload.bench.peers.torch_loader import tensor_columns, torch_reading
 from dataload.bench.task import Task
 
@@ -47,7 +47,7 @@ def write(records: Iterable[Any], field: Field, directory: str, count: int) -> s
     return path
 
 
-def loader(task: Task) -> PeerReading:
+def loader(task: Task) -> FunctionReading:
     """Batches of the data set itself, or of torch's DataLoader where there are workers."""
     refuse_order(task, "global", "pool", "sequential")
     datasets = load("datasets", _PACKAGE)
@@ -66,7 +66,7 @@ def loader(task: Task) -> PeerReading:
         shuffled = dataset.shuffle(seed=task.seed + epoch) if task.order == "global" else dataset
         return shuffled.iter(task.batch_size)
 
-    return PeerReading({**versions(_PACKAGE), "format": "numpy"}, batches, tensor_columns)
+    return FunctionReading({**versions(_PACKAGE), "format": "numpy"}, batches, tensor_columns)
 
 
 def _decoded(dataset: Any, field: Field, form: str) -> Any:
@@ -75,7 +75,7 @@ def _decoded(dataset: Any, field: Field, form: str) -> Any:
     return dataset.with_transform(_Decode(field.name)) if field.kind == "image" else dataset
 
 
-def _iterable(task: Task, dataset: Any, field: Field) -> PeerReading:
+def _iterable(task: Task, dataset: Any, field: Field) -> FunctionReading:
     stream = dataset.to_iterable_dataset(num_shards=_SHARDS).shuffle(seed=task.seed, buffer_size=_BUFFER)
     form = "torch" if task.workers else "numpy"
     if field.kind == "array":
@@ -99,7 +99,7 @@ def _iterable(task: Task, dataset: Any, field: Field) -> PeerReading:
         "buffer_size": _BUFFER,
         "format": form,
     }
-    return PeerReading(settings, batches, tensor_columns)
+    return FunctionReading(settings, batches, tensor_columns)
 
 
 class _Decode:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.bench.peers.reading import Field, PeerReading, load, refuse_order, versions
+from dataload.bench.peers.reading import Field, FunctionReading, load, refuse_order, versions
 from dataload.bench.task import Task
 
 __all__ = ["loader", "write"]
@@ -47,7 +47,7 @@ def write(records: Iterable[Any], field: Field, directory: str, count: int) -> s
     return path
 
 
-def loader(task: Task) -> PeerReading:
+def loader(task: Task) -> FunctionReading:
     """Batches by ``take``, or by a scan."""
     refuse_order(task, "global", "sequential")
     lance = load("lance", "pylance")
@@ -66,7 +66,7 @@ def loader(task: Task) -> PeerReading:
         for start in range(0, count, task.batch_size):
             yield column(dataset.take(order[start : start + task.batch_size].tolist()))
 
-    return PeerReading(versions("pylance", "pyarrow"), batches, lambda batch: batch)
+    return FunctionReading(versions("pylance", "pyarrow"), batches)
 
 
 def _column(values: Any, field: Field) -> Any:

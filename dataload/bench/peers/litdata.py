@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from dataload.bench.peers.reading import Field, PeerReading, decode_jpeg, load, refuse_order, versions
+from dataload.bench.peers.reading import Field, FunctionReading, decode_jpeg, load, refuse_order, versions
 from dataload.bench.peers.torch_loader import tensor_columns
 from dataload.bench.task import Task
 
@@ -33,7 +33,7 @@ def write(records: Iterable[Any], field: Field, directory: str, count: int) -> s
     return path
 
 
-def loader(task: Task) -> PeerReading:
+def loader(task: Task) -> FunctionReading:
     """StreamingDataset behind StreamingDataLoader."""
     refuse_order(task, "pool", "sequential")
     litdata = load("litdata", "litdata")
@@ -44,7 +44,7 @@ def loader(task: Task) -> PeerReading:
     several: dict[str, Any] = {"num_workers": task.workers, "persistent_workers": task.workers > 0}
     made = litdata.StreamingDataLoader(dataset, batch_size=task.batch_size, **several)
     settings = {**versions("litdata", "torch"), **several, **options, "chunk_bytes": _CHUNK}
-    return PeerReading(settings, lambda _: iter(made), tensor_columns)
+    return FunctionReading(settings, lambda _: iter(made), tensor_columns)
 
 
 class _Decode:

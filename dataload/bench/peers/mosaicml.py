@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from dataload.bench.peers.reading import Field, PeerReading, decode_jpeg, load, refuse_order, versions
+from dataload.bench.peers.reading import Field, FunctionReading, decode_jpeg, load, refuse_order, versions
 from dataload.bench.peers.torch_loader import tensor_columns
 from dataload.bench.task import Task
 
@@ -34,7 +34,7 @@ def write(records: Iterable[Any], field: Field, directory: str, count: int) -> s
     return path
 
 
-def loader(task: Task) -> PeerReading:
+def loader(task: Task) -> FunctionReading:
     """StreamingDataset behind StreamingDataLoader."""
     refuse_order(task, "global", "pool", "sequential")
     streaming = load("streaming", _PACKAGE)
@@ -52,7 +52,7 @@ def loader(task: Task) -> PeerReading:
     several: dict[str, Any] = {"num_workers": task.workers, "persistent_workers": task.workers > 0}
     made = streaming.StreamingDataLoader(dataset, batch_size=task.batch_size, **several)
     settings = {**versions(_PACKAGE, "torch"), **several, "shuffle_algo": algorithm}
-    return PeerReading(settings, lambda _: iter(made), tensor_columns)
+    return FunctionReading(settings, lambda _: iter(made), tensor_columns)
 
 
 def _decoding(streaming: Any, name: str) -> Any:

@@ -20,7 +20,7 @@ from dataload.formats.codecs import resolve_codec
 from dataload.sharding import expand_braces
 from dataload.types import Array
 
-__all__ = ["Field", "FieldKind", "PeerReading", "decode_jpeg", "expand_files", "load", "refuse_order", "versions"]
+__all__ = ["Field", "FieldKind", "FunctionReading", "decode_jpeg", "expand_files", "load", "refuse_order", "versions"]
 
 FieldKind: TypeAlias = Literal["array", "bytes", "image"]
 """Arrays of one shape, bytes of any length, JPEG files to be decoded to (height, width, 3) uint8."""
@@ -121,13 +121,13 @@ class Field:
         return decoded if self.kind == "bytes" else np.stack(decoded)
 
 
-class PeerReading:
+class FunctionReading:
     """A `dataload.bench.task.Reading` put together from functions.
 
     Args:
         settings: To be shown.
         batches: From the number of an epoch to its batches.
-        columns: From a batch as the peer gives it to field -> array, or list of bytes; without copying.
+        columns: From a batch as it is given to field -> array, or list of bytes; without copying.
         held: What is closed at the end.
     """
 
@@ -135,7 +135,7 @@ class PeerReading:
         self,
         settings: Mapping[str, Any],
         batches: Callable[[int], Iterator[Any]],
-        columns: Callable[[Any], Mapping[str, Any]],
+        columns: Callable[[Any], Mapping[str, Any]] = lambda batch: batch,
         held: ExitStack | None = None,
     ) -> None:
         self.settings = settings

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.bench.peers.reading import Field, PeerReading, load, refuse_order, versions
+from dataload.bench.peers.reading import Field, FunctionReading, load, refuse_order, versions
 from dataload.bench.peers.torch_loader import ArrayRecords, LmdbRecords, Stored, TarRecords
 from dataload.bench.task import Task
 
@@ -25,22 +25,22 @@ __all__ = ["array_record", "lmdb", "tar"]
 _BUFFER = 3
 
 
-def lmdb(task: Task) -> PeerReading:
+def lmdb(task: Task) -> FunctionReading:
     """Values of an LMDB environment."""
     return _over(task, LmdbRecords(task.path, Field.of(task)))
 
 
-def tar(task: Task) -> PeerReading:
+def tar(task: Task) -> FunctionReading:
     """Components of tar archives with an index."""
     return _over(task, TarRecords(task.path, Field.of(task)))
 
 
-def array_record(task: Task) -> PeerReading:
+def array_record(task: Task) -> FunctionReading:
     """Records of ArrayRecord files."""
     return _over(task, ArrayRecords(task.path, Field.of(task)))
 
 
-def _over(task: Task, records: Stored) -> PeerReading:
+def _over(task: Task, records: Stored) -> FunctionReading:
     refuse_order(task, "global", "sequential")
     builder = load("spdl.pipeline", "spdl-core").PipelineBuilder
     field = Field.of(task)
@@ -66,7 +66,7 @@ def _over(task: Task, records: Stored) -> PeerReading:
         "buffer_size": _BUFFER,
         "continuous": True,
     }
-    return PeerReading(settings, lambda _: iter(pipeline), lambda batch: batch, held)
+    return FunctionReading(settings, lambda _: iter(pipeline), held=held)
 
 
 class _Batches:

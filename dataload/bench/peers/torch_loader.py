@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.bench.peers.reading import Field, PeerReading, expand_files, load, refuse_order, versions
+from dataload.bench.peers.reading import Field, FunctionReading, expand_files, load, refuse_order, versions
 from dataload.bench.task import Task
 from dataload.types import Int64Array
 
@@ -212,32 +212,32 @@ def _places(path: str, component: str) -> Int64Array:
     return np.array(places, np.int64).reshape(-1, 2)
 
 
-def memmap(task: Task) -> PeerReading:
+def memmap(task: Task) -> FunctionReading:
     """Rows of a memory-mapped ``.npy`` file, one by one."""
     return _over(task, Memmap(task.path, Field.of(task)))
 
 
-def memmap_bulk(task: Task) -> PeerReading:
+def memmap_bulk(task: Task) -> FunctionReading:
     """Rows of a memory-mapped ``.npy`` file, a batch in one indexing operation."""
     return _over(task, Memmap(task.path, Field.of(task)), bulk=True)
 
 
-def lmdb(task: Task) -> PeerReading:
+def lmdb(task: Task) -> FunctionReading:
     """Values of an LMDB environment."""
     return _over(task, LmdbRecords(task.path, Field.of(task)))
 
 
-def tar(task: Task) -> PeerReading:
+def tar(task: Task) -> FunctionReading:
     """Components of tar archives with an index."""
     return _over(task, TarRecords(task.path, Field.of(task)))
 
 
-def array_record(task: Task) -> PeerReading:
+def array_record(task: Task) -> FunctionReading:
     """Records of ArrayRecord files. Its package has threads of its own, and crashes in a process forked after it."""
     return _over(task, ArrayRecords(task.path, Field.of(task)), start="forkserver")
 
 
-def _over(task: Task, dataset: Any, *, bulk: bool = False, start: str | None = None) -> PeerReading:
+def _over(task: Task, dataset: Any, *, bulk: bool = False, start: str | None = None) -> FunctionReading:
     refuse_order(task, "global", "sequential")
     held = ExitStack()
     if isinstance(dataset, Stored):
@@ -247,7 +247,7 @@ def _over(task: Task, dataset: Any, *, bulk: bool = False, start: str | None = N
 
 def torch_reading(
     task: Task, dataset: Any, held: ExitStack | None = None, *, bulk: bool = False, start: str | None = None
-) -> PeerReading:
+) -> FunctionReading:
     """The reading of torch's loader over a map-style data set whose items are field -> value.
 
     Args:
@@ -272,7 +272,7 @@ def torch_reading(
         several["multiprocessing_context"] = start
     loader = data.DataLoader(dataset, **batching, **several)
     settings = {**versions("torch"), **several, "prefetch_factor": loader.prefetch_factor, "bulk": bulk}
-    return PeerReading(settings, lambda _: iter(loader), tensor_columns, held)
+    return FunctionReading(settings, lambda _: iter(loader), tensor_columns, held)
 
 
 def tensor_columns(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import dataload
 from dataload.bench.peers.reading import (
     Field,
-    PeerReading,
+    FunctionReading,
     decode_jpeg,
     expand_files,
     load,
@@ -42,7 +42,7 @@ def write_shards(records: Iterable[Any], field: Field, directory: str, count: in
     return os.path.join(directory, "*.tar")
 
 
-def loader(task: Task) -> PeerReading:
+def loader(task: Task) -> FunctionReading:
     """WebDataset behind a WebLoader."""
     refuse_order(task, "pool", "sequential")
     wds = load("webdataset", "webdataset")
@@ -77,4 +77,4 @@ def loader(task: Task) -> PeerReading:
         "shards": len(shards),
         "shuffle": _BUFFER if shuffled else 0,
     }
-    return PeerReading(settings, lambda _: iter(made), columns)
+    return FunctionReading(settings, lambda _: iter(made), columns)

@@ -137,7 +137,7 @@ def source_keys(path, name=None):
 def torchrecord(floats, count, batch_size):
     import lmdb
 
-    from dataload.formats.tensorprotos import decode
+    from dataload.codecs.tensorprotos import decode
 
     path = made(f"{4 * floats}-{count}.torchrecord", lambda: records(count, floats), num_records=count)
     plan = batches(count, batch_size)

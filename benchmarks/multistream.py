@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from benchmarks.timing import Case, compare
-from dataload.multistream import MultiStreamLoader
+from dataload.streams import MultiStreamLoader
 
 ROWS = 16
 ROUNDS_OF_WORK = 8_000

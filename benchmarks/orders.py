@@ -9,7 +9,7 @@ import numpy as np
 import dataload
 from benchmarks.datasets import made, records
 from benchmarks.timing import Case, compare
-from dataload.plan import BLOCK_ROWS
+from dataload.loader.order import BLOCK_ROWS
 from dataload.samplers import (
     BatchSampler,
     GlobalShuffle,

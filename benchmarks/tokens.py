@@ -8,7 +8,7 @@ from benchmarks.cases import SEED, consume, through_loader
 from benchmarks.datasets import ROOT, VERSION
 from benchmarks.timing import Case, compare
 from dataload.samplers import GlobalShuffle
-from dataload.sources.tokens import TokenSource
+from dataload.sources.tokens.reader import TokenSource
 
 T = 1024
 ROWS = 64

@@ -7,9 +7,11 @@ for batch in loader: ...
 ```
 """
 
-from dataload.build import create, from_config
-from dataload.build import open_source as open  # noqa: A004 - dataload.open, as gzip.open
-from dataload.collate import Collate, Ragged, default_collate
+from dataload.analysis.live import live_view
+from dataload.analysis.timeline import record_timeline
+from dataload.api import create, from_config
+from dataload.api import open_source as open  # noqa: A004 - dataload.open, as gzip.open
+from dataload.collate import Collate, Pack, Ragged, default_collate
 from dataload.errors import (
     ClosedSourceError,
     ConfigError,
@@ -22,17 +24,14 @@ from dataload.errors import (
     UnsupportedFormatError,
     WorkerError,
 )
-from dataload.live import live_view
-from dataload.loader import Loader
-from dataload.multistream import MultiStreamLoader, StreamContext
-from dataload.packing import Pack
+from dataload.loader.loader import Loader
+from dataload.loader.statistics import Statistics
 from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
 from dataload.sources.sequences import sequence_lengths
-from dataload.sources.tokens import TokenSource
-from dataload.statistics import Statistics
-from dataload.timeline import record_timeline
+from dataload.sources.tokens.reader import TokenSource
+from dataload.streams import MultiStreamLoader, StreamContext
 from dataload.transforms import SampleContext
 from dataload.types import (
     BatchReader,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dataload._optional import load_optional
+from dataload._util.optional import load_optional
 from dataload.errors import MissingDependencyError
 
 __all__ = ["main"]

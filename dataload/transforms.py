@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.randomness import generator
 from dataload.errors import ConfigError
-from dataload.randomness import generator
 from dataload.types import Transform
 
 __all__ = ["SampleContext", "Step", "compose"]

@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn import functional
 
 import dataload
-from dataload.sources.tokens import TokenSource
+from dataload.sources.tokens.reader import TokenSource
 from dataload.streams import StreamSampler, reset_state
 from dataload.torch import to_tensors
 
@@ -151,8 +151,8 @@ def resumes(source: TokenSource, rows: int, step: int) -> bool:
 
 
 def draw(source: TokenSource, rows: int, path: str) -> None:
-    from dataload.cli.pictures import stream_figure  # matplotlib is for this alone
-    from dataload.streams.report import stream_report
+    from dataload.analysis.pictures import stream_figure  # matplotlib is for this alone
+    from dataload.samplers.streams.report import stream_report
 
     order = StreamSampler(sequence_lengths=source.sequence_lengths, rows=rows)
     stream_figure(order, stream_report(order), "Which document each row of char_lm.py follows").savefig(path)

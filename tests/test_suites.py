@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataload.registry import format_names, get_format
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
+from dataload.sources.registry import format_names, get_format
 from dataload.testing import SourceSuite, SourceTraits, check_source, child
 from dataload.testing.cases import NotApplicable, run_check
 from dataload.testing.checks import CHECKS

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.fingerprint import digest
+from dataload.api import open_source
 from dataload.bench.results import FileFacts
 from dataload.bench.workloads import Workload
-from dataload.build import open_source
 from dataload.convert import convert
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
-from dataload.state import digest
 from dataload.types import RandomAccessSource
 
 __all__ = ["Data", "Written", "made_data", "own_data", "write"]

@@ -7,8 +7,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from dataload._util.cpus import usable_cpus
 from dataload.bench.peers.reading import versions
-from dataload.cpus import usable_cpus
 
 __all__ = ["describe_machine", "describe_versions"]
 

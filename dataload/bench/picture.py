@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dataload._optional import load_optional
+from dataload._util.optional import load_optional
 from dataload.bench.results import Curve, Measurement, Results
 from dataload.bench.table import by_workload, describe_task, rivals
 from dataload.errors import printable

@@ -79,7 +79,7 @@ def plan_limits(data: Data, written: Mapping[str, Written], choices: Choices) ->
 def plan_loaders(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
     """`dataload.Loader` over each format, in each order, with each number of workers.
 
-    Generators have one order, and are read by `dataload.multistream.MultiStreamLoader`.
+    Generators have one order, and are read by `dataload.streams.MultiStreamLoader`.
     """
     if "generator" in written:
         return [

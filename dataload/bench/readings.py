@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from dataload._optional import load_optional
+from dataload._util.optional import load_optional
+from dataload.api import open_source
 from dataload.bench.peers.reading import FunctionReading
 from dataload.bench.task import Order, Task
 from dataload.bench.workloads import WORKLOADS
-from dataload.build import open_source
-from dataload.loader import Loader
-from dataload.plan import shuffled
+from dataload.loader.loader import Loader
+from dataload.loader.order import shuffled
 from dataload.samplers import GlobalShuffle, Sequential
 from dataload.sources.base import Source
 from dataload.types import Int64Array, Sampler

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from dataload.api import create
 from dataload.bench.data import Data, Written
 from dataload.bench.peers import Peer, get_peer, why_missing
 from dataload.bench.peers.reading import Field
@@ -18,7 +19,6 @@ from dataload.bench.plan import Choices
 from dataload.bench.results import Measurement
 from dataload.bench.runner import child_environment
 from dataload.bench.task import Task
-from dataload.build import create
 from dataload.errors import ConfigError, printable, text_of
 
 __all__ = ["plan_peers"]

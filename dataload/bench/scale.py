@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.indexing import even_split
+from dataload.api import create, open_source
 from dataload.bench.results import Curve
-from dataload.build import create, open_source
-from dataload.loader import Loader
+from dataload.loader.loader import Loader
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, Sequential, ShardSequential
-from dataload.sharding import even_split
 from dataload.sources.range import RangeSource
 from dataload.types import Sampler
 

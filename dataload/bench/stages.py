@@ -11,11 +11,11 @@ from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
+from dataload.api import from_config
 from dataload.bench.results import Spread
-from dataload.build import from_config
 from dataload.errors import ConfigError
-from dataload.loader import Loader
-from dataload.steps import nbytes
+from dataload.loader.loader import Loader
+from dataload.loader.step import nbytes
 
 if TYPE_CHECKING:
     from dataload.config.models import DataloadConfig

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.indexing import even_split
 from dataload.bench.peers.reading import FunctionReading, load, versions
 from dataload.bench.task import Task
 from dataload.bench.workloads import busy_numbers
-from dataload.multistream import MultiStreamLoader
-from dataload.sharding import even_split
+from dataload.streams import MultiStreamLoader
 
 __all__ = ["bare_generators", "multistream", "torch_groups"]
 
@@ -36,7 +36,7 @@ def bare_generators(task: Task) -> FunctionReading:
 
 
 def multistream(task: Task) -> FunctionReading:
-    """`dataload.multistream.MultiStreamLoader` with worker processes."""
+    """`dataload.streams.MultiStreamLoader` with worker processes."""
     loader = MultiStreamLoader(
         partial(busy_numbers, count=_steps(task)),
         range(task.batch_size),

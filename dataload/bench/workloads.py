@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from dataload._optional import load_optional
+from dataload._util.optional import load_optional
 from dataload.errors import ConfigError, closest
 from dataload.types import Array, RandomAccessSource
 

@@ -1,1 +1,1 @@
-"""The command line. Only this package imports typer, and only this one and `dataload.live` rich."""
+"""The command line. Only this package imports typer, and only this one and `dataload.analysis.live` rich."""

@@ -16,6 +16,8 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
+from dataload._util.checks import check_directory
+from dataload.analysis.pictures import check_picture
 from dataload.bench.data import Data, Written, made_data, own_data, write
 from dataload.bench.html import report
 from dataload.bench.machine import describe_machine, describe_versions
@@ -48,10 +50,8 @@ from dataload.cli.options import (
     Picture,
     SourceFormat,
     SourceOptions,
-    check_directory,
 )
 from dataload.cli.output import ProgressBar, print_line, print_table, print_warning
-from dataload.cli.pictures import check_picture
 from dataload.errors import ConfigError, closest
 
 __all__ = ["bench_command"]

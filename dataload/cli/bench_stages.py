@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dataload._util.checks import check_directory
 from dataload.bench.stages import StageReport, measure_stages
-from dataload.cli.options import check_directory
 from dataload.cli.output import ProgressBar, print_line, print_table
 from dataload.errors import ConfigError
 

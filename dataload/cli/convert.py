@@ -20,7 +20,7 @@ from dataload.cli.options import (
 from dataload.cli.output import ProgressBar, as_typed, count_of, human_bytes, print_line
 from dataload.convert import convert
 from dataload.convert.plan import destination_format
-from dataload.registry import Format
+from dataload.sources.registry import Format
 
 __all__ = ["convert_command"]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dataload.build import find_shards
+from dataload.api import find_shards
 from dataload.cli.output import ProgressBar, count_of, print_error, print_line
 from dataload.errors import ConfigError, DataloadError
 
@@ -29,7 +29,7 @@ def index_command(
 
     A bad archive gets no index and does not keep the others from theirs; the exit code is then 1.
     """
-    from dataload.writers.tar import write_index
+    from dataload.sources.tar.writer import write_index
 
     if directory is not None and not os.path.isdir(directory):
         raise ConfigError(f"there is no directory {directory}", key="directory", value=directory)

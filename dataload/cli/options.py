@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -10,12 +9,12 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from dataload.build import find_shards, open_source
+from dataload.api import find_shards, open_source
 from dataload.config.overrides import parse_assignment
 from dataload.config.references import resolve_reference
 from dataload.errors import ConfigError
-from dataload.registry import Format, format_names, get_format, load
 from dataload.sources.base import Source
+from dataload.sources.registry import Format, format_names, get_format, load
 
 __all__ = [
     "Codec",
@@ -28,7 +27,6 @@ __all__ = [
     "Picture",
     "SourceFormat",
     "SourceOptions",
-    "check_directory",
     "named",
     "parse_options",
     "split_prefix",
@@ -150,17 +148,6 @@ def _parse_decode(decode: Sequence[str]) -> str | dict[str, Any]:
             raise ConfigError(f"--decode {item!r}: give one name for all, or extension=decoder each", key="decode")
         table[extension] = named(decoder, "--decode")
     return table
-
-
-def check_directory(path: str, key: str) -> None:
-    """See that there is a directory for a file to be written, before there is work to lose.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    directory = os.path.dirname(path) or "."
-    if not os.path.isdir(directory):
-        raise ConfigError(f"there is no directory {directory} to write to", key=key, value=path)
 
 
 def takes(entry: Format, role: str, option: str) -> bool:

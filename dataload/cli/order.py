@@ -10,18 +10,18 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from dataload.build import from_config
+from dataload.analysis.pictures import check_picture, order_figure, stream_figure
+from dataload.api import from_config
 from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture
 from dataload.cli.order_streams import print_streams, stream_facts
 from dataload.cli.output import count_of, print_json, print_line, print_table
-from dataload.cli.pictures import check_picture, order_figure, stream_figure
 from dataload.errors import ConfigError
-from dataload.loader import Loader
+from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler
 from dataload.samplers.order_sample import WHOLE_UP_TO, GlobalBatches, OrderSample, Shards, sample_order
 from dataload.samplers.pool_quality import pool_size_for
 from dataload.samplers.quality import Figure, OrderReport, judge_order
-from dataload.streams.report import StreamPlanner, stream_report
+from dataload.samplers.streams.report import StreamPlanner, stream_report
 from dataload.types import Sharded
 
 __all__ = ["order_command"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dataload.cli.output import count_of, print_line
-from dataload.streams.report import StreamPlanner, StreamReport, follow
+from dataload.samplers.streams.report import StreamPlanner, StreamReport, follow
 
 __all__ = ["print_streams", "stream_facts"]
 

@@ -9,14 +9,15 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from dataload.build import from_config
-from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture, check_directory
+from dataload._util.checks import check_directory
+from dataload.analysis.pictures import check_picture, timeline_figure
+from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
+from dataload.api import from_config
+from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture
 from dataload.cli.output import print_json, print_line
-from dataload.cli.pictures import check_picture, timeline_figure
 from dataload.errors import ConfigError
-from dataload.loader import Loader
-from dataload.statistics import Statistics
-from dataload.timeline import CONSUMER, Timeline, record_timeline
+from dataload.loader.loader import Loader
+from dataload.loader.statistics import Statistics
 
 __all__ = ["timeline_command"]
 

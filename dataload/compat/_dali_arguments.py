@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from dataload.checks import check_count
+from dataload._util.checks import check_count
 from dataload.errors import ConfigError, closest
 
 __all__ = ["Missing", "Output", "check_flags", "check_missing", "check_needless", "check_outputs", "pair_indexes"]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dataload._util.indexing import even_split
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, Sequential, ShardSequential, Subset
-from dataload.sharding import even_split
 from dataload.types import Int64Array, Sampler
 
 __all__ = ["EpochPlan", "IndexStream"]

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from dataload.compat._dali_arguments import Missing, Output
 from dataload.errors import ConfigError
-from dataload.formats.tar_samples import SampleTable
 from dataload.sources.files import FileSource, ShardReader
-from dataload.sources.mapped import MappedFile
-from dataload.sources.tar_table import load_table
+from dataload.sources.tar.samples import SampleTable
+from dataload.sources.tar.table import load_table
+from dataload.storage.local.mapped import MappedFile
 from dataload.types import Array, Int64Array
 
 __all__ = ["OutputSource"]

@@ -10,9 +10,9 @@ from typing import Self, SupportsIndex
 
 from dataload.compat._syrah_values import check_position, flat, storable, taken_for
 from dataload.errors import ConfigError, SourceError
-from dataload.sources.syrah import SyrahSource
+from dataload.sources.syrah.reader import SyrahSource
+from dataload.sources.syrah.writer import SyrahWriter
 from dataload.types import Array
-from dataload.writers.syrah import SyrahWriter
 
 __all__ = ["File", "FileError"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import ConfigError
-from dataload.formats.syrah import DTYPES
+from dataload.sources.syrah.layout import DTYPES
 from dataload.types import Array
 
 __all__ = ["check_position", "flat", "storable", "taken_for"]

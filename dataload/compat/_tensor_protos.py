@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any, Final
 
-from dataload._optional import load_optional
-from dataload.formats.caffe2 import TYPES
+from dataload._util.optional import load_optional
+from dataload.codecs.caffe2 import TYPES
 
 __all__ = ["BYTE", "message_class"]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from dataload._optional import load_optional
+from dataload._util.optional import load_optional
 from dataload.compat._tensor_protos import message_class
 from dataload.errors import ConfigError
-from dataload.formats.lmdb_file import subdatabases
 from dataload.samplers import PoolShuffle, Sequential
-from dataload.sources.files import file_errors
-from dataload.sources.torchrecord import TorchRecordSource
+from dataload.sources.lmdb.file import subdatabases
+from dataload.sources.lmdb.torchrecord import TorchRecordSource
+from dataload.storage.errors import file_errors
 from dataload.types import Int64Array
 
 __all__ = ["TRDataset", "TRSampler", "default_transform"]

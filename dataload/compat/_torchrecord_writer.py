@@ -9,13 +9,13 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-from dataload._optional import load_optional
+from dataload._util.indexing import even_split
+from dataload._util.optional import load_optional
 from dataload.compat._tensor_protos import BYTE, message_class
 from dataload.errors import ConfigError
-from dataload.formats.lmdb_file import is_torchrecord
-from dataload.sharding import even_split
-from dataload.sources.files import file_errors
-from dataload.writers.lmdb_environment import NewEnvironment
+from dataload.sources.lmdb.file import is_torchrecord
+from dataload.sources.lmdb.write_environment import NewEnvironment
+from dataload.storage.errors import file_errors
 
 __all__ = ["Writer", "default_data_process_func"]
 

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dataload._optional import load_optional
+from dataload._util.optional import load_optional
+from dataload.codecs.decoders import DECODERS, decode_image
 from dataload.errors import ConfigError, CorruptFileError, closest
-from dataload.formats.decoders import DECODERS, decode_image
 
 __all__ = ["Decode", "Handler", "handle_extension", "image_handler"]
 

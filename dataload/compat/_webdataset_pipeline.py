@@ -14,10 +14,10 @@ import numpy as np
 from dataload.compat._webdataset_refusals import OnFailure, on_failure, refuse_method
 from dataload.compat._webdataset_stages import AddUrl, run
 from dataload.errors import ConfigError
-from dataload.loader import Loader
+from dataload.loader.loader import Loader
 from dataload.samplers import Repeat, Sequential, ShardSequential, Subset
 from dataload.sources.range import RangeSource
-from dataload.sources.tar import TarSource
+from dataload.sources.tar.reader import TarSource
 from dataload.types import Sampler
 
 __all__ = ["Pipeline", "Plan"]

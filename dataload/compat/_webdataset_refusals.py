@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, cast, get_args
 
+from dataload._util.indexing import expand_braces
 from dataload.errors import ConfigError
-from dataload.sharding import expand_braces
 
 __all__ = ["OnFailure", "archives", "on_failure", "refuse_arguments", "refuse_method"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._optional import load_optional
+from dataload._util.optional import load_optional
 from dataload.errors import ConfigError
 from dataload.sources.base import shard_of
 from dataload.transforms import SampleContext

@@ -25,12 +25,12 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-from dataload.checks import check_count
+from dataload._util.checks import check_count
+from dataload._util.randomness import check_seed
 from dataload.compat._dali_arguments import check_flags, check_missing, check_needless, check_outputs, pair_indexes
 from dataload.compat._dali_order import EpochPlan, IndexStream
 from dataload.compat._dali_source import OutputSource
 from dataload.errors import ConfigError
-from dataload.randomness import check_seed
 from dataload.types import Array
 
 __all__ = ["WebdatasetReader", "webdataset"]

@@ -13,12 +13,12 @@ from typing import Any, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 
+from dataload._util.indexing import split_by_shard
 from dataload.errors import ConfigError
-from dataload.formats.array_record import parse_selection
-from dataload.sharding import split_by_shard
-from dataload.sources.array_record import ArrayRecordSource, FileInstruction
+from dataload.sources.array_record.layout import parse_selection
+from dataload.sources.array_record.reader import ArrayRecordSource, FileInstruction
+from dataload.sources.array_record.tfds import TfdsSource, split_names
 from dataload.sources.range import RangeSource
-from dataload.sources.tfds import TfdsSource, split_names
 from dataload.types import Int64Array, RandomAccessSource
 
 __all__ = ["ArrayRecordDataSource", "RandomAccessDataSource", "RangeDataSource", "RecordKeyError", "tfds_data_source"]
@@ -175,8 +175,8 @@ def tfds_data_source(data: Any, split: Any = None, *, fields: Sequence[str] | No
         fields: Names of the features to read; None means all.
 
     Raises:
-        ConfigError: `data` is neither; or see `dataload.sources.tfds.TfdsSource`.
-        SourceError: See `dataload.sources.tfds.TfdsSource`.
+        ConfigError: `data` is neither; or see `dataload.sources.array_record.tfds.TfdsSource`.
+        SourceError: See `dataload.sources.array_record.tfds.TfdsSource`.
     """
     if isinstance(data, (str, os.PathLike)):
         if split is None:

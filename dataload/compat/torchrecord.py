@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dataload._optional import load_optional
+from dataload._util.optional import load_optional
 from dataload.compat._tensor_protos import message_class
 from dataload.compat._torchrecord_reader import TRDataset, TRSampler, default_transform
 from dataload.compat._torchrecord_writer import Writer, default_data_process_func

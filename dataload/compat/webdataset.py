@@ -11,15 +11,15 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from dataload.checks import check_count
+from dataload._util.checks import check_count
+from dataload._util.randomness import derive_key
 from dataload.compat import _webdataset_stages as stages
 from dataload.compat._webdataset_decode import Decode, Handler, handle_extension, image_handler
 from dataload.compat._webdataset_pipeline import Pipeline, Plan
 from dataload.compat._webdataset_refusals import OnFailure, archives, on_failure, refuse_arguments
 from dataload.errors import ConfigError
-from dataload.randomness import derive_key
 from dataload.samplers import PoolShuffle, Subset
-from dataload.sources.tar import TarSource
+from dataload.sources.tar.reader import TarSource
 
 __all__ = [
     "WebDataset",

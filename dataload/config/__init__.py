@@ -22,7 +22,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dataload._optional import load_optional
+from dataload._util.optional import load_optional
 from dataload.config.files import read_file
 from dataload.config.overrides import apply_overrides
 from dataload.config.paths import anchor_paths

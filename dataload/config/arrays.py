@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataload.codecs.npy import parse_npy
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.formats.npy import parse_npy
 from dataload.types import Array
 
 __all__ = ["NPY_PATTERN", "read_array"]

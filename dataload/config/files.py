@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable
 from typing import Any
 
-from dataload._optional import load_optional
+from dataload._util.optional import load_optional
 from dataload.config.plain import shorten
 from dataload.errors import ConfigError
 

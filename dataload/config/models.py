@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import ConfigDict, Field
 
-from dataload.bad_records import OnError
 from dataload.collate import Collate, Policy
 from dataload.config.problems import MISSING, Problem
 from dataload.config.references import REFERENCE_PATTERN, resolve_reference
@@ -15,16 +14,17 @@ from dataload.config.sampler_section import Site
 from dataload.config.samplers import LengthBucketsConfig, OrderConfig, PackingConfig
 from dataload.config.section import Section
 from dataload.config.streams import StreamsConfig
-from dataload.execution import ExecutorName
 from dataload.executors import StartMethod
-from dataload.formats.tar import OnDamage
-from dataload.plan import Shuffle, place_of
+from dataload.loader.execution import ExecutorName
+from dataload.loader.order import Shuffle, place_of
+from dataload.loader.rescue import OnError
 from dataload.samplers import BatchPlanner
 from dataload.samplers.batch import Tail
 from dataload.sources.base import Source
 from dataload.sources.concat import ConcatSource
-from dataload.sources.tar import Missing
-from dataload.sources.tokens import Ends
+from dataload.sources.tar.header import OnDamage
+from dataload.sources.tar.reader import Missing
+from dataload.sources.tokens.reader import Ends
 
 __all__ = ["DataloadConfig", "LoaderConfig", "SourceConfig", "missing_settings"]
 

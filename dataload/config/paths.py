@@ -7,7 +7,7 @@ import os
 from typing import Any, cast
 
 from dataload.errors import ConfigError
-from dataload.registry import get_format
+from dataload.sources.registry import get_format
 
 __all__ = ["ARRAY_KEYS", "PATH_KEYS", "anchor_paths"]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dataload._util.randomness import derive_key
 from dataload.config.problems import Problem, named_under
 from dataload.config.section import Section
-from dataload.randomness import derive_key
 from dataload.samplers import BatchPlanner
 from dataload.sources.base import Source
 from dataload.types import Sampler

@@ -15,7 +15,7 @@ from dataload.config.arrays import NPY_PATTERN, read_array
 from dataload.config.problems import MISSING, Problem, named_as
 from dataload.config.sampler_section import BatchesSection, OrderSection, Site
 from dataload.errors import ConfigError
-from dataload.plan import default_pool_size, shard_lengths
+from dataload.loader.order import default_pool_size, shard_lengths
 from dataload.samplers import (
     BatchPlanner,
     BucketBatchSampler,

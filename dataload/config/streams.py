@@ -12,9 +12,9 @@ from dataload.config.problems import Problem, named_as
 from dataload.config.sampler_section import BatchesSection, Site
 from dataload.errors import ConfigError
 from dataload.samplers import BatchPlanner
+from dataload.samplers.streams.sampler import Ends, Mode
 from dataload.sources.sequences import sequence_lengths
 from dataload.streams import RowMixture, StreamSampler
-from dataload.streams.sampler import Ends, Mode
 
 __all__ = ["StreamsConfig"]
 

@@ -21,14 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dataload._util.fingerprint import digest
 from dataload.convert.blocks import read_ahead
 from dataload.convert.manifest import Finished, Manifest, examine, is_intact, remove_temporaries
 from dataload.convert.plan import Shard, destination_format, manifest_path, plan_shards, summarize_paths
 from dataload.errors import ConfigError, SourceNotFoundError
-from dataload.registry import Format, construct, load
-from dataload.state import digest
+from dataload.sources.registry import Format, construct, load
+from dataload.sources.writer import Writer
 from dataload.types import RandomAccessSource
-from dataload.writers.base import Writer
 
 __all__ = ["ConvertReport", "convert"]
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dataload._util.indexing import even_split, expand_braces
 from dataload.errors import ConfigError
-from dataload.registry import Format, by_suffix, format_names, get_format
-from dataload.sharding import even_split, expand_braces
+from dataload.sources.registry import Format, by_suffix, format_names, get_format
 
 __all__ = ["Shard", "destination_format", "manifest_path", "plan_shards", "summarize_paths"]
 

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
-from dataload.cgroups import control_groups
+from dataload._util.cgroups import control_groups
 
 __all__ = ["available_bytes"]
 

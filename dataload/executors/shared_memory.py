@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.leases import Loans
 from dataload.executors.memory import available_bytes
-from dataload.loans import Loans
 from dataload.types import BytesArray
 
 __all__ = ["Extent", "Ring", "Slot"]

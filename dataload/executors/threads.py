@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from dataload.cpus import usable_cpus
+from dataload._util.cpus import usable_cpus
 from dataload.executors.base import (
     Heartbeat,
     Patience,

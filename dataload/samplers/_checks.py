@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataload.checks import check_count
+from dataload._util.checks import check_count
 from dataload.errors import ConfigError
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.types import Sampler

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dataload.state import fingerprint
+from dataload._util.fingerprint import fingerprint
 from dataload.types import Int64Array
 
 __all__ = ["ArrayValue", "divide", "split_by_group"]

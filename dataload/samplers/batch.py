@@ -11,9 +11,9 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dataload.checks import check_choice
+from dataload._util.checks import check_choice
+from dataload.collate import Packing
 from dataload.errors import ConfigError
-from dataload.packing import Packing
 from dataload.samplers._checks import check_count, check_sampler, records_of
 from dataload.types import Array, Int64Array, Sampler
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dataload._util.randomness import check_seed, derive_key
 from dataload.errors import ConfigError
-from dataload.randomness import check_seed, derive_key
 from dataload.samplers._checks import check_count
 from dataload.samplers._values import ArrayValue, divide, split_by_group
 from dataload.samplers.batch import BatchPlan, BatchPlanner

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dataload.randomness import check_seed, derive_key
+from dataload._util.randomness import check_seed, derive_key
 from dataload.samplers._checks import check_count, check_sampler, records_of
 from dataload.samplers._values import divide, split_by_group
 from dataload.samplers.pool import LARGEST_POOL, PoolShuffle

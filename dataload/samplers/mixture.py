@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from dataload.checks import check_choice
+from dataload._util.checks import check_choice
+from dataload._util.randomness import check_seed, derive_key
 from dataload.errors import ConfigError
-from dataload.randomness import check_seed, derive_key
 from dataload.samplers._checks import MAX_LENGTH, check_count, check_lengths, check_sampler, records_of
 from dataload.samplers._values import divide, split_by_group
 from dataload.samplers.repeat import indices_without_end

@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from dataload._util.randomness import derive_key, hash64
 from dataload.errors import ConfigError
-from dataload.randomness import derive_key, hash64
 from dataload.samplers._checks import check_count, check_lengths
 from dataload.samplers.batch import BatchPlanner, BatchSampler
 from dataload.types import Int64Array

@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from dataload.checks import check_choice
+from dataload._util.checks import check_choice
+from dataload._util.memo import Memo
+from dataload.collate import Packing
 from dataload.errors import ConfigError
-from dataload.memo import Memo
-from dataload.packing import Packing
 from dataload.samplers._checks import check_count, check_sampler, records_of
 from dataload.samplers._values import ArrayValue
 from dataload.samplers.batch import BatchPlan, BatchPlanner

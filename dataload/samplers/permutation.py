@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataload.randomness import hash64
+from dataload._util.randomness import hash64
 from dataload.types import Int64Array
 
 __all__ = ["KEY_WORDS", "MAX_LENGTH", "permute"]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataload.memo import Memo
-from dataload.randomness import check_seed, derive_key, hash64
+from dataload._util.memo import Memo
+from dataload._util.randomness import check_seed, derive_key, hash64
 from dataload.samplers._checks import check_count, check_sampler, records_of
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array, Sampler

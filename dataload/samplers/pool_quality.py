@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.randomness import check_seed, derive_key
 from dataload.errors import ConfigError
-from dataload.randomness import check_seed, derive_key
 from dataload.samplers._checks import check_count, check_lengths
 from dataload.samplers.order_sample import Float64Array, Shards, expected_shards
 from dataload.samplers.permutation import KEY_WORDS, permute

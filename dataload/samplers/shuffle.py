@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dataload._util.randomness import check_seed, derive_key
 from dataload.errors import ConfigError
-from dataload.randomness import check_seed, derive_key
 from dataload.samplers._checks import check_length, check_sampler, records_of
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array, Sampler

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from dataload._util.indexing import as_indices, check_index
 from dataload.errors import ConfigError
 from dataload.samplers._checks import check_sampler, records_of
 from dataload.samplers._values import ArrayValue
-from dataload.sharding import as_indices, check_index
 from dataload.types import Int64Array, Sampler
 
 __all__ = ["Subset"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from dataload._util.memo import Memo
+from dataload._util.randomness import check_seed, derive_key, hash64
 from dataload.errors import ConfigError
-from dataload.memo import Memo
-from dataload.randomness import check_seed, derive_key, hash64
 from dataload.samplers._checks import MAX_LENGTH, check_count
 from dataload.samplers._values import ArrayValue
 from dataload.types import Int64Array

@@ -9,10 +9,10 @@ from typing import Any, Generic, NamedTuple, Self, SupportsIndex, TypeVar, overl
 
 import numpy as np
 
+from dataload._util.fingerprint import digest
+from dataload._util.indexing import as_indices, check_index
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, closest
-from dataload.sharding import as_indices, check_index
-from dataload.state import digest
 from dataload.types import Batch, FieldSpec, Int64Array
 
 __all__ = ["Location", "SliceSource", "Source", "locate", "select_fields", "shard_of", "spec_of"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.fingerprint import digest
+from dataload._util.indexing import split_by_shard
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
-from dataload.sharding import split_by_shard
 from dataload.sources.base import Location, Source, shard_of
-from dataload.state import digest
 from dataload.types import Batch, FieldSpec, Int64Array
 
 __all__ = ["ConcatSource"]

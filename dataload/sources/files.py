@@ -8,21 +8,22 @@ import resource
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from dataload._util.fingerprint import digest
+from dataload._util.indexing import split_by_shard
 from dataload.collate import default_collate, scatter_columns
-from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError, closest
-from dataload.sharding import split_by_shard
+from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, closest
 from dataload.sources.base import Location, Source, shard_of, spec_of
-from dataload.state import digest
+from dataload.storage.errors import file_errors
 from dataload.types import Batch, FieldSpec, Int64Array
 
-__all__ = ["FileSource", "ShardReader", "changed_error", "file_errors"]
+__all__ = ["FileSource", "ShardReader"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -288,40 +289,6 @@ class FileSource(Source[T_co]):
             parts.append(f"{len(self._selected)} fields")
         parts += [f"{name}={_describe(value)[:24]}" for name, value in self._options.items()]
         return f"{type(self).__name__}({', '.join(parts)})"[:199]
-
-
-def changed_error(path: str, was: int, now: int, *, index: int | None = None) -> CorruptFileError:
-    """The error of a file that is shorter, in bytes, than when it was opened."""
-    return CorruptFileError(
-        f"the file had {was} bytes when it was opened and has {now} now: it was changed while in use; open it again, "
-        "and replace files by renaming new ones over them",
-        path=path,
-        offset=now,
-        index=index,
-    )
-
-
-@contextmanager
-def file_errors(path: str) -> Generator[None]:
-    """Translate the operating system's errors about `path`."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        if isinstance(error, SourceNotFoundError):
-            raise
-        raise SourceNotFoundError(f"there is no {path}: {_nearest_directory(path)}", path=path) from error
-    except OSError as error:
-        if isinstance(error, SourceError):
-            raise
-        raise SourceError(f"cannot read {path}: {error.strerror or error}", path=path) from error
-
-
-def _nearest_directory(path: str) -> str:
-    """What does exist of a path that does not."""
-    parent = os.path.abspath(path)
-    while not os.path.isdir(parent):
-        parent = os.path.dirname(parent)
-    return f"the directory {parent} exists, nothing of that name is in it"
 
 
 def _open_files_limit() -> int:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dataload._util.fingerprint import digest
 from dataload.errors import ConfigError, closest
 from dataload.sources.base import Source
-from dataload.state import digest
 from dataload.types import Batch, FieldSpec, Int64Array
 
 __all__ = ["RangeSource"]

@@ -1,7 +1,10 @@
 """Batch rows that continue the sequence they follow, for models that carry state."""
 
-from dataload.streams.mixture import RowMixture
+from dataload.samplers.streams.mixture import RowMixture
+from dataload.samplers.streams.sampler import StreamSampler
+from dataload.streams.loader import MultiStreamLoader
 from dataload.streams.reset import reset_state
-from dataload.streams.sampler import StreamSampler
+from dataload.streams.rows import StreamContext
+from dataload.streams.statistics import MultiStreamStatistics
 
-__all__ = ["RowMixture", "StreamSampler", "reset_state"]
+__all__ = ["MultiStreamLoader", "MultiStreamStatistics", "RowMixture", "StreamContext", "StreamSampler", "reset_state"]

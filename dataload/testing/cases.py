@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from dataload.randomness import generator
+from dataload._util.randomness import generator
 from dataload.sources.memory import MemorySource
 from dataload.testing.compare import difference, show
 from dataload.testing.traits import SourceTraits, sample_records

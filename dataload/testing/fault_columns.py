@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.indexing import as_indices
 from dataload.collate import default_collate
-from dataload.sharding import as_indices
 from dataload.sources.base import SliceSource, select_fields
 from dataload.testing.lines import LineSource
 from dataload.types import Batch, Int64Array

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dataload._util.indexing import check_index
 from dataload.errors import ClosedSourceError
-from dataload.sharding import check_index
 from dataload.sources.files import ShardReader
 from dataload.testing.lines import LineFile, LineSource, line_record
 

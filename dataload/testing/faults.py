@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.sharding import as_indices
+from dataload._util.indexing import as_indices
 from dataload.sources.base import Location, SliceSource
 from dataload.sources.files import ShardReader
 from dataload.testing.fault_columns import ClipsColumns, CountsColumnsFromOne, SharesOneBatch, SlicesColumnsOfAll

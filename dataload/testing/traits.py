@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.randomness import generator
+from dataload._util.randomness import generator
 from dataload.types import Array
 
 __all__ = ["SourceTraits", "sample_records"]

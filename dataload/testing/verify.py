@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.randomness import generator
+from dataload._util.randomness import generator
 from dataload.testing.cases import Case, Check, CheckResult, NotApplicable
 from dataload.testing.checks import CHECKS
 from dataload.testing.compare import snapshot

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
-from dataload.checks import check_count
+from dataload._util.checks import check_count
 from dataload.errors import ConfigError
 from dataload.torch.tensors import mapped, pin, to_tensors
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from dataload.formats.codecs import resolve_codec
-from dataload.sources.array_record import ArrayRecordSource
+from dataload.codecs.codec import resolve_codec
+from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.testing import SourceSuite, SourceTraits
 
 _BLOCK = 65536

@@ -6,9 +6,9 @@ import os
 import numpy as np
 
 from dataload.sources.concat import ConcatSource
-from dataload.sources.syrah import SyrahSource
+from dataload.sources.syrah.reader import SyrahSource
+from dataload.sources.syrah.writer import SyrahWriter
 from dataload.testing import SourceSuite, SourceTraits
-from dataload.writers.syrah import SyrahWriter
 
 
 class TestConcat(SourceSuite):

@@ -5,7 +5,7 @@ import io
 import lmdb
 import numpy as np
 
-from dataload.sources.lmdb import LMDBSource
+from dataload.sources.lmdb.reader import LMDBSource
 from dataload.testing import SourceSuite, SourceTraits
 
 

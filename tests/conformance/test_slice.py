@@ -4,9 +4,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from dataload.sources.syrah import SyrahSource
+from dataload.sources.syrah.reader import SyrahSource
+from dataload.sources.syrah.writer import SyrahWriter
 from dataload.testing import SourceSuite, SourceTraits
-from dataload.writers.syrah import SyrahWriter
 
 
 class TestSlice(SourceSuite):

@@ -3,10 +3,10 @@ from __future__ import annotations
 import bson
 import numpy as np
 
-from dataload.formats.syrah import DTYPES
-from dataload.sources.syrah import SyrahSource
+from dataload.sources.syrah.layout import DTYPES
+from dataload.sources.syrah.reader import SyrahSource
+from dataload.sources.syrah.writer import SyrahWriter
 from dataload.testing import SourceSuite, SourceTraits
-from dataload.writers.syrah import SyrahWriter
 
 _DTYPES = tuple(name for name in DTYPES if name != "float128")  # its padding has no fixed bytes
 

@@ -6,7 +6,7 @@ import tarfile
 
 import numpy as np
 
-from dataload.sources.tar import TarSource
+from dataload.sources.tar.reader import TarSource
 from dataload.testing import SourceSuite, SourceTraits
 
 

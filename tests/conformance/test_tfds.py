@@ -5,8 +5,8 @@ import json
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from dataload.formats import example
-from dataload.sources.tfds import TfdsSource
+from dataload.codecs import example
+from dataload.sources.array_record.tfds import TfdsSource
 from dataload.testing import SourceSuite, SourceTraits
 
 _CLASSES = "tensorflow_datasets.core.features."

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from dataload.sources.tokens import TokenSource
+from dataload.sources.tokens.reader import TokenSource
 from dataload.testing import SourceSuite, SourceTraits
 
 WINDOW = 16

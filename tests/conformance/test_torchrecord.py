@@ -3,7 +3,7 @@ from __future__ import annotations
 import lmdb
 import numpy as np
 
-from dataload.sources.torchrecord import TorchRecordSource
+from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.testing import SourceSuite, SourceTraits
 
 # Name of the dtype -> its number in the schema, the field that holds the values, how they are packed.

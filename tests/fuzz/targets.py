@@ -24,33 +24,26 @@ from pathlib import Path
 import numpy as np
 
 import dataload
+from dataload.codecs import caffe2, example, msgpack, npy, npz, tensorprotos
+from dataload.codecs.decoders import DECODERS
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError
-from dataload.formats import (
-    caffe2,
-    detect,
-    example,
-    lmdb_file,
-    msgpack,
-    npy,
-    npz,
-    riegeli,
-    tar,
-    tar_index,
-    tar_samples,
-    tensorprotos,
-    tfds,
-    tfds_features,
-)
-from dataload.formats.decoders import DECODERS
-from dataload.multistream.state import MultiStreamState
-from dataload.sources import index_cache, tar_table
-from dataload.sources.array_record import ArrayRecordSource
-from dataload.sources.mapped import MappedFile
-from dataload.sources.syrah import SyrahSource
-from dataload.sources.tar import TarSource
-from dataload.sources.tokens import TokenSource
+from dataload.sources import detect
+from dataload.sources.array_record import riegeli, tfds_features
+from dataload.sources.array_record import tfds_info as tfds
+from dataload.sources.array_record.reader import ArrayRecordSource
+from dataload.sources.lmdb import file as lmdb_file
+from dataload.sources.syrah.reader import SyrahSource
+from dataload.sources.tar import header as tar
+from dataload.sources.tar import index as tar_index
+from dataload.sources.tar import samples as tar_samples
+from dataload.sources.tar import table as tar_table
+from dataload.sources.tar.reader import TarSource
+from dataload.sources.tar.writer import write_index
+from dataload.sources.tokens.reader import TokenSource
+from dataload.storage import table_cache as index_cache
+from dataload.storage.local.mapped import MappedFile
+from dataload.streams.state import MultiStreamState
 from dataload.testing.compare import difference
-from dataload.writers.tar import write_index
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MOST_RECORDS = 64

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceNotFoundError
-from dataload.sources.array_record import ArrayRecordSource
+from dataload.sources.array_record.reader import ArrayRecordSource
 
 GOLDEN = Path(__file__).parent / "arrayrecord"
 CASES = json.loads((GOLDEN / "manifest.json").read_text())

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataload.randomness import ORDER_VERSION
+from dataload._util.randomness import ORDER_VERSION
 from dataload.samplers import (
     GlobalShuffle,
     Lanes,

@@ -11,10 +11,10 @@ import pytest
 
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.formats.syrah import DTYPES
-from dataload.sources.syrah import SyrahSource
+from dataload.sources.syrah.layout import DTYPES
+from dataload.sources.syrah.reader import SyrahSource
+from dataload.sources.syrah.writer import SyrahWriter
 from dataload.testing.compare import difference
-from dataload.writers.syrah import SyrahWriter
 
 FOLDER = Path(__file__).parent / "syrah"
 CASES = json.loads((FOLDER / "manifest.json").read_text())

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError
-from dataload.formats.tar import scan
-from dataload.formats.tar_index import parse_index
-from dataload.sources.tar import TarSource
-from dataload.writers.tar import write_index
+from dataload.sources.tar.header import scan
+from dataload.sources.tar.index import parse_index
+from dataload.sources.tar.reader import TarSource
+from dataload.sources.tar.writer import write_index
 
 GOLDEN = Path(__file__).parent / "tar"
 MANIFEST = json.loads((GOLDEN / "manifest.json").read_text())

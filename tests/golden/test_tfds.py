@@ -11,8 +11,8 @@ import pytest
 
 from dataload import Loader
 from dataload.errors import ConfigError
-from dataload.formats.tfds import parse_info, select_records
-from dataload.sources.tfds import TfdsSource, split_names
+from dataload.sources.array_record.tfds import TfdsSource, split_names
+from dataload.sources.array_record.tfds_info import parse_info, select_records
 
 GOLDEN = Path(__file__).parent / "tfds"
 DEMO = GOLDEN / "demo" / "1.0.0"

@@ -11,8 +11,8 @@ import pytest
 
 from dataload.collate import default_collate
 from dataload.errors import DataloadError
-from dataload.sources.lmdb import LMDBSource
-from dataload.sources.torchrecord import TorchRecordSource
+from dataload.sources.lmdb.reader import LMDBSource
+from dataload.sources.lmdb.torchrecord import TorchRecordSource
 
 FOLDER = Path(__file__).parent / "torchrecord"
 CASES = json.loads((FOLDER / "manifest.json").read_text())

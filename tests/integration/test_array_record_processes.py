@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from dataload.sources.array_record import ArrayRecordSource
+from dataload.sources.array_record.reader import ArrayRecordSource
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arrayrecord"
 
@@ -78,7 +78,7 @@ def test_new_processes_read(path, records):
 def test_a_killed_writer_leaves_nothing_that_opens(tmp_path):
     script = """
         import os, signal, sys
-        from dataload.writers.array_record import ArrayRecordWriter
+        from dataload.sources.array_record.writer import ArrayRecordWriter
         writer = ArrayRecordWriter(sys.argv[1])
         for _ in range(2000):
             writer.write(os.urandom(1000))
@@ -97,7 +97,7 @@ def test_damaged_bytes_give_the_records_or_an_error(tmp_path):
         import sys
         import numpy as np
         from dataload.errors import CorruptFileError, UnsupportedFormatError
-        from dataload.sources.array_record import ArrayRecordSource
+        from dataload.sources.array_record.reader import ArrayRecordSource
         original, name = sys.argv[1:]
         good = list(ArrayRecordSource(original))
         data = np.fromfile(original, np.uint8)

@@ -14,13 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 import dataload
+from dataload.analysis.pictures import order_figure, stream_figure
 from dataload.cli.app import app
-from dataload.cli.pictures import order_figure, stream_figure
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, ShardSequential
 from dataload.samplers.order_sample import Shards, expected_shards, sample_order, shards_per_batch
 from dataload.samplers.quality import order_report
+from dataload.samplers.streams.report import stream_report
 from dataload.streams import RowMixture, StreamSampler
-from dataload.streams.report import stream_report
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ET
 import pytest
 from typer.testing import CliRunner
 
+from dataload.analysis.pictures import timeline_figure
+from dataload.analysis.timeline import CONSUMER, Timeline, TimelineStep
 from dataload.cli.app import app
-from dataload.cli.pictures import timeline_figure
-from dataload.timeline import CONSUMER, Timeline, TimelineStep
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,10 +15,10 @@ import lmdb
 import numpy as np
 import pytest
 
-from dataload.sources.lmdb import LMDBSource
-from dataload.sources.torchrecord import TorchRecordSource
-from dataload.writers.lmdb import LMDBWriter
-from dataload.writers.torchrecord import TorchRecordWriter
+from dataload.sources.lmdb.reader import LMDBSource
+from dataload.sources.lmdb.torchrecord import TorchRecordSource
+from dataload.sources.lmdb.torchrecord_writer import TorchRecordWriter
+from dataload.sources.lmdb.writer import LMDBWriter
 
 RECORDS = 300
 
@@ -143,8 +143,8 @@ def test_spawn(plain):
 
 _FORK = """
 import os, sys, threading
-from dataload.sources.lmdb import LMDBSource
-from dataload.sources.torchrecord import TorchRecordSource
+from dataload.sources.lmdb.reader import LMDBSource
+from dataload.sources.lmdb.torchrecord import TorchRecordSource
 
 def value(index):
     return b"%d:" % index + bytes(index % 50)
@@ -207,8 +207,8 @@ def test_fork_while_threads_read(plain, named, tmp_path):
 _TRUNCATE = """
 import json, os, sys
 from dataload.errors import CorruptFileError
-from dataload.sources.lmdb import LMDBSource
-from dataload.sources.torchrecord import TorchRecordSource
+from dataload.sources.lmdb.reader import LMDBSource
+from dataload.sources.lmdb.torchrecord import TorchRecordSource
 
 kind, path, data, size = sys.argv[1:]
 size = int(size)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dataload import WorkerError
-from dataload.multistream import MultiStreamLoader
+from dataload.streams import MultiStreamLoader
 
 sys.path.append(str(Path(__file__).parents[1] / "children"))
 import streams
@@ -164,7 +164,7 @@ def test_workers_go_with_their_parent(tmp_path, end):
         import os, sys, time
         import streams, works
         from pathlib import Path
-        from dataload.multistream import MultiStreamLoader
+        from dataload.streams import MultiStreamLoader
 
         if __name__ == "__main__":
             mark = Path(sys.argv[1])

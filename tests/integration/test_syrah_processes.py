@@ -12,8 +12,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from dataload.sources.syrah import SyrahSource
-from dataload.writers.syrah import SyrahWriter
+from dataload.sources.syrah.reader import SyrahSource
+from dataload.sources.syrah.writer import SyrahWriter
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ EXPECTED = [int(record["x"].sum()) for record in RECORDS]
 WRITER = """
 import os, sys
 import numpy as np
-from dataload.writers.syrah import SyrahWriter
+from dataload.sources.syrah.writer import SyrahWriter
 
 writer = SyrahWriter(sys.argv[1], overwrite=True)
 records = [{"x": np.arange(50_000) + i} for i in range(100)]
@@ -114,7 +114,7 @@ def test_more_shards_than_descriptors(tmp_path):
         from concurrent.futures import ThreadPoolExecutor
         import numpy as np
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        from dataload.sources.syrah import SyrahSource
+        from dataload.sources.syrah.reader import SyrahSource
         source = SyrahSource(sorted(glob.glob({str(tmp_path)!r} + "/*.syr")))
         assert len(source) == 600
         assert [int(record["x"][0]) for record in source] == list(range(600))

@@ -14,12 +14,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dataload.codecs import npz as npz_module
+from dataload.codecs.codec import decode_batch, resolve_codec
+from dataload.codecs.example import _decode_any, _plain, decode, encode
+from dataload.codecs.varints import encode_varints, parse_packed, parse_varint, parse_varints
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.formats import npz as npz_module
-from dataload.formats.codecs import decode_batch, resolve_codec
-from dataload.formats.example import _decode_any, _plain, decode, encode
-from dataload.formats.varints import encode_varints, parse_packed, parse_varint, parse_varints
 from dataload.testing.compare import difference
 
 msgpack, npz, tf_example = (resolve_codec(name) for name in ("msgpack", "npz", "example"))

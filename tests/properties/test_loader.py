@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dataload import ClosedSourceError, Loader, MemorySource, RangeSource
-from dataload.randomness import generator
+from dataload._util.randomness import generator
 from dataload.samplers import (
     BucketBatchSampler,
     GlobalShuffle,

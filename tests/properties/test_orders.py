@@ -12,7 +12,8 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from dataload.randomness import derive_key, hash64
+from dataload._util.fingerprint import digest, fingerprint
+from dataload._util.randomness import derive_key, hash64
 from dataload.samplers import (
     GlobalShuffle,
     Lanes,
@@ -25,7 +26,6 @@ from dataload.samplers import (
     Weighted,
 )
 from dataload.samplers.permutation import KEY_WORDS, permute
-from dataload.state import digest, fingerprint
 from dataload.types import Sampler
 
 # More examples than elsewhere, for there are more ways to put orders together; the large ones take a while to draw.
@@ -281,7 +281,7 @@ def test_values_are_equal_when_their_fields_are(one, other):
 SCRIPT = """
 import pickle, sys
 import numpy as np
-from dataload.state import digest, fingerprint
+from dataload._util.fingerprint import digest, fingerprint
 for sampler in pickle.load(sys.stdin.buffer):
     order = sampler.indices(np.arange(len(sampler)), epoch=3).tolist()
     print(fingerprint(sampler), digest(order))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataload import Loader, RangeSource
-from dataload.randomness import derive_key, hash64
+from dataload._util.randomness import derive_key, hash64
 from dataload.samplers.permutation import permute
 from dataload.streams import RowMixture, StreamSampler
 

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataload.errors import CorruptFileError
-from dataload.formats.syrah import DTYPES
-from dataload.sources.syrah import SyrahSource
+from dataload.sources.syrah.layout import DTYPES
+from dataload.sources.syrah.reader import SyrahSource
+from dataload.sources.syrah.writer import SyrahWriter
 from dataload.testing.strategies import records_for
 from dataload.testing.traits import SourceTraits
-from dataload.writers.syrah import SyrahWriter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "syrah"
 TRAITS = SourceTraits(value_types=(np.ndarray, bytes, str), dtypes=tuple(n for n in DTYPES if n != "float128"))

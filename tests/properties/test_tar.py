@@ -15,16 +15,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dataload.codecs.decoders import DECODERS, known_extension
+from dataload.codecs.npy import build_npy, parse_npy
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, SourceError
-from dataload.formats import tar_index
-from dataload.formats.decoders import DECODERS, known_extension
-from dataload.formats.npy import build_npy, parse_npy
-from dataload.formats.tar import END, Member, build_header, padded, scan
-from dataload.formats.tar_index import build_head, build_line, parse_index
-from dataload.formats.tar_samples import group_members, split_name
-from dataload.sources.tar import TarSource
-from dataload.writers.tar import TarWriter, write_index
+from dataload.sources.tar import index as tar_index
+from dataload.sources.tar.header import END, Member, build_header, padded, scan
+from dataload.sources.tar.index import build_head, build_line, parse_index
+from dataload.sources.tar.reader import TarSource
+from dataload.sources.tar.samples import group_members, split_name
+from dataload.sources.tar.writer import TarWriter, write_index
 
 
 @pytest.fixture(scope="module")

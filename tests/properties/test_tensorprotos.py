@@ -13,10 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dataload.codecs.layout import RecordTable
+from dataload.codecs.tensorprotos import decode, decode_batch, encode
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.formats.layout import RecordTable
-from dataload.formats.tensorprotos import decode, decode_batch, encode
 
 _REPEATED, _OPTIONAL = 3, 1
 _INT32, _INT64, _FLOAT, _DOUBLE, _BYTES, _STRING, _MESSAGE = 5, 3, 2, 1, 12, 9, 11

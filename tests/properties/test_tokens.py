@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload.sources.tokens import TokenSource
+from dataload.sources.tokens.reader import TokenSource
 
 PAD = 9
 

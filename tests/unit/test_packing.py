@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dataload import ConfigError, Pack
-from dataload.packing import Packing
+from dataload.collate import Packing
 
 
 def packing(rows, starts, lengths, shape):

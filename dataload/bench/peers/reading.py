@@ -12,12 +12,12 @@ from typing import Any, Literal, Self, TypeAlias, cast
 
 import numpy as np
 
-from dataload._optional import load_optional
+from dataload._util.indexing import expand_braces
+from dataload._util.optional import load_optional
 from dataload.bench.checksum import check_batch
 from dataload.bench.task import Order, Task
+from dataload.codecs.codec import resolve_codec
 from dataload.errors import ConfigError
-from dataload.formats.codecs import resolve_codec
-from dataload.sharding import expand_braces
 from dataload.types import Array
 
 __all__ = ["Field", "FieldKind", "FunctionReading", "decode_jpeg", "expand_files", "load", "refuse_order", "versions"]

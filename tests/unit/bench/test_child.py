@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dataload.api import open_source
 from dataload.bench.checksum import check_batch, check_record
 from dataload.bench.child import drop_cached, measure
 from dataload.bench.data import made_data, write
 from dataload.bench.plan import Choices, plan_limits, plan_loaders
 from dataload.bench.runner import run_task
 from dataload.bench.workloads import get_workload
-from dataload.build import open_source
 
 sys.path.append(str(Path(__file__).parents[2] / "children"))
 

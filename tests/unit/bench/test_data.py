@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import dataload
+from dataload.api import open_source
 from dataload.bench.data import made_data, own_data, write
 from dataload.bench.workloads import WORKLOADS, get_workload
-from dataload.build import open_source
 from dataload.errors import ConfigError
 
 

@@ -18,7 +18,7 @@ from dataload.compat.grain import (
     tfds_data_source,
 )
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
-from dataload.sources.array_record import ArrayRecordSource
+from dataload.sources.array_record.reader import ArrayRecordSource
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 DEMO = GOLDEN / "tfds" / "demo" / "1.0.0"

@@ -14,8 +14,8 @@ import pytest
 import dataload
 from dataload.compat.syrah import File, FileError, SyrahConcatDataset, SyrahDataset
 from dataload.errors import CorruptFileError
-from dataload.formats.syrah import DTYPES
-from dataload.writers.syrah import SyrahWriter
+from dataload.sources.syrah.layout import DTYPES
+from dataload.sources.syrah.writer import SyrahWriter
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "syrah"
 CASES = json.loads((GOLDEN / "manifest.json").read_text())

@@ -20,6 +20,7 @@ import pytest
 from google.protobuf.message import DecodeError
 from PIL import Image
 
+from dataload.codecs.tensorprotos import decode
 from dataload.compat import torchrecord
 from dataload.compat.torchrecord import (
     TensorProto,
@@ -32,8 +33,7 @@ from dataload.compat.torchrecord import (
     default_transform,
 )
 from dataload.errors import CorruptFileError
-from dataload.formats.tensorprotos import decode
-from dataload.writers.lmdb import LMDBWriter
+from dataload.sources.lmdb.writer import LMDBWriter
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "torchrecord"
 CASES = [case for case in json.loads((GOLDEN / "manifest.json").read_text()) if case["format"] == "torchrecord"]

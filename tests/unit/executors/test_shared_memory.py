@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataload._util.leases import Loans
 from dataload.executors import memory, shared_memory
 from dataload.executors.memory import available_bytes
 from dataload.executors.shared_memory import Ring, Slot
-from dataload.loans import Loans
 
 
 @pytest.fixture

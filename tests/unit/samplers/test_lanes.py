@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dataload.randomness import derive_key
+from dataload._util.randomness import derive_key
 from dataload.samplers import BatchSampler, GlobalShuffle, Lanes, PoolShuffle, Sequential, ShardSequential
 
 

@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from dataload._util.fingerprint import fingerprint
 from dataload.samplers import GlobalShuffle, Mixture, Sequential, Weighted
 from dataload.samplers.permutation import MAX_LENGTH
-from dataload.state import fingerprint
 
 
 def order(sampler, epoch=0, length=None):

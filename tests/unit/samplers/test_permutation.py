@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dataload.randomness import derive_key
+from dataload._util.randomness import derive_key
 from dataload.samplers.permutation import KEY_WORDS, MAX_LENGTH, permute
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from dataload.randomness import derive_key
+from dataload._util.randomness import derive_key
 from dataload.samplers import GlobalShuffle, PoolShuffle, Sequential
 from dataload.samplers.permutation import KEY_WORDS, permute
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dataload import ConfigError
+from dataload._util.fingerprint import fingerprint
 from dataload.samplers import (
     GlobalShuffle,
     Lanes,
@@ -18,7 +19,6 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
-from dataload.state import fingerprint
 
 FIVE = Sequential(5)
 MOST = 2**48

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from dataload._util.fingerprint import fingerprint
 from dataload.samplers import GlobalShuffle, Sequential, Subset
-from dataload.state import fingerprint
 
 
 def order(sampler, epoch=0):

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from dataload.memo import Memo
+from dataload._util.memo import Memo
 from dataload.samplers._values import divide, split_by_group
 
 

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from dataload.randomness import derive_key, hash64
+from dataload._util.fingerprint import fingerprint
+from dataload._util.randomness import derive_key, hash64
 from dataload.samplers import Weighted
 from dataload.samplers.weighted import _log, uniform
-from dataload.state import fingerprint
 
 
 def order(sampler, epoch=0):

@@ -10,7 +10,8 @@ import pytest
 
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources import files
-from dataload.sources.files import FileSource, ShardReader, file_errors
+from dataload.sources.files import FileSource, ShardReader
+from dataload.storage.errors import file_errors
 from dataload.testing.child import Reading, read_in_fork
 from dataload.testing.lines import LineBackend, LineFile, LineSource
 from dataload.types import FieldSpec

@@ -18,7 +18,7 @@ from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
 from dataload.sources.sequences import sequence_lengths
-from dataload.sources.tar import TarSource
+from dataload.sources.tar.reader import TarSource
 
 
 def runs(values):
@@ -123,7 +123,7 @@ def test_numbered_keys(keys, lengths):
 
 
 def test_keys_cost_no_data(tmp_path, monkeypatch):
-    from dataload.sources.mapped import MappedFile
+    from dataload.storage.local.mapped import MappedFile
 
     keys = [f"{i // 7}/{i}" for i in range(3000)]
     source = TarSource(archive(tmp_path / "a.tar", keys))

@@ -1,0 +1,1 @@
+"""Small helpers without a place of their own: randomness, indexing, checks, optional imports."""

@@ -1,0 +1,1 @@
+"""What a loader does, shown: timelines, live views, pictures."""

@@ -1,0 +1,1 @@
+"""Record bytes to fields and back. Pure: no files."""

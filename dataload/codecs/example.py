@@ -1,0 +1,268 @@
+"""``tf.train.Example`` without TensorFlow: the wire format, read and written by hand.
+
+``Example{features{feature: map<string, Feature>}}``, a Feature being one of three lists. What they become:
+
+| list | decoded | encoded from |
+|---|---|---|
+| float_list | (n,) float32 | float arrays (rounded to float32), floats |
+| int64_list | (n,) int64 | integer and bool arrays, ints, bools |
+| bytes_list of one | bytes | bytes, text (as UTF-8) |
+| bytes_list of several, or none | list of bytes | lists of bytes or text |
+
+The format has neither shapes nor scalars: a number comes back as an array of one, text as bytes, a list of
+one bytes as that bytes. Arrays of more dimensions are refused, for their shape would be lost.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from dataload._util.optional import load_optional
+from dataload.codecs.dtypes import plain_array
+from dataload.codecs.layout import Layout, Span, columns_by_layout
+from dataload.codecs.varints import encode_varints, parse_packed, parse_varints
+from dataload.codecs.wire import LENGTH, build_field, payload_span
+from dataload.errors import ConfigError, CorruptFileError
+from dataload.types import Array, Batch
+
+__all__ = ["decode", "decode_batch", "encode"]
+
+_BYTES: Final = 1  # field numbers in Feature
+_FLOAT: Final = 2
+_INT64: Final = 3
+
+# Messages, bytes and packed lists have one wire type, so these are all tags of a usual Example.
+_FIRST: Final = 1 << 3 | LENGTH  # field 1: in Example, in Features, the name of an entry, in a list
+_SECOND: Final = 2 << 3 | LENGTH  # field 2: the value of an entry
+_KINDS: Final = {kind << 3 | LENGTH: kind for kind in (_BYTES, _FLOAT, _INT64)}
+
+_FLOAT32: Final = np.dtype("<f4")
+_INTEGER: Final = np.dtype(np.int64)
+_MAX_BYTES = 2**31 - 1  # what protobuf reads
+
+
+def decode(data: bytes | memoryview) -> dict[str, Any]:
+    """The fields of a serialized Example.
+
+    Raises:
+        CorruptFileError: These bytes are no Example.
+        MissingDependencyError: They are not in the layout that all usual writers produce, and protobuf, which
+            reads the others, is not installed.
+    """
+    spans = _plain(data)
+    if spans is not None:
+        try:
+            return {name: _value(data, *span) for name, span in spans.items()}
+        except CorruptFileError:  # protobuf says what it is that this record is not
+            pass
+    return _decode_any(data)
+
+
+def decode_batch(buffers: Sequence[bytes | memoryview], fields: Sequence[str] | None) -> Batch | None:
+    """Columns of Examples that differ only in their values; None if they differ otherwise.
+
+    Args:
+        buffers: Serialized Examples, at least one.
+        fields: Names of the fields to read; None means all.
+    """
+    return columns_by_layout(buffers, fields, _layout)
+
+
+def _layout(data: bytes | memoryview) -> Layout | None:
+    plain = _plain(data)
+    if plain is None:
+        return None
+    layout: dict[str, Span] = {}
+    for name, (kind, start, stop) in plain.items():
+        if kind == _BYTES:
+            layout[name] = Span(start, stop)
+        elif kind == _FLOAT:
+            layout[name] = Span(start, stop, _FLOAT32, ((stop - start) // _FLOAT32.itemsize,))
+        else:
+            shape = parse_packed(data[start:stop]).shape
+            layout[name] = Span(start, stop, _INTEGER, shape, parse_varints, mask=0x80)
+    return layout
+
+
+def _plain(data: bytes | memoryview) -> dict[str, tuple[int, int, int]] | None:
+    """Where the values lie in an Example as all usual writers serialize it: name -> kind, start, stop.
+
+    That is: each message has its fields once and in order, and each list is packed, or one bytes. Anything
+    else, valid or not, gives None. Each part has to end where the part that holds it does, so no length is
+    believed unchecked.
+    """
+    spans: dict[str, tuple[int, int, int]] = {}
+    end = len(data)
+    try:
+        place, stop = payload_span(data, 1)
+        if data[0] != _FIRST or stop != end:
+            return None
+        while place < end:
+            entry, entry_end = payload_span(data, place + 1)
+            name, name_end = payload_span(data, entry + 1)
+            feature, feature_end = payload_span(data, name_end + 1)
+            packed, packed_end = payload_span(data, feature + 1)
+            start, stop = payload_span(data, packed + 1)
+            if not stop == packed_end == feature_end == entry_end <= end:
+                return None
+            if not data[place] == data[entry] == data[packed] == _FIRST or data[name_end] != _SECOND:
+                return None
+            kind = _KINDS[data[feature]]
+            if kind == _FLOAT and (stop - start) % _FLOAT32.itemsize:
+                return None
+            spans[str(data[name:name_end], "utf-8")] = kind, start, stop
+            place = entry_end
+    except (CorruptFileError, IndexError, KeyError, UnicodeDecodeError):
+        return None
+    return spans
+
+
+def _value(data: bytes | memoryview, kind: int, start: int, stop: int) -> Any:
+    """The value of a plain feature."""
+    if kind == _BYTES:
+        return bytes(data[start:stop])
+    if kind == _FLOAT:
+        return np.frombuffer(data[start:stop], _FLOAT32).astype(np.float32)
+    return parse_packed(data[start:stop])
+
+
+def _decode_any(data: bytes | memoryview) -> dict[str, Any]:
+    """Any valid Example: parts in any order or several times, lists not packed, unknown fields."""
+    parse, invalid = _parser()
+    try:
+        features = parse(bytes(data)).features.feature
+    except invalid as error:
+        raise CorruptFileError(f"no tf.train.Example ({len(data)} bytes): {error}") from error
+    record: dict[str, Any] = {}
+    for name in sorted(features):
+        feature = features[name]
+        kind = feature.WhichOneof("kind")
+        if kind == "float_list":
+            record[name] = np.array(feature.float_list.value, np.float32)
+        elif kind == "int64_list":
+            record[name] = np.array(feature.int64_list.value, np.int64)
+        else:
+            values = list(feature.bytes_list.value)
+            record[name] = values[0] if len(values) == 1 else values
+    return record
+
+
+@functools.cache
+def _parser() -> tuple[Callable[[bytes], Any], type[Exception]]:
+    """Protobuf's parser of Example, and what it raises; the schema is built here, in a pool of its own."""
+
+    def load(module: str) -> Any:
+        name = f"google.protobuf.{module}"
+        return load_optional(name, needed_by="codec 'example'", extra="codecs", package="protobuf")
+
+    file = load("descriptor_pb2").FileDescriptorProto(**_SCHEMA)
+    pool = load("descriptor_pool").DescriptorPool()
+    pool.Add(file)
+    example = load("message_factory").GetMessageClass(pool.FindMessageTypeByName("dataload.Example"))
+    return example.FromString, load("message").DecodeError
+
+
+def _field(name: str, number: int, kind: int | str, *, many: bool = False, **more: Any) -> dict[str, Any]:
+    """A FieldDescriptorProto; `kind` is a scalar's number or a message's name."""
+    typed = {"type": kind} if isinstance(kind, int) else {"type": 11, "type_name": f".dataload.{kind}"}
+    return {"name": name, "number": number, "label": 3 if many else 1, **typed, **more}
+
+
+_FLOAT_TYPE, _INT64_TYPE, _STRING_TYPE, _BYTES_TYPE = 2, 3, 9, 12
+_SCHEMA: Final = {
+    "name": "dataload_example.proto",
+    "package": "dataload",
+    "syntax": "proto3",
+    "message_type": [
+        {"name": "BytesList", "field": [_field("value", 1, _BYTES_TYPE, many=True)]},
+        {"name": "FloatList", "field": [_field("value", 1, _FLOAT_TYPE, many=True)]},
+        {"name": "Int64List", "field": [_field("value", 1, _INT64_TYPE, many=True)]},
+        {
+            "name": "Feature",
+            "oneof_decl": [{"name": "kind"}],
+            "field": [
+                _field("bytes_list", _BYTES, "BytesList", oneof_index=0),
+                _field("float_list", _FLOAT, "FloatList", oneof_index=0),
+                _field("int64_list", _INT64, "Int64List", oneof_index=0),
+            ],
+        },
+        {
+            "name": "Features",
+            "field": [_field("feature", 1, "Features.FeatureEntry", many=True)],
+            "nested_type": [
+                {
+                    "name": "FeatureEntry",
+                    "options": {"map_entry": True},
+                    "field": [_field("key", 1, _STRING_TYPE), _field("value", 2, "Feature")],
+                }
+            ],
+        },
+        {"name": "Example", "field": [_field("features", 1, "Features")]},
+    ],
+}
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """A serialized Example with the fields of `record`.
+
+    Raises:
+        ConfigError: A value fits none of the three lists.
+    """
+    entries: list[bytes] = []
+    for name, value in record.items():
+        try:
+            entries.append(build_field(1, build_field(1, name.encode()) + build_field(2, _feature(value))))
+        except (ConfigError, UnicodeEncodeError) as error:
+            raise ConfigError(f"field {name!r}: {error}", key=name) from error
+    data = build_field(1, b"".join(entries))
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(f"an Example of {len(data)} bytes: protobuf reads {_MAX_BYTES} at most")
+    return data
+
+
+def _feature(value: Any) -> bytes:
+    texts = _texts(value)
+    if texts is not None:
+        return build_field(_BYTES, b"".join(build_field(1, text) for text in texts))
+    array = plain_array(value)
+    if array.ndim > 1:
+        raise ConfigError(
+            f"an array of shape {array.shape}; an Example holds flat lists, which would lose it: flatten it, or "
+            "choose codec tensorprotos, msgpack or npz"
+        )
+    array = array.reshape(-1)
+    if array.dtype.kind == "f":
+        return build_field(_FLOAT, build_field(1, _as_float32(array).tobytes()))
+    if array.dtype.kind not in "biu":
+        raise ConfigError(f"an array of {array.dtype}; an Example holds float32, int64 and bytes")
+    if array.dtype == np.uint64 and (array >> np.uint64(63)).any():
+        raise ConfigError("values beyond int64, the only integer of an Example")
+    return build_field(_INT64, build_field(1, encode_varints(array.astype(np.int64))))
+
+
+def _as_float32(array: Array) -> Array:
+    if array.dtype.itemsize <= 4:
+        return array.astype("<f4", copy=False)
+    try:
+        with np.errstate(over="raise"):
+            return array.astype("<f4")
+    except FloatingPointError:
+        raise ConfigError("values beyond float32, the only float of an Example") from None
+
+
+def _texts(value: Any) -> list[bytes] | None:
+    """The elements of a bytes_list; None for what is none."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return [bytes(value)]
+    if isinstance(value, str):
+        return [value.encode()]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "SU" and value.ndim <= 1:
+        return _texts(value.reshape(-1).tolist())
+    if isinstance(value, (list, tuple)):
+        texts = [item.encode() if isinstance(item, str) else item for item in value]
+        return [bytes(text) for text in texts] if all(isinstance(t, (bytes, bytearray)) for t in texts) else None
+    return None

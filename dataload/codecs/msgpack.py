@@ -1,0 +1,111 @@
+"""Records as msgpack maps, with arrays the way msgpack-numpy writes them, so that each reads the other's.
+
+| value | msgpack | comes back as |
+|---|---|---|
+| array | ``{b"nd": True, b"type": dtype, b"kind": b"", b"shape": [...], b"data": bytes}`` | the same array |
+| numpy scalar | the same, of no dimensions | array of no dimensions |
+| bytes, bytearray | bin | bytes |
+| str, int, float, bool, None | as msgpack has them | the same |
+| lists, maps of these | array, map | list, dict |
+
+msgpack-numpy pickles arrays of objects; those are refused, both ways.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dataload._util.optional import load_optional
+from dataload.codecs.dtypes import parse_dtype, plain_array
+from dataload.errors import ConfigError, CorruptFileError
+
+__all__ = ["decode", "encode"]
+
+
+def decode(data: bytes | memoryview) -> dict[str, Any]:
+    """The fields of a msgpack map.
+
+    Raises:
+        CorruptFileError: The bytes are no msgpack, hold something else than a map with names, or objects.
+        MissingDependencyError: msgpack is not installed.
+    """
+    try:
+        record = _msgpack().unpackb(data, object_hook=_array, strict_map_key=False)
+    except CorruptFileError:
+        raise
+    # msgpack's own errors are ValueErrors, but for a nesting too deep and a length that no memory has.
+    except (ValueError, TypeError, RecursionError, MemoryError, _msgpack().UnpackException) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise CorruptFileError(f"no msgpack ({len(data)} bytes): {what}") from error
+    if not isinstance(record, dict):
+        raise CorruptFileError(f"a record is a msgpack map of fields; found {type(record).__name__}")
+    for name in record:
+        if not isinstance(name, str):
+            raise CorruptFileError(f"names of fields are text; found {name!r:.80}")
+    return record
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """`record` as a msgpack map.
+
+    Raises:
+        ConfigError: msgpack cannot hold a value.
+        MissingDependencyError: msgpack is not installed.
+    """
+    packer = _msgpack().Packer(default=_plain, use_bin_type=True)
+    parts = [packer.pack_map_header(len(record))]
+    for name, value in record.items():
+        try:
+            parts += packer.pack(name), packer.pack(value)
+        except ConfigError as error:
+            raise ConfigError(f"field {name!r}: {error}", key=name) from None
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ConfigError(f"field {name!r}: msgpack cannot hold it: {error}", key=name) from error
+    return b"".join(parts)
+
+
+def _msgpack() -> Any:
+    return load_optional("msgpack", needed_by="codec 'msgpack'", extra="codecs")
+
+
+def _plain(value: Any) -> dict[bytes, Any]:
+    """What stands for an array."""
+    if isinstance(value, int):
+        raise ConfigError(f"{value} has more than 64 bits, the most that msgpack holds")
+    if not isinstance(value, (np.ndarray, np.generic)):
+        raise ConfigError(
+            f"{type(value).__name__} is nothing that msgpack holds; it holds arrays, bytes, text and numbers"
+        )
+    array = plain_array(value)
+    return {
+        b"nd": True,
+        b"type": array.dtype.str,
+        b"kind": b"",
+        b"shape": list(array.shape),
+        b"data": array.tobytes(),
+    }
+
+
+def _array(found: dict[Any, Any]) -> Any:
+    """The array that a map stands for; other maps as they are."""
+    if b"nd" not in found:
+        if {"nd", "type", "data"} <= found.keys():
+            raise CorruptFileError(
+                "an array written with use_bin_type=False, whose bytes msgpack cannot tell from text: write it with "
+                "use_bin_type=True"
+            )
+        return found
+    name, data = found.get(b"type"), found.get(b"data")
+    dtype = parse_dtype(name.decode("ascii", "replace") if isinstance(name, bytes) else name)
+    try:
+        shape = tuple(found.get(b"shape", ()))
+        if not isinstance(data, bytes) or dtype.itemsize * math.prod(shape) != len(data):
+            size = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
+            raise ValueError(f"{size} for {dtype} {str(shape)[:80]}")
+        return np.ndarray(shape, dtype, data).copy()
+    except (ValueError, TypeError, OverflowError) as error:
+        raise CorruptFileError(f"no array as msgpack-numpy writes it: {error}") from error

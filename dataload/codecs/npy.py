@@ -1,0 +1,128 @@
+"""The header of a .npy file, parsed once per distinct header; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import ast
+import io
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dataload.codecs.dtypes import parse_dtype
+from dataload.errors import CorruptFileError
+from dataload.types import Array
+
+__all__ = ["MAGIC", "NpyLayout", "build_npy", "npy_layout", "parse_npy"]
+
+MAGIC = b"\x93NUMPY"
+_LONGEST_HEADER = 10_000  # bytes; what numpy itself accepts: parsing time grows faster than the length
+_KEYS = {"descr", "fortran_order", "shape"}
+_PREFIX = 12  # magic, version and the length of the header, at most
+
+
+@dataclass(frozen=True, slots=True)
+class NpyLayout:
+    """What the header of a .npy file says.
+
+    Attributes:
+        dtype: Of the items; never of objects.
+        shape: Of the array.
+        fortran: The items stand with the first axis varying fastest.
+        start: Bytes of the header, which is where the items start.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the items."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def rows(self, items: Array) -> Array:
+        """Arrays from their items.
+
+        Args:
+            items: (rows, nbytes) uint8, contiguous.
+
+        Returns:
+            (rows, *shape), sharing memory with `items`.
+        """
+        if not self.nbytes:
+            return np.empty((len(items), *self.shape), self.dtype)
+        flat = items.view(self.dtype)
+        if not self.fortran:
+            return flat.reshape(len(items), *self.shape)
+        return np.moveaxis(flat.reshape(len(items), *self.shape[::-1]).T, -1, 0)
+
+
+def npy_layout(data: bytes | memoryview) -> NpyLayout:
+    """Read the header.
+
+    Args:
+        data: The file, or at least its header.
+
+    Raises:
+        CorruptFileError: It is none, or its items would have to be unpickled. The error has no path yet.
+    """
+    prefix = bytes(data[:_PREFIX])
+    if prefix[:6] != MAGIC or len(prefix) < 10:
+        raise CorruptFileError(f"a .npy file starts with {MAGIC!r}, found {prefix[:8]!r}")
+    version, width = prefix[6], 2 if prefix[6] == 1 else 4
+    if version not in (1, 2, 3) or prefix[7]:
+        raise CorruptFileError(f"a .npy file of version {version}.{prefix[7]}, known are 1.0, 2.0 and 3.0")
+    start = 8 + width + int.from_bytes(prefix[8 : 8 + width], "little")
+    if start > min(len(data), _LONGEST_HEADER + _PREFIX):
+        raise CorruptFileError(f"a .npy file whose header ends at byte {start}, and it has {len(data)}")
+    return _parse_header(bytes(data[8 + width : start]), start, version)
+
+
+@lru_cache(maxsize=256)  # the records of a data set have few different headers
+def _parse_header(text: bytes, start: int, version: int) -> NpyLayout:
+    try:
+        header: Any = ast.literal_eval(text.decode("utf-8" if version == 3 else "latin-1").strip(" \n"))
+        if header.keys() != _KEYS:
+            raise CorruptFileError(f"the header of a .npy file has the keys {sorted(map(str, header))!s:.80}")
+        descr, shape, fortran = header["descr"], header["shape"], header["fortran_order"]
+        dtype = np.lib.format.descr_to_dtype(descr) if isinstance(descr, list) else parse_dtype(descr)
+        np.empty((0, *shape), dtype)  # refuses what no array can have: too many dimensions, too large extents
+    except CorruptFileError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise CorruptFileError(f"the header of a .npy file does not parse: {error}") from error
+    if dtype.hasobject or not dtype.itemsize:
+        raise CorruptFileError(f"a .npy file of {dtype}: objects would have to be unpickled")
+    if type(shape) is not tuple or type(fortran) is not bool:
+        raise CorruptFileError(
+            f"the header of a .npy file gives the shape {str(shape)[:80]}, order {str(fortran)[:80]}"
+        )
+    return NpyLayout(dtype, shape, fortran, start)
+
+
+def parse_npy(data: bytes | memoryview) -> Array:
+    """The array that a .npy file holds, a copy.
+
+    Raises:
+        CorruptFileError: It is no such file, or not as long as its header says. The error has no path yet.
+    """
+    layout = npy_layout(data)
+    found = len(data) - layout.start
+    if found != layout.nbytes:
+        raise CorruptFileError(
+            f"a .npy file of {layout.dtype} {layout.shape} has {layout.nbytes} bytes of items, found {found}"
+        )
+    items = np.empty((1, found), np.uint8)
+    items[0] = np.frombuffer(data, np.uint8)[layout.start :]
+    return layout.rows(items)[0, ...]
+
+
+def build_npy(array: Array) -> bytes:
+    """The .npy file of an array that holds no objects."""
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, array, allow_pickle=False)
+    return stream.getvalue()

@@ -1,0 +1,277 @@
+"""caffe2's ``TensorProtos``, the records of TorchRecord: read and written by hand on the wire format.
+
+| value | data_type | where the values stand | dims |
+|---|---|---|---|
+| bytes | BYTE | byte_data | none |
+| str | STRING | string_data, UTF-8 | none |
+| uint8 array | BYTE, or UINT8 if 0-d | byte_data, or int32_data | its shape |
+| float32, float64 | FLOAT, DOUBLE | float_data, double_data | its shape |
+| int64, int32 | INT64, INT32 | int64_data, int32_data | its shape |
+| bool, int8, uint16, int16, float16 | the type's own | int32_data | its shape |
+| object array of bytes | STRING | string_data | its shape |
+
+A Python int is an int64 array without dimensions, a float a float64 one. Read back, all of these are exactly
+what they were. Of what others write:
+
+- A tensor without a name, or with one that is taken, is called by its place: ``"0"``, ``"1"``, ...
+- BYTE data that do not fit their dims are a flat array: the original's pictures have dims [width, height]
+  and height * width * 3 bytes. Other types whose dims do not fit are an error.
+- Without dims one value has no dimensions, several have one.
+- STRING without dims is text where it is UTF-8, else bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dataload.codecs.caffe2 import (
+    BYTE,
+    BYTE_DATA,
+    DATA_TYPE,
+    DIMS,
+    MAX_DIMS,
+    NAME,
+    STRING,
+    STRING_DATA,
+    TENSOR,
+    TYPES,
+    UINT8,
+    DataType,
+    Tensor,
+    scan_record,
+)
+from dataload.codecs.layout import Layout, Span, columns_by_layout
+from dataload.codecs.varints import encode_varint, encode_varints, parse_packed, parse_varints
+from dataload.codecs.wire import VARINT, build_field
+from dataload.errors import ConfigError, CorruptFileError
+from dataload.types import Array, Batch, BytesArray, Int64Array, Value
+
+__all__ = ["decode", "decode_batch", "encode"]
+
+_Data = bytes | memoryview
+
+# by kind and size, as in dtype.str: the names of dtypes are slow to come by
+_BY_DTYPE = {kind.dtype.str[1:]: number for number, kind in TYPES.items() if number != UINT8}
+_MAX_BYTES = 2**31 - 1  # what protobuf reads
+
+
+def decode(data: _Data) -> dict[str, Value]:
+    """The fields of serialized TensorProtos, in the order of the bytes; the values are the caller's own.
+
+    Raises:
+        CorruptFileError: These bytes are no TensorProtos, or a tensor contradicts itself.
+    """
+    return {name: _value(data, name, tensor) for name, tensor in scan_record(data).items()}
+
+
+def decode_batch(buffers: Sequence[_Data], fields: Sequence[str] | None) -> Batch | None:
+    """Columns of records that differ only in their values.
+
+    Args:
+        buffers: Serialized TensorProtos, at least one.
+        fields: Names of the fields to read; None means all.
+
+    Returns:
+        What collating the decoded records gives; None if that would have to be tried.
+    """
+    return columns_by_layout(buffers, fields, _layout)
+
+
+def _layout(data: _Data) -> Layout | None:
+    """Where the values of each tensor lie, if each lies in one piece."""
+    layout: dict[str, Span] = {}
+    for name, tensor in scan_record(data).items():
+        value = _value(data, name, tensor)
+        kind = TYPES[tensor.data_type]
+        is_text = tensor.data_type == STRING
+        place = tensor.values.get(kind.field, (0, 0))
+        if isinstance(place, bytearray) or (is_text and isinstance(value, np.ndarray)):
+            return None
+        if is_text:
+            layout[name] = Span(*tensor.texts[0], item=_text)
+        elif not isinstance(value, np.ndarray):
+            layout[name] = Span(*place)
+        elif kind.is_varint:
+            layout[name] = Span(*place, kind.dtype, value.shape, _converter(name, kind), mask=0x80)
+        else:
+            layout[name] = Span(*place, kind.dtype, value.shape)
+    return layout
+
+
+def _converter(name: str, kind: DataType) -> Callable[[BytesArray], Array]:
+    return lambda rows: _narrow(parse_varints(rows), name, kind)
+
+
+def _value(data: _Data, name: str, tensor: Tensor) -> Value:
+    kind = TYPES.get(tensor.data_type)
+    if kind is None:
+        raise CorruptFileError(
+            f"tensor {name!r} has data type {tensor.data_type}; the format knows "
+            f"{', '.join(f'{known.name} {number}' for number, known in TYPES.items())}"
+        )
+    if tensor.data_type == STRING:
+        return _strings(data, name, tensor)
+    raw = tensor.data(kind.field, data)
+    if tensor.data_type == BYTE and not tensor.dims:
+        return bytes(raw)
+    if kind.is_varint:
+        array = _narrow(_varints(raw, name), name, kind)
+    elif len(raw) % kind.dtype.itemsize:
+        raise CorruptFileError(
+            f"tensor {name!r} has {len(raw)} bytes of {kind.name} data: no multiple of {kind.dtype.itemsize}"
+        )
+    else:
+        array = np.frombuffer(raw, kind.dtype).astype(kind.dtype.newbyteorder("="))
+    return _shaped(array, name, tensor, kind)
+
+
+def _strings(data: _Data, name: str, tensor: Tensor) -> Value:
+    if not tensor.dims and len(tensor.texts) == 1:
+        start, stop = tensor.texts[0]
+        return _text(data[start:stop])
+    items = np.empty(len(tensor.texts), object)
+    items[:] = [bytes(data[start:stop]) for start, stop in tensor.texts]
+    return _shaped(items, name, tensor, TYPES[STRING])
+
+
+def _text(data: _Data) -> str | bytes:
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError:  # caffe2 itself kept encoded pictures as STRING
+        return bytes(data)
+
+
+def _shaped(array: Array, name: str, tensor: Tensor, kind: DataType) -> Array:
+    dims = tensor.dims
+    if not dims:
+        return array.reshape(()) if len(array) == 1 else array
+    if _fit(dims, len(array)):
+        try:
+            return array.reshape(dims)
+        except ValueError:  # no values, and dims beyond what numpy can address
+            pass
+    if tensor.data_type == BYTE and len(array):
+        return array
+    more = ", ..." if len(dims) > 8 else ""
+    raise CorruptFileError(
+        f"tensor {name!r} has dims [{', '.join(map(str, dims[:8]))}{more}] and {len(array)} {kind.name} values"
+    )
+
+
+def _fit(dims: Sequence[int], count: int) -> bool:
+    """Whether the product is `count`; hostile dims make no large numbers on the way."""
+    if len(dims) > MAX_DIMS or min(dims) < 0:
+        return False
+    if 0 in dims:
+        return count == 0
+    product = 1
+    for dim in dims:
+        product *= dim
+        if product > count:
+            return False
+    return product == count
+
+
+def _varints(raw: _Data | bytearray, name: str) -> Int64Array:
+    try:
+        return parse_packed(raw)
+    except CorruptFileError as error:
+        raise CorruptFileError(f"tensor {name!r}: {error}") from None
+
+
+def _narrow(numbers: Int64Array, name: str, kind: DataType) -> Array:
+    """The values that integers on the wire stand for."""
+    if kind.name == "INT64":
+        return numbers
+    low = numbers.astype(np.int32)  # of longer numbers protobuf takes the low 32 bits
+    if kind.name == "INT32":
+        return low
+    if kind.name == "BOOL":
+        return low != 0
+    bits = np.dtype("uint16") if kind.name == "FLOAT16" else kind.dtype
+    limits = np.iinfo(bits)
+    # some writers store the 16 bits of a float16 as a signed number
+    lowest = -0x8000 if kind.name == "FLOAT16" else limits.min
+    if low.size and (low.min() < lowest or low.max() > limits.max):
+        raise CorruptFileError(f"tensor {name!r} of type {kind.name} has values from {low.min()} to {low.max()}")
+    narrow = low.astype(bits)
+    return narrow.view(np.float16) if kind.name == "FLOAT16" else narrow
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """Serialized TensorProtos with the fields of `record`, each with its name.
+
+    Raises:
+        ConfigError: The format cannot hold a value.
+    """
+    if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - users pass bytes
+        raise ConfigError(f"TensorProtos hold fields, got a record of type {type(record).__name__}")
+    data = b"".join(build_field(TENSOR, _tensor(name, value)) for name, value in record.items())
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(f"a record of {len(data)} bytes: protobuf reads {_MAX_BYTES} at most")
+    return data
+
+
+def _tensor(name: Any, value: Any) -> bytes:
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"names of fields are text, and not empty; got {name!r}")
+    try:
+        called = build_field(NAME, name.encode())
+        if isinstance(value, str):
+            return _head((), STRING) + build_field(STRING_DATA, value.encode()) + called
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"field {name!r} holds text that is not UTF-8: {error.reason}", key=name) from None
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _head((), BYTE) + build_field(BYTE_DATA, bytes(value)) + called
+    array = _array(name, value)
+    if array.dtype.kind == "O":
+        texts = b"".join(build_field(STRING_DATA, item) for item in array.ravel().tolist())
+        return _head(array.shape, STRING) + texts + called
+    data_type = _BY_DTYPE[array.dtype.str[1:]]
+    if data_type == BYTE and array.ndim == 0:
+        data_type = UINT8  # BYTE without dims are bytes
+    # in the order of the field numbers, as protobuf writes them: the name stands between the data's fields
+    kind = TYPES[data_type]
+    head, values = _head(array.shape, data_type), _values(array, kind)
+    return head + (called + values if kind.field > NAME else values + called)
+
+
+def _head(shape: tuple[int, ...], data_type: int) -> bytes:
+    dims = b"".join(bytes((DIMS << 3 | VARINT,)) + encode_varint(dim) for dim in shape)
+    return dims + bytes((DATA_TYPE << 3 | VARINT, data_type))
+
+
+def _array(name: str, value: Any) -> Array:
+    """`value` as an array of a dtype that the format has."""
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"field {name!r} is {value}; the format's integers end at 64 bits", key=name)
+    array = np.asarray(value)
+    if array.dtype.kind == "O":
+        # without dimensions it would be read as text
+        if array.ndim and isinstance(value, np.ndarray) and _all_bytes(array):
+            return array
+    elif array.dtype.str[1:] in _BY_DTYPE:
+        return np.asarray(array, array.dtype.newbyteorder("="), order="C")
+    found = f"has dtype {array.dtype}" if isinstance(value, np.ndarray) else f"is {type(value).__name__} {value!r:.80}"
+    known = ", ".join(kind.dtype.name for number, kind in TYPES.items() if number not in (BYTE, STRING))
+    raise ConfigError(
+        f"field {name!r} {found}; TensorProtos hold {known}, text, bytes, and arrays of bytes objects", key=name
+    )
+
+
+def _all_bytes(array: Array) -> bool:
+    return all(isinstance(item, bytes) for item in array.ravel().tolist())
+
+
+def _values(array: Array, kind: DataType) -> bytes:
+    """The field that holds the values, none for an empty array."""
+    if not array.size:
+        return b""
+    flat = array.reshape(-1)
+    if kind.is_varint:
+        bits = flat.view(np.uint16) if kind.name == "FLOAT16" else flat
+        return build_field(kind.field, encode_varints(bits.astype(np.int64)))
+    return build_field(kind.field, flat.astype(kind.dtype, copy=False).tobytes())

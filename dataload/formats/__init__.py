@@ -1,1 +1,0 @@
-"""The bytes of each format: parsing and building, no files, no policy."""

@@ -1,0 +1,1 @@
+"""ArrayRecord files, and the directories of TensorFlow Datasets that hold them."""

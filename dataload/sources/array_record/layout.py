@@ -1,0 +1,148 @@
+"""What is looked at in ArrayRecord files besides reading their records, which the array_record package does."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from dataload.codecs.varints import parse_varint
+from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.detect import describe_head
+from dataload.types import Int64Array
+
+__all__ = [
+    "BLOCK_SIZE",
+    "SIGNATURE",
+    "Selection",
+    "check_head",
+    "footer_offset",
+    "group_size",
+    "parse_selection",
+    "plan_reads",
+]
+
+SIGNATURE = bytes.fromhex(
+    "83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9"  # header of the first block
+    "0000000000000000e19f13c0e9b1c37273000000000000000000000000000000"  # a chunk without data
+)
+"""The first 64 bytes of every file."""
+
+BLOCK_SIZE = 65536
+"""A file is a whole number of these; the last holds the postscript, which says where the footer starts."""
+
+_SMALLEST_FILE = 2 * BLOCK_SIZE
+_POSTSCRIPT = 24 + 40 + 5  # behind the headers of block and chunk, compression, and the sizes of three equal records
+_SLICE = re.compile(r"(.+)\[(\d+):(\d+)\]", re.ASCII | re.DOTALL)
+_GROUP_SIZE = re.compile(r"(?:^|,)group_size:(\d+)(?:,|$)", re.ASCII)
+
+
+class Selection(NamedTuple):
+    """The records [start, stop) of a file; all of them if `stop` is None."""
+
+    path: str
+    start: int
+    stop: int | None
+
+
+def parse_selection(path: str) -> Selection:
+    """``"path[start:stop]"`` taken apart; only digits make a slice, anything else is part of the name.
+
+    Raises:
+        ConfigError: The slice ends before it starts.
+    """
+    match = _SLICE.fullmatch(path)
+    if match is None:
+        return Selection(path, 0, None)
+    start, stop = int(match[2]), int(match[3])
+    if stop < start:
+        raise ConfigError(f"{path}: the slice ends at record {stop}, before its start", key="paths", value=path)
+    return Selection(match[1], start, stop)
+
+
+def check_head(head: bytes, size: int, path: str) -> None:
+    """Tell a file that is no ArrayRecord, or only the beginning of one.
+
+    Args:
+        head: The first 64 bytes, or what there is.
+        size: Bytes of the file.
+        path: For messages.
+
+    Raises:
+        CorruptFileError: The file is too short.
+        UnsupportedFormatError: It starts with something else.
+    """
+    if not head:
+        raise CorruptFileError("the file is empty, as a writer leaves it that was never closed", path=path, offset=0)
+    if head != SIGNATURE[: len(head)]:
+        raise UnsupportedFormatError(
+            f"{path} is no ArrayRecord, which starts with {SIGNATURE[:8]!r}: {describe_head(head)}", path=path
+        )
+    if size < _SMALLEST_FILE or len(head) < len(SIGNATURE):
+        raise CorruptFileError(
+            f"the file has {size} bytes, the smallest ArrayRecord {_SMALLEST_FILE}: it was truncated, or its "
+            "writer never closed",
+            path=path,
+            offset=size,
+        )
+
+
+def footer_offset(block: bytes) -> int | None:
+    """Where the footer of a file starts, which is where its last record ends.
+
+    Args:
+        block: The first bytes of the last block.
+
+    Returns:
+        None if they hold no postscript as the package writes it; whether a file is whole is for the package to say.
+    """
+    if block[_POSTSCRIPT : _POSTSCRIPT + 1] != b"\x08":  # protobuf: field 1, a varint
+        return None
+    try:
+        return parse_varint(block, _POSTSCRIPT + 1)[0]
+    except (IndexError, CorruptFileError):
+        return None
+
+
+def group_size(options: str | None) -> int:
+    """Records per compressed group, from the options that a file's writer noted; 1 if it noted none."""
+    match = _GROUP_SIZE.search(options or "")
+    return int(match[1]) if match else 1
+
+
+_LIST_BYTES_ALONE = 16384
+_LIST_BYTES = 1024
+_LIST_SHARE = 1024
+_LONG_RUN = 8
+
+
+def plan_reads(
+    indices: Int64Array, records: int, size: int, group: int, *, alone: bool
+) -> list[tuple[int, int]] | None:
+    """How to read `indices` fastest. Pure (no I/O).
+
+    The package has two calls. `read([i, j, ...])` looks at the place of every record of the file (5 ms for a
+    million), then decompresses on a pool of threads, which pays for large records. `read(start, stop)` goes
+    straight to a run of records, even of one, at 3 us and a third of the work, but lets go of the GIL each time:
+    readers in several threads then wait for each other.
+
+    Args:
+        indices: (rows,) int64, at least one.
+        records: Records in the file.
+        size: Bytes of the file.
+        group: Records that were compressed together; reading one of them takes decompressing all.
+        alone: No other thread is reading.
+
+    Returns:
+        Half-open runs of records to be read one after another, in the order of the request; None for one list.
+    """
+    large = size >= (_LIST_BYTES_ALONE if alone else _LIST_BYTES) * records
+    if large and records <= _LIST_SHARE * len(indices):
+        return None
+    breaks = np.flatnonzero(np.diff(indices) != 1) + 1
+    if group > 1 and (len(breaks) + 1) * _LONG_RUN > len(indices):
+        return None
+    starts = indices[np.concatenate(([0], breaks))]
+    stops = indices[np.concatenate((breaks - 1, [-1]))] + 1
+    return list(zip(starts.tolist(), stops.tolist(), strict=True))

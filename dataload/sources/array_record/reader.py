@@ -1,0 +1,324 @@
+"""ArrayRecord files: uncompressed ones read through a memory map, others through the array_record package."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import warnings
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from dataload._util.optional import load_optional
+from dataload.codecs.codec import CodecLike, decode_batch, decode_records, resolve_codec
+from dataload.collate import default_collate
+from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.array_record.layout import (
+    BLOCK_SIZE,
+    SIGNATURE,
+    check_head,
+    footer_offset,
+    group_size,
+    parse_selection,
+    plan_reads,
+)
+from dataload.sources.array_record.map import MappedRecords
+from dataload.sources.base import select_fields
+from dataload.sources.files import FileSource, ShardReader
+from dataload.storage.errors import changed_error, file_errors
+from dataload.types import Batch, Codec, FieldSpec, Int64Array
+
+__all__ = ["ArrayRecordSource", "FileInstruction"]
+
+_READER_OPTIONS = "readahead_buffer_size:0"  # the package's default reads 16 MiB ahead of each random access
+_FILE_BUFFER_BYTES = 4096
+_AROUND_BYTES = 4096
+# A reader serves one thread, and holds 30 to 70 bytes for each record of the file. More than a few per file gain
+# nothing: each already reads on several threads.
+_MOST_READERS = 4
+
+
+@runtime_checkable
+class FileInstruction(Protocol):
+    """Part of a file, as TensorFlow Datasets describes it; `examples_in_shard` is not looked at."""
+
+    filename: str
+    skip: int
+    take: int
+    examples_in_shard: int
+
+
+PathLike: TypeAlias = str | os.PathLike[str] | FileInstruction
+
+
+class ArrayRecordSource(FileSource[Any]):
+    """Records of ArrayRecord files, as bytes or as a codec decodes them.
+
+    Files written with ``group_size:1,uncompressed`` are read through a memory map, all others through the package.
+    The map shows what a file's chunks say of themselves, which is checked in each read; the hashes of the data, which
+    the package compares, are not looked at. `reader_options` makes the package read all files, as ``dataload verify``
+    does.
+
+    Args:
+        paths: One file or several, each a path, a slice ``"path[start:stop]"`` of its records, or an object with
+            the attributes of `FileInstruction`.
+        fields: Names of the fields to read, with a codec that gives fields; None means all.
+        codec: A name of `dataload.codecs.codec.CODEC_NAMES`, a function ``bytes -> record``, or an object
+            with ``decode``. None gives bytes.
+        reader_options: Options of `array_record`'s reader, in its own syntax, ``""`` for its defaults; None means no
+            reading ahead, and a map where that serves.
+
+    Raises:
+        ConfigError: The codec is none, a slice ends before it starts, `fields` are named without a codec; on
+            first use, when a slice ends behind the file's last record, or an option is unknown.
+        CorruptFileError: On first use, when a file is truncated or damaged; in reads, when a record is.
+        UnsupportedFormatError: On first use, when a file is no ArrayRecord.
+        MissingDependencyError: On first use, when a file needs array_record and it is not installed.
+
+    Warns:
+        UserWarning: A file was written with a `group_size` other than 1, which makes random access slow.
+    """
+
+    format_name = "array_record"
+
+    def __init__(
+        self,
+        paths: PathLike | Sequence[PathLike],
+        *,
+        fields: Sequence[str] | None = None,
+        codec: CodecLike = None,
+        reader_options: str | None = None,
+    ) -> None:
+        several = [paths] if isinstance(paths, (str, os.PathLike, FileInstruction)) else paths
+        self._codec = resolve_codec(codec)
+        self._reader_options = reader_options
+        # A user's function may keep a reference to what it was given, so it gets bytes of its own.
+        self._views = isinstance(codec, str) and self._codec is not None
+        self._grouped: set[str] = set()
+        super().__init__(
+            [_as_path(path) for path in several],
+            fields=fields,
+            codec=self._codec,
+            reader_options=reader_options,
+        )
+        for path in self.paths:
+            parse_selection(path)
+        if self._selected is not None and self._codec is None:
+            raise ConfigError(
+                "fields are chosen from records that are plain bytes: choose a codec too", key="fields", value=fields
+            )
+
+    def _open_shard(self, path: str) -> ShardReader[Any]:
+        # Whether the first file knows its fields is enough; asking each file would read a record of each.
+        shard = _ArrayRecordFile(
+            path, self._codec, self._reader_options, views=self._views, has_fields=path == self.paths[0]
+        )
+        if shard.group_size != 1 and shard.file not in self._grouped:
+            self._grouped.add(shard.file)
+            warnings.warn(
+                f"{shard.file} was written with group_size:{shard.group_size}: to read one record at random, that "
+                "many are decompressed; write it again with group_size:1 (dataload convert does)",
+                UserWarning,
+                stacklevel=2,
+            )
+        return shard
+
+    @property
+    def reads_in_order(self) -> bool:
+        """Whether a file's records are compressed in groups: reading one at random decompresses all of its group."""
+        len(self)  # opens the files
+        return bool(self._grouped)
+
+    def _data_file(self, path: str) -> str:
+        return parse_selection(path).path
+
+
+def _as_path(path: PathLike) -> str:
+    """The text that stands for an element of `paths`: a FileInstruction becomes the slice that it is."""
+    if not isinstance(path, FileInstruction):
+        return os.fspath(path)
+    if path.skip < 0 or path.take < 0:
+        raise ConfigError(
+            f"{path.filename}: skip={path.skip}, take={path.take}: neither may be negative", key="paths", value=path
+        )
+    return f"{os.fspath(path.filename)}[{path.skip}:{path.skip + path.take}]"
+
+
+class _ArrayRecordFile(ShardReader[Any]):
+    """One file, or the part of it that is selected.
+
+    Attributes:
+        file: The file without the slice.
+        group_size: Records that were compressed together.
+    """
+
+    def __init__(
+        self, path: str, codec: Codec | None, reader_options: str | None, *, views: bool, has_fields: bool
+    ) -> None:
+        self.file, self._first, stop = parse_selection(path)
+        self._codec = codec
+        self._views = views
+        self._size = _check_file(self.file)
+        self._mapped = MappedRecords.open(self.file) if reader_options is None else None
+        self._readers = _Readers(self.file, reader_options)
+        if self._mapped is not None:
+            self._records, self.group_size = len(self._mapped), 1
+        else:
+            with self._readers.take() as (reader, _):
+                self._records = reader.num_records()
+                self.group_size = group_size(reader.writer_options_string())
+        stop = self._records if stop is None else stop
+        if stop > self._records:
+            raise ConfigError(
+                f"{path} selects records {self._first} to {stop}; the file has {self._records}", key="paths", value=path
+            )
+        self._length = stop - self._first
+        self._fields = self.first_fields() if has_fields and codec is not None else {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        return self._fields
+
+    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Any]:
+        return self._decode(self._read(indices + self._first), indices + self._first, fields)
+
+    def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        data = self._read(indices + self._first)
+        batch = None if self._codec is None else decode_batch(self._codec, data, fields)
+        if batch is not None:
+            return batch
+        return default_collate(self._decode(data, indices + self._first, fields))
+
+    def _decode(
+        self, data: Sequence[bytes | memoryview], indices: Int64Array, fields: tuple[str, ...] | None
+    ) -> list[Any]:
+        codec = self._codec
+        records: list[Any] = [*data] if codec is None else decode_records(codec, data, indices.tolist(), self.file)
+        return records if fields is None else [select_fields(record, fields) for record in records]
+
+    def _read(self, indices: Int64Array) -> Sequence[bytes | memoryview]:
+        """The bytes of records of the file, views of its map where the codec makes copies."""
+        found = None if self._mapped is None else self._mapped.read(indices, views=self._views)
+        return self._read_through_package(indices) if found is None else found
+
+    def _read_through_package(self, indices: Int64Array) -> list[bytes]:
+        with self._readers.take() as (reader, alone):
+            runs = plan_reads(indices, self._records, self._size, self.group_size, alone=alone)
+            try:
+                if runs is None:
+                    data: list[bytes] = reader.read(indices.tolist())
+                else:
+                    data = [record for start, stop in runs for record in reader.read(start, stop)]
+            except Exception as error:  # the package translates C++ errors to several built-in ones
+                raise _find_corrupt(reader, indices, self.file, error) from error
+        if not all(data):
+            self._check_empty(indices, data)
+        return data
+
+    def _check_empty(self, indices: Int64Array, data: list[bytes]) -> None:
+        """Empty records are what the package gives, without an error, where a file was cut off while it is open."""
+        try:
+            size = os.stat(self.file).st_size
+        except FileNotFoundError:  # deleted; the reader keeps what it has opened
+            return
+        if size < self._size:
+            raise changed_error(self.file, self._size, size, index=int(indices[data.index(b"")]))
+
+    def identity(self) -> str:
+        """What stands where the records end, for the last block is nearly empty."""
+        return _last_records(self.file)
+
+    def close(self) -> None:
+        self._readers.close()
+
+
+class _Readers:
+    """The package's readers of one file, each of which serves one thread at a time."""
+
+    def __init__(self, file: str, options: str | None) -> None:
+        self._file = file
+        self._options = _READER_OPTIONS if options is None else options
+        self._free = threading.Semaphore(_MOST_READERS)
+        self._lock = threading.Lock()
+        self._idle: list[Any] = []
+        self._lent = 0
+
+    @contextmanager
+    def take(self) -> Generator[tuple[Any, bool]]:
+        """A reader for the calling thread, and whether it is the only one now.
+
+        A reader that has failed is not used again.
+        """
+        with self._free:
+            with self._lock:
+                reader = self._idle.pop() if self._idle else None
+                self._lent += 1
+                alone = self._lent == 1
+            try:
+                if reader is None:
+                    reader = _open_reader(self._file, self._options)
+                yield reader, alone
+                self._idle.append(reader)
+            finally:
+                with self._lock:
+                    self._lent -= 1
+
+    def close(self) -> None:
+        self._idle.clear()  # the last reference closes the file
+
+
+def _check_file(file: str) -> int:
+    """Size of a file that looks like an ArrayRecord."""
+    with file_errors(file), open(file, "rb", buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        check_head(stream.read(len(SIGNATURE)), size, file)
+    return size
+
+
+def _last_records(file: str) -> str:
+    """A hash of the end of the records and the beginning of the footer."""
+    with file_errors(file), open(file, "rb", buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        end = footer_offset(os.pread(stream.fileno(), 128, max(0, size - BLOCK_SIZE)))
+        around = os.pread(stream.fileno(), 2 * _AROUND_BYTES, max(0, min(end or 0, size) - _AROUND_BYTES))
+    return hashlib.blake2b(around, digest_size=8).hexdigest()
+
+
+def _open_reader(file: str, options: str) -> Any:
+    module = load_optional(
+        "array_record.python.array_record_module",
+        needed_by="format 'array_record'",
+        extra="arrayrecord",
+        package="array_record",
+    )
+    try:
+        reader = module.ArrayRecordReader(file, options, file_reader_buffer_size=_FILE_BUFFER_BYTES)
+    except ValueError as error:
+        raise ConfigError(f"reader_options {options!r}: {error}", key="reader_options", value=options) from error
+    if not reader.ok():
+        raise CorruptFileError(f"the file does not end as a finished one does{_close(reader)}", path=file)
+    return reader
+
+
+def _close(reader: Any) -> str:
+    """Close a reader that is not ok; what it says about that."""
+    try:
+        reader.close()
+    except RuntimeError as error:
+        if str(error):
+            return f": {error}"
+    return ": it was truncated, or its writer never closed"
+
+
+def _find_corrupt(reader: Any, indices: Int64Array, file: str, error: Exception) -> CorruptFileError:
+    """The error of the first record of the request that cannot be read."""
+    for index in indices.tolist():
+        try:
+            reader.read(index, index + 1)
+        except Exception as found:
+            return CorruptFileError(str(found), path=file, index=index)
+    return CorruptFileError(str(error), path=file)

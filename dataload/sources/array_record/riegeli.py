@@ -1,0 +1,306 @@
+"""Where the records of an uncompressed ArrayRecord file lie, so that they can be read without its library.
+
+An ArrayRecord is a Riegeli/records file. Such a file is chunks end to end, cut into blocks of 64 KiB, each of which
+starts with a header of 24 bytes wherever a chunk may be just then. Numbers are little-endian.
+
+| block header | chunk header | data of an uncompressed chunk of one record |
+|---|---|---|
+| hash (8) | hash (8) | 0 for no compression (1) |
+| from the start of the chunk it cuts to the block (8) | bytes of data (8), hash of data (8) | length of the next (1) |
+| from the block to the end of that chunk (8) | type (1), records (7) | size of the record, a varint |
+| | bytes of the records (8) | the record |
+
+The last block of an ArrayRecord holds three copies of a message that says where the footer is. The footer is a chunk
+whose records are messages: first one on the file, then one for each chunk with its position, its bytes and how many
+records they are. The chunks must lie end to end exactly as these numbers say, from the first to the footer, or the
+table here is not made; no flipped bit of the footer passes that. Hashes (HighwayHash) are not computed: those of the
+data would cost more than all else.
+
+Layouts: https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md and `cpp/layout.proto` of
+https://github.com/google/array_record.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataload.codecs.varints import parse_varint
+from dataload.codecs.wire import LENGTH, VARINT, walk
+from dataload.errors import CorruptFileError
+from dataload.types import BytesArray, Int64Array
+
+__all__ = ["BLOCK_HEADER_BYTES", "BLOCK_SIZE", "HEAD_BYTES", "Chunks", "Spans", "parse_chunks", "pieces"]
+
+BLOCK_SIZE = 65536
+"""A file is a whole number of these."""
+
+BLOCK_HEADER_BYTES = 24
+
+HEAD_BYTES = 48
+"""The header of a chunk and the beginning of its data."""
+
+_BLOCK_BITS = 16  # shifts of arrays are faster than divisions
+_CHUNK_HEADER = struct.Struct("<8xQ8xQQ")  # bytes of data; type and records; bytes of the records
+_BEFORE_SIZE = _CHUNK_HEADER.size + 2
+_SIMPLE = 0x72  # the type of a chunk that is not transposed
+_ONE_SIMPLE = _SIMPLE | 1 << 8
+
+_MAGIC = 0x71930E704FDAE05E
+_VERSION = 1
+_COPIES = 3  # of the message in the last block
+
+# The least sizes that take 2, 3, ... bytes as a varint, and how long their chunks are.
+_SIZE_STEPS = np.array([1 << bits for bits in range(7, 63, 7)], np.int64)
+_LENGTH_STEPS = _SIZE_STEPS + _BEFORE_SIZE + np.arange(2, len(_SIZE_STEPS) + 2)
+
+_MOST_BYTES_ABOUT = 1 << 16  # in the message on the file: a version, counts, the options of the writer
+_ENTRIES_AT_ONCE = 1 << 16  # 48 bytes each while they are parsed
+_NUMBERS = 6  # an entry of the footer is three fields: tag, position, tag, bytes, tag, records
+_ENTRY_TAGS = (0x08, 0x10, 0x18)
+_MOST_VARINT_BYTES = 9  # more than 63 bits are no position
+
+
+def pieces(start: int, length: int, skip: int = 0) -> list[slice]:
+    """Where the bytes of a chunk lie in the file, in as many pieces as blocks.
+
+    Args:
+        start: Position in the file of the first.
+        length: How many there are, block headers not counted.
+        skip: So many of them are left out at the beginning, fewer than a block holds.
+    """
+    if skip:
+        length -= skip
+        start += skip + (BLOCK_HEADER_BYTES if skip >= BLOCK_SIZE - start % BLOCK_SIZE else 0)
+    found: list[slice] = []
+    while length > 0:
+        part = min(length, BLOCK_SIZE - start % BLOCK_SIZE)
+        found.append(slice(start, start + part))
+        length -= part
+        start += part + BLOCK_HEADER_BYTES
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Where some chunks of one record each lie in the file.
+
+    Attributes:
+        starts: (n,) int64, positions of the first byte of each chunk; where a chunk starts with a block, of the byte
+            behind the block header.
+        lengths: (n,) int64, bytes of each chunk, block headers not counted.
+        ahead: (n,) int64, how many of them stand before the record.
+    """
+
+    starts: Int64Array
+    lengths: Int64Array
+    ahead: Int64Array
+
+    def differ(self, heads: Int64Array) -> bool:
+        """Whether a chunk does not start as that of one uncompressed record of this size does.
+
+        Args:
+            heads: (n, 6) int64, the first `HEAD_BYTES` of each.
+        """
+        differ = heads[:, 1] != self.lengths - _CHUNK_HEADER.size
+        differ |= heads[:, 3] != _ONE_SIMPLE
+        differ |= heads[:, 4] != self.lengths - self.ahead
+        differ |= heads[:, 5] & 0xFFFF != self.ahead - _BEFORE_SIZE << 8  # not compressed; bytes of the size
+        return bool(differ.any())
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The chunks of a file, each of one uncompressed record.
+
+    Attributes:
+        edges: (records + 1,) int64, positions in the file where a chunk ends and the next starts; a block header there
+            belongs to the chunk behind it.
+        alike: `Spans.lengths` and `Spans.ahead`, if they are the same for all chunks.
+    """
+
+    edges: Int64Array
+    alike: tuple[int, int] | None
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    def spans(self, indices: Int64Array) -> Spans:
+        """The chunks at `indices`, (n,) int64 in [0, len)."""
+        edges = self.edges[indices]
+        starts = edges + BLOCK_HEADER_BYTES * (edges & (BLOCK_SIZE - 1) == 0)
+        if self.alike is not None:
+            return Spans(starts, *(np.full(len(starts), number) for number in self.alike))
+        lengths = _without_headers(self.edges[indices + 1]) - _without_headers(edges)
+        return Spans(starts, lengths, _BEFORE_SIZE + 1 + np.searchsorted(_LENGTH_STEPS, lengths, side="right"))
+
+
+def _widths(sizes: Int64Array) -> Int64Array:
+    """How many bytes these sizes take as varints, (n,)."""
+    return 1 + np.searchsorted(_SIZE_STEPS, sizes, side="right")
+
+
+def _without_headers(edges: Int64Array) -> Int64Array:
+    """Positions of edges, (n,), in the file without its block headers."""
+    return edges - BLOCK_HEADER_BYTES * ((edges + (BLOCK_SIZE - 1)) >> _BLOCK_BITS)
+
+
+def parse_chunks(data: BytesArray) -> Chunks | None:
+    """Find the records of a file.
+
+    What it costs is bounded by the size of the footer, whatever stands in it.
+
+    Args:
+        data: (size,) uint8, the whole file; its last block and the footer are looked at.
+
+    Returns:
+        None if it is compressed, its chunks hold several records, are padded or have another layout, or it
+        contradicts itself in what was looked at; the file's own library tells which.
+    """
+    if not len(data) or len(data) % BLOCK_SIZE:
+        return None
+    end = len(data) - BLOCK_SIZE
+    try:
+        footer = _parse_postscript(data[end:].tobytes())
+        return _parse_footer(data[:end], footer) if 0 < footer < end and _may_be_edges(footer) else None
+    except (CorruptFileError, IndexError, struct.error):
+        return None
+
+
+def _parse_postscript(block: bytes) -> int:
+    """Where in the file the footer starts, from the last block."""
+    data_size, kind, decoded = _CHUNK_HEADER.unpack_from(block, BLOCK_HEADER_BYTES)
+    start = BLOCK_HEADER_BYTES + _CHUNK_HEADER.size
+    size = block[start + 2]
+    head = bytes((0, _COPIES, size, size, size))
+    message = block[start + len(head) : start + len(head) + size]
+    whole = head + _COPIES * message
+    if (data_size, kind, decoded) != (len(whole), _SIMPLE | _COPIES << 8, _COPIES * size):
+        raise CorruptFileError("another layout of the postscript")
+    if block[start : start + len(whole)] != whole:
+        raise CorruptFileError("copies of the postscript that differ")
+    numbers = _numbers(message, 0, size)
+    if numbers.get(2) != _MAGIC:
+        raise CorruptFileError("another magic number")
+    return numbers.get(1, 0)
+
+
+def _numbers(message: bytes, start: int, stop: int) -> dict[int, int]:
+    """The fields of a message that are numbers."""
+    fields = walk(message, start, stop, "footer")
+    return {number: parse_varint(message, first)[0] for number, wire, first, _ in fields if wire == VARINT}
+
+
+def _parse_footer(data: BytesArray, edge: int) -> Chunks | None:
+    """The footer is a chunk itself, which starts at `edge`; the data end where the last block starts."""
+    start = edge if edge % BLOCK_SIZE else edge + BLOCK_HEADER_BYTES
+    data_size, kind, decoded = _CHUNK_HEADER.unpack(_copy(data, start, _CHUNK_HEADER.size))
+    count = (kind >> 8) - 1
+    if kind & 0xFF != _SIMPLE or not 0 <= count < data_size < len(data) - start:
+        return None
+    footer = _copy(data, start, _CHUNK_HEADER.size + data_size)[_CHUNK_HEADER.size :]
+    bytes_of_sizes, sizes = parse_varint(footer, 1)
+    messages = sizes + bytes_of_sizes
+    size, sizes = parse_varint(footer, sizes)
+    # Sizes of all messages but the first take one byte.
+    if footer[0] or messages - sizes != count or data_size - messages != decoded:
+        return None
+    if size > min(decoded, _MOST_BYTES_ABOUT) or not _describes(footer, messages, messages + size, count):
+        return None
+    table = np.frombuffer(footer, np.uint8)
+    entries = _parse_entries(table[messages + size :], table[sizes:messages].astype(np.int64))
+    return None if entries is None else _join(*entries, edge)
+
+
+def _copy(data: BytesArray, start: int, length: int) -> bytes:
+    """The bytes of a chunk; fewer if the data end before."""
+    return b"".join([data[part].tobytes() for part in pieces(start, length)])
+
+
+def _describes(footer: bytes, start: int, stop: int, count: int) -> bool:
+    """Whether the first message says that this is an ArrayRecord of `count` chunks of one record each."""
+    for number, wire, first, last in walk(footer, start, stop, "footer"):
+        if (number, wire) == (1, LENGTH):
+            numbers = _numbers(footer, first, last)
+            return [numbers.get(field) for field in (1, 2, 3)] == [_VERSION, count, count]
+    return False
+
+
+def _parse_entries(messages: BytesArray, sizes: Int64Array) -> tuple[Int64Array, Int64Array] | None:
+    """Position in the file and bytes of the record of each chunk, (chunks,) int64 each.
+
+    Args:
+        messages: (bytes,) uint8, one after another.
+        sizes: (chunks,) the bytes of each.
+    """
+    edges = np.concatenate(([0], np.cumsum(sizes)))
+    if edges[-1] != len(messages):
+        return None
+    positions, records = np.empty((2, len(sizes)), np.int64)
+    for row in range(0, len(sizes), _ENTRIES_AT_ONCE):
+        rows = slice(row, min(row + _ENTRIES_AT_ONCE, len(sizes)))
+        block = messages[edges[rows.start] : edges[rows.stop]]
+        # Tags and values alike are varints; each ends with the byte whose highest bit is not set.
+        ends = np.flatnonzero(block < 0x80)
+        if len(ends) != _NUMBERS * (rows.stop - rows.start):
+            return None
+        ends = ends.reshape(-1, _NUMBERS)
+        starts = edges[rows] - edges[rows.start]
+        tags = np.column_stack((starts, ends[:, 1] + 1, ends[:, 3] + 1))
+        if (ends[:, ::2] != tags).any() or (block[tags] != _ENTRY_TAGS).any():
+            return None
+        if (ends[:, 5] != ends[:, 4] + 1).any() or (block[ends[:, 5]] != 1).any():  # chunks of one record
+            return None
+        for column, values in ((1, positions), (3, records)):
+            found = _varints(block, ends[:, column - 1] + 1, ends[:, column])
+            if found is None:
+                return None
+            values[rows] = found
+    return positions, records
+
+
+def _varints(data: BytesArray, starts: Int64Array, lasts: Int64Array) -> Int64Array | None:
+    """The numbers whose first and last bytes stand there, (n,); None if one has more than 63 bits."""
+    lengths = lasts - starts + 1
+    longest = int(lengths.max())
+    if longest > _MOST_VARINT_BYTES:
+        return None
+    values = (data[starts] & 0x7F).astype(np.int64)
+    for byte in range(1, longest):
+        rows = np.flatnonzero(lengths > byte)
+        where = starts if len(rows) == len(starts) else starts[rows]
+        groups = (data[where + byte] & 0x7F).astype(np.int64) << 7 * byte
+        if len(rows) == len(starts):
+            values |= groups
+        else:
+            values[rows] |= groups
+    return values
+
+
+def _join(positions: Int64Array, sizes: Int64Array, end: int) -> Chunks | None:
+    """The chunks, if they lie end to end.
+
+    Args:
+        positions: (chunks,) where the footer says that they start.
+        sizes: (chunks,) bytes of the record of each.
+        end: Where the footer starts.
+    """
+    if not len(positions):
+        return Chunks(np.array([end], np.int64), None)
+    if positions.max() > end or sizes.max() > end or not _may_be_edges(positions).all():
+        return None
+    edges = np.append(positions, end)
+    widths = _widths(sizes)
+    if (np.diff(_without_headers(edges)) != sizes + widths + _BEFORE_SIZE).any():
+        return None
+    ahead = _BEFORE_SIZE + int(widths[0])
+    return Chunks(edges, (ahead + int(sizes[0]), ahead) if (sizes == sizes[0]).all() else None)
+
+
+def _may_be_edges(positions: Any) -> Any:
+    """Whether chunks may start there: not in a block header, nor right behind it."""
+    inside = positions & (BLOCK_SIZE - 1)
+    return (inside == 0) | (inside > BLOCK_HEADER_BYTES)

@@ -1,0 +1,96 @@
+"""Data sets that TensorFlow Datasets wrote as ArrayRecord, read without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from dataload.errors import ConfigError
+from dataload.sources.array_record.reader import ArrayRecordSource
+from dataload.sources.array_record.tfds_features import FEATURES_NAME, parse_features
+from dataload.sources.array_record.tfds_info import INFO_NAME, parse_info, select_records
+from dataload.storage.errors import file_errors
+
+__all__ = ["TfdsSource", "split_names"]
+
+
+class TfdsSource(ArrayRecordSource):
+    """Records of a split: the features that ``features.json`` lists, with the values that ``tfds.data_source`` gives.
+
+    Args:
+        paths: The directory that holds ``dataset_info.json``, such as ``mnist/3.0.1``.
+        split: ``"train"``, ``"train[:75%]"``, ``"train[10:20]+test"``, ``"train[2shard]"``, ``"all"``, rounded as
+            TensorFlow Datasets rounds them.
+        fields: Names of the features to read, in that order; None means all. Those inside another come with it.
+        reader_options: See `ArrayRecordSource`.
+
+    Raises:
+        SourceNotFoundError: The directory lacks ``dataset_info.json`` or ``features.json``.
+        UnsupportedFormatError: The records are not in ArrayRecord files; or a feature that is to be read is of a sort
+            that is not decoded here, which `dataload.sources.array_record.tfds_features` lists.
+        ConfigError: There is no such split or feature, or the split selects nothing; on first use, when a file has
+            fewer records than ``dataset_info.json`` says.
+        CorruptFileError: One of the two files is not what TensorFlow Datasets writes; on first use, see
+            `ArrayRecordSource`.
+
+    Example:
+        >>> source = TfdsSource("mnist/3.0.1", split="train[:75%]")  # doctest: +SKIP
+        >>> source[0]["label"]  # doctest: +SKIP
+        4
+    """
+
+    format_name = "tfds"
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        split: str,
+        fields: Sequence[str] | None = None,
+        reader_options: str | None = None,
+    ) -> None:
+        several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        if len(several) != 1:
+            raise ConfigError(
+                f"TensorFlow Datasets keeps a data set in one directory, got {len(several)}: open each, and join them "
+                "with ConcatSource",
+                key="paths",
+                value=paths,
+            )
+        self._directory = os.fspath(several[0])
+        self._split = str(split)
+        info = os.path.join(self._directory, INFO_NAME)
+        parts = select_records(parse_info(_text(info), info), self._split)
+        if not parts:
+            raise ConfigError(
+                f"split {self._split!r} of {self._directory} selects no records", key="split", value=split
+            )
+        features = os.path.join(self._directory, FEATURES_NAME)
+        super().__init__(
+            [f"{os.path.join(self._directory, part.file)}[{part.start}:{part.stop}]" for part in parts],
+            fields=fields,
+            codec=parse_features(_text(features), features, names=fields),
+            reader_options=reader_options,
+        )
+
+    def __repr__(self) -> str:
+        place = self._directory if len(self._directory) < 80 else f"...{self._directory[-77:]}"
+        fields = "" if self._selected is None else f", {len(self._selected)} fields"
+        return f"TfdsSource({place!r}, split={self._split!r}{fields})"[:199]
+
+
+def split_names(directory: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Names of the splits in a directory, in the order of ``dataset_info.json``.
+
+    Raises:
+        SourceNotFoundError: There is no such file.
+        UnsupportedFormatError: The records are not in ArrayRecord files.
+        CorruptFileError: It is not what TensorFlow Datasets writes.
+    """
+    info = os.path.join(directory, INFO_NAME)
+    return tuple(parse_info(_text(info), info))
+
+
+def _text(path: str) -> str:
+    with file_errors(path), open(path, encoding="utf-8", errors="replace") as stream:
+        return stream.read()

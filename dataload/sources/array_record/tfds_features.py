@@ -1,0 +1,249 @@
+"""Records of TensorFlow Datasets: ``features.json``, and Examples decoded as it says.
+
+| feature | becomes |
+|---|---|
+| Scalar, ClassLabel, Tensor without a shape | a Python number, or bytes |
+| Text | bytes |
+| Tensor | an array of its dtype and shape, at most one extent of which is unknown; of bytes, an array of objects |
+| Image of 8 bits and one or three channels | (height, width, channels) uint8 |
+| FeaturesDict | a dict |
+
+That is what ``tfds.data_source`` gives. All others are refused by name.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dataload.codecs import example
+from dataload.codecs.decoders import decode_image
+from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
+from dataload.sources.array_record.tfds_info import parse_json
+from dataload.types import Array
+
+__all__ = ["FEATURES_NAME", "FeaturesCodec", "parse_features"]
+
+FEATURES_NAME = "features.json"
+
+_TEXT = "string"  # the dtype of bytes
+_UNKNOWN = -1  # an extent
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A number, bytes, or an array of either.
+
+    Attributes:
+        dtype: Name of a numpy dtype, or ``"string"``.
+        shape: Extents, one of which may be -1.
+        encoding: ``"none"``: the Example holds the numbers; ``"bytes"``, ``"zlib"``: their bytes.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    encoding: str = "none"
+
+    def decode(self, value: Any) -> Any:
+        values = self._values(value)
+        if not self.shape:
+            if len(values) != 1:
+                raise CorruptFileError(f"expected one value, found {len(values)}")
+            return values[0] if self.dtype == _TEXT else values.item()
+        try:
+            return values.reshape(self.shape)
+        except ValueError:
+            raise CorruptFileError(f"{len(values)} values do not fill the shape {self.shape}") from None
+
+    def _values(self, value: Any) -> Array:
+        """All values, flat, of the right dtype and owned by the caller."""
+        if self.dtype == _TEXT:
+            several: Any = [value] if isinstance(value, bytes) else value
+            if not isinstance(several, list):
+                raise CorruptFileError(f"expected bytes, found numbers ({several.dtype})")
+            return np.fromiter(several, object, len(several))
+        dtype = np.dtype(self.dtype)
+        if self.encoding != "none":
+            return _from_bytes(value, dtype, compressed=self.encoding == "zlib")
+        if isinstance(value, list) and not value:  # a list of nothing has no kind
+            return np.empty(0, dtype)
+        stored = np.dtype(np.float32 if dtype.kind == "f" else np.int64)
+        if not isinstance(value, np.ndarray) or value.dtype != stored:
+            raise CorruptFileError(f"expected numbers stored as {stored}, found {_describe(value)}")
+        return value.view(dtype) if dtype == np.uint64 else value.astype(dtype, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Image:
+    """A compressed image of 8 bits a channel.
+
+    Attributes:
+        shape: Height, width and channels; -1 where it differs from image to image.
+    """
+
+    shape: tuple[int, ...]
+
+    def decode(self, value: Any) -> Any:
+        if not isinstance(value, bytes):
+            raise CorruptFileError(f"expected an image as bytes, found {_describe(value)}")
+        image = decode_image(value)
+        if self.shape[-1] == 1:
+            if (image != image[..., :1]).any():
+                raise CorruptFileError("expected a grey image, found one with colours")
+            image = image[..., :1].copy()
+        if any(wanted not in (_UNKNOWN, found) for wanted, found in zip(self.shape, image.shape, strict=True)):
+            raise CorruptFileError(f"expected an image of shape {self.shape}, found {image.shape}")
+        return image
+
+
+_Feature: TypeAlias = "_Tensor | _Image | Mapping[str, _Feature]"
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturesCodec:
+    """Turns serialized Examples into records with the features of a data set; see the module for their values.
+
+    Attributes:
+        features: Name -> how to decode it, or the features inside it.
+    """
+
+    features: Mapping[str, _Feature]
+
+    def decode(self, data: bytes | memoryview) -> dict[str, Any]:
+        """The record that `data` holds.
+
+        Raises:
+            CorruptFileError: It is no Example, or contradicts the features.
+        """
+        return _decode(self.features, example.decode(data), "")
+
+    def encode(self, record: Mapping[str, Any]) -> bytes:  # noqa: ARG002 - the protocol's name
+        """Not implemented: TensorFlow Datasets writes them.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError("records of TensorFlow Datasets are only read; write them with codec='example'", key="codec")
+
+
+def _decode(features: Mapping[str, _Feature], values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    for name, feature in features.items():
+        key = prefix + name
+        if isinstance(feature, Mapping):
+            record[name] = _decode(feature, values, f"{key}/")
+            continue
+        if key not in values:
+            raise CorruptFileError(f"the record has no feature {key!r}: {closest(key, values)}")
+        try:
+            record[name] = feature.decode(values[key])
+        except CorruptFileError as error:
+            raise CorruptFileError(f"feature {key!r}: {error}") from error
+    return record
+
+
+def _from_bytes(value: Any, dtype: np.dtype[Any], *, compressed: bool) -> Array:
+    if not isinstance(value, bytes):
+        raise CorruptFileError(f"expected the bytes of an array, found {_describe(value)}")
+    try:
+        data = zlib.decompress(value) if compressed else value
+        return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)
+    except (zlib.error, ValueError) as error:
+        raise CorruptFileError(f"bytes that are no array of {dtype}: {error}") from error
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{len(value)} of {value.dtype}"
+    return "bytes" if isinstance(value, bytes) else f"{len(value)} times bytes"
+
+
+def parse_features(text: str, path: str, *, names: Sequence[str] | None = None) -> FeaturesCodec:
+    """The codec of a data set's records.
+
+    Args:
+        text: Content of ``features.json``.
+        path: The file, for messages.
+        names: Features to decode; None means all. The others may be of any sort.
+
+    Raises:
+        ConfigError: There is no such feature.
+        UnsupportedFormatError: A feature is of a sort that is not decoded here; the message names it.
+        CorruptFileError: It is not what TensorFlow Datasets writes.
+    """
+    try:
+        known = parse_json(text, path)["featuresDict"]["features"]
+        for name in names or ():
+            if name not in known:
+                raise ConfigError(f"{path} has no feature {name!r}: {closest(name, known)}", key="fields", value=name)
+        return FeaturesCodec({name: _feature(known[name], name, path) for name in (known if names is None else names)})
+    except DataloadError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise CorruptFileError(
+            f"expected featuresDict with features, each with its pythonClassName: {type(error).__name__} {error}",
+            path=path,
+        ) from error
+
+
+def _feature(node: Mapping[str, Any], name: str, path: str) -> _Feature:
+    sort = node["pythonClassName"].rpartition(".")[2]
+    if sort == "FeaturesDict":
+        inner = node["featuresDict"]["features"]
+        return {key: _feature(value, f"{name}/{key}", path) for key, value in inner.items()}
+    parse = _SORTS.get(sort)
+    feature = None if parse is None else parse(node)
+    if feature is None:
+        raise UnsupportedFormatError(
+            f"{path}: feature {name!r} is {_spelled(sort, node)}, which is not decoded here: read the other "
+            "features with fields=[...], or all of them through tfds.data_source",
+            path=path,
+        )
+    return feature
+
+
+def _spelled(sort: str, node: Mapping[str, Any]) -> str:
+    details = {name: value for name, value in node.items() if name not in ("pythonClassName", "description")}
+    return f"{sort} {str(details)[:200]}"
+
+
+def _tensor(node: Mapping[str, Any]) -> _Tensor | None:
+    content = node["tensor"]
+    dtype, shape, encoding = content["dtype"], _shape(content), content.get("encoding") or "none"
+    if shape.count(_UNKNOWN) > 1 or content.get("optional") or encoding not in ("none", "bytes", "zlib"):
+        return None
+    if dtype == _TEXT:
+        return _Tensor(dtype, shape) if encoding == "none" else None
+    try:
+        known = np.dtype(dtype).kind in "biuf" and np.dtype(dtype).itemsize <= 8
+    except TypeError:  # bfloat16 and others that numpy lacks
+        return None
+    return _Tensor(dtype, shape, encoding) if known else None
+
+
+def _image(node: Mapping[str, Any]) -> _Image | None:
+    content = node["image"]
+    shape = _shape(content) or (_UNKNOWN, _UNKNOWN, 3)
+    simple = content.get("dtype", "uint8") == "uint8" and len(shape) == 3 and shape[-1] in (1, 3)
+    return _Image(shape) if simple else None
+
+
+def _text(node: Mapping[str, Any]) -> _Tensor | None:
+    return None if node["text"].get("optional") or node["text"].get("use_encoder") else _Tensor(_TEXT)
+
+
+_SORTS: Mapping[str, Callable[[Mapping[str, Any]], _Feature | None]] = {
+    "ClassLabel": lambda _: _Tensor("int64"),
+    "Image": _image,
+    "Scalar": _tensor,
+    "Tensor": _tensor,
+    "Text": _text,
+}
+
+
+def _shape(content: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in content["shape"].get("dimensions", ()))

@@ -1,0 +1,99 @@
+"""ArrayRecord files, written through the array_record package."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from dataload._util.optional import load_optional
+from dataload.codecs.codec import CODEC_NAMES, CodecLike, resolve_codec
+from dataload.errors import ConfigError, SourceError
+from dataload.sources.writer import Writer
+
+__all__ = ["ArrayRecordWriter"]
+
+
+class ArrayRecordWriter(Writer):
+    """Writes one ArrayRecord file; the same records and options give the same bytes.
+
+    Args:
+        path: Destination.
+        overwrite: Replace a file that is there.
+        codec: What turns records into bytes: a name of `dataload.codecs.codec.CODEC_NAMES` or an object with
+            ``encode``. None takes bytes.
+        options: Options of `array_record`'s writer, in its own syntax. ``group_size:1`` is what random access
+            needs; more compresses better, and is read slower.
+
+    Raises:
+        ConfigError: The codec is none, or an option is unknown.
+        MissingDependencyError: array_record is not installed.
+    """
+
+    _stream: Any = None  # for the writer that fails while it is made
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        codec: CodecLike = None,
+        options: str = "group_size:1",
+    ) -> None:
+        super().__init__(path, overwrite=overwrite)
+        self._codec = resolve_codec(codec)
+        module = load_optional(
+            "array_record.python.array_record_module",
+            needed_by="format 'array_record'",
+            extra="arrayrecord",
+            package="array_record",
+        )
+        try:
+            self._stream = module.ArrayRecordWriter(self._temporary, options)
+        except ValueError as error:
+            raise ConfigError(f"options {options!r}: {error}", key="options", value=options) from error
+        if not self._stream.ok():
+            self._close_stream()
+
+    def _write(self, record: Any) -> None:
+        data = self._encode(record)
+        try:
+            self._stream.write(data)
+        except RuntimeError as error:
+            raise self._failure(error) from error
+
+    def _encode(self, record: Any) -> bytes:
+        data = record if self._codec is None else self._codec.encode(record)
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            return bytes(data)
+        if self._codec is not None:
+            raise ConfigError(
+                f"codec {self._codec!r} encoded a record as {type(data).__name__}, not bytes", key="codec"
+            )
+        raise ConfigError(
+            f"format 'array_record' stores bytes, got a record of type {type(record).__name__}: choose a codec, one of "
+            f"{', '.join(CODEC_NAMES)}",
+            key="codec",
+        )
+
+    def _finish(self) -> None:
+        self._close_stream()
+        descriptor = os.open(self._temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _close_stream(self) -> None:
+        try:
+            self._stream.close()
+        except RuntimeError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: RuntimeError) -> SourceError:
+        return SourceError(f"cannot write {self.path}: {error}", path=self.path)
+
+    def _discard(self) -> None:
+        if self._stream is not None:
+            with contextlib.suppress(RuntimeError):
+                self._stream.close()

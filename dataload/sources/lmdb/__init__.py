@@ -1,0 +1,1 @@
+"""LMDB environments: plain LMDB and TorchRecord."""

@@ -1,0 +1,295 @@
+"""Which key stands at which index of an LMDB database, in at most 16 bytes a record.
+
+Keys that are decimal numbers are ordered by number, as their writer meant them; LMDB orders them as text, "10"
+before "2" unless they are padded. All others stand in LMDB's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import islice, repeat
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached, within
+from dataload.types import Array, BytesArray, Int64Array
+
+__all__ = ["KeyOrder", "KeyTable", "build_keys", "decimal_keys"]
+
+KeyOrder: TypeAlias = Literal["number", "bytes"]
+"""By number, or as LMDB orders the keys' bytes."""
+
+_BYTES_PER_RECORD = 16
+_MOST_DIGITS = 18  # what int64 holds, whatever the digits
+_SCAN_BLOCK = 1 << 16
+_LEAST_CACHED = 100_000  # keys of a table that is kept in a file: about 30 ms of work
+
+
+class KeyTable(Protocol):
+    """The keys of a database, by index.
+
+    Attributes:
+        order: How indices follow the keys.
+    """
+
+    order: KeyOrder
+
+    def key(self, txn: Any, database: Any, index: int) -> bytes | None:
+        """The key at `index`; None where the database lacks it."""
+        ...
+
+    def values(self, txn: Any, database: Any, indices: Int64Array) -> list[Any]:
+        """What stands under the keys at `indices`; None where the database lacks the key."""
+        ...
+
+
+def decimal_keys(numbers: Int64Array, width: int) -> list[bytes]:
+    """Numbers as ASCII digits, padded with zeros.
+
+    Args:
+        numbers: (n,) int64, each at least 0 and of at most `width` digits.
+        width: Bytes of each key.
+    """
+    if len(numbers) == 1:
+        return [b"%0*d" % (width, int(numbers[0]))]
+    digits = _four_digits()
+    groups = -(-width // 4)
+    out = np.full((len(numbers), groups), digits[0])
+    rest, greatest = numbers, int(numbers.max(initial=0))
+    for group in range(groups - 1, -1, -1):  # four digits at a time, as far as there are any
+        higher = rest // 10_000
+        out[:, group] = digits[rest - higher * 10_000]
+        rest, greatest = higher, greatest // 10_000
+        if not greatest:
+            break
+    text = out.view(np.uint8)[:, 4 * groups - width :]
+    return np.ascontiguousarray(text).view(np.dtype((np.void, width))).ravel().tolist()
+
+
+@cache
+def _four_digits() -> Array:
+    """(10000,) uint32, the four characters of each number in the order of memory."""
+    digits = np.arange(10_000)[:, None] // np.array([1000, 100, 10, 1]) % 10
+    return (digits + ord("0")).astype(np.uint8).view(np.uint32).ravel()
+
+
+class _DecimalKeys:
+    """Numbers, each with its own width, or all computed: no table for 0, 1, ..., n - 1.
+
+    Args:
+        numbers: (n,) int64; None where the number is the index.
+        widths: (n,) uint8, or one width for all; 0 for no padding.
+    """
+
+    order: KeyOrder = "number"
+
+    def __init__(self, numbers: Int64Array | None, widths: BytesArray | int) -> None:
+        self._numbers = numbers
+        self._widths = widths
+
+    def key(self, txn: Any, database: Any, index: int) -> bytes | None:
+        del txn, database
+        return self._keys(np.array([index], np.int64))[0]
+
+    def values(self, txn: Any, database: Any, indices: Int64Array) -> list[Any]:
+        return list(map(txn.get, self._keys(indices), repeat(None), repeat(database)))
+
+    def packed(self) -> CachedTable:
+        """For a file."""
+        assert self._numbers is not None
+        if isinstance(self._widths, int):
+            return CachedTable({"numbers": self._numbers}, {"width": self._widths})
+        return CachedTable({"numbers": self._numbers, "widths": self._widths}, {})
+
+    def _keys(self, indices: Int64Array) -> list[bytes]:
+        numbers = indices if self._numbers is None else self._numbers[indices]
+        if isinstance(self._widths, int):
+            if self._widths:
+                return decimal_keys(numbers, self._widths)
+            return [b"%d" % number for number in numbers.tolist()]
+        widths = self._widths[indices].tolist()
+        return [b"%0*d" % pair for pair in zip(widths, numbers.tolist(), strict=True)]
+
+
+class _ListedKeys:
+    """Keys in LMDB's order. Of long ones only every few are kept, and a cursor walks from there.
+
+    Args:
+        data: The kept keys, back to back.
+        ends: (kept,) int64, where each ends; or the bytes of each, if all are alike.
+        step: Every how many there is one.
+    """
+
+    order: KeyOrder = "bytes"
+
+    def __init__(self, data: bytes | memoryview, ends: Int64Array | int, step: int) -> None:
+        self._ends = ends if isinstance(ends, np.ndarray) else None
+        self._data = data
+        # numpy's bytes type would drop zero bytes at the end of a key
+        self._table = None if isinstance(ends, np.ndarray) else np.frombuffer(data, np.dtype((np.void, ends)))
+        self._step = step
+        self._length = 0 if isinstance(ends, np.ndarray) else ends
+
+    def key(self, txn: Any, database: Any, index: int) -> bytes | None:
+        cursor = txn.cursor(database)
+        return bytes(cursor.key()) if self._move(cursor, index) else None
+
+    def values(self, txn: Any, database: Any, indices: Int64Array) -> list[Any]:
+        if self._step == 1:
+            return list(map(txn.get, self._kept(indices), repeat(None), repeat(database)))
+        cursor = txn.cursor(database)
+        return [cursor.value() if self._move(cursor, index) else None for index in indices.tolist()]
+
+    def packed(self) -> CachedTable:
+        """For a file."""
+        arrays: dict[str, Array] = {"data": np.frombuffer(self._data, np.uint8)}
+        if self._ends is not None:
+            arrays["ends"] = self._ends
+        return CachedTable(arrays, {"step": self._step, "length": self._length})
+
+    def _move(self, cursor: Any, index: int) -> bool:
+        kept, further = divmod(index, self._step)
+        if not cursor.set_key(self._kept(np.array([kept], np.int64))[0]):
+            return False
+        return all(cursor.next() for _ in range(further))
+
+    def _kept(self, places: Int64Array) -> list[bytes]:
+        if self._table is not None:
+            return self._table[places].tolist()
+        assert self._ends is not None
+        ends, data = self._ends, self._data
+        starts = np.where(places > 0, ends[places - 1], 0).tolist()
+        return [bytes(data[start:end]) for start, end in zip(starts, ends[places].tolist(), strict=True)]
+
+
+def build_keys(txn: Any, database: Any, count: int, key: IndexKey | None = None) -> KeyTable:
+    """The key table of a database with `count` records.
+
+    Complete numbers, 0 to n - 1, are recognized by the first and the last key and a few between; they need no
+    table and no look at the others. A key that is missing nevertheless shows when it is read.
+
+    Args:
+        txn: Gives bytes, no views.
+        database: The database.
+        count: Its records.
+        key: Under which a large table is kept in a file; None keeps none.
+    """
+    cursor = txn.cursor(database)
+    if not count or not cursor.first():
+        return _DecimalKeys(None, 1)
+    width = _width_of_complete(txn, database, count, bytes(cursor.key()))
+    if width is not None:
+        return _DecimalKeys(None, width)
+    found = load_cached(key) if key is not None and count >= _LEAST_CACHED else None
+    table = None if found is None else _unpack(found, count)
+    if table is None:
+        table = _scan(cursor)
+        if key is not None and count >= _LEAST_CACHED:
+            store_cached(key, table.packed())
+    return table
+
+
+def _width_of_complete(txn: Any, database: Any, count: int, first: bytes) -> int | None:
+    """The width of keys that are 0 to count - 1, 0 if they are not padded; None if they are others."""
+    if first.strip(b"0") or len(first) > _MOST_DIGITS:
+        return None
+    digits = len(str(count - 1))
+    if len(first) == 1 < digits:
+        last = b"9" * (digits if count == 10**digits else digits - 1)  # the highest as text
+        width = 0
+    else:
+        last = b"%0*d" % (len(first), count - 1)
+        width = len(first)
+    cursor = txn.cursor(database)
+    if not cursor.last() or cursor.key() != last:
+        return None
+    probes = {count - 1, count // 2, count // 3, count // 7}
+    return width if all(txn.get(b"%0*d" % (width, n), None, database) is not None for n in probes) else None
+
+
+def _scan(cursor: Any) -> _DecimalKeys | _ListedKeys:
+    cursor.first()
+    blocks = list(_blocks(cursor.iternext(keys=True, values=False)))
+    lengths = np.concatenate([lengths for _, lengths in blocks])
+    data = b"".join([joined for joined, _ in blocks])
+    if int(lengths.max()) <= _MOST_DIGITS and data.isdigit():
+        return _by_number(data, lengths)
+    fixed = int(lengths[0]) if bool((lengths == lengths[0]).all()) else None
+    # an array of ends costs 8 bytes a key that is kept
+    step = -(-(len(data) + (0 if fixed else 8 * len(lengths))) // (_BYTES_PER_RECORD * len(lengths)))
+    if fixed:
+        rows = np.frombuffer(data, np.uint8).reshape(len(lengths), fixed)
+        return _ListedKeys(rows[::step].tobytes(), fixed, step)
+    ends = np.cumsum(lengths)
+    if step == 1:
+        return _ListedKeys(data, ends, 1)
+    kept = [
+        data[end - length : end] for end, length in zip(ends[::step].tolist(), lengths[::step].tolist(), strict=True)
+    ]
+    return _ListedKeys(b"".join(kept), np.cumsum(lengths[::step]), step)
+
+
+def _blocks(keys: Iterator[bytes]) -> Iterator[tuple[bytes, Int64Array]]:
+    """Keys joined, and their lengths: a list of all of them would take 60 bytes more for each."""
+    while block := list(islice(keys, _SCAN_BLOCK)):
+        yield b"".join(block), np.fromiter(map(len, block), np.int64, len(block))
+
+
+def _by_number(data: bytes, lengths: Int64Array) -> _DecimalKeys:
+    ends = np.cumsum(lengths)
+    digits = np.frombuffer(data, np.uint8)
+    numbers = _parse_decimals(digits, ends, lengths)
+    if bool((lengths == lengths[0]).all()):  # LMDB's order is that of the numbers
+        return _DecimalKeys(numbers, int(lengths[0]))
+    padded = (digits[ends - lengths] == ord("0")) & (lengths > 1)
+    if not padded.any():
+        return _DecimalKeys(np.sort(numbers), 0)
+    # of keys that mean the same number, "7" and "07", the shorter comes first
+    order = np.lexsort((lengths, numbers))
+    return _DecimalKeys(numbers[order], lengths[order].astype(np.uint8))
+
+
+def _parse_decimals(digits: BytesArray, ends: Int64Array, lengths: Int64Array) -> Int64Array:
+    """(n,) int64, the numbers whose digits lie back to back."""
+    numbers = np.zeros(len(ends), np.int64)
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        starts = ends[rows] - length
+        of_length = np.zeros(len(rows), np.int64)
+        for place in range(length):
+            of_length *= 10
+            of_length += digits[starts + place] - ord("0")
+        numbers[rows] = of_length
+    return numbers
+
+
+def _unpack(found: CachedTable, count: int) -> _DecimalKeys | _ListedKeys | None:
+    """The table that was packed; None if it is none of `count` records."""
+    arrays, extras = found.arrays, found.extras
+    return _unpack_numbers(arrays, extras, count) if "numbers" in arrays else _unpack_listed(arrays, extras, count)
+
+
+def _unpack_numbers(arrays: Mapping[str, Array], extras: Mapping[str, Any], count: int) -> _DecimalKeys | None:
+    numbers, widths, width = arrays["numbers"], arrays.get("widths"), extras.get("width", 0)
+    if numbers.dtype != np.int64 or len(numbers) != count or not within(numbers, 10**_MOST_DIGITS):
+        return None
+    if widths is not None:
+        fit = widths.dtype == np.uint8 and len(widths) == count and within(widths, _MOST_DIGITS + 1)
+        return _DecimalKeys(numbers, widths) if fit else None
+    if type(width) is not int or not 0 <= width <= _MOST_DIGITS or (width and not within(numbers, 10**width)):
+        return None
+    return _DecimalKeys(numbers, width)
+
+
+def _unpack_listed(arrays: Mapping[str, Array], extras: Mapping[str, Any], count: int) -> _ListedKeys | None:
+    data, ends, step, length = arrays.get("data"), arrays.get("ends"), extras.get("step"), extras.get("length")
+    if data is None or type(step) is not int or step < 1 or type(length) is not int:
+        return None
+    kept = -(-count // step)
+    if ends is None:
+        return _ListedKeys(data.data, length, step) if length > 0 and kept * length == len(data) else None
+    if ends.dtype != np.int64 or len(ends) != kept or int(np.diff(ends, prepend=0).min()) < 1 or ends[-1] != len(data):
+        return None
+    return _ListedKeys(data.data, ends, step)

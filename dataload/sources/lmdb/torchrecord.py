@@ -1,0 +1,209 @@
+"""TorchRecord: an LMDB environment whose sub-databases db0, db1, ... hold TensorProtos under the numbers from 0."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from dataload._util.indexing import split_by_shard
+from dataload.codecs.tensorprotos import decode, decode_batch
+from dataload.collate import default_collate
+from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.base import select_fields, shard_of
+from dataload.sources.lmdb.environment import Database, Environment, Transaction, open_environment
+from dataload.sources.lmdb.keys import decimal_keys
+from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
+from dataload.types import Batch, FieldSpec, Int64Array, Record
+
+__all__ = ["TorchRecordSource"]
+
+
+class TorchRecordSource(LMDBFileSource[Record]):
+    """Records of TorchRecord directories.
+
+    The records of db0 come first, then those of db1, and so on. What the values are: see
+    `dataload.codecs.tensorprotos`. Fields without a name are called by their place, ``"0"``, ``"1"``, ...; in
+    the original's picture sets ``"0"`` is the pixels as a flat uint8 array and ``"1"`` the label, as bytes.
+
+    Args:
+        paths: One directory or several.
+        fields: Names of the fields to read; None means all.
+        db_num: How many sub-databases there should be; None takes those that are there.
+
+    Raises:
+        ConfigError: On first use, when there are not `db_num` sub-databases.
+        CorruptFileError: On first use, when a file is truncated or damaged, or a sub-database missing; in
+            reads, when a record is missing or no TensorProtos.
+        UnsupportedFormatError: On first use, when it is an LMDB file without db0.
+        MissingDependencyError: On first use, when lmdb is not installed.
+    """
+
+    format_name = "torchrecord"
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        fields: Sequence[str] | None = None,
+        db_num: int | None = None,
+    ) -> None:
+        self._db_num = db_num
+        super().__init__(paths, fields=fields, db_num=db_num)
+
+    def _open_shard(self, path: str) -> LMDBShard[Record]:
+        return _TorchRecord(path, self._db_num)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One sub-database.
+
+    Attributes:
+        name: ``"db0"``, ...
+        width: Bytes of a key.
+    """
+
+    name: str
+    database: Database
+    width: int
+
+
+class _TorchRecord(LMDBShard[Record]):
+    def __init__(self, path: str, db_num: int | None) -> None:
+        self._environment = open_environment(path, "format 'torchrecord'")
+        counts = _counts(self._environment, path)
+        if db_num is not None and db_num != len(counts):
+            raise ConfigError(
+                f"{path} has {len(counts)} sub-databases, db_num says {db_num}", key="db_num", value=db_num
+            )
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._parts = [self._open_part(number, count) for number, count in enumerate(counts)]
+        self._fields = self.first_fields()
+
+    def _open_part(self, number: int, count: int) -> _Part:
+        name = f"db{number}"
+        database = self._environment.database(name.encode())
+        # Only a look tells the width: the original pads to the digits of this sub-database's own count.
+        with self._environment.reading(buffers=False) as txn:
+            cursor = txn.cursor(database)
+            first: bytes = cursor.key() if cursor.first() else b"0"
+        if count and (not first.isdigit() or len(first) < len(str(count - 1))):
+            raise CorruptFileError(
+                f"the first key of sub-database {name} is {first!r}; its {count} records should have decimal keys, "
+                "padded with zeros",
+                path=self._environment.path,
+            )
+        return _Part(name, database, len(first))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        return self._fields
+
+    def stored(self, indices: Int64Array) -> list[bytes]:
+        with self._environment.reading(buffers=False) as txn:
+            return self._values(txn, indices)
+
+    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
+        with self._environment.reading(buffers=True) as txn:
+            values = self._values(txn, indices)
+            batch = decode_batch(values, fields)
+            if batch is None:
+                return self._decode(values, indices, fields)
+        columns = [_rows(column) for column in batch.values()]
+        return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        with self._environment.reading(buffers=True) as txn:
+            values = self._values(txn, indices)
+            batch = decode_batch(values, fields)
+            return default_collate(self._decode(values, indices, fields)) if batch is None else batch
+
+    def key(self, index: int) -> str:
+        part, number = self._key(index)
+        return f"{part}/{number}"
+
+    def _values(self, txn: Transaction, indices: Int64Array) -> list[Any]:
+        """What is stored: if the transaction gives views, they are valid within it."""
+        if len(self._parts) == 1:
+            return self._values_of(txn, 0, indices)
+        values: list[Any] = [None] * len(indices)
+        for number, local, where in split_by_shard(self._ends, indices):
+            found = self._values_of(txn, number, local)
+            for row, value in zip(where.tolist(), found, strict=True):
+                values[row] = value
+        return values
+
+    def _values_of(self, txn: Transaction, number: int, local: Int64Array) -> list[Any]:
+        part = self._parts[number]
+        keys = decimal_keys(local, part.width)
+        values = list(map(txn.get, keys, repeat(None), repeat(part.database)))
+        missing = [row for row, value in enumerate(values) if value is None]
+        if missing:
+            row = missing[0]
+            first = int(self._ends[number - 1]) if number else 0
+            raise CorruptFileError(
+                f"key {keys[row].decode()!r} of sub-database {part.name} is missing, "
+                f"which has {int(self._ends[number]) - first} records",
+                path=self._environment.path,
+                index=first + int(local[row]),
+            )
+        return values
+
+    def _decode(self, values: list[Any], indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
+        records: list[Record] = []
+        for value, index in zip(values, indices.tolist(), strict=True):
+            try:
+                record = decode(value)
+            except CorruptFileError as error:
+                raise CorruptFileError(
+                    f"{self._place(index)}: {error}", path=self._environment.path, index=index
+                ) from error
+            records.append(record if fields is None else select_fields(record, fields))
+        return records
+
+    def _place(self, index: int) -> str:
+        part, key = self._key(index)
+        return f"key {key} of sub-database {part}"
+
+    def _key(self, index: int) -> tuple[str, str]:
+        """The sub-database of a record, and its key there."""
+        number, local = shard_of(self._ends, index)
+        part = self._parts[number]
+        return part.name, f"{local:0{part.width}d}"
+
+
+def _counts(environment: Environment, path: str) -> list[int]:
+    """Records of each sub-database."""
+    numbered = {
+        int(found.name[2:]): found
+        for found in environment.subdatabases
+        if re.fullmatch(rb"db(0|[1-9][0-9]{0,8})", found.name)
+    }
+    if not numbered:
+        raise UnsupportedFormatError(
+            f"{path} is an LMDB file without a sub-database db0, so no TorchRecord; format='lmdb' reads it", path=path
+        )
+    for number in range(len(numbered)):
+        if number not in numbered:
+            raise CorruptFileError(
+                f"the sub-database db{number} is missing; the last one is db{max(numbered)}", path=environment.path
+            )
+        if numbered[number].has_duplicates:
+            raise CorruptFileError(
+                f"keys of the sub-database db{number} may have several values (DUPSORT)", path=environment.path
+            )
+    return [numbered[number].entries for number in range(len(numbered))]
+
+
+def _rows(column: Any) -> list[Any]:
+    # column[i, ...] is an array even where column[i] would be a scalar
+    return column if isinstance(column, list) else [column[i, ...] for i in range(len(column))]

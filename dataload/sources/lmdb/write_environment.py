@@ -1,0 +1,121 @@
+"""A new LMDB environment that grows as it is filled."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dataload._util.optional import load_optional
+from dataload.errors import ConfigError, SourceError
+
+__all__ = ["MAX_KEY_BYTES", "NewEnvironment"]
+
+MAX_KEY_BYTES = 511
+_MAX_VALUE_BYTES = 2**32 - 1
+
+_FIRST_MAP_BYTES = 1 << 24
+_BATCH_BYTES = 1 << 24  # of records, held in memory until they are written in one transaction
+_BATCH_RECORDS = 1 << 15
+
+
+class NewEnvironment:
+    """Writes records into a directory that does not exist yet; nothing is durable before `finish`.
+
+    A transaction that finds the map full is lost, so its records are kept until it is committed, and written
+    again into a map of twice the size.
+
+    Args:
+        path: The directory.
+        needed_by: As in `load_optional`.
+        subdatabases: How many databases db0, db1, ... there shall be; None for the main one alone.
+    """
+
+    def __init__(self, path: str, needed_by: str, subdatabases: int | None = None) -> None:
+        self._lmdb = load_optional("lmdb", needed_by=needed_by, extra="lmdb")
+        self._path = path
+        self._map_bytes = _FIRST_MAP_BYTES
+        self._environment = self._lmdb.open(
+            path,
+            map_size=self._map_bytes,
+            max_dbs=subdatabases or 0,
+            lock=False,  # nobody else knows the directory, and no lock file shall stay in it
+            sync=False,  # `finish` does it, once
+        )
+        self._databases: list[Any] = [
+            self._environment.open_db(b"db%d" % number) for number in range(subdatabases or 0)
+        ] or [self._environment.open_db(None)]
+        self._pending: list[tuple[bytes, bytes]] = []
+        self._pending_bytes = 0
+        self._target = 0
+        self._append = True
+
+    def put(self, key: bytes, value: bytes, *, database: int = 0, append: bool) -> None:
+        """Add a record; keys that are given with `append` must rise within their database.
+
+        Raises:
+            ConfigError: LMDB cannot hold it, or (later, when the records are written) a key came twice.
+            SourceError: The disk is full.
+        """
+        if not 0 < len(key) <= MAX_KEY_BYTES:
+            raise ConfigError(f"LMDB keys have 1 to {MAX_KEY_BYTES} bytes, got {len(key)}: {key[:40]!r}", key="keys")
+        if len(value) > _MAX_VALUE_BYTES:
+            raise ConfigError(f"an LMDB value has {_MAX_VALUE_BYTES} bytes at most, got {len(value)}")
+        full = self._pending_bytes >= _BATCH_BYTES or len(self._pending) >= _BATCH_RECORDS
+        if full or (database, append) != (self._target, self._append):
+            self.flush()
+            self._target, self._append = database, append
+        self._pending.append((key, value))
+        self._pending_bytes += len(key) + len(value)
+
+    def flush(self) -> None:
+        """Write what is pending in one transaction, growing the map as often as it takes."""
+        while self._pending:
+            try:
+                self._write()
+            except self._lmdb.MapFullError:
+                self._map_bytes *= 2
+                self._environment.set_mapsize(self._map_bytes)
+            except self._lmdb.Error as error:
+                raise SourceError(f"cannot write {self._path}: {error}", path=self._path) from error
+            else:
+                self._pending.clear()
+                self._pending_bytes = 0
+
+    def _write(self) -> None:
+        database = self._databases[self._target]
+        with self._environment.begin(write=True, db=database) as txn:
+            consumed, added = txn.cursor(database).putmulti(
+                self._pending, dupdata=False, overwrite=False, append=self._append
+            )
+            if added != len(self._pending) or consumed != added:
+                raise ConfigError(f"two records have the key {self._repeated(txn)!r}", key="keys")
+
+    def _repeated(self, txn: Any) -> bytes:
+        """A pending key that was there before, or that is pending twice."""
+        seen: set[bytes] = set()
+        txn.abort()
+        with self._environment.begin(db=self._databases[self._target]) as before:
+            for key, _ in self._pending:
+                if key in seen or before.get(key) is not None:
+                    return key
+                seen.add(key)
+        raise AssertionError("LMDB refused a key that was not there")
+
+    def finish(self) -> None:
+        """Write everything and wait for the disk."""
+        self.flush()
+        try:
+            self._environment.sync(True)
+        except self._lmdb.Error as error:
+            raise SourceError(f"cannot write {self._path}: {error}", path=self._path) from error
+        self.close()
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)  # the name of the data file
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Release the files. May be called twice."""
+        self._pending.clear()
+        self._environment.close()

@@ -1,0 +1,72 @@
+"""Plain LMDB directories."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from dataload.codecs.codec import CodecLike, resolve_codec
+from dataload.errors import ConfigError
+from dataload.sources.lmdb.write_environment import NewEnvironment
+from dataload.sources.writer import Writer
+
+__all__ = ["LMDBWriter"]
+
+
+class LMDBWriter(Writer):
+    """Writes one LMDB directory with ``data.mdb``, and no lock file.
+
+    The keys are 0, 1, ..., padded with zeros to 10 digits, so that LMDB's order is the order of writing. With
+    `keys` they are yours; a reader finds the records in the order of the keys then.
+
+    Args:
+        path: Destination, a directory.
+        overwrite: Replace a directory that is there.
+        codec: What turns records into bytes: a name of `dataload.codecs.codec.CODEC_NAMES` or an object with
+            ``encode``. None takes bytes.
+        keys: ``keys(index, record)`` gives the key of a record, as bytes or text of 1 to 511 bytes. No key may
+            come twice; one that does is found when it is written, at the latest in `close`, and then nothing
+            is kept.
+
+    Raises:
+        ConfigError: The codec is none.
+        MissingDependencyError: lmdb is not installed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        codec: CodecLike = None,
+        keys: Callable[[int, Any], bytes | str] | None = None,
+    ) -> None:
+        super().__init__(path, overwrite=overwrite)
+        self._codec = resolve_codec(codec)
+        self._keys = keys
+        self._environment = NewEnvironment(self._temporary, "format 'lmdb'")
+
+    def _write(self, record: Any) -> None:
+        value = self._encode(record)
+        if self._keys is None:
+            key = b"%010d" % len(self)
+        else:
+            key = self._keys(len(self), record)
+            key = key.encode() if isinstance(key, str) else bytes(key)
+        self._environment.put(key, value, append=self._keys is None)
+
+    def _encode(self, record: Any) -> bytes:
+        if self._codec is not None:
+            return self._codec.encode(record)
+        if not isinstance(record, (bytes, bytearray, memoryview)):
+            raise ConfigError(
+                f"format 'lmdb' stores bytes, got a record of type {type(record).__name__}: choose a codec", key="codec"
+            )
+        return bytes(record)
+
+    def _finish(self) -> None:
+        self._environment.finish()
+
+    def _discard(self) -> None:
+        self._environment.close()

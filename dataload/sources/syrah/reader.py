@@ -1,0 +1,219 @@
+"""Syrah files (.syr), read through a memory map."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dataload.collate import default_collate
+from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.files import FileSource, ShardReader
+from dataload.sources.syrah.layout import DTYPES, HEADER_SIZE, Column, parse_header, parse_metadata
+from dataload.storage.local.mapped import MappedFile
+from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
+
+__all__ = ["SyrahSource"]
+
+
+class SyrahSource(FileSource[Record]):
+    """Records of Syrah files.
+
+    Every field is an array, but for dtype ``str``, which is text. Files of the original tool hold no shapes:
+    their arrays come back with one dimension unless `shapes` says otherwise; ours keep them.
+
+    Args:
+        paths: One file or several.
+        fields: Names of the fields to read; None means all.
+        shapes: Field name -> shape of each record's array, for files without shapes. One extent may be -1.
+
+    Raises:
+        CorruptFileError: On first use, when a file contradicts its format.
+        MissingDependencyError: On first use, when pymongo is not installed.
+    """
+
+    format_name = "syrah"
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        fields: Sequence[str] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self._shapes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+        super().__init__(paths, fields=fields, shapes=self._shapes or None)
+
+    def _open_shard(self, path: str) -> ShardReader[Record]:
+        return _SyrahFile(path, self._shapes)
+
+
+class _SyrahFile(ShardReader[Record]):
+    def __init__(self, path: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._file = MappedFile(path)
+        offset, length = parse_header(self._file.copy(0, min(HEADER_SIZE, self._file.size)), self._file.size, path)
+        parsed = parse_metadata(self._file.view(offset, length), offset, self._file.size, path)
+        self._length = len(parsed[0].offsets)
+        self._columns = {column.name: _Reader(column, self._file, shapes.get(column.name)) for column in parsed}
+        for name in shapes:
+            if name not in self._columns:
+                known = ", ".join(self._columns)
+                raise ConfigError(f"shapes names {name!r}; {path} has {known}", key="shapes", value=name)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        return {name: reader.spec for name, reader in self._columns.items()}
+
+    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
+        self._file.check()
+        names = tuple(self._columns) if fields is None else fields
+        if not names:
+            return [{} for _ in indices]
+        columns = [self._columns[name].values(indices) for name in names]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        self._file.check()
+        names = tuple(self._columns) if fields is None else fields
+        return {name: self._columns[name].column(indices, name) for name in names}
+
+
+class _Reader:
+    """The values of one key: holds tables only as far as places, sizes or shapes are irregular."""
+
+    def __init__(self, column: Column, file: MappedFile, shape: tuple[int, ...] | None) -> None:
+        self._file = file
+        self._text = column.dtype == "str"
+        self._bytes = column.is_bytes and shape is None
+        self._dtype = np.dtype(np.uint8) if self._text else DTYPES[column.dtype]
+        self._size = _constant(column.sizes)
+        self._sizes = column.sizes
+        self._shape = _fixed_shape(column, self._dtype, self._size)
+        self._ndim, self._dims, self._dim_ends = None, None, None
+        if column.shapes is not None and self._shape is None:
+            self._ndim, self._dims = column.shapes
+            self._dim_ends = np.cumsum(np.broadcast_to(self._ndim, len(column.offsets)))
+        if shape is not None:
+            self._shape = _resolve(shape, column, self._dtype, self._size, file.path)
+        self._offsets: Int64Array | None = column.offsets
+        self._start: int | None = None
+        # Written in order, records of one size lie at a constant stride; without other keys between them
+        # they are the rows of one array, which np.take copies fastest.
+        stride = _constant(np.diff(column.offsets)) if len(column.offsets) > 1 else self._size
+        if self._size and stride == self._size:
+            self._start, self._offsets = int(column.offsets[0]), None
+        if self._size is not None:
+            self._sizes = None
+
+    @property
+    def spec(self) -> FieldSpec:
+        if self._text or self._bytes:
+            return FieldSpec("str" if self._text else "bytes", ())
+        if self._shape is not None:
+            return FieldSpec(str(self._dtype), tuple(None if n == -1 else n for n in self._shape))
+        if self._ndim is None:
+            return FieldSpec(str(self._dtype), (None,))
+        ndim = _constant(self._ndim)
+        return FieldSpec(str(self._dtype), None if ndim is None else (None,) * ndim)
+
+    def column(self, indices: Int64Array, name: str) -> Any:
+        if self._text or self._bytes or self._shape is None or self._size is None:
+            return default_collate([{name: value} for value in self.values(indices)])[name]
+        return self._gather(indices, self._size).view(self._dtype).reshape(len(indices), *self._shape)
+
+    def values(self, indices: Int64Array) -> list[Any]:
+        if self._offsets is not None:
+            self._file.hint(self._offsets[indices], self._size or 0 if self._sizes is None else self._sizes[indices])
+        if self._text or self._bytes:
+            return [self._decode(index, *self._place(index)) for index in indices.tolist()]
+        if self._size is not None and self._shape is not None:
+            rows = self._gather(indices, self._size).view(self._dtype).reshape(len(indices), *self._shape)
+            # rows[i, ...] is an array even where rows[i] would be a scalar
+            return [rows[i, ...] for i in range(len(rows))]
+        return [self._array(index) for index in indices.tolist()]
+
+    def _gather(self, indices: Int64Array, size: int) -> Array:
+        if self._start is not None:
+            return self._file.take(self._start, size, indices)
+        if size == 0 or self._offsets is None:
+            return np.empty((len(indices), size), np.uint8)
+        return self._file.gather(self._offsets[indices], size)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        size = self._size if self._sizes is None else int(self._sizes[index])
+        assert size is not None
+        if self._offsets is None:
+            assert self._start is not None
+            return self._start + index * size, size
+        return int(self._offsets[index]), size
+
+    def _array(self, index: int) -> Array:
+        offset, size = self._place(index)
+        array = np.empty(size // self._dtype.itemsize, self._dtype)  # aligned, as a view of the file may not be
+        array.view(np.uint8)[:] = self._file.data[offset : offset + size]
+        if self._shape is not None:
+            return array.reshape(self._shape)
+        if self._ndim is None or self._dims is None or self._dim_ends is None:
+            return array
+        end = int(self._dim_ends[index])
+        start = end - int(self._ndim[index % len(self._ndim)])
+        dims = self._dims if len(self._ndim) == 1 else self._dims[start:end]
+        return array.reshape(dims)
+
+    def _decode(self, index: int, offset: int, size: int) -> Any:
+        data = self._file.copy(offset, size)
+        if not self._text:
+            return data
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise CorruptFileError(
+                f"text that is not UTF-8: {error.reason}",
+                path=self._file.path,
+                offset=offset + error.start,
+                index=index,
+            ) from error
+
+
+def _constant(numbers: Int64Array) -> int | None:
+    """The number that all are, if they are."""
+    return int(numbers[0]) if len(numbers) and bool((numbers == numbers[0]).all()) else None
+
+
+def _fixed_shape(column: Column, dtype: np.dtype[Any], size: int | None) -> tuple[int, ...] | None:
+    if size is None:
+        return None
+    if column.shapes is None:
+        return (size // dtype.itemsize,)
+    ndim, dims = column.shapes
+    if len(ndim) == 1:
+        return tuple(dims.tolist())
+    width = _constant(ndim)
+    if width is None:
+        return None
+    table = dims.reshape(len(ndim), width)
+    return tuple(table[0].tolist()) if bool((table == table[0]).all()) else None
+
+
+def _resolve(
+    shape: tuple[int, ...], column: Column, dtype: np.dtype[Any], size: int | None, path: str
+) -> tuple[int, ...]:
+    """`shape` with its -1 filled in; for records of different sizes it stays."""
+    known = int(np.prod([n for n in shape if n != -1], dtype=np.int64))
+    sizes = column.sizes if size is None else np.array([size])
+    items = sizes // dtype.itemsize
+    open_ended = shape.count(-1)
+    fits = (items == known).all() if not open_ended else known > 0 and (items % known == 0).all()
+    if open_ended > 1 or any(n < -1 for n in shape) or not fits:
+        found = f"{items[0]} values" if size is not None else "different numbers of values"
+        raise ConfigError(
+            f"shapes: {list(shape)} does not fit field {column.name!r} of {path}, whose records have {found}",
+            key=f"shapes.{column.name}",
+            value=shape,
+        )
+    return shape if size is None else tuple(int(items[0]) // known if n == -1 else n for n in shape)

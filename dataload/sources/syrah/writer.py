@@ -1,0 +1,156 @@
+"""Syrah files (.syr), as the original tool reads them."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dataload.errors import ConfigError
+from dataload.sources.syrah.layout import (
+    BSON_LIMIT,
+    DTYPES,
+    HEADER_SIZE,
+    Column,
+    Shapes,
+    build_header,
+    build_metadata,
+)
+from dataload.sources.writer import Writer, require_fields
+from dataload.types import Array
+
+__all__ = ["SyrahWriter"]
+
+_BYTES_PER_ENTRY = 16  # offset and size
+_BUFFER_BYTES = 1 << 20
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}  # `dtype.name` is slow enough to notice
+
+
+@dataclass(slots=True)
+class _Tables:
+    """What grows with the records of one key."""
+
+    dtype: str
+    is_bytes: bool
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    ndims: array[int] = field(default_factory=lambda: array("q"))
+    dims: array[int] = field(default_factory=lambda: array("q"))
+
+
+class SyrahWriter(Writer):
+    """Writes one Syrah file.
+
+    All records have the fields and dtypes of the first; lengths and shapes may differ. Values are arrays of
+    the format's dtypes, numbers, text or bytes. The metadata are one BSON document, which ends at 2 GiB: about
+    134 million records with one field; use several shards for more.
+
+    Args:
+        path: Destination.
+        overwrite: Replace a file that is there.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        super().__init__(path, overwrite=overwrite)
+        self._tables: dict[str, _Tables] = {}
+        self._position = HEADER_SIZE
+        self._stream = open(self._temporary, "xb", buffering=_BUFFER_BYTES)  # noqa: SIM115 - closed in _finish
+        self._stream.write(bytes(HEADER_SIZE))
+
+    def _write(self, record: Any) -> None:
+        values = {name: _encode(name, value) for name, value in require_fields(record, "syrah").items()}
+        if not self._tables:
+            if not values:
+                raise ConfigError("format 'syrah' cannot hold records without fields")
+            for name in values:
+                if "\0" in name:
+                    raise ConfigError(f"format 'syrah' cannot hold a field name with a zero in it: {name!r}", key=name)
+                _utf8(name, name)
+            self._tables = {name: _Tables(dtype, is_bytes) for name, (_, dtype, is_bytes) in values.items()}
+        self._check(values)
+        for name in self._tables:  # the file's order of keys, whatever this record's is
+            data, table = values[name][0], self._tables[name]
+            table.offsets.append(self._position)
+            table.sizes.append(data.nbytes)
+            table.ndims.append(data.ndim)
+            table.dims.extend(data.shape)
+            self._stream.write(data.tobytes())
+            self._position += data.nbytes
+
+    def _check(self, values: dict[str, tuple[Array, str, bool]]) -> None:
+        if values.keys() != self._tables.keys():
+            one, other = (", ".join(map(repr, names)) for names in (self._tables, values))
+            raise ConfigError(f"record {len(self)} has fields {other}; the first had {one}")
+        for name, (_, dtype, is_bytes) in values.items():
+            table = self._tables[name]
+            if (dtype, is_bytes) != (table.dtype, table.is_bytes):
+                found, first = (
+                    f"bytes ({t})" if b else t for t, b in ((dtype, is_bytes), (table.dtype, table.is_bytes))
+                )
+                raise ConfigError(
+                    f"field {name!r} of record {len(self)} is {found}; in the first it was {first}", key=name
+                )
+        if (len(self) + 1) * len(values) * _BYTES_PER_ENTRY > BSON_LIMIT - 4096:
+            raise ConfigError(
+                f"a Syrah file ends at {len(self)} records of {len(values)} fields (its metadata are one BSON document "
+                "of 2 GiB at most): write several shards"
+            )
+
+    def _finish(self) -> None:
+        columns = [_column(name, table) for name, table in self._tables.items()]
+        metadata = build_metadata(columns or [_empty_column()])
+        with self._stream as stream:
+            stream.write(metadata)
+            stream.seek(0)
+            stream.write(build_header(self._position, len(metadata)))
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _discard(self) -> None:
+        self._stream.close()
+
+
+def _encode(name: str, value: Any) -> tuple[Array, str, bool]:
+    """The bytes of a value as an array, the dtype's name, and whether it was bytes."""
+    if isinstance(value, str):
+        # One dimension: text has no shape to keep.
+        return np.frombuffer(_utf8(value, name), np.uint8), "str", False
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return np.frombuffer(value, np.uint8), "uint8", True
+    data = np.asarray(value)
+    if data.dtype.kind == "U":
+        raise ConfigError(f"field {name!r}: an array of text; the format joins its elements, so pass one str", key=name)
+    little = data.dtype if data.dtype in _NAMES else data.dtype.newbyteorder("<")
+    dtype = _NAMES.get(little)
+    if dtype is None:
+        raise ConfigError(
+            f"field {name!r} has dtype {data.dtype}; the format knows {', '.join(DTYPES)}, text and bytes",
+            key=name,
+        )
+    return np.asarray(data, little, order="C"), dtype, False
+
+
+def _utf8(text: str, name: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"field {name!r}: text that UTF-8 cannot hold: {error.reason}", key=name) from error
+
+
+def _column(name: str, table: _Tables) -> Column:
+    ndims, dims = np.array(table.ndims, np.int64), np.array(table.dims, np.int64)
+    shapes = None
+    if (ndims != 1).any():
+        width = int(ndims[0])
+        same = bool((ndims == width).all()) and bool((dims.reshape(len(ndims), width) == dims[:width]).all())
+        shapes = Shapes(ndims[:1], dims[:width]) if same else Shapes(ndims, dims)
+    offsets, sizes = np.array(table.offsets, np.int64), np.array(table.sizes, np.int64)
+    return Column(name, table.dtype, offsets, sizes, shapes, table.is_bytes)
+
+
+def _empty_column() -> Column:
+    """A file of no records still needs a key: the format cannot say which fields there would have been."""
+    return Column("data", "uint8", np.empty(0, np.int64), np.empty(0, np.int64))

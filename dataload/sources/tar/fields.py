@@ -1,0 +1,132 @@
+"""Names of fields and the extensions that hold them, both ways.
+
+| value | is stored as | unless the field's own name says how |
+|---|---|---|
+| array, numpy scalar | ``name.npy`` | ``npy``, ``x.npy`` |
+| int | ``name.cls`` | ``cls``, ``json``, ``x.cls`` |
+| float, bool, list, dict | ``name.json`` | ``json``, ``x.json`` |
+| str | ``name.txt`` | ``txt``, ``json``, ``x.txt`` |
+| bytes | ``name``, as they are | |
+
+Decoding "auto" takes the extension off again, so that a record comes back as it was written. A field whose own
+name ends in a known extension (``x.txt``) loses that end; a lone extension (``jpg``, ``cls``) stays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from dataload.codecs import npz
+from dataload.codecs.decoders import known_extension
+from dataload.codecs.npy import build_npy
+from dataload.errors import ConfigError
+
+__all__ = ["encode_field", "name_fields"]
+
+
+def name_fields(
+    extensions: Sequence[str], *, shorten: bool, case_sensitive: bool, meet: Callable[[tuple[int, ...]], bool]
+) -> dict[str, tuple[int, ...]]:
+    """The fields of an archive.
+
+    Args:
+        extensions: Extensions by code.
+        shorten: Take known extensions off compound ones. What is then of one name is one field (``image.jpg`` of
+            some samples and ``image.png`` of others), unless it meets in a sample: then all keep their extensions.
+        case_sensitive: Otherwise names are in lower case, and extensions that differ only in case are one field.
+        meet: Whether any sample has two of these codes.
+
+    Returns:
+        Name -> codes, in order of first occurrence.
+
+    Example:
+        >>> name_fields(["image.npy", "cls", "a.txt", "a.cls"], shorten=True, case_sensitive=True, meet=lambda _: True)
+        {'image': (0,), 'cls': (1,), 'a.txt': (2,), 'a.cls': (3,)}
+    """
+    full: dict[str, tuple[int, ...]] = {}
+    for code, extension in enumerate(extensions):
+        name = extension if case_sensitive else extension.lower()
+        full[name] = (*full.get(name, ()), code)
+    if not shorten:
+        return full
+    kept: set[str] = set()  # names that are not shortened
+    while True:
+        groups: dict[str, list[str]] = {}
+        for name in full:
+            groups.setdefault(name if name in kept else _shorten(name), []).append(name)
+        fields = {short: tuple(code for name in names for code in full[name]) for short, names in groups.items()}
+        meeting = {name for short, names in groups.items() if len(names) > 1 and meet(fields[short]) for name in names}
+        if not meeting:
+            return fields
+        kept |= meeting
+
+
+def _shorten(name: str) -> str:
+    return (name.rpartition(".")[0] or name) if known_extension(name) else name
+
+
+def encode_field(name: str, value: Any) -> tuple[str, bytes]:
+    """Extension and bytes of one value; see the table above.
+
+    Raises:
+        ConfigError: A value of that type cannot be stored.
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return name, bytes(value)
+    known = known_extension(name)
+    kind = _kind(name, value)
+    if known is not None and kind in _FITS.get(known.name, ()):
+        return name, _encode(known.name, name, value)
+    return f"{name}.{kind}", _encode(kind, name, value)
+
+
+_FITS = {
+    "cls": ("cls",),
+    "json": ("json", "cls", "txt"),
+    "npy": ("npy",),
+    "npz": ("npz",),
+    "txt": ("txt",),
+}
+"""Decoder that the name means -> kinds of values that it gives back."""
+
+
+def _kind(name: str, value: Any) -> str:
+    """The extension for a value that its name does not give."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return "npy"
+    if isinstance(value, str):
+        return "txt"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "cls"
+    if isinstance(value, (bool, float, list, tuple, Mapping)):
+        return "npz" if _is_npz(value) else "json"
+    raise ConfigError(
+        f"field {name!r}: a {type(value).__name__} has no form in a tar archive; give an array, bytes, text, a number, "
+        "or what JSON can say",
+        key=name,
+    )
+
+
+def _is_npz(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(
+        isinstance(item, (np.ndarray, bytes)) for item in cast("Mapping[Any, Any]", value).values()
+    )
+
+
+def _encode(kind: str, name: str, value: Any) -> bytes:
+    try:
+        if kind == "npy":
+            return build_npy(np.asarray(value))
+        if kind == "npz":
+            return npz.encode(value)
+        if kind == "json":
+            return json.dumps(value).encode()
+        return str(value).encode()
+    except ConfigError:
+        raise
+    except (ValueError, TypeError) as error:  # objects in an array, text of lone surrogates, a set in a list
+        raise ConfigError(f"field {name!r} cannot be stored as {kind}: {error}", key=name) from error

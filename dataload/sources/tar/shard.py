@@ -1,0 +1,375 @@
+"""Reads the samples of one opened tar archive."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from dataload.codecs.decoders import DECODERS, Decoder, known_extension
+from dataload.codecs.npy import npy_layout
+from dataload.collate import default_collate
+from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.base import spec_of
+from dataload.sources.files import ShardReader
+from dataload.sources.tar.fields import name_fields
+from dataload.sources.tar.header import OnDamage
+from dataload.sources.tar.table import load_table, name_from_archive
+from dataload.storage.local.mapped import MappedFile
+from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
+
+__all__ = ["KEY", "Missing", "TarReader", "TarSettings"]
+
+KEY = "__key__"
+"""The field that holds what the names of a sample's files have in common."""
+
+_END_BYTES = 4096
+
+Missing: TypeAlias = Literal["error", "skip", "empty"]
+
+
+@dataclass(frozen=True, slots=True)
+class TarSettings:
+    """What decides how an archive is read; see `TarSource`.
+
+    Attributes:
+        decoders: Extension, or its last part -> what decodes it.
+        auto: Decode all other known extensions too, and shorten names.
+        missing: What a missing field does.
+        case_sensitive: Otherwise names of fields are in lower case.
+        on_damage: What damage does to a scan.
+        verify_index: Compare members with the index.
+        cache: Keep the table of a large archive in a file.
+    """
+
+    decoders: Mapping[str, Decoder]
+    auto: bool
+    missing: Missing
+    case_sensitive: bool
+    on_damage: OnDamage
+    verify_index: bool
+    cache: bool
+
+    def decoder(self, extension: str) -> Decoder:
+        """What decodes components of that extension."""
+        name = extension if self.case_sensitive else extension.lower()
+        chosen = self.decoders.get(name) or self.decoders.get(name.rpartition(".")[2])
+        return chosen or (known_extension(name) if self.auto else None) or DECODERS["bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A field of one archive.
+
+    Attributes:
+        name: As records have it.
+        decoder: What makes its values.
+        first: The number of each sample's component, or its place in every sample; -1 where there is none.
+        others: Extension code -> what decodes components of that code, where it is not `decoder`.
+    """
+
+    name: str
+    decoder: Decoder
+    first: Array | int
+    others: Mapping[int, Decoder]
+
+    def only(self, name: str) -> bool:
+        """Whether the decoder of that name makes all of its values."""
+        return self.decoder is DECODERS[name] and not self.others
+
+
+class TarReader(ShardReader[Record]):
+    """One archive.
+
+    Args:
+        path: The archive.
+        index: Path of its index; None for the one beside it, if there is one; False to scan.
+        settings: How to read.
+        selected: Fields that every sample must have, or will by `settings.missing`; None means all that it has.
+    """
+
+    def __init__(
+        self, path: str, index: str | Literal[False] | None, settings: TarSettings, selected: tuple[str, ...] | None
+    ) -> None:
+        self._file = MappedFile(path)
+        self._settings = settings
+        self._table = load_table(
+            self._file,
+            index,
+            on_damage=settings.on_damage,
+            verify_index=settings.verify_index,
+            cache=settings.cache,
+        )
+        extensions = self._table.extensions
+        self._codes = name_fields(
+            extensions, shorten=settings.auto, case_sensitive=settings.case_sensitive, meet=self._table.meet
+        )
+        self._codes.pop(KEY, None)
+        self._planned: dict[str, _Field] = {}
+        self._specs: dict[str, FieldSpec] | None = None
+        # Number of each sample that is read, where some are skipped.
+        self._kept: Int64Array | None = None
+        if selected is not None and len(self._table):
+            self._apply_missing(tuple(name for name in selected if name != KEY))
+
+    def __len__(self) -> int:
+        return len(self._table) if self._kept is None else len(self._kept)
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """The key, and all fields that any sample has, in order of first occurrence; empty without samples."""
+        if self._specs is None:
+            self._specs = {name: self._spec(self._field(name)) for name in self._codes}
+            if len(self._table):
+                self._specs = {KEY: FieldSpec("str", ()), **self._specs}
+        return self._specs
+
+    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
+        """See `ShardReader.read`; without `fields` each record holds what its sample has."""
+        self._file.check()
+        samples = self._samples(indices)
+        if fields is None and self._table.ends is not None:
+            return self._records(samples)
+        names = (KEY, *self._codes) if fields is None else fields
+        columns = [self._values(name, samples) for name in names]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        """See `ShardReader.read_batch`."""
+        if fields is None and self._table.ends is not None:
+            return default_collate(self.read(indices, None))
+        self._file.check()
+        samples = self._samples(indices)
+        return {name: self._column(name, samples) for name in ((KEY, *self._codes) if fields is None else fields)}
+
+    def identity(self) -> str:
+        """Where the components lie, and the ends of the first and the last of them: archives end in zeros."""
+        self._file.check()
+        table, found = self._table, hashlib.blake2b(digest_size=16)
+        for numbers in (table.blocks, table.sizes, table.codes, table.ends):
+            found.update(b"" if numbers is None else numbers.tobytes())
+        found.update("\0".join(table.extensions).encode("utf-8", "surrogateescape"))
+        for component in (0, len(table.blocks) - 1) if len(table.blocks) else ():
+            at = np.array([component])
+            offset, length = int(table.offsets(at)[0]), int(table.lengths(at)[0])
+            found.update(self._file.copy(offset, min(length, _END_BYTES)))
+            found.update(self._file.copy(offset + max(0, length - _END_BYTES), min(length, _END_BYTES)))
+        return found.hexdigest()
+
+    def key(self, index: int) -> str:
+        """What the names of the sample's files have in common."""
+        self._file.check()
+        return self._key(int(self._samples(np.array([index]))[0]))
+
+    def _samples(self, indices: Int64Array) -> Int64Array:
+        return indices if self._kept is None else self._kept[indices]
+
+    def _field(self, name: str) -> _Field:
+        field = self._planned.get(name)
+        if field is None:
+            codes = self._codes.get(name, ())
+            decoders = {code: self._settings.decoder(self._table.extensions[code]) for code in codes}
+            decoder = decoders[codes[0]] if codes else self._settings.decoder(name)
+            others = {code: other for code, other in decoders.items() if other is not decoder}
+            field = _Field(name, decoder, self._table.first(codes), others)
+            self._planned[name] = field
+        return field
+
+    def _spec(self, field: _Field) -> FieldSpec:
+        """What the first component tells; sizes tell whether shapes vary."""
+        kind = field.decoder.name
+        if field.others or field.decoder.own:
+            return _UNKNOWN
+        if kind in _SPECS:
+            return _SPECS[kind]
+        components = self._components(field, np.arange(len(self._table)))
+        components = components[components >= 0]
+        try:
+            value = self._decode(field, components[:1])[0]
+        except (CorruptFileError, UnsupportedFormatError):
+            return _UNKNOWN
+        if isinstance(value, (dict, list)) or value is None:
+            return _UNKNOWN
+        spec = spec_of(value)
+        if kind == "npy" and bool((self._table.sizes[components] != self._table.sizes[components[0]]).any()):
+            return FieldSpec(spec.dtype, (None,) * len(spec.shape or ()))
+        return spec
+
+    def _components(self, field: _Field, samples: Int64Array) -> Int64Array:
+        """The number of the field's component in each of `samples`, (rows,); -1 where there is none."""
+        if not isinstance(field.first, int):
+            return field.first[samples]
+        if field.first < 0:
+            return np.full(len(samples), -1, np.int64)
+        return samples * len(self._table.codes) + field.first
+
+    def _apply_missing(self, names: tuple[str, ...]) -> None:
+        if self._settings.missing == "error":
+            # A name that no sample has is a wrong name: the source says which are known.
+            names = tuple(name for name in names if name in self._codes)
+        present = np.ones(len(self._table), bool)
+        everything = np.arange(len(self._table))
+        for name in names:
+            field = self._field(name)
+            if isinstance(field.first, int) and field.first >= 0:
+                continue
+            lacking = self._components(field, everything) < 0
+            if self._settings.missing != "skip" and bool(lacking.any()):
+                self._empty(field, int(np.argmax(lacking)))
+            present &= ~lacking
+        if self._settings.missing == "skip" and not present.all():
+            self._kept = np.flatnonzero(present)
+
+    def _empty(self, field: _Field, sample: int) -> Any:
+        """What stands for a missing component."""
+        key = self._key(sample)
+        if self._settings.missing != "empty":
+            raise ConfigError(
+                f"{self._file.path}: sample {sample} ({key!r}) has no field {field.name!r}: leave such samples out by "
+                "missing='skip', or read it as empty by missing='empty'",
+                key="missing",
+                value=self._settings.missing,
+            )
+        if field.decoder.empty is None:
+            raise ConfigError(
+                f"{self._file.path}: sample {sample} ({key!r}) has no field {field.name!r}, and what is decoded as "
+                f"{field.decoder.name} has no empty value: choose missing='skip', or decode it as 'bytes'",
+                key="missing",
+                value=self._settings.missing,
+            )
+        return field.decoder.empty()
+
+    def _key(self, sample: int) -> str:
+        return self._keys(np.array([sample]))[0]
+
+    def _keys(self, samples: Int64Array) -> list[str]:
+        if self._table.keys is not None:
+            return self._table.keys.names(samples)
+        return [name_from_archive(self._table, self._table.start(sample), self._file) for sample in samples.tolist()]
+
+    def _records(self, samples: Int64Array) -> list[Record]:
+        """All that each of `samples` has, where they differ in that."""
+        components, rows = self._table.all_components(samples)
+        codes = self._table.codes[components]
+        names = {code: name for name, places in self._codes.items() for code in places}
+        values: list[Any] = [None] * len(components)
+        for name, places in self._codes.items():
+            where = np.flatnonzero(np.isin(codes, np.asarray(places, codes.dtype)))
+            for place, value in zip(where.tolist(), self._decode(self._field(name), components[where]), strict=True):
+                values[place] = value
+        records: list[Record] = [{KEY: key} for key in self._keys(samples)]
+        for row, code, value in zip(rows.tolist(), codes.tolist(), values, strict=True):
+            if code in names:
+                records[row].setdefault(names[code], value)
+        return records
+
+    def _values(self, name: str, samples: Int64Array) -> list[Any]:
+        if name == KEY:
+            return self._keys(samples)
+        field = self._field(name)
+        components = self._components(field, samples)
+        lacking = components < 0
+        if bool(lacking.any()):
+            found = iter(self._decode(field, components[~lacking]))
+            pairs = zip(samples.tolist(), lacking.tolist(), strict=True)
+            return [self._empty(field, sample) if lacks else next(found) for sample, lacks in pairs]
+        if field.only("npy"):
+            rows = self._alike(components)
+            if rows is not None:
+                # rows[i, ...] is an array even where rows[i] would be a scalar
+                return [rows[i, ...] for i in range(len(rows))]
+        return self._decode(field, components)
+
+    def _column(self, name: str, samples: Int64Array) -> Any:
+        if name == KEY:
+            return self._keys(samples)
+        field = self._field(name)
+        if field.only("npy"):
+            components = self._components(field, samples)
+            rows = self._alike(components) if int(components.min()) >= 0 else None
+            if rows is not None:
+                # as np.stack, which default_collate calls
+                return rows.astype(rows.dtype.newbyteorder("="), copy=False)
+        values = self._values(name, samples)
+        if field.only("bytes"):
+            return values
+        if field.only("cls"):
+            return np.array(values)
+        return default_collate([{name: value} for value in values])[name]
+
+    def _alike(self, components: Int64Array) -> Array | None:
+        """Arrays of .npy components whose headers are the same, (rows, *shape); None if they are not."""
+        sizes = self._table.lengths(components)
+        size = int(sizes[0])
+        if not size or bool((sizes != size).any()):
+            return None
+        offsets = self._table.offsets(components)
+        try:
+            layout = npy_layout(self._file.view(int(offsets[0]), size))
+        except CorruptFileError:
+            return None  # the general path raises it, with its place
+        if layout.start + layout.nbytes != size:
+            return None
+        headers = self._file.gather(offsets, layout.start)
+        if bool((headers != headers[0]).any()):
+            return None
+        if not layout.nbytes:
+            return layout.rows(np.empty((len(components), 0), np.uint8))
+        return layout.rows(self._file.gather(offsets + layout.start, layout.nbytes))
+
+    def _decode(self, field: _Field, components: Int64Array) -> list[Any]:
+        """The values of components that exist."""
+        if field.others:
+            return self._decode_by_code(field, components)
+        offsets, lengths = self._table.offsets(components), self._table.lengths(components)
+        if field.decoder.small:
+            contents: Any = self._file.copies(offsets, lengths)
+        else:
+            contents = map(self._file.view, offsets.tolist(), lengths.tolist())
+        if field.only("bytes"):
+            return contents
+        decode, values = field.decoder.decode, list[Any]()
+        try:
+            for content in contents:
+                values.append(decode(content))
+        except Exception as error:
+            row = len(values)
+            placed = self._placed(error, field, int(components[row]), int(offsets[row]))
+            if placed is error:
+                raise
+            raise placed from error
+        return values
+
+    def _decode_by_code(self, field: _Field, components: Int64Array) -> list[Any]:
+        codes = self._table.codes[components]  # with several decoders, samples differ in their components
+        values: list[Any] = [None] * len(components)
+        for code in np.unique(codes).tolist():
+            where = np.flatnonzero(codes == code)
+            one = replace(field, decoder=field.others.get(code, field.decoder), others={})
+            for place, value in zip(where.tolist(), self._decode(one, components[where]), strict=True):
+                values[place] = value
+        return values
+
+    def _placed(self, error: Exception, field: _Field, component: int, offset: int) -> Exception:
+        """What a decoder raised, with its place."""
+        sample = self._table.sample(component)
+        what = f"field {field.name!r} of {self._key(sample)!r}"
+        if field.decoder.own or not isinstance(error, (CorruptFileError, UnsupportedFormatError)):
+            error.add_note(f"while decoding {what} at byte {offset} of {self._file.path}")
+            return error
+        if isinstance(error, CorruptFileError):
+            return CorruptFileError(f"{what}: {error}", path=self._file.path, offset=offset, index=sample)
+        return UnsupportedFormatError(f"{self._file.path}, byte {offset}: {what}: {error}", path=self._file.path)
+
+
+_UNKNOWN = FieldSpec("unknown")
+_SPECS = {
+    "bytes": FieldSpec("bytes", ()),
+    "cls": FieldSpec("int64", ()),
+    "image": FieldSpec("uint8", (None, None, 3)),
+    "npz": _UNKNOWN,
+    "txt": FieldSpec("str", ()),
+}

@@ -1,0 +1,243 @@
+"""Where the samples of an archive lie: from its index, checked against the archive, or by scanning it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from itertools import takewhile
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from dataload.errors import CorruptFileError
+from dataload.sources.tar.header import BLOCK, GREATEST_SIZE, REGULAR, OnDamage, padded, parse_header, scan
+from dataload.sources.tar.index import index_path, parse_index
+from dataload.sources.tar.samples import Keys, SampleTable, decode_name, group_members, split_name
+from dataload.storage.errors import file_errors
+from dataload.storage.local.mapped import MappedFile
+from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached, within
+from dataload.types import Array
+
+__all__ = ["load_table", "name_from_archive"]
+
+_MEMBERS_VERIFIED = 16  # at even distances, the first and the last among them: a page fault each
+_LEAST_CACHED = {True: 2_000, False: 100_000}
+"""Components of a table that is kept, scanned or not: about 30 ms of work, and of a far disk a read for each."""
+_LONGEST_GAP = 1 << 20  # bytes between two components that are searched for the header of the second
+
+
+def load_table(
+    file: MappedFile,
+    index: str | Literal[False] | None,
+    *,
+    on_damage: OnDamage,
+    verify_index: bool,
+    cache: bool = True,
+) -> SampleTable:
+    """The samples of an archive.
+
+    Args:
+        file: The archive.
+        index: Path of its index; None for the one beside it if there is one; False to scan.
+        on_damage: See `scan`.
+        verify_index: Compare some members with what the index says.
+        cache: Keep the table of a large archive in a file, and use the one that is kept.
+
+    Returns:
+        Every component lies inside the archive.
+
+    Raises:
+        CorruptFileError: Archive or index contradict their format or each other.
+        UnsupportedFormatError: The archive is compressed or holds sparse files.
+    """
+    if index is None:
+        beside = index_path(file.path)
+        index = beside if os.path.exists(beside) else False
+    key = _key(file, index) if cache else None
+    table = None if key is None else _load(key, file)
+    if table is None:
+        table = _make(file, index, on_damage)
+        # Of a damaged archive every opening should warn.
+        if key is not None and on_damage == "error" and len(table.blocks) >= _LEAST_CACHED[index is False]:
+            store_cached(key, _pack(table))
+    if verify_index and index is not False:
+        _check_members(table, file, index)
+    return table
+
+
+def _key(file: MappedFile, index: str | Literal[False]) -> IndexKey | None:
+    if index is False:
+        return IndexKey.of("tar", (file.path,), ("scanned",))
+    options = () if index == index_path(file.path) else (os.path.basename(index),)
+    with file_errors(index):
+        return IndexKey.of("tar", (file.path, index), options)
+
+
+def _load(key: IndexKey, file: MappedFile) -> SampleTable | None:
+    """The table that is kept, if it is one of this archive: whoever changed the file may have made it up."""
+    found = load_cached(key) if key.files[0][0] == file.size else None
+    table = None if found is None else _unpack(found)
+    return table if table is not None and _outside(table, file) is None else None
+
+
+def _pack(table: SampleTable) -> CachedTable:
+    arrays = {"codes": table.codes, "ends": table.ends, "blocks": table.blocks, "sizes": table.sizes}
+    if table.keys is not None:
+        text = table.keys.text
+        data = text.encode() if isinstance(text, str) else text
+        arrays |= {"key_ends": table.keys.ends, "keys": np.frombuffer(data, np.uint8)}
+    kept = {name: array for name, array in arrays.items() if array is not None}
+    return CachedTable(kept, {"extensions": table.extensions})
+
+
+def _unpack(found: CachedTable) -> SampleTable | None:
+    """The table that was packed; None if it is none."""
+    arrays, names = found.arrays, found.extras.get("extensions")
+    if not isinstance(names, list) or not arrays.keys() >= {"codes", "blocks", "sizes"}:
+        return None
+    extensions = tuple(map(str, cast("list[Any]", names)))
+    codes, blocks, sizes, ends = arrays["codes"], arrays["blocks"], arrays["sizes"], arrays.get("ends")
+    # Offsets and sizes of which any two add up to an int64.
+    if not (within(codes, len(extensions)) and within(blocks, 2**53) and within(sizes, 2**62)):
+        return None
+    count = len(blocks)
+    if ends is None:
+        samples = count // max(1, len(codes))
+        fit = samples * len(codes) == count == len(sizes)
+    else:
+        samples = len(ends)
+        fit = _rise(ends, count) and count == len(codes) == len(sizes)
+    keys = _unpack_keys(found, samples) if "keys" in arrays else None
+    if not fit or codes.dtype.kind != "u" or (keys is None and "keys" in arrays):
+        return None
+    return SampleTable(extensions, codes, ends, blocks, sizes, keys)
+
+
+def _unpack_keys(found: CachedTable, samples: int) -> Keys | None:
+    data, ends = found.arrays["keys"], found.arrays.get("key_ends")
+    if ends is None:
+        return None
+    one_length = len(ends) == 1 and int(ends[0]) * samples == len(data)
+    if not one_length and (len(ends) != samples or not _rise(ends, len(data), least=0)):
+        return None
+    try:
+        return Keys(str(data.data, "ascii"), ends)
+    except UnicodeDecodeError:
+        return Keys(data.tobytes(), ends)
+
+
+def _rise(ends: Array, last: int, least: int = 1) -> bool:
+    """Whether each is more than the one before, by `least`, up to `last`."""
+    steps = np.diff(ends.astype(np.int64), prepend=0)
+    return len(ends) > 0 and int(steps.min()) >= least and int(ends[-1]) == last
+
+
+def _make(file: MappedFile, index: str | Literal[False], on_damage: OnDamage) -> SampleTable:
+    if index is False:
+        return _scan(file, on_damage)
+    with file_errors(index), open(index, "rb") as stream:
+        table = parse_index(stream.read(), index, file.path)
+    component = _outside(table, file)
+    if component is not None:
+        offset, size = (int(numbers(np.array([component]))[0]) for numbers in (table.offsets, table.lengths))
+        raise _stale(table, component, f"{size} bytes at {offset}, and the archive has {file.size}", file, index)
+    return table
+
+
+def _scan(file: MappedFile, on_damage: OnDamage) -> SampleTable:
+    # By pread, not through the map: a fault of a map reads the pages around it too.
+    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        members = scan(
+            lambda offset, length: os.pread(descriptor, length, offset), file.size, file.path, on_damage=on_damage
+        )
+        return group_members(members)
+    finally:
+        os.close(descriptor)
+
+
+def _outside(table: SampleTable, file: MappedFile) -> int | None:
+    """The number of the first component that does not lie inside the archive."""
+    if not len(table.blocks) or int(table.blocks.max()) * BLOCK + int(table.sizes.max()) <= file.size:
+        return None  # without a number for each component
+    outside = table.offsets(slice(None)) + table.lengths(slice(None)) > file.size
+    return int(np.argmax(outside)) if outside.any() else None
+
+
+def _check_members(table: SampleTable, file: MappedFile, index: str) -> None:
+    """Compare members spread over the index with their headers."""
+    count = len(table.blocks)
+    if int(table.blocks.min()) == 0:
+        first = int(np.argmin(table.blocks))
+        raise _stale(table, first, "a member at 0, where the first header stands", file, index)
+    spread = np.unique(np.linspace(0, count - 1, min(count, _MEMBERS_VERIFIED)).astype(np.int64))
+    for component, offset, size in zip(
+        spread.tolist(), table.offsets(spread).tolist(), table.lengths(spread).tolist(), strict=True
+    ):
+        try:
+            header = parse_header(file.copy(offset - BLOCK, BLOCK), file.path, offset - BLOCK)
+        except CorruptFileError:
+            raise _stale(
+                table, component, f"a member at {offset}, and no header stands before it", file, index
+            ) from None
+        if header.kind not in REGULAR:
+            raise _stale(table, component, f"a file at {offset}, and the header before it is of no file", file, index)
+        if header.size != size and size <= GREATEST_SIZE:
+            raise _stale(table, component, f"{size} bytes at {offset}, and the header says {header.size}", file, index)
+        expected = _names(table, component)
+        # Longer and non-ASCII names may stand in full elsewhere.
+        if expected and header.name not in expected and all(len(n) <= 100 and n.isascii() for n in expected):
+            found = decode_name(header.name)
+            raise _stale(
+                table, component, f"{expected[0].decode()!r} at {offset}, and the header says {found!r}", file, index
+            )
+
+
+def _names(table: SampleTable, component: int) -> tuple[bytes, ...]:
+    """What a member may be called, given key and extension: without a dot they are the same."""
+    if table.keys is None:
+        return ()
+    key, extension = table.keys.names(np.array([table.sample(component)]))[0], table.extensions[table.code(component)]
+    names = (f"{key}.{extension}", key) if key == extension else (f"{key}.{extension}",)
+    return tuple(name.encode("utf-8", "surrogateescape") for name in names)
+
+
+def _stale(table: SampleTable, component: int, message: str, file: MappedFile, index: str) -> CorruptFileError:
+    offset = int(table.offsets(np.array([component]))[0])
+    sample = table.sample(component)
+    return CorruptFileError(
+        f"the index {index} (line {sample + 2}) puts {message}: the archive has changed since, or the index "
+        f"belongs to another; make it anew: dataload index {file.path}",
+        path=file.path,
+        offset=offset,
+        index=sample,
+    )
+
+
+def name_from_archive(table: SampleTable, component: int, file: MappedFile) -> str:
+    """The key of a component whose index has no names.
+
+    The header before the data holds the name, unless that is long or not ASCII: then it stands in a member before
+    it, so headers are followed from the end of the component before.
+    """
+    offset = int(table.offsets(np.array([component]))[0])
+    if offset < BLOCK:
+        raise CorruptFileError(
+            f"the index puts a file at {offset}, where the first header stands: it has no name; make it anew: "
+            f"dataload index {file.path}",
+            path=file.path,
+            offset=offset,
+            index=table.sample(component),
+        )
+    name = parse_header(file.copy(offset - BLOCK, BLOCK), file.path, offset - BLOCK).name
+    start = 0
+    if component:
+        before = np.array([component - 1])
+        start = int(table.offsets(before)[0]) + padded(int(table.lengths(before)[0]))
+    if 0 < offset - BLOCK - start <= _LONGEST_GAP:
+        members = scan(lambda place, length: file.copy(start + place, length), file.size - start, file.path)
+        with suppress(CorruptFileError):  # the component before stands elsewhere, in an index in another order
+            inside = takewhile(lambda member: start + member.offset <= offset, members)
+            name = next((member.name for member in inside if start + member.offset == offset), name)
+    parts = split_name(name)
+    return decode_name(parts[0] if parts else name)

@@ -1,0 +1,1 @@
+"""Flat files of tokens."""

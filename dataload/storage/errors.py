@@ -1,0 +1,45 @@
+"""Errors of files, translated to dataload's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from dataload.errors import CorruptFileError, SourceError, SourceNotFoundError
+
+__all__ = ["changed_error", "file_errors"]
+
+
+def changed_error(path: str, was: int, now: int, *, index: int | None = None) -> CorruptFileError:
+    """The error of a file that is shorter, in bytes, than when it was opened."""
+    return CorruptFileError(
+        f"the file had {was} bytes when it was opened and has {now} now: it was changed while in use; open it again, "
+        "and replace files by renaming new ones over them",
+        path=path,
+        offset=now,
+        index=index,
+    )
+
+
+@contextmanager
+def file_errors(path: str) -> Generator[None]:
+    """Translate the operating system's errors about `path`."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if isinstance(error, SourceNotFoundError):
+            raise
+        raise SourceNotFoundError(f"there is no {path}: {_nearest_directory(path)}", path=path) from error
+    except OSError as error:
+        if isinstance(error, SourceError):
+            raise
+        raise SourceError(f"cannot read {path}: {error.strerror or error}", path=path) from error
+
+
+def _nearest_directory(path: str) -> str:
+    """What does exist of a path that does not."""
+    parent = os.path.abspath(path)
+    while not os.path.isdir(parent):
+        parent = os.path.dirname(parent)
+    return f"the directory {parent} exists, nothing of that name is in it"

@@ -1,0 +1,1 @@
+"""Local files, mapped into memory."""

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import bisect
+import itertools
+import subprocess
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataload._util.indexing import as_indices, check_index, even_split, expand_braces, split_by_shard
+
+
+class Index:
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+@pytest.mark.parametrize("index", [0, 9, -1, -10, np.int64(3), np.uint8(9), np.array(4), Index(-3)])
+def test_check_index_is_what_a_list_says(index):
+    assert check_index(index, 10) == list(range(10))[index]
+
+
+@pytest.mark.parametrize("index", [10, -11, 2**63, -(2**70), np.uint64(2**64 - 1)])
+def test_check_index_names_index_and_length(index):
+    with pytest.raises(IndexError, match=rf"^index {int(index)} is out of range for 10 records$"):
+        check_index(index, 10)
+
+
+@pytest.mark.parametrize("index", [1.0, "1", None, b"1", np.float32(1), [1], np.bool_(True)])
+def test_check_index_refuses_what_is_no_integer(index):
+    with pytest.raises(TypeError):
+        check_index(index, 10)
+
+
+def test_check_index_refuses_bools():
+    with pytest.raises(TypeError, match=r"^an index must be an integer, got True$"):
+        check_index(True, 10)
+
+
+MAKERS = {
+    "list": list,
+    "tuple": tuple,
+    "iterator": iter,
+    "int64": lambda i: np.array(i, np.int64),
+    "int32": lambda i: np.array(i, np.int32),
+    "int16": lambda i: np.array(i, np.int16),
+    "big-endian": lambda i: np.array(i, ">i8"),
+    "strided": lambda i: np.repeat(np.array(i, np.int64), 3)[::3],
+    "numpy ints": lambda i: [np.int16(n) for n in i],
+    "__index__": lambda i: [Index(n) for n in i],
+    "read-only": lambda i: np.broadcast_to(np.array(i, np.int64), len(i)),
+}
+
+
+@given(data=st.data(), length=st.integers(1, 100), kind=st.sampled_from(sorted(MAKERS)))
+def test_as_indices_equals_a_list_index_by_index(data, length, kind):
+    asked = data.draw(st.lists(st.integers(-length, length - 1), max_size=20))
+    got = as_indices(MAKERS[kind](asked), length)
+    assert got.dtype == np.int64
+    assert got.ndim == 1
+    assert got.tolist() == [list(range(length))[index] for index in asked]
+
+
+@given(data=st.data(), length=st.integers(0, 50), kind=st.sampled_from(["list", "tuple", "iterator", "int64", "int32"]))
+def test_as_indices_names_an_index_that_is_outside(data, length, kind):
+    good = data.draw(st.lists(st.integers(-length, length - 1), max_size=5)) if length else []
+    bad = data.draw(st.one_of(st.integers(length, 2**31 - 1), st.integers(-(2**31), -length - 1)))
+    asked = data.draw(st.permutations([*good, bad]))
+    with pytest.raises(IndexError, match=rf"^index {bad} is out of range for {length} records$"):
+        as_indices(MAKERS[kind](asked), length)
+
+
+def test_as_indices_gives_the_callers_own_array_when_nothing_is_to_do():
+    asked = np.array([3, 1, 3])
+    assert as_indices(asked, 4) is asked
+
+
+def test_as_indices_leaves_the_callers_array_alone():
+    asked = np.array([-1, 1])
+    assert as_indices(asked, 4).tolist() == [3, 1]
+    assert asked.tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize("asked", [range(3, 7), range(6, 0, -2), range(-3, 2), range(0), range(5, 5)])
+def test_as_indices_takes_ranges(asked):
+    assert as_indices(asked, 10).tolist() == [list(range(10))[index] for index in asked]
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ([2**63], 2**63),
+        ([1, -(2**64)], -(2**64)),
+        (np.array([1, 2**64 - 1], np.uint64), 2**64 - 1),
+        (np.array([2**63 - 1]), 2**63 - 1),
+        (np.array([-(2**63)]), -(2**63)),
+        (range(10**15), 10**15 - 1),  # before an array of that many is made
+        (range(2**70, 2**70 + 1), 2**70),
+        (range(-12, 3), -12),
+    ],
+)
+def test_as_indices_takes_no_number_too_large_for_it(asked, named):
+    with pytest.raises(IndexError, match=rf"^index {named} is out of range for 10 records$"):
+        as_indices(asked, 10)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ([True, False], "indices must be integers, got bool; for a mask use np.flatnonzero"),
+        ([0, np.bool_(True)], "got bool"),
+        (np.array([True, False]), "indices must be integers, got an array of bool"),
+        (np.array([0.0, 1.0]), "indices must be integers, got an array of float64"),
+        (np.array(["a"]), "got an array of <U1"),
+        (np.zeros((2, 2), np.int64), r"indices must have one dimension, got an array of shape \(2, 2\)"),
+        (np.int64(3), "not iterable"),
+        (np.array(3), r"got an array of shape \(\)"),
+        ([1, 2.0], "'float' object cannot be interpreted as an integer"),
+        ("12", "'str' object cannot be interpreted as an integer"),
+        (3, "'int' object is not iterable"),
+        (None, "'NoneType' object is not iterable"),
+    ],
+)
+def test_as_indices_refuses_what_are_no_integers(asked, message):
+    with pytest.raises(TypeError, match=message):
+        as_indices(asked, 10)
+
+
+@pytest.mark.parametrize("nothing", [[], (), np.empty(0), np.empty(0, np.int64), np.empty(0, bool)])
+def test_as_indices_of_nothing_is_an_int64_array(nothing):
+    got = as_indices(nothing, 0)
+    assert (got.dtype, got.shape) == (np.int64, (0,))
+
+
+@given(data=st.data(), lengths=st.lists(st.integers(0, 6), min_size=1, max_size=12))
+def test_split_by_shard_equals_looking_each_index_up(data, lengths):
+    ends = list(itertools.accumulate(lengths))
+    asked = data.draw(st.lists(st.integers(0, ends[-1] - 1), max_size=40)) if ends[-1] else []
+
+    by_shard = {}
+    for row, index in enumerate(asked):
+        shard = bisect.bisect_right(ends, index)
+        by_shard.setdefault(shard, []).append((index - (ends[shard - 1] if shard else 0), row))
+    expected = [(shard, sorted(pairs)) for shard, pairs in sorted(by_shard.items())]
+
+    got = list(split_by_shard(np.array(ends), np.array(asked, np.int64)))
+    assert [(shard, list(zip(local.tolist(), rows.tolist(), strict=True))) for shard, local, rows in got] == expected
+
+
+PATTERNS = [
+    "plain.tar",
+    "train-{000..012}.tar",
+    "{8..11}",
+    "{08..11}",
+    "{8..011}",
+    "{5..3}",
+    "{05..3}",
+    "{3..3}",
+    "{00..2}",
+    "{100..98}",
+    "a{b,c}d",
+    "{a,b}{1..3}",
+    "{a,}x",
+    "{,}",
+    "{a}",
+    "{}",
+    "x{1..2}y{03..04}z",
+    "{1..3,5}",
+    "{a,b,c}-{x,y}",
+    "a{b",
+    "a}b",
+    "{1..}",
+    "{..2}",
+    "/data/{train,test}/{0..1}.syr",
+]
+
+
+def test_expand_braces_equals_bash():
+    program = "\n".join(f"printf '%s\\n' {pattern}; echo =" for pattern in PATTERNS)
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    expected = [block.strip("\n").split("\n") for block in done.stdout.split("=\n")[:-1]]
+    # bash drops a word that becomes empty
+    assert [[text for text in expand_braces(pattern) if text] or [""] for pattern in PATTERNS] == expected
+
+
+def test_expand_braces_gives_a_plain_path_back():
+    assert expand_braces("a/b.tar") == ["a/b.tar"]
+
+
+@given(total=st.integers(0, 10**6), parts=st.integers(1, 50))
+def test_even_split_covers_everything_in_nearly_equal_parts(total, parts):
+    spans = even_split(total, parts)
+    lengths = [stop - start for start, stop in spans]
+    assert len(spans) == parts
+    assert spans[0][0] == 0
+    assert spans[-1][1] == total
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(spans))
+    assert max(lengths) - min(lengths) <= 1

@@ -1,0 +1,356 @@
+"""Recording who did what when, the trace of it, and the view on a terminal."""
+
+import doctest
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from time import monotonic
+
+import pytest
+
+from dataload import Loader, MissingDependencyError, RangeSource, WorkerError
+from dataload.analysis import live as live_module
+from dataload.analysis import timeline as timeline_module
+from dataload.analysis.live import describe, live_view
+from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
+from dataload.loader.progress import Progress
+from dataload.loader.recorder import Recorder
+from dataload.loader.statistics import StageStatistics, Statistics
+
+
+class Step:
+    """A step as workers report it."""
+
+    def __init__(self, step, worker, *spans, error=None, bad=()):
+        self.epoch, self.step, self.worker, self.spans, self.error, self.bad = 2, step, worker, spans, error, bad
+        self.rows, self.nbytes, self.batch = 4, 32, object()
+
+
+def scripted():
+    """Three steps by two workers and one by the consumer, from second 10 on."""
+    now = [0.0]
+    recorder = Recorder("threads", clock=lambda: now[0], cpu_clock=lambda: 0.0)
+    recorder.listener = timeline = Timeline()
+    script = [
+        (11.0, 13.0, Step(0, "dataload-10", ("read", 10.0, 11.0), ("transform", 11.0, 13.0))),
+        (13.5, 13.5, Step(1, "dataload-9", ("read", 10.5, 13.25))),
+        (14.0, 16.0, Step(2, "MainThread", ("read", 14.0, 15.0), ("collate", 15.0, 15.5), bad=("x",))),
+        (16.0, 17.0, Step(3, "dataload-9", ("read", 13.5, 17.0), error=ValueError("x"))),
+    ]
+    recorder.resume()
+    for asked, received, step in script:
+        now[0] = asked
+        recorder.begin_wait()
+        now[0] = received
+        recorder.end_wait(step)
+    now[0] = 18.0
+    recorder.pause()
+    return timeline
+
+
+# What is recorded
+
+
+def test_steps_and_work_of_a_script():
+    timeline = scripted()
+    assert [(s.epoch, s.step, s.worker, s.asked, s.received) for s in timeline.steps] == [
+        (2, 0, "dataload-10", 11.0, 13.0),
+        (2, 1, "dataload-9", 13.5, 13.5),
+        (2, 2, CONSUMER, 14.0, 16.0),
+        (2, 3, "dataload-9", 16.0, 17.0),
+    ]
+    assert timeline.steps[0].spans == (("read", 10.0, 11.0), ("transform", 11.0, 13.0))
+    assert [(s.bad, s.failed) for s in timeline.steps] == [(0, False), (0, False), (1, False), (0, True)]
+    assert timeline.work == [(13.0, 13.5), (13.5, 14.0), (16.0, 16.0), (17.0, 18.0)]
+    assert timeline.workers == ["dataload-9", "dataload-10"]
+    assert (timeline.begun, timeline.ended) == (10.0, 18.0)
+    assert timeline.busy_seconds("dataload-9") == 2.75 + 3.5
+    assert timeline.busy_seconds(CONSUMER) == 1.5
+    assert repr(timeline) == "Timeline(4 steps, 2 workers, 8.000 s)"
+
+
+def test_batches_are_not_kept():
+    assert not any(hasattr(step, "batch") for step in scripted().steps)
+
+
+def test_as_json():
+    data = json.loads(json.dumps(scripted().to_json()))
+    assert (data["seconds"], data["workers"]) == (8.0, ["dataload-9", "dataload-10"])
+    assert data["steps"][2] == {
+        "epoch": 2,
+        "step": 2,
+        "worker": CONSUMER,
+        "spans": [["read", 4.0, 5.0], ["collate", 5.0, 5.5]],
+        "asked": 4.0,
+        "received": 6.0,
+        "rows": 4,
+        "nbytes": 32,
+        "bad": 1,
+        "failed": False,
+    }
+    assert data["work"][0] == [3.0, 3.5]
+
+
+def test_nothing_recorded():
+    timeline = Timeline()
+    assert timeline.to_json() == {"seconds": 0.0, "workers": [], "steps": [], "work": []}
+    assert [event["ph"] for event in timeline.to_trace()["traceEvents"]] == ["M", "M", "M"]
+
+
+# The trace
+
+
+def check_trace(trace):
+    """The rules of the format: complete events on lines that have names, nested or apart; microseconds from 0."""
+    events = trace["traceEvents"]
+    assert {event["ph"] for event in events} <= {"M", "X"}
+    assert {event["pid"] for event in events} == {os.getpid()}
+    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    assert len(set(names.values())) == len(names)
+    complete = [event for event in events if event["ph"] == "X"]
+    assert min(event["ts"] for event in complete) == 0
+    for tid in {event["tid"] for event in complete}:
+        assert tid in names
+        inside = []  # ends of the events around the present one
+        for event in sorted((e for e in complete if e["tid"] == tid), key=lambda e: (e["ts"], -e["dur"])):
+            assert event["dur"] >= 0
+            while inside and inside[-1] <= event["ts"] + 1e-3:
+                inside.pop()
+            assert not inside or event["ts"] + event["dur"] <= inside[-1] + 1e-3, event
+            inside.append(event["ts"] + event["dur"])
+    return names, complete
+
+
+def test_the_trace_of_a_script():
+    names, events = check_trace(scripted().to_trace())
+    assert names == {0: CONSUMER, 1: "dataload-9", 2: "dataload-10"}
+    found = {(names[e["tid"]], e["name"], e["ts"], e["dur"]) for e in events}
+    assert found == {
+        ("dataload-10", "step 0", 0, 3e6),
+        ("dataload-10", "read", 0, 1e6),
+        ("dataload-10", "transform", 1e6, 2e6),
+        ("dataload-9", "step 1", 0.5e6, 2.75e6),
+        ("dataload-9", "read", 0.5e6, 2.75e6),
+        ("dataload-9", "step 3", 3.5e6, 3.5e6),
+        ("dataload-9", "read", 3.5e6, 3.5e6),
+        (CONSUMER, "wait", 1e6, 2e6),
+        (CONSUMER, "wait", 3.5e6, 0),
+        (CONSUMER, "wait", 4e6, 2e6),
+        (CONSUMER, "step 2", 4e6, 1.5e6),
+        (CONSUMER, "read", 4e6, 1e6),
+        (CONSUMER, "collate", 5e6, 0.5e6),
+        (CONSUMER, "wait", 6e6, 1e6),
+        (CONSUMER, "work", 3e6, 0.5e6),
+        (CONSUMER, "work", 3.5e6, 0.5e6),
+        (CONSUMER, "work", 6e6, 0),
+        (CONSUMER, "work", 7e6, 1e6),
+    }
+    (step,) = (e["args"] for e in events if e["name"] == "step 2")
+    assert step == {"epoch": 2, "step": 2, "rows": 4, "nbytes": 32, "bad": 1, "failed": False}
+
+
+def test_the_trace_is_written(tmp_path):
+    timeline = scripted()
+    timeline.save_trace(tmp_path / "trace.json")
+    assert json.loads((tmp_path / "trace.json").read_text()) == timeline.to_trace()
+
+
+# Of a loader
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize(("workers", "executor"), [(0, "threads"), (3, "threads"), (2, "processes")])
+def test_a_loader_is_recorded_and_gives_the_same_batches(workers, executor, in_order):
+    with Loader(
+        RangeSource(24), batch_size=2, num_workers=workers, executor=executor, in_order=in_order, transform=dict
+    ) as loader:
+        with record_timeline(loader) as timeline:
+            epochs = [[tuple(batch["index"]) for batch in loader] for _ in range(2)]
+        assert [sorted(epoch) for epoch in epochs] == [[(i, i + 1) for i in range(0, 24, 2)]] * 2
+        kept = len(timeline.steps)
+        list(loader)
+    assert len(timeline.steps) == kept == 24, "and no longer than it was asked for"
+    received = [(step.epoch, step.step) for step in timeline.steps]
+    assert received == [(e, batch[0] // 2) for e, epoch in enumerate(epochs) for batch in epoch]
+    assert len(timeline.work) == 24
+    times = [t for step in timeline.steps for t in (step.asked, step.received)]
+    assert times == sorted(times)
+    for step in timeline.steps:
+        assert [stage for stage, _, _ in step.spans] == ["read", "transform", "collate"]
+        inside = [t for _, begun, ended in step.spans for t in (begun, ended)]
+        assert inside == sorted(inside)
+        assert inside[-1] <= step.received
+    makers = {step.worker for step in timeline.steps}
+    assert makers <= {CONSUMER, *(f"dataload-{n}" for n in range(workers))}
+    if executor == "processes":
+        assert CONSUMER not in makers
+    names, events = check_trace(timeline.to_trace())
+    assert set(names.values()) == makers | {CONSUMER}
+    assert sum(event["name"] == "wait" for event in events) == 24
+
+
+def test_recording_is_off_unless_asked_for_and_ends_with_an_error_too():
+    def fail(sample):
+        raise ValueError("no")
+
+    loader = Loader(RangeSource(4), batch_size=2, transform=fail)
+    assert loader._recorder.listener is None
+    with pytest.raises(WorkerError, match="no"), record_timeline(loader) as timeline:
+        list(loader)
+    assert loader._recorder.listener is None
+    assert [step.failed for step in timeline.steps] == [True]
+
+
+def test_one_recording_at_a_time():
+    loader = Loader(RangeSource(4), batch_size=2)
+    with (
+        record_timeline(loader) as timeline,
+        pytest.raises(RuntimeError, match="a timeline of this loader is being recorded already"),
+        record_timeline(loader),
+    ):
+        pass
+    assert timeline.steps == []
+
+
+# The view
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what is shown on it, and says when there is something."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = threading.Event()
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        self.written.set()
+        return super().write(text)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(live_module, "_REFRESH_SECONDS", 1e-3)
+
+
+def statistics(**values):
+    stages = {"read": StageStatistics(10, 1.0), "transform": StageStatistics(10, 3.0), "collate": StageStatistics()}
+    given = {"steps": 10, "rows": 4000, "nbytes": 10, "wait_seconds": 1.0, "consumer_seconds": 1.0, "cpus": 2}
+    return Statistics(**{**given, "stages": stages, "workers": 2, "executor": "threads", "depth": 1.5, **values})
+
+
+def test_the_lines_of_the_view():
+    progress = Progress(epoch=1, epochs=3, step=1200, steps=5000, rows_per_second=1.0)
+    assert describe(progress, statistics()) == [
+        "epoch 1 of 3, step 1,200 of 5,000: 2,000 rows/s",
+        "the consumer waits 50%; 1.5 batches ready; work in 2 threads",
+        "work: read 25%, transform 75%",
+        statistics().verdict,
+    ]
+    progress = Progress(epoch=1, epochs=None, step=0, steps=50, rows_per_second=0.0)
+    nothing = statistics(steps=0, rows=0, stages={}, workers=0, executor="serial", bad=7, depth=0.0)
+    assert describe(progress, nothing) == [
+        "epoch 1, step 0 of 50: 0 rows/s",
+        "the consumer waits 50%; 0.0 batches ready; work in the consumer's thread; 7 bad records",
+        "limit: unknown, no batch was received",
+    ]
+
+
+def test_the_view_shows_where_the_loader_is(quick):
+    terminal = Terminal()
+    with Loader(RangeSource(40), batch_size=4, num_workers=2, epochs=1) as loader, live_view(loader, stream=terminal):
+        for _ in loader:
+            assert terminal.written.wait(20)
+    shown = terminal.getvalue()
+    assert "of 1, step " in shown
+    assert "2 threads" in shown
+    assert shown.count("limit: ") >= 1
+
+
+def test_nothing_is_shown_and_nothing_started_where_there_is_no_terminal(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.live", None)
+    for stream in (io.StringIO(), None):
+        monkeypatch.setattr(sys, "stderr", io.StringIO() if stream is None else sys.stderr)
+        before = threading.active_count()
+        loader = Loader(RangeSource(8), batch_size=4)
+        with live_view(loader, stream=stream):
+            assert threading.active_count() == before
+            assert len(list(loader)) == 2
+        assert (stream or sys.stderr).getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", None)  # of a program without a console
+    with live_view(loader):
+        assert len(list(loader)) == 2
+    closed = Terminal()
+    closed.close()
+    with live_view(loader, stream=closed):
+        assert len(list(loader)) == 2
+
+
+def test_rich_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.live", None)
+    with (
+        pytest.raises(MissingDependencyError, match=r"the live view needs rich: pip install 'dataload\[cli\]'"),
+        live_view(Loader(RangeSource(8), batch_size=4), stream=Terminal()),
+    ):
+        pass
+
+
+def test_a_terminal_that_fails_ends_the_view_and_not_the_loop(quick):
+    class Gone(Terminal):
+        def write(self, text):
+            self.written.set()
+            raise OSError("the terminal is gone")
+
+    terminal = Gone()
+    loader = Loader(RangeSource(8), batch_size=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with live_view(loader, stream=terminal):
+            assert terminal.written.wait(20)
+            assert len(list(loader)) == 2
+            until = monotonic() + 20
+            while any(thread.name == "dataload-view" for thread in threading.enumerate()):
+                assert monotonic() < until
+
+
+def test_a_terminal_that_is_stopped_does_not_stop_the_loop(quick, monkeypatch):
+    monkeypatch.setattr(live_module, "_GOODBYE_SECONDS", 0.01)
+    goes_on = threading.Event()
+
+    class Stopped(Terminal):
+        def write(self, text):
+            super().write(text)
+            goes_on.wait(20)
+            return len(text)
+
+    terminal = Stopped()
+    with live_view(Loader(RangeSource(8), batch_size=4), stream=terminal):
+        assert terminal.written.wait(20)
+    assert not goes_on.is_set()
+    goes_on.set()  # and the thread ends
+
+
+def test_an_error_in_the_loop_passes_through_the_view(quick):
+    error = KeyError("mine")
+    with pytest.raises(KeyError) as raised, live_view(Loader(RangeSource(8), batch_size=4), stream=Terminal()):
+        raise error
+    assert raised.value is error
+
+
+def test_without_asking_rich_is_not_loaded():
+    code = "import sys, dataload, dataload.analysis.live, dataload.analysis.timeline; sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("module", [live_module, timeline_module])
+def test_examples(module):
+    results = doctest.testmod(module)
+    assert (results.failed, results.attempted > 3) == (0, True)

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+
+from dataload.codecs.codec import CODEC_NAMES, decode_batch, decode_records, resolve_codec
+from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError
+
+
+class Pairs:
+    """A codec of a user's: two numbers."""
+
+    def decode(self, data):
+        a, b = data
+        return {"a": a, "b": b}
+
+    def encode(self, record):
+        return bytes((record["a"], record["b"]))
+
+
+class NamedPairs(Pairs):
+    name = "pairs"
+
+    def __repr__(self):
+        return "NamedPairs(2)"
+
+    def decode_batch(self, buffers, fields):
+        columns = np.frombuffer(b"".join(buffers), np.uint8).reshape(-1, 2)
+        return {name: columns[:, "ab".index(name)].copy() for name in fields or "ab"}
+
+
+def shout(data):
+    return {"text": data.decode().upper()}
+
+
+def test_names():
+    assert CODEC_NAMES == ("example", "msgpack", "npz", "tensorprotos", "raw")
+    assert resolve_codec("raw") is resolve_codec(None) is None
+    for name in CODEC_NAMES[:-1]:
+        codec = resolve_codec(name)
+        assert (codec.name, repr(codec)) == (name, repr(name))
+        assert pickle.loads(pickle.dumps(codec)) == codec == resolve_codec(codec)
+        record = {"x": np.arange(3, dtype=np.float32), "image": b"abc"}
+        np.testing.assert_equal(codec.decode(codec.encode(record)), record)
+        np.testing.assert_equal(codec.decode(memoryview(codec.encode(record))), record)
+
+
+def test_an_unknown_name():
+    with pytest.raises(
+        ConfigError,
+        match=r"there is no codec 'msgpak': did you mean 'msgpack'. Known: example, msgpack, npz, raw, tensor",
+    ) as caught:
+        resolve_codec("msgpak")
+    assert (caught.value.key, caught.value.value) == ("codec", "msgpak")
+
+
+@pytest.mark.parametrize(
+    ("thing", "found"),
+    [(5, "5"), (object(), "<object object"), (Pairs, r"<class .*Pairs'>, a class: pass an object of it")],
+)
+def test_what_is_no_codec(thing, found):
+    with pytest.raises(
+        ConfigError, match=f"a codec is a name .*, a function that decodes, or an object .*; got {found}"
+    ):
+        resolve_codec(thing)
+
+
+def test_a_function_decodes():
+    codec = resolve_codec(shout)
+    assert codec.decode(b"abc") == {"text": "ABC"}
+    assert codec.name == repr(codec) == f"{__name__}.shout"
+    assert decode_batch(codec, [b"a"] * 9, None) is None
+    with pytest.raises(ConfigError, match=r"codec .*\.shout is a function, which can only decode: to write, pass"):
+        codec.encode({"text": "ABC"})
+    assert pickle.loads(pickle.dumps(resolve_codec(json.loads))).decode(b"[1]") == [1]
+    assert resolve_codec(partial(int, base=2)).decode(b"101") == 5
+    assert resolve_codec(partial(int, base=2)).name == "functools.partial"
+    assert resolve_codec(bytes).decode(memoryview(b"x")) == b"x"  # a class with `decode`, but no codec
+
+
+def test_an_object_decodes_and_encodes():
+    plain, named = resolve_codec(Pairs()), resolve_codec(NamedPairs())
+    assert plain.decode(plain.encode({"a": 1, "b": 2})) == {"a": 1, "b": 2}
+    assert (plain.name, repr(plain)) == (f"{__name__}.Pairs",) * 2  # no address
+    assert (named.name, repr(named)) == ("pairs", "NamedPairs(2)")
+    assert decode_batch(plain, [b"ab"], None) is None
+    np.testing.assert_equal(decode_batch(named, [b"\1\2", b"\3\4"], ["b"]), {"b": [2, 4]})
+
+
+@pytest.mark.parametrize(("codec", "name"), [(shout, "shout"), (Pairs(), "Pairs")])
+def test_what_the_users_code_raises(codec, name):
+    with pytest.raises(CorruptFileError, match=rf"^codec .*\.{name} raised (UnicodeDecode|Value)Error: ") as caught:
+        resolve_codec(codec).decode(b"\xff")
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_errors_of_ours_pass_through_the_users_code():
+    def nested(data):
+        raise MissingDependencyError("format 'x' needs y")
+
+    with pytest.raises(MissingDependencyError, match=r"^format 'x' needs y$"):
+        resolve_codec(nested).decode(b"")
+
+
+def test_which_record_cannot_be_decoded():
+    codec = resolve_codec(Pairs())
+    assert decode_records(codec, [b"ab", b"cd"], [4, 7], "x.bin") == [{"a": 97, "b": 98}, {"a": 99, "b": 100}]
+    with pytest.raises(CorruptFileError, match=r"^x.bin, record 9: codec .*Pairs raised ValueError: ") as caught:
+        decode_records(codec, [b"ab", b"cd", b"e", b"f"], np.array([4, 7, 9, 8]), "x.bin")
+    assert (caught.value.path, caught.value.index) == ("x.bin", 9)
+    assert isinstance(caught.value.__cause__, CorruptFileError)
+
+
+def test_a_place_that_is_known_already_stays():
+    def elsewhere(data):
+        raise CorruptFileError("bad", path="other.bin", index=1)
+
+    with pytest.raises(CorruptFileError, match=r"^other.bin, record 1: bad$"):
+        decode_records(resolve_codec(elsewhere), [b""], [4], "x.bin")
+
+
+@pytest.mark.slow
+def test_codecs_import_nothing_before_they_are_used():
+    script = (
+        "import sys; from dataload.codecs.codec import resolve_codec, CODEC_NAMES\n"
+        "for name in CODEC_NAMES: resolve_codec(name)\n"
+        "late = {'msgpack', 'google.protobuf', 'dataload.codecs.npz', 'dataload.codecs.example'}\n"
+        "assert not late & set(sys.modules), late & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(("name", "module", "package"), [("msgpack", "msgpack", "msgpack")])
+def test_without_the_package(monkeypatch, name, module, package):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        MissingDependencyError, match=rf"codec '{name}' needs {package}: pip install 'dataload\[codecs\]'"
+    ):
+        resolve_codec(name).encode({"x": 1})

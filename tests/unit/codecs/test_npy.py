@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from dataload.codecs.npy import build_npy, npy_layout, parse_npy
+from dataload.errors import CorruptFileError
+
+ARRAYS = [
+    np.arange(6, dtype=np.float32).reshape(2, 3),
+    np.array(3.5),
+    np.zeros((0, 3)),
+    np.zeros((2, 0, 2), order="F"),
+    np.asfortranarray(np.arange(24, dtype=np.int16).reshape(2, 3, 4)),
+    np.array([1, 2], ">i2"),
+    np.array([True, False]),
+    np.array(["ab", "c"]),
+    np.array([b"ab", b"c"]),
+    np.array(["2020-01-01"], "M8[D]"),
+    np.array([1 + 2j], np.complex64),
+    np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+    np.arange(24).reshape(2, 3, 4)[:, ::2, 1:],
+]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda a: f"{a.dtype}-{a.shape}")
+def test_arrays_come_back(array):
+    stream = io.BytesIO()
+    np.save(stream, array)
+    assert build_npy(array) == stream.getvalue()
+    for data in (stream.getvalue(), memoryview(stream.getvalue())):
+        found = parse_npy(data)
+        assert (found.dtype, found.shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(found, array)
+        assert found.flags.writeable
+        assert found.flags.aligned
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_versions(version):
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.arange(3), version)
+    assert parse_npy(stream.getvalue()).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda a: f"{a.dtype}-{a.shape}")
+def test_rows_of_a_layout(array):
+    data = np.frombuffer(build_npy(array), np.uint8)
+    layout = npy_layout(data.tobytes())
+    rows = layout.rows(np.stack([data, data])[:, layout.start :].copy())
+    np.testing.assert_array_equal(rows, np.stack([array, array]))
+
+
+def npy(header: str, items: bytes = b"", version: int = 1) -> bytes:
+    text = header.encode()
+    return b"\x93NUMPY" + bytes((version, 0)) + len(text).to_bytes(2 if version == 1 else 4, "little") + text + items
+
+
+GOOD = "{'descr': '<i4', 'fortran_order': False, 'shape': (2,)}"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "a .npy file starts with .*, found b''"),
+        (b"\x93NUMPY\x01", "a .npy file starts with"),
+        (b"PK\3\4 not an array", "a .npy file starts with .*, found b'PK"),
+        (npy(GOOD, bytes(8), 4), "a .npy file of version 4.0, known are 1.0, 2.0 and 3.0"),
+        (npy(GOOD)[:40], "a .npy file whose header ends at byte 65, and it has 40"),
+        (npy(GOOD + " " * 20_000, bytes(8)), "a .npy file whose header ends at byte 20065"),
+        (npy(GOOD, bytes(7)), r"a .npy file of int32 \(2,\) has 8 bytes of items, found 7"),
+        (npy(GOOD, bytes(9)), r"has 8 bytes of items, found 9"),
+        (npy("{'descr': '<i4'"), "the header of a .npy file does not parse"),
+        (npy("7"), "the header of a .npy file does not parse"),
+        (npy("{}"), r"the header of a .npy file has the keys \[\]"),
+        (npy(GOOD.replace("}", ", 'more': 1}")), r"has the keys \['descr', 'fortran_order', 'more', 'shape'\]"),
+        (npy(GOOD).replace(b"NUMPY\1\0", b"NUMPY\1\xff"), "a .npy file of version 1.255, known are"),
+        (npy("(" * 9000), "the header of a .npy file does not parse"),
+        (npy(GOOD.replace("(2,)", "(-1,)")), "the header of a .npy file does not parse: negative dimensions"),
+        (npy(GOOD.replace("(2,)", "(2**70,)")), "the header of a .npy file does not parse"),
+        (npy(GOOD.replace("(2,)", f"({2**70},)")), "the header of a .npy file does not parse"),
+        (npy(GOOD.replace("(2,)", f"({2**40}, {2**40})")), "the header of a .npy file does not parse"),
+        (npy(GOOD.replace("(2,)", str((1,) * 99))), "the header of a .npy file does not parse"),
+        (npy(GOOD.replace("(2,)", "[2]"), bytes(8)), r"gives the shape \[2\], order False"),
+        (npy(GOOD.replace("False", "0"), bytes(8)), r"gives the shape \(2,\), order 0"),
+        (npy(GOOD.replace("<i4", "|O"), bytes(16)), "dtype '|O': objects would have to be unpickled"),
+        (npy(GOOD.replace("<i4", "what"), bytes(8)), "dtype 'what': no plain dtype"),
+        (npy(GOOD.replace("'<i4'", "[('a', '|O')]"), bytes(16)), "objects would have to be unpickled"),
+    ],
+)
+def test_what_is_no_array(data, message):
+    with pytest.raises(CorruptFileError, match=message):
+        parse_npy(data)

@@ -1,0 +1,212 @@
+"""The npz codec against numpy and the standard library's zip reader."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from itertools import count
+
+import numpy as np
+import pytest
+
+from dataload.codecs import npz
+from dataload.codecs.npz import decode, encode
+from dataload.errors import ConfigError, CorruptFileError
+from dataload.testing.compare import difference
+
+ARRAYS = {
+    "x": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "zero": np.array(7),
+    "empty": np.zeros((0, 4), np.uint16),
+    "big": np.array([1, 258], ">i4"),
+    "text": np.array(["ab", ""]),
+    "bytes": np.array([b"ab", b""]),
+    "time": np.array(["2020-01-02T03"], "M8[h]"),
+    "half": np.array([1.5], np.float16),
+    "complex": np.array([1 + 2j], np.complex64),
+    "flag": np.array([True, False]),
+    "ümlaut": np.arange(2),
+    "a.npy": np.arange(3),
+}
+
+
+def saved(save=np.savez, **arrays):
+    stream = io.BytesIO()
+    save(stream, **arrays)
+    return stream.getvalue()
+
+
+def archive(members, compression=zipfile.ZIP_STORED, comment=b""):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", compression) as out:
+        out.comment = comment
+        for name, content in members:
+            out.writestr(name, content)
+    return stream.getvalue()
+
+
+def npy(header, content=b"", version=1):
+    text = header.encode() if isinstance(header, str) else header
+    length = struct.pack("<H" if version == 1 else "<I", len(text))
+    return archive([("a.npy", b"\x93NUMPY" + bytes((version, 0)) + length + text + content)])
+
+
+HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }"
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_what_numpy_saves(save):
+    found = decode(saved(save, **ARRAYS))
+    assert difference(found, ARRAYS, "record") is None
+    assert all(value.flags.writeable and value.flags.c_contiguous for value in found.values())
+    assert difference(decode(memoryview(saved(save, **ARRAYS))), ARRAYS, "record") is None
+    fortran = np.asfortranarray(np.arange(6).reshape(2, 3))
+    assert difference(decode(saved(save, x=fortran)), {"x": np.ascontiguousarray(fortran)}, "record") is None
+    assert decode(saved(save)) == {}
+
+
+def test_numpy_loads_what_is_encoded():
+    with np.load(io.BytesIO(encode({**ARRAYS, "b": b"\0\0", "s": "ü\0"})), allow_pickle=False) as found:
+        assert difference({name: found[name] for name in ARRAYS if name != "a.npy"}, less("a.npy"), "record") is None
+        assert (found["b.bin"], found["s.txt"]) == (b"\0\0", "ü\0".encode())
+
+
+def less(name):
+    return {key: value for key, value in ARRAYS.items() if key != name}
+
+
+def test_values_that_are_no_arrays():
+    record = {"b": b"a\0", "s": "ü\0", "empty": b"", "no text": "", "b.bin": b"x", "s.txt": "y"}
+    assert difference(decode(encode(record)), record, "record") is None
+    changed = decode(encode({"i": 3, "f": 0.5, "flag": True, "scalar": np.float32(2), "view": memoryview(b"x")}))
+    expected = {"i": np.array(3), "f": np.array(0.5), "flag": np.array(True), "scalar": np.array(2, np.float32)}
+    assert difference(changed, expected | {"view": b"x"}, "record") is None
+
+
+def test_the_same_record_gives_the_same_bytes():
+    assert encode(ARRAYS) == encode(dict(ARRAYS))
+    with zipfile.ZipFile(io.BytesIO(encode(ARRAYS))) as found:
+        assert found.testzip() is None
+        assert {info.date_time for info in found.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+        assert {info.filename for info in found.infolist()} == {f"{name}.npy" for name in ARRAYS}
+
+
+@pytest.mark.parametrize("record", [{"x": np.zeros(3), "b": b"abc"}, ARRAYS])
+def test_the_fast_path_is_taken_and_equals_the_other(record):
+    data = encode(record)
+    stored = npz._stored(data)
+    assert stored is not None
+    assert [(name, bytes(content)) for name, content in stored] == list(npz._any_members(data))
+    assert npz._stored(saved(**less("ümlaut"))) is not None
+
+
+def test_members_of_other_names():
+    assert decode(archive([("a", b"1"), ("b.json", b"{}"), (".bin", b"x")])) == {"a": b"1", "b.json": b"{}", "": b"x"}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.array([object()]), "an array of object would have to be pickled"),
+        (object(), "an array of object would have to be pickled"),
+        ([[1], [2, 3]], "list is no array: setting an array element with a sequence"),
+        (np.zeros(2, "f4,i4"), "an array of .* is not stored"),
+        (None, "an array of object would have to be pickled"),
+    ],
+)
+def test_values_that_it_lacks(value, message):
+    with pytest.raises(ConfigError, match=f"^field 'x': {message}") as caught:
+        encode({"x": value})
+    assert caught.value.key == "x"
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 16_001])
+def test_names_that_an_archive_lacks(name):
+    with pytest.raises(
+        ConfigError, match=r"^field '.*: a name in a zip archive has no NUL, and 16000 characters at most$"
+    ):
+        encode({name: 1})
+
+
+def test_records_that_are_too_large(monkeypatch):
+    monkeypatch.setattr(npz, "_MAX_FIELDS", 2)
+    with pytest.raises(ConfigError, match="a record of 3 fields; codec 'npz' holds 2"):
+        encode({"a": 1, "b": 2, "c": 3})
+    monkeypatch.setattr(npz, "_MAX_BYTES", 200)
+    with pytest.raises(ConfigError, match="a record of more than 200 bytes; codec 'npz' holds less"):
+        encode({"a": bytes(100), "b": bytes(200)})
+
+
+def objects():
+    stream = io.BytesIO()
+    np.savez(stream, x=np.array([{}], object), allow_pickle=True)
+    return stream.getvalue()
+
+
+def claims(size):
+    """An archive of one deflated member whose directory claims `size` bytes."""
+    data = bytearray(archive([("a.npy", bytes(100))], zipfile.ZIP_DEFLATED))
+    place = data.index(b"PK\1\2")
+    struct.pack_into("<I", data, place + 24, size)
+    return bytes(data)
+
+
+def overlapping(count):
+    """An archive whose `count` entries all mean the same large member."""
+    data = encode({"a": bytes(100_000)})
+    place = data.index(b"PK\1\2")
+    entry, end = data[place:-22], bytearray(data[-22:])
+    struct.pack_into("<HHII", end, 8, count, count, len(entry) * count, place)
+    return data[:place] + entry * count + bytes(end)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", r"no .npz archive \(0 bytes\): File is not a zip file"),
+        (b"PK\3\4" * 50, "no .npz archive .*not a zip file"),
+        (encode(ARRAYS)[:-30], "no .npz archive"),
+        (encode(ARRAYS).replace(b"\0\0\x80\x3f", b"\0\0\x81\x3f"), "no .npz archive .*Bad CRC-32 for file 'x.npy'"),
+        (objects(), r"member 'x.npy' of the archive: an array of dtype '\|O': objects would have to be unpickled"),
+        (archive([("a.npy", b"x"), ("a.bin", b"y")]), "member 'a.npy' of the archive: expected an array, which"),
+        (archive([("a.bin", b"x"), ("a.txt", b"y")]), "the archive has two members for field 'a'"),
+        (archive([("a.txt", b"\xff")]), "member 'a.txt' of the archive: 'utf-8' codec can't decode"),
+        (archive([("a.bin", b"x")], zipfile.ZIP_BZIP2), "member 'a.bin' of the archive claims 1 bytes by compression "),
+        (
+            claims(2**31),
+            "member 'a.npy' of the archive claims 2147483648 bytes by compression method 8; the record has",
+        ),
+        (npy(HEADER, b"12345"), r"5 bytes for an array of float32 \(1,\)"),
+        (npy(HEADER.replace("(1,)", f"({2**62},)")), "0 bytes for an array of float32"),
+        (npy(HEADER.replace("(1,)", f"(0, {2**62})")), r"an array of shape .*: .*too big"),
+        (npy(HEADER.replace("(1,)", str((1,) * 70)), b"1234"), "an array of shape .*: maximum supported dimension"),
+        (npy(HEADER.replace("(1,)", "(-1,)"), b"1234"), r"the header of the array is none \(ValueError: shape"),
+        (npy(HEADER.replace("(1,)", "1"), b"1234"), r"the header of the array is none \(ValueError: shape"),
+        (npy(HEADER.replace("<f4", "f4,i4"), b"1234"), "an array of dtype 'f4,i4': no plain dtype"),
+        (
+            archive([("a.npy", b"\x93NUMPY\1\0\5")]),
+            "member 'a.npy' of the archive: expected an array, which starts with",
+        ),
+        (npy("{"), r"the header of the array is none \(SyntaxError"),
+        (npy("[]"), r"the header of the array is none \(TypeError"),
+        (npy("{}"), r"the header of the array is none \(KeyError"),
+        (npy("(" * 5000), "the header of the array is none"),
+        (npy(" " * 20_000), "the header of the array claims to end at byte 20010 of 20010"),
+        (npy("  ", b"", 2), r"the header of the array is none \(SyntaxError"),
+    ],
+    ids=count(),
+)
+def test_bytes_that_are_no_record(data, message):
+    with pytest.raises(CorruptFileError, match=message):
+        decode(data)
+
+
+def test_members_that_share_their_bytes_do_not_add_up():
+    with pytest.raises(CorruptFileError, match=r"no .npz archive|claims|two members"):
+        decode(overlapping(2000))
+
+
+def test_headers_of_version_2_and_archives_with_comments():
+    assert difference(decode(npy(HEADER, b"\0\0\x80\x3f", 2)), {"a": np.array([1], np.float32)}, "record") is None
+    assert decode(archive([("a.bin", b"x")], comment=b"hello")) == {"a": b"x"}

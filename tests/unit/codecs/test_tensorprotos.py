@@ -1,0 +1,245 @@
+"""TensorProtos by hand: what each value is on the wire, and the text of each refusal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dataload.codecs.tensorprotos import decode, decode_batch, encode
+from dataload.errors import ConfigError, CorruptFileError
+
+
+def tensor(*parts):
+    """A record of one tensor; a part is bytes as they are on the wire."""
+    body = b"".join(parts)
+    return b"\x0a" + bytes([len(body)]) + body
+
+
+NAMED_X = b"\x3a\x01x"
+
+
+@pytest.mark.parametrize(
+    ("value", "wire"),
+    [
+        pytest.param(b"ab", b"\x10\x03\x2a\x02ab" + NAMED_X, id="bytes"),
+        pytest.param(b"", b"\x10\x03\x2a\x00" + NAMED_X, id="no bytes"),
+        pytest.param("é", b"\x10\x04\x32\x02\xc3\xa9" + NAMED_X, id="text"),
+        pytest.param(np.uint8([1, 255]), b"\x08\x02\x10\x03\x2a\x02\x01\xff" + NAMED_X, id="uint8"),
+        pytest.param(np.array(200, np.uint8), b"\x10\x06\x22\x02\xc8\x01" + NAMED_X, id="uint8 without dims"),
+        pytest.param(np.float32([1]), b"\x08\x01\x10\x01\x1a\x04\0\0\x80\x3f" + NAMED_X, id="float32"),
+        pytest.param(np.array(1.0), b"\x10\x0d" + NAMED_X + b"\x4a\x08\0\0\0\0\0\0\xf0\x3f", id="float64"),
+        pytest.param(np.array(5), b"\x10\x0a" + NAMED_X + b"\x52\x01\x05", id="int64"),
+        pytest.param(np.int32([-1]), b"\x08\x01\x10\x02\x22\x0a" + b"\xff" * 9 + b"\x01" + NAMED_X, id="int32"),
+        pytest.param(np.float16([1]), b"\x08\x01\x10\x0c\x22\x02\x80\x78" + NAMED_X, id="float16"),
+        pytest.param(np.array([True, False]), b"\x08\x02\x10\x05\x22\x02\x01\x00" + NAMED_X, id="bool"),
+        pytest.param(np.zeros((0, 2), np.int16), b"\x08\x00\x08\x02\x10\x09" + NAMED_X, id="empty"),
+    ],
+)
+def test_on_the_wire(value, wire):
+    assert encode({"x": value}) == tensor(wire)
+    decoded = decode(tensor(wire))["x"]
+    assert type(decoded) is type(value)
+    if isinstance(value, np.ndarray):
+        assert (decoded.dtype, decoded.shape, decoded.tobytes()) == (value.dtype, value.shape, value.tobytes())
+    else:
+        assert decoded == value
+
+
+def test_numbers_of_python():
+    decoded = decode(encode({"i": 3, "f": 0.5, "b": True, "n": np.float32(2)}))
+    assert [(name, value.dtype.name, value.shape, value.item()) for name, value in decoded.items()] == [
+        ("i", "int64", (), 3),
+        ("f", "float64", (), 0.5),
+        ("b", "bool", (), True),
+        ("n", "float32", (), 2.0),
+    ]
+
+
+def test_no_fields():
+    assert encode({}) == b""
+    assert decode(b"") == {}
+
+
+def test_other_byte_orders_and_strides_are_written_alike():
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert encode({"x": array.astype(">f4")}) == encode({"x": array})
+    assert encode({"x": array.T}) == encode({"x": array.T.copy()})
+    assert encode({"x": bytearray(b"ab")}) == encode({"x": b"ab"}) == encode({"x": memoryview(b"ab")})
+
+
+def test_names_that_are_missing_or_taken():
+    first = tensor(b"\x10\x0a\x52\x01\x00")
+    named = tensor(b"\x10\x0a" + NAMED_X + b"\x52\x01\x01")
+    assert list(decode(first + named + named + first)) == ["0", "x", "2", "3"]
+    one = tensor(b"\x10\x0a\x3a\x011\x52\x01\x01")
+    assert list(decode(first + one)) == ["0", "1"]
+    with pytest.raises(CorruptFileError, match="two tensors are called '1', one by its name and one by its place"):
+        decode(one + first)
+
+
+def test_dims_that_do_not_fit():
+    picture = tensor(b"\x08\x02\x08\x01\x10\x03\x2a\x06rgbRGB")  # width 2, height 1
+    assert decode(picture)["0"].tolist() == list(b"rgbRGB")
+    assert decode_batch([picture] * 4, None)["0"].tolist() == [list(b"rgbRGB")] * 4
+
+
+def test_without_dims_several_values_have_one_dimension():
+    assert decode(tensor(b"\x10\x0a\x52\x02\x05\x06"))["0"].tolist() == [5, 6]
+    assert decode(tensor(b"\x10\x0a"))["0"].shape == (0,)
+    assert decode(tensor(b"\x10\x04\x32\x01a\x32\x01b"))["0"].tolist() == [b"a", b"b"]
+
+
+def test_strings_that_are_no_text():
+    assert decode(tensor(b"\x10\x04\x32\x02\xff\xd8"))["0"] == b"\xff\xd8"
+    records = [tensor(b"\x10\x04\x32\x01" + byte) for byte in (b"a", b"\xff", b"b", b"c")]
+    assert decode_batch(records, None) == {"0": ["a", b"\xff", "b", "c"]}
+
+
+def test_unknown_fields_are_skipped():
+    unknown = b"\x78\x05" + b"\x7a\x01z" + b"\x7d1234" + b"\x7912345678" + b"\x7b\x7b\x08\x01\x7c\x7c"
+    known = b"\x10\x0a\x52\x01\x07"
+    assert decode(unknown + tensor(unknown + known + unknown) + unknown)["0"] == 7
+
+
+def test_a_known_field_of_another_wire_type_is_unknown():
+    assert decode(tensor(b"\x12\x01\x0d" + b"\x10\x0a\x52\x01\x07" + b"\x28\x01"))["0"] == 7
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x0a\x05\x10", "no TensorProtos: the field at byte 0 of the record ends behind byte 3"),
+        (tensor(b"\x2a\x09ab"), "no TensorProto: the field at byte 2 of the record ends behind byte 6"),
+        (b"\x0a", "no TensorProtos: the field at byte 0 of the record ends behind byte 1"),
+        (b"\x0f", "no TensorProtos: wire type 7 at byte 0 of the record"),
+        (b"\x02\x00", "no TensorProtos: field 0 at byte 0 of the record"),
+        (b"\xff" * 11, "a varint at byte 0 of the record has more than 10 bytes"),
+        (b"\x0a" + b"\x80" * 5 + b"\x00", "the length at byte 1 of the record has more than 5 bytes"),
+        (tensor(b"\x7b\x08\x01"), "no TensorProto: the field at byte 2 of the record ends behind byte 5"),
+        (tensor(b"\x7b\x08\x01\x74") + b"\x7b" * 8, "no TensorProto: a group before byte 5 of the record does not end"),
+        (b"\x7b" * 200, "no TensorProtos: a group before byte 101 of the record does not end"),
+        (tensor(b"\x3a\x01\xff"), "the name of a tensor at byte 4 of the record is not UTF-8: invalid start byte"),
+        (tensor(b"\x0a\x01\x80"), "the dims at byte 4 of the record end in the middle of a number"),
+        (tensor(b"\x10\x0b"), "tensor '0' has data type 11; the format knows FLOAT 1, INT32 2, BYTE 3"),
+        (tensor(b"\x10\x01\x1a\x03abc"), "tensor '0' has 3 bytes of FLOAT data: no multiple of 4"),
+        (tensor(b"\x10\x0a\x52\x01\x80"), "tensor '0': the packed integers end in the middle of one"),
+        (tensor(b"\x10\x0a\x52\x0c" + b"\x80" * 11 + b"\x01"), "tensor '0': a packed integer has more than 10 bytes"),
+        (tensor(b"\x10\x0a\x52\x20" + b"\x80" * 31 + b"\x01"), "tensor '0': a packed integer has more than 10 bytes"),
+        (tensor(b"\x10\x06\x22\x02\xac\x02"), "tensor '0' of type UINT8 has values from 300 to 300"),
+        (tensor(b"\x10\x0c\x22\x03\x80\x80\x04"), "tensor '0' of type FLOAT16 has values from 65536 to 65536"),
+        (tensor(b"\x08\x02\x10\x0a\x52\x01\x07"), r"tensor '0' has dims \[2\] and 1 INT64 values"),
+        (tensor(b"\x08\x01" * 9 + b"\x10\x0a"), r"tensor '0' has dims \[1, 1, 1, 1, 1, 1, 1, 1, ...\] and 0 INT64"),
+        (tensor(b"\x08\x02\x10\x03"), r"tensor '0' has dims \[2\] and 0 BYTE values"),
+        (tensor(b"\x08\x02\x10\x04"), r"tensor '0' has dims \[2\] and 0 STRING values"),
+    ],
+)
+def test_corrupt(data, message):
+    with pytest.raises(CorruptFileError, match=message):
+        decode(data)
+    assert decode_batch([data] * 8, None) is None
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (b"ab", "TensorProtos hold fields, got a record of type bytes"),
+        ({1: b""}, "names of fields are text, and not empty; got 1"),
+        ({"": b""}, "names of fields are text, and not empty; got ''"),
+        ({"x": "\ud800"}, "field 'x' holds text that is not UTF-8: surrogates not allowed"),
+        ({"\ud800": b""}, "holds text that is not UTF-8: surrogates not allowed"),
+        ({"x": 2**63}, "field 'x' is 9223372036854775808; the format's integers end at 64 bits"),
+        ({"x": np.uint32([1])}, "field 'x' has dtype uint32; TensorProtos hold float32, int32, bool, uint8, int8, "),
+        ({"x": np.uint64([1])}, "field 'x' has dtype uint64; TensorProtos hold .* float64, text, bytes, and arrays"),
+        ({"x": None}, "field 'x' is NoneType None; TensorProtos hold"),
+        ({"x": np.array(["a"], object)}, "field 'x' has dtype object; TensorProtos hold"),
+        ({"x": np.array(b"a", object)}, "field 'x' has dtype object; TensorProtos hold"),
+        ({"x": {"y": 1}}, "field 'x' is dict {'y': 1}; TensorProtos hold"),
+    ],
+)
+def test_what_the_format_does_not_hold(record, message):
+    with pytest.raises(ConfigError, match=message):
+        encode(record)
+
+
+def test_a_record_beyond_what_protobuf_reads(monkeypatch):
+    monkeypatch.setattr("dataload.codecs.tensorprotos._MAX_BYTES", 100)
+    with pytest.raises(ConfigError, match="a record of 109 bytes: protobuf reads 100 at most"):
+        encode({"x": bytes(100)})
+
+
+# The fast path: where it is taken, and where not.
+
+
+def test_few_records_are_decoded_one_by_one():
+    assert decode_batch([encode({"x": 1})] * 3, None) is None
+    assert decode_batch([encode({"x": 1})] * 4, None)["x"].tolist() == [1] * 4
+
+
+def test_many_layouts_are_decoded_one_by_one():
+    assert decode_batch([encode({"x": bytes(n)}) for n in range(30)], None) is None
+
+
+def test_records_of_other_fields_shapes_or_dtypes_are_for_collating_to_judge():
+    base = [encode({"x": np.zeros(4, np.float32), "n": 1})] * 8
+    for other in (
+        {"x": np.zeros((2, 2), np.float32), "n": 1},
+        {"x": np.zeros(2, np.float64), "n": 1},
+        {"x": np.zeros(4, np.float32)},
+        {"y": np.zeros(4, np.float32), "n": 1},
+        {"x": bytes(16), "n": 1},
+    ):
+        assert decode_batch([*base, *[encode(other)] * 8], None) is None
+
+
+def test_layouts_of_one_length_in_any_mixture():
+    """Two labels of one byte or two: records of equal length that differ in where things stand."""
+    rng = np.random.default_rng(0)
+    pairs = rng.integers(0, 300, (64, 2))
+    for long in (1, 400):  # cut out of the records, or taken with them
+        columns = rng.random((64, long), np.float32)
+        buffers = [encode({"a": a, "x": x, "b": b, "t": f"{a:03}"}) for x, (a, b) in zip(columns, pairs, strict=True)]
+        batch = decode_batch(buffers, None)
+        assert batch["a"].tolist() == pairs[:, 0].tolist()
+        assert batch["b"].tolist() == pairs[:, 1].tolist()
+        assert batch["t"] == [f"{a:03}" for a in pairs[:, 0]]
+        assert np.array_equal(batch["x"], columns)
+
+
+def test_numbers_of_other_lengths_in_as_many_bytes():
+    values = [[300, 1], [1, 300], [2, 200], [129, 0]] * 4
+    for dtype in (np.int64, np.uint16):
+        batch = decode_batch([encode({"x": np.array(value, dtype)}) for value in values], None)
+        assert batch["x"].tolist() == values
+
+
+def test_values_of_one_dtype_that_are_written_in_two_ways():
+    """BYTE stands as it is, UINT8 as numbers: long values of the former are cut out of the records."""
+    for count in (3, 600):
+        byte = encode({"x": np.ones(count, np.uint8)})
+        number = byte.replace(b"\x10\x03\x2a", b"\x10\x06\x22")
+        assert np.array_equal(decode(number)["x"], decode(byte)["x"])
+        batch = decode_batch([byte, number] * 8, None)
+        assert (batch is None) == (count == 600)
+        assert batch is None or batch["x"].tolist() == [[1] * count] * 16
+
+
+def test_empty_arrays_and_records():
+    batch = decode_batch([encode({"x": np.zeros((0, 2), np.int16), "y": np.zeros(0)})] * 4, None)
+    assert [(x.dtype.name, x.shape) for x in batch.values()] == [("int16", (4, 0, 2)), ("float64", (4, 0))]
+    assert decode_batch([b""] * 4, None) == {}
+
+
+def test_arrays_of_bytes_are_decoded_one_by_one():
+    record = encode({"x": np.array([b"a", b"b"], object)})
+    assert decode_batch([record] * 8, None) is None
+
+
+def test_what_is_returned_is_the_callers_own():
+    buffer = bytearray(encode({"x": np.arange(3.0), "y": np.zeros(2000, np.uint8), "b": b"ab"}))
+    record, batch = decode(memoryview(buffer)), decode_batch([memoryview(buffer)] * 4, None)
+    buffer[:] = bytes(len(buffer))
+    assert record["x"].tolist() == [0, 1, 2]
+    assert batch["x"].tolist() == [[0, 1, 2]] * 4
+    assert batch["b"] == [b"ab"] * 4
+    for value in (*record.values(), *batch.values()):
+        assert not isinstance(value, np.ndarray) or (value.flags.writeable and value.flags.aligned)

@@ -1,0 +1,757 @@
+"""Orders from configs: every kind of sampler, against the same sampler built by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload._util.randomness import derive_key
+from dataload.config import json_schema, read_config
+from dataload.config import samplers as sections
+from dataload.config.streams import StreamsConfig
+from dataload.errors import ConfigError
+from dataload.loader.order import shuffled
+from dataload.samplers import (
+    BucketBatchSampler,
+    GlobalShuffle,
+    Lanes,
+    Mixture,
+    PackedBatchSampler,
+    PoolShuffle,
+    Repeat,
+    Sequential,
+    ShardSequential,
+    Subset,
+    Weighted,
+)
+from dataload.sources.concat import ConcatSource
+from dataload.sources.memory import MemorySource
+from dataload.sources.range import RangeSource
+from dataload.streams import StreamSampler
+
+SHARDS = (7, 5, 8)
+"""Records of the files that most tests read."""
+
+LENGTHS = [1 + i * 7 % 5 for i in range(20)]
+WEIGHTS = [float(i % 4) for i in range(20)]
+ONE = {"path": "a.syr"}
+TWO = [{"path": "a.syr"}, {"path": "b.syr"}]
+
+
+def settings(sampler, *overrides, source=ONE, loader=None):
+    return read_config({"source": source, "sampler": sampler, "loader": loader or {"batch_size": 4}}, overrides)
+
+
+def options(sampler, source, *, loader=None):
+    several = isinstance(source, ConcatSource)
+    return settings(sampler, source=TWO if several else ONE, loader=loader).loader_options(source)
+
+
+def build(sampler, source, *, seed=0):
+    return options(sampler, source, loader={"batch_size": 4, "seed": seed})["sampler"]
+
+
+def part_seed(seed, i):
+    """The seed of a mixture's part."""
+    return int(derive_key(seed, "mixture-part", i, words=1)[0])
+
+
+class Files(RangeSource):
+    """The numbers 0 ... n - 1, said to lie in several files."""
+
+    def __init__(self, *lengths):
+        super().__init__(sum(lengths))
+        self._lengths = lengths
+
+    @property
+    def shard_lengths(self):
+        return self._lengths
+
+
+FILES = Files(*SHARDS)
+PARTS = ConcatSource([Files(3, 9), RangeSource(8)])
+
+
+# What a table stands for
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({"kind": "sequential"}, Sequential(20)),
+        ({"kind": "global_shuffle"}, GlobalShuffle(20, 5)),
+        ({"kind": "global_shuffle", "seed": 6}, GlobalShuffle(20, 6)),
+        (
+            {"kind": "global_shuffle", "parent": {"kind": "subset", "stop": 7}},
+            GlobalShuffle(7, 5, Subset(Sequential(20), slice(7))),
+        ),
+        ({"kind": "shard_sequential"}, ShardSequential(SHARDS, 5)),
+        ({"kind": "shard_sequential", "seed": 0}, ShardSequential(SHARDS, 0)),
+        ({"kind": "pool_shuffle"}, PoolShuffle(ShardSequential(SHARDS, 5), 1024, 5)),
+        (
+            {"kind": "pool_shuffle", "pool_size": 6, "parent": {"kind": "sequential"}, "seed": 2},
+            PoolShuffle(Sequential(20), 6, 2),
+        ),
+        ({"kind": "lanes", "lanes": 4}, Lanes(ShardSequential(SHARDS, 5), 4, None, 5)),
+        (
+            {"kind": "lanes", "lanes": 2, "pool_size": 3, "parent": {"kind": "sequential"}, "seed": 1},
+            Lanes(Sequential(20), 2, 3, 1),
+        ),
+        ({"kind": "subset", "start": -4}, Subset(Sequential(20), range(16, 20))),
+        ({"kind": "subset", "start": 1, "stop": 9, "step": 3}, Subset(Sequential(20), slice(1, 9, 3))),
+        ({"kind": "subset", "step": -1}, Subset(Sequential(20), range(19, -1, -1))),
+        (
+            {"kind": "subset", "indices": [3, -1, 3], "parent": {"kind": "shard_sequential"}},
+            Subset(ShardSequential(SHARDS, 5), [3, 19, 3]),
+        ),
+        ({"kind": "repeat", "times": 3}, Repeat(GlobalShuffle(20, 5), 3)),
+        ({"kind": "repeat", "times": 2, "parent": {"kind": "sequential"}}, Repeat(Sequential(20), 2)),
+        ({"kind": "weighted", "weights": WEIGHTS}, Weighted(WEIGHTS, 20, 5)),
+        (
+            {"kind": "weighted", "weights": WEIGHTS, "num_samples": 9, "replacement": False, "seed": 1},
+            Weighted(WEIGHTS, 9, 1, replacement=False),
+        ),
+    ],
+    ids=lambda value: value["kind"] if isinstance(value, dict) else "",
+)
+def test_a_table_stands_for_a_sampler(table, expected):
+    assert build(table, FILES, seed=5) == expected
+
+
+def test_a_seed_goes_down_to_the_tables_that_have_none():
+    inner = {"kind": "shard_sequential"}
+    table = {"kind": "pool_shuffle", "pool_size": 2, "seed": 7, "parent": {"kind": "repeat", "times": 2}}
+    assert build(table, FILES, seed=5) == PoolShuffle(Repeat(GlobalShuffle(20, 7), 2), 2, 7)
+    table = {"kind": "lanes", "lanes": 2, "parent": {"kind": "global_shuffle", "seed": 8, "parent": inner}}
+    assert build(table, FILES, seed=5) == Lanes(GlobalShuffle(20, 8, ShardSequential(SHARDS, 8)), 2, None, 5)
+
+
+@pytest.mark.parametrize("lengths", [(5000,) * 4, (10**6,) * 4, (3, 4)])
+def test_a_pool_shuffle_is_by_default_what_shuffle_shards_gives(lengths):
+    assert build({"kind": "pool_shuffle"}, Files(*lengths), seed=3) == shuffled(Files(*lengths), "shards", 3)
+
+
+def test_a_mixture_orders_each_part_by_itself():
+    expected = Mixture((GlobalShuffle(12, part_seed(5, 0)), GlobalShuffle(8, part_seed(5, 1))), (1, 3), seed=5)
+    found = build({"kind": "mixture", "weights": [1, 3]}, PARTS, seed=5)
+    positions = np.arange(len(expected))
+    for epoch in range(3):
+        np.testing.assert_array_equal(
+            found.indices(positions, epoch=epoch), expected.indices(positions, epoch=epoch), strict=True
+        )
+
+
+def test_the_settings_of_a_mixture():
+    table = {
+        "kind": "mixture",
+        "weights": [[1, 1], [0.5, 1.5]],
+        "stop": "longest",
+        "window": 8,
+        "seed": 2,
+        "samplers": [{"kind": "pool_shuffle", "pool_size": 4}, {"kind": "subset", "stop": 5}],
+    }
+    seed = part_seed(2, 0)
+    expected = Mixture(
+        (PoolShuffle(ShardSequential((3, 9), seed), 4, seed), Subset(Sequential(8), slice(5))),
+        ((1.0, 1.0), (0.5, 1.5)),
+        stop="longest",
+        seed=2,
+        window=8,
+        lengths=(12, 8),
+    )
+    assert build(table, PARTS) == expected
+
+
+def test_parts_of_one_length_come_in_orders_of_their_own():
+    first, second = build({"kind": "mixture", "weights": [1, 1]}, ConcatSource([RangeSource(50)] * 2)).samplers
+    positions = np.arange(50)
+    assert (first.indices(positions, epoch=0) != second.indices(positions, epoch=0)).mean() > 0.8
+
+
+def test_a_mixture_may_be_a_parent():
+    found = build({"kind": "subset", "stop": 4, "parent": {"kind": "mixture", "weights": [0, 1]}}, PARTS)
+    indices = found.indices(np.arange(4), epoch=0)
+    assert ((indices >= 12) & (indices < 20)).all()
+    assert len(set(indices.tolist())) == 4
+
+
+def test_length_buckets(tmp_path):
+    np.save(tmp_path / "lengths.npy", np.array(LENGTHS, np.int32))
+    path = str(tmp_path / "lengths.npy")
+    table = {"kind": "length_buckets", "lengths": path}
+    expected = BucketBatchSampler(lengths=LENGTHS, batch_size=4, seed=5)
+    assert options(table, FILES, loader={"batch_size": 4, "seed": 5}) == {"seed": 5, "batch_sampler": expected}
+    more = {"max_tokens": 12, "boundaries": [2, 6], "group": 2, "shuffle": False, "seed": 1}
+    expected = BucketBatchSampler(lengths=LENGTHS, **{**more, "boundaries": (2, 6)})
+    assert options({**table, **more}, FILES, loader={"tail": "drop"}) == {"tail": "drop", "batch_sampler": expected}
+
+
+def test_packing(tmp_path):
+    np.save(tmp_path / "lengths.npy", LENGTHS)
+    table = {"kind": "packing", "lengths": str(tmp_path / "lengths.npy"), "row_length": 8}
+    expected = PackedBatchSampler(sampler=GlobalShuffle(20, 5), lengths=LENGTHS, row_length=8, batch_size=4)
+    assert options(table, FILES, loader={"batch_size": 4, "seed": 5})["batch_sampler"] == expected
+    more = {"row_length": 4, "window": 6, "overlong": "truncate", "sampler": {"kind": "subset", "step": 2}}
+    expected = PackedBatchSampler(
+        sampler=Subset(Sequential(20), slice(None, None, 2)),
+        lengths=LENGTHS,
+        row_length=4,
+        batch_size=4,
+        window=6,
+        overlong="truncate",
+    )
+    assert options({**table, **more}, FILES)["batch_sampler"] == expected
+
+
+@pytest.mark.parametrize(
+    ("section", "sampler", "supplied", "own"),
+    [
+        (sections.SequentialConfig, Sequential, {"length"}, set()),
+        (sections.GlobalShuffleConfig, GlobalShuffle, {"length"}, set()),
+        (sections.ShardSequentialConfig, ShardSequential, {"shard_lengths"}, set()),
+        (sections.PoolShuffleConfig, PoolShuffle, set(), set()),
+        (sections.LanesConfig, Lanes, set(), set()),
+        (sections.SubsetConfig, Subset, {"selection"}, {"start", "stop", "step", "indices"}),
+        (sections.RepeatConfig, Repeat, set(), set()),
+        (sections.WeightedConfig, Weighted, set(), set()),
+        (sections.MixtureConfig, Mixture, {"lengths"}, set()),
+        (sections.LengthBucketsConfig, BucketBatchSampler, {"batch_size"}, {"length_of"}),
+        (sections.PackingConfig, PackedBatchSampler, {"batch_size"}, {"length_of"}),
+        (
+            StreamsConfig,
+            StreamSampler,
+            {"sequence_lengths", "rows"},
+            {"lengths", "field", "key", "shards", "shuffled_rows"},
+        ),
+    ],
+)
+def test_tables_have_the_arguments_and_defaults_of_their_samplers(section, sampler, supplied, own):
+    of_the_loader = {"rank", "world_size", "tail", "origin"}
+    arguments = {field.name: field.default for field in dataclasses.fields(sampler) if field.init}
+    fields = section.model_fields
+    assert set(fields) - own - {"kind"} == set(arguments) - supplied - of_the_loader
+    for name in set(fields) & set(arguments) - {"seed", "parent", "sampler"}:
+        default = arguments[name]
+        if default is not dataclasses.MISSING:
+            assert fields[name].default == default, name
+
+
+def test_every_sampler_has_a_kind():
+    kinds = json_schema()["properties"]["sampler"]["anyOf"][0]["discriminator"]["mapping"]
+    assert sorted(kinds) == sorted(
+        [
+            *("sequential", "global_shuffle", "shard_sequential", "pool_shuffle", "lanes", "subset", "repeat"),
+            *("weighted", "mixture", "length_buckets", "packing", "streams"),
+        ]
+    )
+    parents = json_schema()["$defs"]["PoolShuffleConfig"]["properties"]["parent"]["discriminator"]["mapping"]
+    assert set(kinds) - set(parents) == {"length_buckets", "packing", "streams"}
+
+
+# What is wrong with a table
+
+
+@pytest.mark.parametrize(
+    ("sampler", "match"),
+    [
+        (
+            {"kind": "pool_shuffle", "parent": {"kind": "pool_shuffle", "pool_size": 0}},
+            r"^config: sampler\.parent\.pool_size is 0: expected a whole number >= 1$",
+        ),
+        (
+            {"kind": "lanes", "lanes": 2, "pool_size": 0},  # a key that is also the kind
+            r"^config: sampler\.pool_size is 0: expected a whole number >= 1$",
+        ),
+        (
+            {"kind": "lanes", "parent": {"kind": "lanes", "lanes": 0, "x": 1}},
+            r"errors:\n  sampler\.lanes is missing: .*\n  sampler\.parent\.lanes is 0: .*\n  sampler\.parent\.x is 1",
+        ),
+        ({"kind": "repeat", "times": 2, "parent": 3}, r"^config: sampler\.parent is 3: expected a table$"),
+        (
+            {"kind": "repeat", "times": 2, "parent": {"kind": "packing"}},
+            r"sampler\.parent\.kind is 'packing': Known: global_shuffle, lanes, mixture, pool_shuffle, repeat, seq",
+        ),
+        ({"kind": "repeat", "times": 2, "parent": {}}, r"sampler\.parent\.kind is missing: expected 'sequential' or"),
+        (
+            {"kind": "repeat", "times": 2, "parent": {"kind": "sequential", "pool_size": 3}},
+            r"sampler\.parent\.pool_size is 3: .* did you mean 'sampler\.pool_size'\? Known: kind$",
+        ),
+        ({"kind": "weighted", "weights": [1, -1]}, r"sampler\.weights\[1\] is -1: expected a number >= 0$"),
+        ({"kind": "weighted", "weights": [float("nan")]}, r"sampler\.weights\[0\] is nan: expected a number >= 0$"),
+        ({"kind": "weighted", "weights": [True]}, r"sampler\.weights\[0\] is true: expected a number >= 0$"),
+        (
+            {"kind": "weighted", "weights": "weights.txt"},
+            r"sampler\.weights is 'weights\.txt': expected the path of a \.npy file or a list of numbers, at",
+        ),
+        (
+            {"kind": "weighted", "weights": [1], "num_samples": -1},
+            r"sampler\.num_samples is -1: expected a whole .* 0$",
+        ),
+        ({"kind": "subset"}, r"sampler\.indices is missing: expected indices, or one of start, stop and step$"),
+        ({"kind": "subset", "indices": [1], "stop": 0}, r"sampler\.stop is 0: contradicts indices: leave one out$"),
+        ({"kind": "subset", "step": 0}, r"sampler\.step is 0: expected a whole number other than 0$"),
+        (
+            {"kind": "subset", "indices": []},
+            r"sampler\.indices is \[\]: expected the path of a \.npy file or a list of",
+        ),
+        (
+            {"kind": "mixture", "weights": [1]},
+            r"^config: sampler\.kind is 'mixture': it mixes several sources, each a table \[\[source\]\]; here is one$",
+        ),
+        (
+            {"kind": "global_shuffle", "parent": {"kind": "mixture", "weights": [1]}},
+            r"^config: sampler\.parent\.kind is 'mixture': it mixes several sources",
+        ),
+        ({"kind": "packing", "row_length": 4}, r"sampler\.lengths is missing: expected a \.npy file, or length_of"),
+        (
+            {"kind": "packing", "row_length": 4, "lengths": "a.npy", "length_of": "x"},
+            r"sampler\.length_of is 'x': contradicts lengths: leave one out$",
+        ),
+        (
+            {"kind": "packing", "row_length": 4, "length_of": "x", "overlong": "cut"},
+            r"sampler\.overlong is 'cut': Known: error, truncate$",
+        ),
+        (
+            {"kind": "packing", "row_length": 4, "length_of": "x", "sampler": {"kind": "subset"}},
+            r"^config: sampler\.sampler\.indices is missing",
+        ),
+        (
+            {"kind": "length_buckets", "max_tokens": 8, "length_of": "x"},
+            r"loader\.batch_size is 4: contradicts sampler\.max_tokens, which decides how many rows a batch has: leave",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_table(sampler, match):
+    with pytest.raises(ConfigError, match=match):
+        settings(sampler)
+
+
+@pytest.mark.parametrize(
+    ("table", "match"),
+    [
+        ({"weights": [1, 2, 3]}, r"sampler\.weights is \[1\.0, 2\.0, 3\.0\]: expected one for each of the 2 sources$"),
+        ({"weights": [[1, 2], [1]]}, r"sampler\.weights\[1\] is \[1\.0\]: expected one for each of the 2 sources$"),
+        ({"weights": [[1, 2], 1]}, r"sampler\.weights\[1\] is 1\.0: expected a list, as for the other epochs$"),
+        ({"weights": [1, "a"]}, r"sampler\.weights\[1\] is 'a': expected a number >= 0 or a list of numbers, at least"),
+        ({"weights": [[1, "a"]]}, r"sampler\.weights\[0\]\[1\] is 'a': expected a number >= 0$"),
+        ({"weights": 1}, r"sampler\.weights is 1: expected a list of numbers or lists of numbers, at least one$"),
+        (
+            {"weights": [1, 1], "samplers": [{"kind": "sequential"}]},
+            r"sampler\.samplers is \['sequential'\]: expected one for each of the 2 sources$",
+        ),
+        ({"weights": [1, 1], "samplers": 1}, r"sampler\.samplers is 1: expected a list of tables, at least one$"),
+        (
+            {
+                "weights": [1, 1],
+                "samplers": [{"kind": "lanes", "lanes": 2}, {"kind": "lanes", "lanes": 2, "seed": "a"}],
+            },
+            r"^config: sampler\.samplers\[1\]\.seed is 'a': expected a whole number$",
+        ),
+        (
+            {"weights": [1, 1], "samplers": [{"kind": "sequential"}, {"kind": "subset"}]},
+            r"^config: sampler\.samplers\[1\]\.indices is missing",
+        ),
+        (
+            {"weights": [1, 1], "samplers": [{"kind": "mixture", "weights": [1]}, {"kind": "sequential"}]},
+            r"^config: sampler\.samplers\[0\]\.kind is 'mixture': it mixes several sources",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_mixture(table, match):
+    with pytest.raises(ConfigError, match=match):
+        settings({"kind": "mixture", **table}, source=TWO)
+
+
+def test_who_says_how_many_rows_a_batch_has():
+    table = {"kind": "length_buckets", "length_of": "x"}
+    with pytest.raises(ConfigError, match=r"^config: loader\.batch_size is missing: give it, or sampler\.max_tokens$"):
+        settings(table, loader={"seed": 1})
+    assert settings({**table, "max_tokens": 3}, loader={"seed": 1}).loader.batch_size is None
+    for other in ({"kind": "sequential"}, {"kind": "packing", "length_of": "x", "row_length": 4}, None):
+        with pytest.raises(ConfigError, match=r"^config: loader\.batch_size is missing: expected a whole number >= 1$"):
+            settings(other, loader={"seed": 1})
+
+
+def test_everything_is_said_at_once():
+    with pytest.raises(ConfigError) as caught:
+        settings({"kind": "pool_shuffle", "parent": {"kind": "lanes"}}, source=[{}], loader={"shuffle": 3})
+    assert [line.split(" ")[2] for line in str(caught.value).split("\n")[1:]] == [
+        "source[0].path",
+        "sampler.parent.lanes",
+        "loader.shuffle",
+        "loader.batch_size",
+    ]
+
+
+# What is found wrong when the data are there
+
+
+@pytest.mark.parametrize(
+    ("sampler", "key", "match"),
+    [
+        (
+            {"kind": "pool_shuffle", "pool_size": 2**31 + 1},
+            "pool_size",
+            r"pool_size must be an integer in \[1, 2147483649",
+        ),
+        (
+            {"kind": "repeat", "times": 2, "parent": {"kind": "pool_shuffle", "pool_size": 2**31 + 1}},
+            "parent.pool_size",
+            "pool_size must be an integer in",
+        ),
+        ({"kind": "repeat", "times": 2**48}, "times", "times must be an integer in"),
+        ({"kind": "subset", "indices": [3, 20]}, "indices", "index 20 is out of range for 20 records"),
+        ({"kind": "weighted", "weights": [1, 2]}, "weights", "weights must be one for each of the 20 records, got 2"),
+        ({"kind": "weighted", "weights": [0] * 20}, "weights", "weights must .* zero"),
+        (
+            {"kind": "weighted", "weights": WEIGHTS, "replacement": False},
+            "num_samples",
+            "num_samples must be at most 15, .* got 20",
+        ),
+        ({"kind": "weighted", "weights": "/no/such.npy"}, "weights", r"cannot read /no/such\.npy: No such file"),
+        (
+            {"kind": "length_buckets", "length_of": "index"},
+            "length_of",
+            "field 'index' of record 0 has no length",
+        ),
+        ({"kind": "length_buckets", "length_of": "x"}, "length_of", "a record has no field 'x': Known: index"),
+    ],
+)
+def test_a_table_that_does_not_fit_the_data(sampler, key, match):
+    with pytest.raises(ConfigError, match=rf"^sampler\.{key}: .*{match}") as error:
+        build(sampler, FILES)
+    assert error.value.key == f"sampler.{key}"
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "match"),
+    [
+        ({"kind": "length_buckets", "boundaries": [2, 3]}, "boundaries", "boundaries must reach the longest record, 5"),
+        ({"kind": "length_buckets", "boundaries": [-1, 9]}, r"boundaries[0]", "must be an integer >= 0, got -1"),
+        ({"kind": "packing", "row_length": 4}, "row_length", "row_length must be at least 5, the length of record 2"),
+        (
+            {"kind": "packing", "row_length": 8, "sampler": {"kind": "subset", "indices": [20]}},
+            "sampler.indices",
+            "index 20 is out of range",
+        ),
+    ],
+)
+def test_a_batch_sampler_that_does_not_fit_the_lengths(tmp_path, more, key, match):
+    np.save(tmp_path / "lengths.npy", LENGTHS)
+    with pytest.raises(ConfigError, match=match) as error:
+        options({**more, "lengths": str(tmp_path / "lengths.npy")}, FILES)
+    assert error.value.key == f"sampler.{key}"
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "match"),
+    [
+        ({"weights": [1, 1000], "window": 10}, "window", r"window must be at least 1001 for weights\[0\]"),
+        (
+            {"weights": [1, 1], "samplers": [{"kind": "sequential"}, {"kind": "subset", "indices": [8]}]},
+            "samplers[1].indices",
+            "index 8 is out of range for 8 records",  # of its part, not of all
+        ),
+        (
+            {"weights": [1, 1], "samplers": [{"kind": "subset", "stop": 0}, {"kind": "sequential"}]},
+            "samplers[0]",
+            r"samplers\[0\] is empty: give it the weight 0",
+        ),
+    ],
+)
+def test_a_mixture_that_does_not_fit_the_data(table, key, match):
+    with pytest.raises(ConfigError, match=match) as error:
+        build({"kind": "mixture", **table}, PARTS)
+    assert error.value.key == f"sampler.{key}"
+    assert str(error.value).startswith(f"sampler.{key}: ")
+
+
+def test_arrays_that_do_not_fit(tmp_path):
+    def refuse(array, match):
+        np.save(tmp_path / "a.npy", array)
+        with pytest.raises(ConfigError, match=match) as error:
+            options({"kind": "length_buckets", "lengths": str(tmp_path / "a.npy")}, FILES)
+        assert error.value.key == "sampler.lengths"
+
+    refuse(np.ones(19, int), "lengths must be one for each of the 20 records, got 19")
+    refuse(np.ones(20), "lengths must be integers, one for each record")
+    refuse(-np.ones(20, int), "lengths must be 0 or more, got -1 for record 0")
+    refuse(np.ones((20, 1), int), r"a\.npy holds an array of shape \(20, 1\): expected one dimension")
+    (tmp_path / "text.npy").write_text("1 2 3")
+    with pytest.raises(ConfigError, match=r"^sampler\.indices: .*text\.npy is no array: a \.npy file starts with"):
+        build({"kind": "subset", "indices": str(tmp_path / "text.npy")}, FILES)
+
+
+def test_records_without_fields_have_no_lengths():
+    with pytest.raises(ConfigError, match=r"^sampler\.length_of: records are bytes, not fields"):
+        options({"kind": "length_buckets", "length_of": "x"}, MemorySource([b"1", b"22"]))
+
+
+# From files to batches
+
+
+def write(path, first, lengths):
+    """Records of one file: x, as long as it says and full of the record's number, and the number itself."""
+    with dataload.create(path) as writer:
+        writer.extend({"x": np.full(length, i), "y": i} for i, length in enumerate(lengths, first))
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Three files of 20 records in all, and arrays beside them."""
+    ends = np.cumsum(SHARDS)
+    for number, end in enumerate(ends.tolist()):
+        write(tmp_path / f"{number}.syr", end - SHARDS[number], LENGTHS[end - SHARDS[number] : end])
+    np.save(tmp_path / "lengths.npy", LENGTHS)
+    np.save(tmp_path / "weights.npy", WEIGHTS)
+    np.save(tmp_path / "indices.npy", np.array([4, 9, 9, 0], np.uint8))
+    return tmp_path
+
+
+SOURCE = '[source]\npath = "*.syr"\nfields = ["y"]\n'
+SOURCES = '[[source]]\npath = "[01].syr"\nfields = ["y"]\n[[source]]\npath = "2.syr"\nfields = ["y"]\n'
+
+
+def epochs(loader, field="y"):
+    with loader:
+        found = [[batch[field].tolist() for batch in loader] for _ in range(2)]
+    loader.source.close()
+    return found
+
+
+def flat(batches):
+    return list(itertools.chain.from_iterable(batches))
+
+
+@pytest.mark.parametrize(
+    ("text", "make"),
+    [
+        ('kind = "sequential"', lambda: Sequential(20)),
+        ('kind = "global_shuffle"', lambda: GlobalShuffle(20, 3)),
+        ('kind = "shard_sequential"', lambda: ShardSequential(SHARDS, 3)),
+        ('kind = "pool_shuffle"\npool_size = 4', lambda: PoolShuffle(ShardSequential(SHARDS, 3), 4, 3)),
+        (
+            'kind = "lanes"\nlanes = 2\nparent = { kind = "pool_shuffle", pool_size = 2, parent.kind = "sequential" }',
+            lambda: Lanes(PoolShuffle(Sequential(20), 2, 3), 2),
+        ),
+        ('kind = "subset"\nindices = "indices.npy"', lambda: Subset(Sequential(20), [4, 9, 9, 0])),
+        (
+            'kind = "repeat"\ntimes = 2\n[sampler.parent]\nkind = "subset"\nindices = "indices.npy"',
+            lambda: Repeat(Subset(Sequential(20), [4, 9, 9, 0]), 2),
+        ),
+        ('kind = "weighted"\nweights = "weights.npy"', lambda: Weighted(WEIGHTS, 20, 3)),
+    ],
+    ids=lambda value: value.split('"')[1] if isinstance(value, str) else "",
+)
+def test_an_epoch_of_each_kind(data, monkeypatch, text, make):
+    (data / "train.toml").write_text(f"{SOURCE}[sampler]\n{text}\n[loader]\nbatch_size = 3\nseed = 3\n")
+    monkeypatch.chdir("/")
+    found = epochs(dataload.from_config(data / "train.toml"))
+    assert found == epochs(dataload.Loader(dataload.open(f"{data}/*.syr"), batch_size=3, sampler=make(), fields=["y"]))
+    # The records are their own numbers, so that is the order itself, too.
+    order = make()
+    positions = np.arange(len(order))
+    assert [flat(epoch) for epoch in found] == [order.indices(positions, epoch=e).tolist() for e in range(2)]
+
+
+def test_an_epoch_of_a_mixture(data):
+    table = '[sampler]\nkind = "mixture"\nweights = [1, 2]\nstop = "longest"\n'
+    parts = (
+        '[[sampler.samplers]]\nkind = "sequential"\n[[sampler.samplers]]\nkind = "subset"\nindices = "indices.npy"\n'
+    )
+    (data / "train.toml").write_text(
+        f"{SOURCES}{table}{parts}[loader]\nbatch_size = 3\n".replace("indices.npy", "i.npy")
+    )
+    np.save(data / "i.npy", [6, 1])
+    order = Mixture((Sequential(12), Subset(Sequential(8), [6, 1])), (1, 2), stop="longest", lengths=(12, 8))
+    found = epochs(dataload.from_config(data / "train.toml"))
+    positions = np.arange(len(order))
+    assert [flat(epoch) for epoch in found] == [order.indices(positions, epoch=e).tolist() for e in range(2)]
+    first = [y for y in flat(found[0]) if y < 12]
+    assert first == list(range(12))
+    assert {y for y in flat(found[0]) if y >= 12} == {18, 13}
+
+
+def test_several_sources_are_joined_in_their_order(data):
+    (data / "train.toml").write_text(SOURCES + "[loader]\nbatch_size = 20\n")
+    with dataload.from_config(data / "train.toml", overrides=[f"source[1].path={data}/0.syr"]) as loader:
+        assert isinstance(loader.source, ConcatSource)
+        assert next(iter(loader))["y"].tolist() == [*range(12), *range(7)]
+        loader.source.close()
+
+
+@pytest.mark.parametrize("lengths", ['lengths = "lengths.npy"', 'length_of = "x"'])
+def test_an_epoch_of_length_buckets(data, lengths):
+    (data / "train.toml").write_text(
+        f'[source]\npath = "*.syr"\n[sampler]\nkind = "length_buckets"\nmax_tokens = 10\n{lengths}\n'
+        '[loader]\nseed = 3\ncollate = { x = "pad" }\n'
+    )
+    found = epochs(dataload.from_config(data / "train.toml"))
+    sampler = BucketBatchSampler(lengths=LENGTHS, max_tokens=10, seed=3)
+    by_hand = dataload.Loader(dataload.open(f"{data}/*.syr"), batch_sampler=sampler, collate={"x": "pad"})
+    assert found == epochs(by_hand)
+    for epoch in found:
+        assert sorted(flat(epoch)) == list(range(20))
+        assert all(len(batch) * max(LENGTHS[i] for i in batch) <= 10 for batch in epoch)
+
+
+def test_length_buckets_of_as_many_rows(data):
+    (data / "train.toml").write_text(
+        '[source]\npath = "*.syr"\n[sampler]\nkind = "length_buckets"\nlength_of = "x"\nboundaries = [5]\n'
+        '[loader]\nbatch_size = 6\ncollate = { x = "list" }\n'
+    )
+    for epoch in epochs(dataload.from_config(data / "train.toml")):
+        assert sorted(map(len, epoch)) == [2, 6, 6, 6]
+
+
+@pytest.mark.parametrize("lengths", ['lengths = "lengths.npy"', 'length_of = "x"'])
+def test_an_epoch_of_packing(data, lengths):
+    (data / "train.toml").write_text(
+        f'[source]\npath = "*.syr"\nfields = ["x"]\n[sampler]\nkind = "packing"\n{lengths}\n'
+        "row_length = 8\nwindow = 10\n[loader]\nbatch_size = 2\nseed = 3\n"
+    )
+    found = epochs(dataload.from_config(data / "train.toml"), "x")
+    sampler = PackedBatchSampler(sampler=GlobalShuffle(20, 3), lengths=LENGTHS, row_length=8, batch_size=2, window=10)
+    source = dataload.open(f"{data}/*.syr", fields=["x"])
+    assert found == epochs(dataload.Loader(source, batch_sampler=sampler), "x")
+    for epoch in found:
+        values = np.concatenate([np.ravel(batch) for batch in epoch])
+        assert [int((values == i).sum()) for i in range(1, 20)] == LENGTHS[1:]
+
+
+def test_paths_of_arrays_are_relative_to_the_file_at_any_depth(tmp_path, monkeypatch):
+    directory = tmp_path / "lr=[1]"  # has the characters of a pattern, and is none
+    directory.mkdir()
+    monkeypatch.setenv("HOME", "/home/me")
+    table = {
+        "kind": "mixture",
+        "weights": [1, 1],
+        "samplers": [
+            {"kind": "subset", "indices": "a.npy", "parent": {"kind": "weighted", "weights": "../b.npy"}},
+            {"kind": "weighted", "weights": "~/c.npy", "num_samples": 4},
+        ],
+    }
+    config = {"source": TWO, "sampler": table, "loader": {"batch_size": 4}}
+    (directory / "c.json").write_text(json.dumps(config))
+    first, second = read_config(directory / "c.json").sampler.samplers
+    assert first.indices == f"{directory}/a.npy"
+    assert first.parent.weights == f"{directory}/../b.npy"
+    assert second.weights == "/home/me/c.npy"
+    assert read_config(config).sampler.samplers[0].indices == "a.npy"
+    found = read_config(directory / "c.json", ["sampler.samplers[0].indices=d.npy"]).sampler
+    assert found.samplers[0].indices == "d.npy", "relative to the working directory"
+
+
+def test_lanes_and_ranks(data):
+    (data / "train.toml").write_text(f'{SOURCE}[sampler]\nkind = "lanes"\nlanes = 4\n[loader]\nbatch_size = 3\n')
+    with pytest.raises(ConfigError, match=r"^sampler\.lanes: lanes must be a multiple of world_size, 3, .* got 4") as e:
+        dataload.from_config(data / "train.toml", overrides=["loader.rank=0", "loader.world_size=3"])
+    assert (e.value.key, e.value.value) == ("sampler.lanes", 4)
+
+
+def test_what_the_loader_refuses_is_named_as_in_the_config(data, monkeypatch):
+    (data / "train.toml").write_text(
+        '[source]\npath = "*.syr"\n[sampler]\nkind = "packing"\nrow_length = 8\nlength_of = "x"\n'
+        "[loader]\nbatch_size = 3\n"
+    )
+    with pytest.raises(ConfigError, match=r"^loader\.collate: packed rows are laid out by dataload\.Pack"):
+        dataload.from_config(data / "train.toml", overrides=["loader.collate.x=pad"])
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"^loader\.rank: rank must be an integer in \[0, 2\), got 5"):
+        dataload.from_config(data / "train.toml")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "match"),
+    [
+        (["source[1].fields=[z]"], r"^source\[1\]\.fields: .*'z'"),
+        (["source[1].decode=auto"], r"^source\[1\]\.decode: format 'syrah' has no option 'decode'"),
+        (["source[0].format=syra"], r"^source\[0\]\.format: there is no format 'syra': did you mean 'syrah'\?"),
+        (["source[0].codec=math:sqr"], r"^source\[0\]\.codec is 'math:sqr': math has no 'sqr'"),
+        (["source={path='x', format='syrahh'}"], r"^source\.format: there is no format 'syrahh'"),
+    ],
+)
+def test_what_a_source_refuses_is_named_as_in_the_config(data, overrides, match):
+    (data / "train.toml").write_text(SOURCES + "[loader]\nbatch_size = 3\n")
+    with pytest.raises(ConfigError, match=match):
+        dataload.from_config(data / "train.toml", overrides=overrides)
+
+
+def test_a_config_that_fails_late_closes_what_it_opened(monkeypatch):
+    closed = []
+
+    class Noting(RangeSource):
+        def close(self):
+            closed.append(len(self))
+
+    monkeypatch.setattr("dataload.api.open_source", lambda path, **_: Noting(int(path)))
+    config = {"source": [{"path": "3"}, {"path": "4"}], "loader": {"batch_size": 4}}
+    with pytest.raises(ConfigError, match=r"^sampler\.indices: "):
+        dataload.from_config({**config, "sampler": {"kind": "subset", "indices": [7]}})
+    assert closed == [4, 3]
+    dataload.from_config(config).close()
+    assert closed == [4, 3]
+
+
+# For editors
+
+
+EXAMPLES = [
+    {"kind": "sequential"},
+    {"kind": "global_shuffle", "parent": {"kind": "subset", "indices": [1, 2]}},
+    {"kind": "pool_shuffle", "pool_size": 8, "parent": {"kind": "shard_sequential", "seed": 3}},
+    {"kind": "lanes", "lanes": 2, "parent": {"kind": "lanes", "lanes": 4}},
+    {"kind": "repeat", "times": 2},
+    {"kind": "weighted", "weights": "a.npy"},
+    {"kind": "mixture", "weights": [[1, 2.5], [0, 1]], "samplers": [{"kind": "sequential"}] * 2},
+    {"kind": "length_buckets", "length_of": "x"},
+    {"kind": "packing", "lengths": "a.npy", "row_length": 8, "sampler": {"kind": "shard_sequential"}},
+]
+WRONG = [
+    {"kind": "pool_shuffle", "pool_size": 0},
+    {"kind": "pool_shuffle", "parent": {"kind": "packing", "row_length": 3}},
+    {"kind": "weighted", "weights": [1, "a"]},
+    {"kind": "weighted", "weights": "a.txt"},
+    {"kind": "mixture", "weights": [[1, [2]]]},
+    {"kind": "lanes"},
+]
+
+
+def test_the_schema_takes_what_the_models_take():
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    configs = [{"source": TWO, "sampler": table, "loader": {"batch_size": 4}} for table in EXAMPLES]
+    configs.append({"source": ONE, "sampler": {**EXAMPLES[-2], "max_tokens": 4}, "loader": {}})
+    for config in configs:
+        assert validator.is_valid(config), config
+        read_config(config)
+    wrong = [{"source": ONE, "sampler": table, "loader": {"batch_size": 4}} for table in WRONG]
+    wrong += [{"source": ONE, "loader": {}}, {"source": [], "loader": {"batch_size": 4}}]
+    for config in wrong:
+        assert not validator.is_valid(config), config
+        with pytest.raises(ConfigError, match="config"):
+            read_config(config)
+
+
+def test_the_schema_refers_only_to_what_it_defines():
+    schema = json.loads(json.dumps(json_schema()))
+    found = []
+
+    def walk(node):
+        for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            walk(inner)
+        if isinstance(node, dict) and "$ref" in node:
+            found.append(node["$ref"])
+
+    walk(schema)
+    assert set(found) == {f"#/$defs/{name}" for name in schema["$defs"]}
+    assert schema["else"] == {"properties": {"loader": {"required": ["batch_size"]}}}
+    assert schema["if"]["properties"]["sampler"]["properties"]["kind"] == {"const": "length_buckets"}

@@ -1,0 +1,252 @@
+"""What plans add to batches: chunks, masks, columns; whichever way the records are read."""
+
+import re
+from collections import namedtuple
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dataload import Collate, ConfigError, Loader, MemorySource, Ragged, WorkerError
+from dataload.collate import default_collate
+from dataload.executors import Heartbeat
+from dataload.loader.batches import complete
+from dataload.loader.fetch import Fetcher, Trace
+from dataload.loader.step import Job, StepWork
+from dataload.samplers import BatchPlan
+from dataload.streams import StreamSampler
+from dataload.transforms import compose
+
+LENGTHS = [5, 3, 6]
+RECORDS = sum(LENGTHS)
+Pair = namedtuple("Pair", "one two")
+
+
+def record(index):
+    return {"index": index, "x": np.full((2, 3), index, np.float32), "text": f"r{index}", "raw": bytes([index])}
+
+
+SOURCE = MemorySource([record(i) for i in range(RECORDS)])
+
+
+class Plain:
+    """Of somebody's own: no columns."""
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, index):
+        return record(index)
+
+
+def streams(chunk=2, mode="split", ends="pad", rows=3):
+    return StreamSampler(sequence_lengths=LENGTHS, rows=rows, chunk=chunk, mode=mode, ends=ends)
+
+
+def assert_rows(batch, plan):
+    """Whether the fields are those of the plan's records, chunk by chunk."""
+    shape = (plan.rows,) if plan.chunk == 1 else (plan.rows, plan.chunk)
+    indices = plan.indices.reshape(shape)
+    assert np.array_equal(batch["index"], indices)
+    assert batch["x"].shape == (*shape, 2, 3)
+    assert (batch["x"].dtype, batch["valid"].dtype) == (np.float32, bool)
+    assert (batch["x"] == indices[..., None, None]).all()
+    nested = np.vectorize(lambda index: f"r{index}")(indices).tolist()
+    assert batch["text"] == nested
+    assert batch["raw"] == [[bytes([i]) for i in row] if plan.chunk > 1 else bytes([row]) for row in indices.tolist()]
+    for name, column in {**plan.columns, "valid": plan.valid}.items():
+        assert np.array_equal(batch[name], column)
+    assert (batch["is_first"].shape, batch["valid"].shape, batch["offset"].shape) == (shape, shape, shape[:1])
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("source", "settings"),
+    [
+        (SOURCE, {}),  # several steps from one read of columns
+        (SOURCE, {"on_error": "skip", "exclude": []}),
+        (SOURCE, {"transform": lambda sample: sample}),
+        (Plain(), {}),
+        (SOURCE, {"collate": {"x": "pad"}}),
+        (SOURCE, {"batch_transform": lambda batch: batch}),
+    ],
+    ids=["columns", "skip", "transform", "plain", "pad", "batch_transform"],
+)
+def test_every_way_to_read_gives_the_same(chunk, source, settings):
+    planner = streams(chunk)
+    with Loader(source, batch_sampler=planner, num_workers=1, **settings) as loader:
+        batches = list(loader)
+    plans = planner.plans(range(planner.steps(0)), epoch=0)
+    for batch, plan in zip(batches, plans, strict=True):
+        assert_rows(batch, plan)
+        lengths = batch.pop("x_length", None)
+        assert (lengths is not None) == ("collate" in settings)
+        if lengths is not None:
+            assert np.array_equal(lengths, np.full(plan.valid.shape, 2))
+        assert list(batch) == [*record(0), "stream_id", "offset", "is_first", "valid"]
+
+
+def fetcher(source=SOURCE, collate=default_collate, **settings):
+    return Fetcher(
+        source=source, fields=None, transform=(), collate=collate, batch_transform=None, seed=0, **settings
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_steps_that_are_read_together_are_those_read_alone(chunk):
+    planner = streams(chunk)
+    plans = planner.plans(range(planner.steps(0)), epoch=0)
+    together = fetcher().together(plans, Trace())
+    assert len(together) == len(plans) > 1
+    for batch, plan in zip(together, plans, strict=True):
+        assert_rows(batch, plan)
+        alone = fetcher()(plan, 0)
+        assert list(alone) == list(batch)
+        assert all(np.array_equal(alone[name], batch[name]) for name in alone)
+
+
+def test_a_transform_sees_samples_and_a_batch_transform_chunks():
+    def double(sample):
+        assert sample["x"].shape == (2, 3)
+        return {"x": 2 * sample["x"]}
+
+    def shape(batch):
+        return batch["x"].shape
+
+    with Loader(SOURCE, batch_sampler=streams(4), transform=double, batch_transform=shape) as loader:
+        assert list(loader) == [(3, 4, 2, 3)] * len(loader)
+
+
+def test_records_of_different_lengths_are_padded():
+    source = MemorySource([{"x": np.full(1 + i % 3, i)} for i in range(RECORDS)])
+    with Loader(source, batch_sampler=streams(2, "pack"), collate={"x": "pad"}) as loader:
+        for batch in loader:
+            assert batch["x"].shape == (3, 2, batch["x_length"].max())
+            assert batch["x_length"].shape == (3, 2)
+            assert np.array_equal(batch["x_length"], 1 + batch["x"][:, :, 0] % 3)
+
+
+def test_a_list_of_whatever_they_are_is_nested():
+    source = MemorySource([{"x": np.full(1 + i % 3, i)} for i in range(RECORDS)])
+    with Loader(source, batch_sampler=streams(2), collate={"x": "list"}) as loader:
+        batch = next(iter(loader))
+    assert [[len(x) for x in row] for row in batch["x"]] == [[1 + x[0] % 3 for x in row] for row in batch["x"]]
+
+
+def test_tensors_of_a_custom_collate():
+    torch = pytest.importorskip("torch")
+
+    def collate(samples):
+        x = torch.stack([torch.from_numpy(sample["x"]) for sample in samples])
+        return {
+            "x": x,
+            "turned": x.transpose(1, 2),
+            "pair": Pair(x[:, 0, 0], (x[:, :, 0], [s["text"] for s in samples])),
+        }
+
+    planner = streams(2)
+    with Loader(SOURCE, batch_sampler=planner, collate=collate) as loader:
+        for batch, plan in zip(loader, planner.plans(range(planner.steps(0)), epoch=0), strict=True):
+            assert batch["x"].shape == (3, 2, 2, 3)
+            assert batch["turned"].shape == (3, 2, 3, 2)
+            assert batch["x"][:, :, 0, 0].tolist() == plan.indices.reshape(3, 2).tolist()
+            assert type(batch["pair"]) is Pair
+            assert torch.equal(batch["pair"].one, batch["x"][:, :, 0, 0])
+            assert batch["pair"].two[0].shape == (3, 2, 2)
+            assert batch["pair"].two[1] == [[f"r{i}" for i in row] for row in plan.indices.reshape(3, 2).tolist()]
+
+
+def test_fields_inside_of_fields():
+    source = MemorySource([{"outer": {"a": i, "b": (i, f"{i}")}} for i in range(RECORDS)])
+    planner = streams(3)
+    (plan, *_) = planner.plans(range(1), epoch=0)
+    with Loader(source, batch_sampler=planner) as loader:
+        batch = next(iter(loader))
+    indices = plan.indices.reshape(3, 3)
+    assert np.array_equal(batch["outer"]["a"], indices)
+    assert np.array_equal(batch["outer"]["b"][0], indices)
+    assert batch["outer"]["b"][1] == [[str(i) for i in row] for row in indices.tolist()]
+
+
+def chunked(rows=3, chunk=2, **settings):
+    return BatchPlan(0, np.arange(rows * chunk), np.ones((rows, chunk), bool), chunk=chunk, **settings)
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        ({"x": Ragged(np.zeros(6), np.arange(7))}, "Ragged for 'x'"),
+        ({"x": np.zeros(6), "a": {"b": (np.zeros(6), 3)}}, "int for 'a.b.1'"),
+        (np.zeros((5, 2)), r"ndarray of shape \(5, 2\)"),
+        ({"time first": np.zeros((7, 6))}, r"ndarray of shape \(7, 6\) for 'time first'"),
+        ({"x": np.float32(3)}, "float32 for 'x'"),
+        ({"x": ["a"] * 5}, "list for 'x'"),
+        ({"x": "abcdef"}, "str for 'x'"),
+        ({"x": None}, "NoneType for 'x'"),
+    ],
+)
+def test_what_cannot_be_cut_into_chunks_is_named(batch, found):
+    with pytest.raises(
+        ConfigError,
+        match=rf"chunks of 2 records need arrays, tensors or lists of 6 values from collate, got {found}: use chunk=1, "
+        "or another policy than 'ragged'",
+    ):
+        complete(batch, chunked())
+    kept = complete(batch, BatchPlan(0, np.arange(6), np.ones(6, bool)))
+    assert (kept["data"] if not isinstance(batch, dict) else {name: kept[name] for name in batch}) is not None
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ragged_chunks_are_refused_by_the_loader(workers):
+    source = MemorySource([{"x": np.full(1 + i % 3, i)} for i in range(RECORDS)])
+    with (
+        Loader(source, batch_sampler=streams(2), collate={"x": "ragged"}, num_workers=workers) as loader,
+        pytest.raises(
+            WorkerError, match=r"step 0 of epoch 0 failed: ConfigError: chunks of 2 records .* Ragged for 'x'"
+        ),
+    ):
+        next(iter(loader))
+    with Loader(source, batch_sampler=streams(1), collate=Collate({"x": "ragged"})) as loader:
+        assert all(len(batch["x"].offsets) == 4 for batch in loader)
+
+
+@pytest.mark.parametrize("name", ["stream_id", "offset", "is_first", "valid"])
+@pytest.mark.parametrize("kind", [MemorySource, list])
+def test_fields_of_the_same_names_are_refused(name, kind):
+    source = kind([{name: i} for i in range(RECORDS)])
+    message = f"streams add '{name}' to each batch, and the samples have a field of that name: rename it"
+    with (
+        Loader(source, batch_sampler=streams(), num_workers=1) as loader,
+        pytest.raises(WorkerError, match=f"ConfigError: {message}"),
+    ):
+        list(loader)
+    with Loader(source, batch_sampler=streams(), transform=lambda sample: {"x": sample[name]}) as loader:
+        assert "x" in next(iter(loader))
+
+
+def test_the_mask_of_a_tail_is_told_from_that_of_streams():
+    plan = BatchPlan(0, np.arange(2), np.ones(2, bool))
+    with pytest.raises(ConfigError, match=re.escape("tail='pad' adds the mask 'valid' to each batch")) as caught:
+        complete({"valid": np.zeros(2)}, plan)
+    assert (caught.value.key, caught.value.value) == ("tail", "pad")
+
+
+def test_a_plan_that_adds_nothing_leaves_the_batch_alone():
+    batch = {"x": np.zeros(2)}
+    assert complete(batch, BatchPlan(0, np.arange(2))) is batch
+
+
+def test_what_is_added_belongs_to_the_batch():
+    plan = chunked(columns={"offset": np.arange(3)})
+    batch = complete({"x": np.zeros(6)}, plan)
+    batch["offset"][:], batch["valid"][:] = -7, False
+    assert plan.columns["offset"].tolist() == [0, 1, 2]
+    assert plan.valid.all()
+
+
+@pytest.mark.parametrize("transform", [(), compose(lambda sample: sample)], ids=["together", "one by one"])
+def test_rows_are_counted_and_not_records(transform):
+    planner = streams(2)
+    work = StepWork(replace(fetcher(), transform=transform), planner)
+    made = work(Job(0, 0, 0, planner.steps(0)), Heartbeat())
+    assert [loaded.rows for loaded in made.loaded] == [3] * planner.steps(0)

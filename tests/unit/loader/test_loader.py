@@ -1,0 +1,1074 @@
+"""The loader against plain lists: order, epochs, resuming, ranks, errors, and what it leaves behind."""
+
+import contextlib
+import gc
+import itertools
+import json
+import os
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload import (
+    ClosedSourceError,
+    ConfigError,
+    Loader,
+    MemorySource,
+    RangeSource,
+    StateMismatchError,
+    WorkerError,
+)
+from dataload.loader.order import BLOCK_ROWS
+from dataload.samplers import GlobalShuffle, PackedBatchSampler, Sequential
+
+
+def indices(loader):
+    return [batch["index"].tolist() for batch in loader]
+
+
+def loader_threads():
+    return {thread.ident for thread in threading.enumerate() if thread.name.startswith("dataload")}
+
+
+def eventually(condition):
+    """Waits until something holds that other threads bring about."""
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def no_collector():
+    """What dies in such a test does so with its last reference."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Counting:
+    """A source of somebody's own: only the two methods, and a count of the records that were read."""
+
+    def __init__(self, length):
+        self.length, self.reads, self.lock = length, 0, threading.Lock()
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        with self.lock:
+            self.reads += 1
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return {"index": index, "square": np.full(3, index**2)}
+
+
+WORKERS = pytest.mark.parametrize("workers", [0, 1, 3])
+
+
+@WORKERS
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_batches_are_the_samplers_order_cut_in_pieces(workers, prefetch):
+    with Loader(RangeSource(23), batch_size=5, shuffle=True, seed=9, num_workers=workers, prefetch=prefetch) as loader:
+        for epoch in range(3):
+            order = GlobalShuffle(23, 9).indices(np.arange(23), epoch=epoch).tolist()
+            assert len(loader) == 5
+            assert indices(loader) == [order[i : i + 5] for i in range(0, 23, 5)]
+
+
+@WORKERS
+def test_reads_each_record_once_an_epoch_and_nothing_more(workers):
+    source = Counting(20)
+    with Loader(source, batch_size=6, num_workers=workers, epochs=1) as loader:
+        for batch in loader:
+            assert batch["square"].tolist() == [[i**2] * 3 for i in batch["index"]]
+        assert source.reads == 20
+
+
+def test_a_source_with_batched_reads_is_asked_once_a_step():
+    calls = []
+
+    class Batched(Counting):
+        def __getitems__(self, indices):
+            calls.append(indices)
+            return [self[i] for i in indices]
+
+    list(Loader(Batched(5), batch_size=2))
+    assert calls == [[0, 1], [2, 3], [4]]
+    assert all(type(i) is int for i in itertools.chain(*calls))
+
+
+def test_columns_are_read_without_samples_unless_something_needs_samples():
+    class Columns(RangeSource):
+        def _read(self, indices):
+            raise AssertionError("records were made")
+
+    assert indices(Loader(Columns(4), batch_size=2)) == [[0, 1], [2, 3]]
+    assert indices(Loader(Columns(4), batch_size=2, collate={})) == [[0, 1], [2, 3]]
+    with pytest.raises(WorkerError, match="records were made"):
+        list(Loader(Columns(4), batch_size=2, transform=dict))
+
+
+@WORKERS
+def test_transforms_collate_and_batch_transform_in_turn(workers):
+    with Loader(
+        Counting(5),
+        batch_size=2,
+        num_workers=workers,
+        fields=["index"],
+        transform=[lambda s: s["index"] + 10, lambda x, context: (x, context.index)],
+        collate=list,
+        batch_transform=tuple,
+    ) as loader:
+        assert list(loader) == [((10, 0), (11, 1)), ((12, 2), (13, 3)), ((14, 4),)]
+
+
+def test_fields_are_chosen():
+    source = MemorySource([{"a": 1, "b": np.zeros(2)}, {"a": 2, "b": np.ones(2)}])
+    assert [list(b) for b in Loader(source, batch_size=2, fields=["b"])] == [["b"]]
+    assert [list(b) for b in Loader(source, batch_size=2, fields=["b"], transform=dict)] == [["b"]]
+    with pytest.raises(WorkerError, match=r"no field 'c'.*Known: a, b"):
+        list(Loader(source, batch_size=2, fields=["c"]))
+
+
+def test_policies_for_unequal_shapes():
+    source = MemorySource([{"x": np.arange(n)} for n in (1, 3)])
+    with pytest.raises(WorkerError, match=r"cannot stack field 'x': row 0 is int64 \(1,\), row 1 is int64 \(3,\)"):
+        list(Loader(source, batch_size=2))
+    (batch,) = Loader(source, batch_size=2, collate={"x": "pad"})
+    assert batch["x"].tolist() == [[0, 0, 0], [0, 1, 2]]
+    assert batch["x_length"].tolist() == [1, 3]
+
+
+@WORKERS
+def test_resuming_at_every_step_gives_the_rest_and_reads_nothing(workers):
+    def make():
+        source = Counting(17)
+        return source, Loader(source, batch_size=4, shuffle=True, seed=1, num_workers=workers)
+
+    _, loader = make()
+    with loader:
+        epochs = [indices(loader) for _ in range(3)]
+    for epoch, step in itertools.product(range(2), range(5)):
+        _, before = make()
+        with before:
+            for _ in range(epoch):
+                indices(before)
+            taken = list(itertools.islice(before, step))
+            assert [b["index"].tolist() for b in taken] == epochs[epoch][:step]
+            state = json.loads(json.dumps(before.state_dict()))
+        assert len(json.dumps(state)) < 1024
+        source, after = make()
+        with after:
+            after.load_state_dict(state)
+            assert source.reads == 0
+            assert (after.epoch, after.step) == (epoch, step)
+            rest = indices(after)
+            assert rest == epochs[epoch][step:]
+            assert indices(after) == epochs[epoch + 1]
+
+
+def test_a_state_saved_after_a_resume_is_as_good():
+    loader = Loader(RangeSource(10), batch_size=2, shuffle=True)
+    whole = indices(loader)
+    state = None
+    seen = []
+    while len(seen) < 5:
+        loader = Loader(RangeSource(10), batch_size=2, shuffle=True, num_workers=1)
+        if state is not None:
+            loader.load_state_dict(state)
+        with loader:
+            seen.append(next(iter(loader))["index"].tolist())
+            state = loader.state_dict()
+    assert seen == whole
+    assert (state["epoch"], state["position"]) == (1, 0)
+
+
+def test_the_state_counts_what_was_received_not_what_was_prefetched():
+    with Loader(RangeSource(100), batch_size=5, num_workers=2, prefetch=8) as loader:
+        batches = iter(loader)
+        for received in range(1, 5):
+            next(batches)
+            assert loader.state_dict()["position"] == 5 * received
+
+
+def test_the_last_batch_ends_the_epoch():
+    loader = Loader(RangeSource(4), batch_size=2)
+    positions = [(loader.state_dict()["epoch"], loader.state_dict()["position"]) for _ in loader]
+    assert positions == [(0, 2), (1, 0)]
+    assert loader.epoch == 1
+
+
+def test_after_a_break_the_next_for_is_the_next_epoch():
+    loader = Loader(RangeSource(12), batch_size=3, shuffle=True)
+    epochs = [indices(Loader(RangeSource(12), batch_size=3, shuffle=True))]
+    for _ in loader:
+        break
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (0, 3)
+    second = indices(loader)
+    assert second != epochs[0]
+    loader.load_state_dict(state)
+    assert indices(loader) == epochs[0][1:]
+    assert indices(loader) == second
+
+
+def test_an_iterator_from_which_nothing_was_taken_is_no_epoch():
+    loader = Loader(RangeSource(4), batch_size=2, shuffle=True, seed=3)
+    iter(loader)
+    assert indices(loader) == indices(Loader(RangeSource(4), batch_size=2, shuffle=True, seed=3))
+
+
+def test_set_epoch():
+    def make():
+        return Loader(RangeSource(9), batch_size=2, shuffle=True)
+
+    plain = make()
+    epochs = [indices(plain) for _ in range(4)]
+    loader = make()
+    loader.set_epoch(2)
+    assert indices(loader) == epochs[2]
+    loader.set_epoch(3)  # what would have come anyway
+    assert indices(loader) == epochs[3]
+    loader.set_epoch(0)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    batches.close()
+    loader.set_epoch(0)  # once more from the start
+    assert indices(loader) == epochs[0]
+    loader.load_state_dict(state)
+    loader.set_epoch(0)  # the epoch that was restored: its position stays
+    assert indices(loader) == epochs[0][1:]
+    with pytest.raises(ConfigError, match="epoch must be an integer >= 0, got -1"):
+        loader.set_epoch(-1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_ranks_share_the_global_batches(world_size):
+    def batches(rank):
+        loader = Loader(RangeSource(50), batch_size=12 // world_size, shuffle=True, rank=rank, world_size=world_size)
+        return [(b["index"], b.get("valid", np.full(len(b["index"]), True))) for b in loader]
+
+    whole = GlobalShuffle(50, 0).indices(np.arange(50), epoch=0).tolist()
+    for step, rows in enumerate(zip(*(batches(rank) for rank in range(world_size)), strict=True)):
+        real = sorted(i for index, valid in rows for i in index[valid].tolist())
+        assert real == sorted(whole[12 * step : 12 * step + 12])
+        if world_size > 1:
+            assert {len(index) for index, _ in rows} == {12 // world_size}
+
+
+@pytest.mark.parametrize("before", [(1, 4), (2, 3), (4, 1)])
+@pytest.mark.parametrize("after", [(1, 5), (2, 2), (3, 2)])
+def test_resuming_on_other_ranks_loses_and_repeats_nothing(before, after):
+    def make(rank, world_size, batch_size):
+        return Loader(
+            RangeSource(41), batch_size=batch_size, shuffle=True, rank=rank, world_size=world_size, tail="pad"
+        )
+
+    def real(batch):
+        return batch["index"][batch["valid"]].tolist()
+
+    old = [make(rank, *before) for rank in range(before[0])]
+    taken = [i for loader in old for batch in itertools.islice(loader, 3) for i in real(batch)]
+    states = [loader.state_dict() for loader in old]
+    assert all(state == states[0] for state in states)
+    new = [make(rank, *after) for rank in range(after[0])]
+    for loader in new:
+        loader.load_state_dict(states[0])
+    rest = [[real(batch) for batch in loader] for loader in new]
+    assert len({len(batches) for batches in rest}) == 1
+    assert sorted(taken + [i for batches in rest for rows in batches for i in rows]) == list(range(41))
+    assert [len(list(loader)) for loader in new] == [len(loader) for loader in new]  # the epoch after is a whole one
+
+
+def test_a_rank_without_rows_gets_an_empty_batch_of_the_same_form():
+    source = MemorySource({"x": np.zeros((9, 2), np.float32), "name": list("abcdefghi")})
+    loaders = [Loader(source, batch_size=2, rank=r, world_size=4, tail="partial") for r in range(4)]
+    last = [list(loader)[-1] for loader in loaders]
+    assert [len(batch["name"]) for batch in last] == [1, 0, 0, 0]
+    assert [batch["x"].shape for batch in last] == [(1, 2), (0, 2), (0, 2), (0, 2)]
+    assert last[1]["x"].dtype == np.float32
+
+
+def test_padded_batches_of_samples_without_fields():
+    source = MemorySource([b"a", b"b", b"c"])
+    batches = list(Loader(source, batch_size=2, tail="pad"))
+    assert [(b["data"], b["valid"].tolist()) for b in batches] == [
+        ([b"a", b"b"], [True, True]),
+        ([b"c", b"c"], [True, False]),
+    ]
+    clash = MemorySource([{"valid": 1}])
+    with pytest.raises(WorkerError, match="adds the mask 'valid'"):
+        list(Loader(clash, batch_size=2, tail="pad"))
+
+
+def test_ranks_come_from_the_environment_of_torchrun(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert indices(Loader(RangeSource(4), batch_size=2)) == [[1, 3]]
+    assert indices(Loader(RangeSource(4), batch_size=2, rank=0, world_size=1)) == [[0, 1], [2, 3]]
+
+
+@WORKERS
+def test_an_error_comes_at_its_step_after_the_good_ones(workers):
+    def transform(sample):
+        if sample["index"] == 7:
+            raise ZeroDivisionError("seven")
+        return sample
+
+    with Loader(Counting(20), batch_size=3, num_workers=workers, prefetch=4, transform=transform) as loader:
+        batches = iter(loader)
+        assert [next(batches)["index"].tolist() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
+        with pytest.raises(WorkerError) as caught:
+            next(batches)
+        error = caught.value
+        assert (error.step, error.epoch, error.indices) == (2, 0, (6, 7, 8))
+        assert isinstance(error.__cause__, ZeroDivisionError)
+        assert "transform '" in str(error)
+        assert "on index 7" in str(error)
+        assert "ZeroDivisionError: seven" in str(error)
+        assert "raise ZeroDivisionError" in error.traceback_text
+        assert error.worker in (
+            {"MainThread"} if workers == 0 else {"MainThread", "dataload-0", "dataload-1", "dataload-2"}
+        )
+        # The state still stands before the step that failed.
+        assert loader.state_dict()["position"] == 6
+
+
+@WORKERS
+def test_an_order_that_fails_does_so_at_its_step(workers):
+    class Broken(Sequential):
+        def indices(self, positions, *, epoch):
+            if epoch == 1:
+                raise ZeroDivisionError("no such epoch")
+            return super().indices(positions, epoch=epoch)
+
+    with Loader(RangeSource(6), batch_size=2, sampler=Broken(6), num_workers=workers, prefetch=4) as loader:
+        assert indices(loader) == [[0, 1], [2, 3], [4, 5]]
+        with pytest.raises(WorkerError, match=r"step 0 of epoch 1 failed in the order: .*no such epoch"):
+            next(iter(loader))
+
+
+def test_a_stop_iteration_in_a_transform_is_an_error_not_an_end():
+    def transform(_):
+        raise StopIteration
+
+    with pytest.raises(WorkerError, match="StopIteration"):
+        list(Loader(RangeSource(3), batch_size=1, transform=transform))
+
+
+def test_a_state_of_something_else_is_refused_line_by_line():
+    state = Loader(RangeSource(10), batch_size=2, shuffle=True, seed=1).state_dict()
+    with pytest.raises(StateMismatchError) as caught:
+        Loader(RangeSource(10), batch_size=2, shuffle=True, seed=2).load_state_dict(state)
+    assert len(caught.value.differences) == 1
+    assert "order (the sampler or its seed)" in str(caught.value)
+    with pytest.raises(StateMismatchError) as caught:
+        Loader(RangeSource(11), batch_size=2, shuffle=True, seed=1).load_state_dict(state)
+    assert [line.split(" ")[0] for line in caught.value.differences] == ["source", "order", "length"]
+    with pytest.raises(StateMismatchError, match="version: None in the state, 2 here"):
+        Loader(RangeSource(10), batch_size=2).load_state_dict({})
+    with pytest.raises(StateMismatchError, match="incomplete or has foreign keys: x"):
+        Loader(RangeSource(10), batch_size=2).load_state_dict({**state, "x": 1})
+
+
+def test_batch_size_workers_and_ranks_are_not_in_the_state():
+    one = Loader(RangeSource(100), batch_size=2, shuffle=True).state_dict()
+    other = Loader(RangeSource(100), batch_size=5, shuffle=True, num_workers=2, rank=1, world_size=4).state_dict()
+    assert one == other
+
+
+def test_one_iteration_at_a_time():
+    loader = Loader(RangeSource(10), batch_size=2)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    with pytest.raises(RuntimeError, match="this iteration ended when another one was begun"):
+        next(first)
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(RuntimeError, match="or the loader's state was set"):
+        next(second)
+
+
+@WORKERS
+def test_a_loop_within_a_loop_is_an_error_of_the_outer_one(workers):
+    seen = []
+    with Loader(RangeSource(6), batch_size=2, num_workers=workers) as loader:
+        with pytest.raises(RuntimeError, match="for two at a time build two loaders"):
+            seen.extend(rows for outer in loader for rows in [outer["index"].tolist(), *indices(loader)])
+        assert seen == [[0, 1], [0, 1], [2, 3], [4, 5]]
+        assert (loader.epoch, loader.step) == (2, 0)
+
+
+def test_a_loop_within_the_last_step_of_another_is_none():
+    loader = Loader(RangeSource(4), batch_size=2)
+    inner = []
+    for batch in loader:
+        if batch["index"].tolist() == [2, 3]:
+            inner = indices(loader)
+    assert inner == [[0, 1], [2, 3]]
+    assert loader.epoch == 2
+
+
+def test_an_iteration_begins_with_its_first_batch():
+    loader = Loader(RangeSource(12), batch_size=3, shuffle=True)
+    epochs = [indices(Loader(RangeSource(12), batch_size=3, shuffle=True))]
+    state = loader.state_dict()
+    early, other = iter(loader), iter(loader)
+    first = next(other)["index"].tolist()
+    loader.load_state_dict(state)
+    assert [first, next(early)["index"].tolist()] == [epochs[0][0]] * 2
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    iter(loader)  # takes nothing of what was restored
+    assert indices(loader) == epochs[0][1:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterator_kept_after_close_says_so(workers):
+    loader = Loader(RangeSource(10), batch_size=2, num_workers=workers)
+    begun, fresh = iter(loader), iter(loader)
+    next(begun)
+    state = loader.state_dict()
+    loader.close()
+    for iterator in (begun, fresh):
+        with pytest.raises(ClosedSourceError, match="the loader is closed: build another one to iterate"):
+            next(iterator)
+    assert loader.state_dict() == state
+    whole = Loader(RangeSource(2), batch_size=2)
+    iterator = iter(whole)
+    next(iterator)
+    whole.close()
+    assert next(iterator, "all was given") == "all was given"
+
+
+def test_closing():
+    loader = Loader(RangeSource(10), batch_size=2, num_workers=2)
+    list(loader)
+    assert [t.name for t in threading.enumerate() if t.name.startswith("dataload")]
+    loader.close()
+    loader.close()
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("dataload")]
+    with pytest.raises(ClosedSourceError, match="the loader is closed"):
+        iter(loader)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("leave", ["break", "error", "forget", "end", "worker error"])
+def test_leaving_a_loader_behind_leaves_no_thread_and_no_source(leave, in_order, no_collector):
+    def transform(sample):
+        if leave == "worker error" and sample["index"] == 30:
+            raise ZeroDivisionError
+        return sample
+
+    def go():
+        source = Counting(60)
+        loader = Loader(
+            source, batch_size=2, num_workers=2, prefetch=4, transform=transform, in_order=in_order, epochs=1
+        )
+        for _ in loader:
+            if leave == "break":
+                break
+            if leave == "error":
+                raise KeyError
+            if leave == "forget":
+                return weakref.ref(source)
+        return weakref.ref(source)
+
+    source = None
+    with contextlib.suppress(KeyError, WorkerError):
+        source = go()
+    assert not loader_threads()
+    assert source is None or source() is None
+
+
+forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+def forked(source, **settings):
+    """Processes that start fast and take any transform."""
+    return Loader(source, num_workers=2, executor="processes", start_method="fork", **settings)
+
+
+def with_process(sample):
+    return {**sample, "process": os.getpid()}
+
+
+@forks
+@pytest.mark.parametrize("leave", ["break", "end", "forget"])
+def test_leaving_a_loader_behind_leaves_no_process(leave, no_collector):
+    loader = forked(RangeSource(60), batch_size=2, transform=with_process)
+    processes = set()
+    for batch in loader:
+        processes |= set(batch["process"].tolist())
+        if leave != "end":
+            break
+    if leave == "forget":
+        loader = None
+    else:
+        del loader
+    assert processes
+    for process in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_an_empty_source_has_no_batches():
+    for tail in ("drop", "pad", "partial"):
+        loader = Loader(RangeSource(0), batch_size=3, tail=tail)
+        assert len(loader) == 0
+        assert list(loader) == list(loader) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "match"),
+    [
+        ({"batch_size": 0}, ConfigError, "batch_size must be an integer >= 1, got 0"),
+        ({"num_workers": -1}, ConfigError, "num_workers must be an integer >= 0, got -1"),
+        ({"prefetch": 0}, ConfigError, "prefetch must be an integer >= 1, got 0"),
+        ({"executor": "thread"}, ConfigError, "executor is 'thread': did you mean 'threads'"),
+        ({"rank": 0}, ConfigError, "rank and world_size go together"),
+        ({"rank": 2, "world_size": 2}, ConfigError, r"rank must be an integer in \[0, 2\), got 2"),
+        ({"shuffle": True, "sampler": Sequential(3)}, ConfigError, "shuffle and sampler both choose the order"),
+        ({"sampler": [1, 2]}, TypeError, r"a sampler has __len__ and indices\(positions, epoch=\); list has not both"),
+        ({"fields": "x"}, ConfigError, "fields must be a list of names, got the text 'x'"),
+        ({"collate": 3}, ConfigError, "collate is a function of a list of samples, got 3"),
+        ({"collate": {"x": "padd"}}, ConfigError, "collate policy of field 'x' is 'padd': did you mean 'pad'"),
+        ({"seed": 0.5}, ConfigError, "seed must be an integer, got 0.5"),
+        ({"tail": "x"}, ConfigError, "tail is 'x'"),
+    ],
+)
+def test_wrong_settings_are_named(settings, error, match):
+    with pytest.raises(error, match=match):
+        Loader(RangeSource(3), **{"batch_size": 1, **settings})
+
+
+def test_a_source_is_checked():
+    with pytest.raises(TypeError, match="a source has __len__ and __getitem__; set has not both"):
+        Loader({1, 2}, batch_size=1)
+
+
+def test_plain_lists_and_arrays_are_sources():
+    assert [b.tolist() for b in Loader([3, 4, 5], batch_size=2)] == [[3, 4], [5]]
+    assert [b.tolist() for b in Loader(np.arange(6).reshape(3, 2), batch_size=2)] == [[[0, 1], [2, 3]], [[4, 5]]]
+
+
+def test_repr():
+    loader = Loader(RangeSource(10), batch_size=3, rank=1, world_size=2)
+    assert repr(loader) == "Loader(10 records, 3 rows a step, rank 1 of 2, epoch 0, step 0)"
+    assert dataload.Loader is Loader
+
+
+# Resuming
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_restoring_takes_the_same_work_at_any_position(in_order):
+    """Of the order no more is computed than the block of the step, and nothing is read."""
+    length = 10**12
+    asked = []
+
+    class Asked(Sequential):
+        def indices(self, positions, *, epoch):
+            asked.append(len(positions))
+            return super().indices(positions, epoch=epoch)
+
+    class Huge:
+        def __len__(self):
+            return length
+
+        def __getitem__(self, index):
+            reads.append(index)
+            return {"index": index}
+
+    for position in (0, 4 * 10**5, 10**12 - 8):
+        reads = []
+        asked.clear()
+        loader = Loader(Huge(), batch_size=4, sampler=Asked(length), in_order=in_order)
+        loader.load_state_dict({**loader.state_dict(), "position": position})
+        assert reads == asked == []
+        assert next(iter(loader))["index"].tolist() == list(range(position, position + 4))
+        assert reads == list(range(position, position + 4))
+        assert sum(asked) <= BLOCK_ROWS
+
+
+@WORKERS
+def test_resuming_with_prefetch_in_flight_in_the_same_loader(workers):
+    with Loader(Counting(40), batch_size=4, shuffle=True, num_workers=workers, prefetch=8) as loader:
+        whole = indices(loader)
+        for step in range(1, 10):
+            loader.set_epoch(0)
+            batches = iter(loader)
+            taken = [next(batches)["index"].tolist() for _ in range(step)]
+            state = loader.state_dict()
+            next(batches, None)  # and the workers are well ahead
+            for _ in range(2):
+                loader.load_state_dict(state)
+                assert taken + indices(loader) == whole
+
+
+def test_at_the_end_of_an_epoch_the_state_is_the_start_of_the_next():
+    def make():
+        return Loader(RangeSource(10), batch_size=4, shuffle=True, tail="drop")
+
+    loader = make()
+    states = [(loader.state_dict(), loader.epoch, loader.step) for _ in loader]
+    assert [(s["epoch"], s["position"], epoch, step) for s, epoch, step in states] == [(0, 4, 0, 1), (1, 0, 0, 2)]
+    resumed = make()
+    resumed.load_state_dict(states[-1][0])
+    assert (resumed.epoch, resumed.step) == (1, 0)
+    assert indices(resumed) == indices(loader)
+
+
+@forks
+def test_resuming_in_processes_what_threads_began_and_back():
+    settings = {"batch_size": 4, "shuffle": True, "transform": with_process}
+    plain = Loader(RangeSource(30), **settings)
+    whole = [indices(plain) for _ in range(2)]
+    with (
+        Loader(RangeSource(30), num_workers=2, **settings) as threads,
+        forked(RangeSource(30), **settings) as processes,
+    ):
+        first = [batch["index"].tolist() for batch in itertools.islice(threads, 3)]
+        processes.load_state_dict(threads.state_dict())
+        second = [batch["index"].tolist() for batch in itertools.islice(processes, 2)]
+        threads.load_state_dict(processes.state_dict())
+        assert [*first, *second, *indices(threads)] == whole[0]
+
+
+@forks
+@pytest.mark.parametrize("order", [True, False])
+def test_processes_outlive_epochs(order):
+    with forked(RangeSource(60), batch_size=2, transform=with_process, in_order=order) as loader:
+        epochs = [{i for batch in loader for i in batch["process"].tolist()} for _ in range(3)]
+    assert len(set.union(*epochs)) == 2
+    assert os.getpid() not in set.union(*epochs)
+
+
+def test_what_is_left_may_be_less_than_a_step_of_the_new_size():
+    def make(batch_size):
+        return Loader(RangeSource(10), batch_size=batch_size, tail="drop")
+
+    loader = make(4)
+    next(iter(loader))
+    bigger = make(8)
+    bigger.load_state_dict(loader.state_dict())
+    assert (bigger.epoch, bigger.step, len(bigger)) == (0, 0, 0)
+    assert indices(bigger) == []
+    assert (bigger.epoch, bigger.step, len(bigger)) == (1, 0, 1)
+    assert indices(bigger) == [[0, 1, 2, 3, 4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("middle", ["before", "within", "after"])
+def test_an_epoch_that_was_resumed_with_other_steps_is_whole_when_it_comes_again(middle):
+    loader = Loader(RangeSource(10), batch_size=3)
+    next(iter(loader))
+    resumed = Loader(RangeSource(10), batch_size=4)
+    resumed.load_state_dict(loader.state_dict())  # its steps are counted from position 3
+    if middle == "before":
+        resumed.set_epoch(1)
+    for _ in resumed:
+        if middle == "within":
+            resumed.set_epoch(0)
+            break
+    resumed.set_epoch(0)
+    assert len(resumed) == 3
+    assert indices(resumed) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_a_failed_step_is_tried_again_from_a_state_and_is_not_skipped():
+    fails = [True]
+
+    def transform(sample):
+        if fails[0] and sample["index"] == 0:
+            raise OSError("the disk is away")
+        return sample
+
+    with Loader(RangeSource(6), batch_size=2, num_workers=2, transform=transform) as loader:
+        for _ in range(2):  # nothing was received, so it is this epoch that comes again
+            with pytest.raises(WorkerError, match="the disk is away"):
+                list(loader)
+        fails[0] = False
+        assert indices(loader) == [[0, 1], [2, 3], [4, 5]]
+
+
+@WORKERS
+def test_too_many_bad_records_are_an_error_of_their_step_each_time(workers):
+    def transform(sample):
+        if sample["index"] == 1:
+            raise ValueError("bad")
+        return sample
+
+    with Loader(
+        RangeSource(6), batch_size=2, num_workers=workers, transform=transform, on_error="skip", max_bad=0
+    ) as loader:
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="step 0 of epoch 0 failed"):
+                next(iter(loader))
+            assert (loader.epoch, loader.step, loader.state_dict()["position"]) == (0, 0, 0)
+
+
+# Batches as they are made
+
+
+def unordered(workers=2, length=22, **settings):
+    return Loader(Counting(length), batch_size=2, shuffle=True, seed=4, num_workers=workers, in_order=False, **settings)
+
+
+@pytest.fixture(scope="module")
+def in_order():
+    loader = Loader(RangeSource(22), batch_size=2, shuffle=True, seed=4)
+    return [indices(loader) for _ in range(3)]
+
+
+def test_a_slow_batch_keeps_no_other_waiting(in_order):
+    others = threading.Event()
+
+    def transform(sample):
+        if sample["index"] == in_order[0][0][0]:
+            assert others.wait(20)
+        return sample
+
+    with unordered(transform=transform) as loader:
+        batches = iter(loader)
+        taken = [next(batches)["index"].tolist() for _ in range(10)]
+        assert in_order[0][0] not in taken
+        assert sorted(taken) == sorted(in_order[0][1:])
+        assert loader.step == 10
+        state = loader.state_dict()
+        assert (state["position"], state["missing"]) == (22, [0])
+        others.set()
+        assert next(batches)["index"].tolist() == in_order[0][0]
+        assert next(batches, None) is None
+        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (1, 0)
+
+
+@WORKERS
+def test_unordered_epochs_have_every_batch_once_and_follow_one_another(workers, in_order):
+    with unordered(workers, transform=jitter) as loader:
+        for epoch in range(3):
+            assert sorted(indices(loader)) == sorted(in_order[epoch])
+
+
+def jitter(sample):
+    """Takes longer for some records, so that steps overtake one another."""
+    for _ in range(sample["index"] % 3 * 300):
+        os.getpid()
+    return sample
+
+
+@pytest.mark.parametrize("then", [0, 1, 3, "in order"])
+def test_an_unordered_state_holds_exactly_what_was_received(then, in_order):
+    slow = {row for step in in_order[0][1::3] for row in step}
+
+    def transform(sample):
+        if sample["index"] in slow:
+            time.sleep(0.002)  # no synchronisation: only to have gaps
+        return sample
+
+    seen_gaps = False
+    for k in range(12):
+        with unordered(3, transform=transform) as loader:
+            taken = [batch["index"].tolist() for batch in itertools.islice(loader, k)]
+            state = json.loads(json.dumps(loader.state_dict()))
+        seen_gaps |= bool(state["missing"])
+        settings = {"in_order": True} if then == "in order" else {}
+        workers = 2 if then == "in order" else then
+        for _ in range(2):  # a state may be used twice
+            with Loader(
+                Counting(22), batch_size=2, shuffle=True, seed=4, num_workers=workers, **{"in_order": False, **settings}
+            ) as loader:
+                loader.load_state_dict(state)
+                assert loader.source.reads == 0
+                assert loader.state_dict() == state
+                if k < 11:
+                    assert (loader.epoch, loader.step) == (0, k)
+                    rest = indices(loader)
+                    assert sorted(taken + rest) == sorted(in_order[0])
+                    if then in (0, "in order"):
+                        assert rest == [step for step in in_order[0] if step not in taken]
+                assert sorted(indices(loader)) == sorted(in_order[1])
+    assert seen_gaps
+
+
+def test_an_unordered_state_with_gaps_is_of_one_step_size():
+    state = {**unordered(0).state_dict(), "position": 12, "missing": [4, 8], "step_size": 2}
+    loader = unordered(0)
+    loader.load_state_dict(state)
+    assert len(indices(loader)) == 7
+    for other in ({"batch_size": 4}, {"rank": 0, "world_size": 2}):
+        loader = Loader(Counting(22), **{"batch_size": 2, "shuffle": True, "seed": 4, **other})
+        with pytest.raises(StateMismatchError, match=r"step_size .rows of all ranks a step.*: 2 in the state, 4 here"):
+            loader.load_state_dict(state)
+    loader = Loader(Counting(22), batch_size=4, shuffle=True, seed=4)
+    loader.load_state_dict({**state, "missing": [], "step_size": 0})  # without gaps any other goes on
+    assert [len(step) for step in indices(loader)] == [4, 4, 2]
+
+
+@WORKERS
+def test_an_unordered_error_names_its_step_and_is_not_received(workers, in_order):
+    bad = in_order[0][3][1]
+
+    def transform(sample):
+        if sample["index"] == bad:
+            raise ZeroDivisionError("bad")
+        return sample
+
+    with unordered(workers, transform=transform) as loader:
+        taken = []
+        with pytest.raises(WorkerError, match="ZeroDivisionError: bad") as caught:
+            taken.extend(batch["index"].tolist() for batch in loader)
+        assert (caught.value.step, caught.value.indices) == (3, tuple(in_order[0][3]))
+        state = loader.state_dict()
+    assert in_order[0][3] not in taken
+    with unordered(workers) as loader:
+        loader.load_state_dict(state)
+        assert sorted(taken + indices(loader)) == sorted(in_order[0])
+
+
+# Epochs
+
+
+@pytest.mark.parametrize("order", [True, False])
+def test_workers_outlive_epochs_and_breaks(order):
+    with Loader(RangeSource(40), batch_size=2, num_workers=3, in_order=order) as loader:
+        next(iter(loader))
+        workers = loader_threads()
+        assert len(workers) == 3
+        for _ in range(3):
+            list(loader)
+            next(iter(loader))
+            loader.load_state_dict(loader.state_dict())
+            loader.set_epoch(7)
+            assert loader_threads() == workers
+
+
+@pytest.mark.parametrize("order", [True, False])
+def test_the_next_epoch_is_begun_before_its_loop(order):
+    source = Counting(12)
+    with Loader(source, batch_size=2, num_workers=2, in_order=order) as loader:
+        assert sorted(indices(loader)) == sorted(indices(Loader(RangeSource(12), batch_size=2)))
+        eventually(lambda: source.reads > 12)
+        ahead = source.reads
+        assert sorted(indices(loader))[0] == [0, 1]
+    assert ahead > 12
+
+
+@pytest.mark.parametrize("order", [True, False])
+@WORKERS
+def test_nothing_is_read_behind_the_last_epoch(workers, order):
+    source = Counting(12)
+    with Loader(source, batch_size=2, num_workers=workers, prefetch=8, epochs=2, in_order=order) as loader:
+        assert [len(list(loader)) for _ in range(4)] == [6, 6, 0, 0]
+        assert (loader.epoch, loader.step) == (2, 0)
+        loader.set_epoch(1)
+        assert len(list(loader)) == 6
+        loader.set_epoch(5)
+        assert list(loader) == []
+    assert source.reads == 3 * 12
+
+
+def test_no_epochs_are_none():
+    loader = Loader(Counting(3), batch_size=1, epochs=0)
+    assert list(loader) == []
+    assert (loader.epoch, loader.source.reads) == (0, 0)
+    with pytest.raises(ConfigError, match="epochs must be an integer >= 0, got -1"):
+        Loader(Counting(3), batch_size=1, epochs=-1)
+
+
+@pytest.mark.parametrize("received", [0, 3, 6])
+@WORKERS
+def test_set_epoch_at_any_time(workers, received):
+    """Before any batch, in the middle with prefetch in flight, and in the body of the last batch."""
+    plain = Loader(RangeSource(12), batch_size=2, shuffle=True)
+    epochs = [indices(plain) for _ in range(6)]
+    for target in (0, 1, 4):
+        with Loader(RangeSource(12), batch_size=2, shuffle=True, num_workers=workers, prefetch=4) as loader:
+            batches = iter(loader)
+            taken = [next(batches)["index"].tolist() for _ in range(received)]
+            loader.set_epoch(3)
+            loader.set_epoch(target)  # the last one counts
+            if received:
+                assert loader.epoch == 0  # the loop that is under way goes on
+                taken += [batch["index"].tolist() for batch in batches]
+                assert taken == epochs[0]
+            assert (loader.epoch, loader.step, loader.state_dict()["epoch"]) == (target, 0, target)
+            assert [indices(loader), indices(loader)] == [epochs[target], epochs[target + 1]]
+
+
+def test_set_epoch_with_a_break():
+    plain = Loader(RangeSource(12), batch_size=2, shuffle=True)
+    epochs = [indices(plain) for _ in range(6)]
+    loader = Loader(RangeSource(12), batch_size=2, shuffle=True)
+    for _ in loader:
+        loader.set_epoch(4)
+        break
+    assert loader.epoch == loader.state_dict()["epoch"] == 4
+    assert indices(loader) == epochs[4]
+    for _ in loader:
+        break
+    assert loader.epoch == 6  # the next one, as after any `break`
+    loader.set_epoch(5)
+    assert indices(loader) == epochs[5]
+
+
+def test_set_epoch_to_what_comes_anyway_keeps_what_is_prefetched():
+    source = Counting(12)
+    with Loader(source, batch_size=2, num_workers=1, epochs=4) as loader:
+        for epoch in range(4):
+            loader.set_epoch(epoch)
+            assert len(list(loader)) == 6
+    assert source.reads == 4 * 12
+
+
+def test_progress_within_and_between_loops():
+    loader = Loader(RangeSource(5), batch_size=2, epochs=3)
+    assert str(loader.progress()) == "epoch 0 of 3, step 0 of 3, 0 rows/s"
+    within = []
+    for _ in loader:
+        progress = loader.progress()
+        within.append((progress.epoch, progress.step, progress.steps, loader.epoch, loader.step, len(loader)))
+    assert within == [(0, 1, 3, 0, 1, 3), (0, 2, 3, 0, 2, 3), (0, 3, 3, 0, 3, 3)]
+    progress = loader.progress()
+    assert (progress.epoch, progress.step, progress.epochs) == (1, 0, 3)
+    assert progress.rows_per_second > 0
+    for _ in loader:
+        break
+    assert str(loader.progress()).startswith("epoch 2 of 3, step 0 of 3, ")
+    loader.load_state_dict(loader.state_dict())
+    assert str(loader.progress()).startswith("epoch 1 of 3, step 1 of 3, ")
+    assert str(Loader(RangeSource(5), batch_size=2).progress()).startswith("epoch 0, step 0 of 3")
+
+
+def packed(tail="partial", batch_size=2, **settings):
+    lengths = [1 + i * 7 % 11 for i in range(24)]
+    source = MemorySource([{"tokens": np.full(n, i)} for i, n in enumerate(lengths)])
+    planner = PackedBatchSampler(
+        sampler=GlobalShuffle(24, 5), lengths=lengths, row_length=14, batch_size=batch_size, window=6
+    )
+    return Loader(source, batch_sampler=planner, tail=tail, **settings)
+
+
+PACKED_ROWS = [12, 13, 13, 13, 13, 14, 14, 13, 13, 15, 14, 13]  # of the first epochs
+
+
+@WORKERS
+@pytest.mark.parametrize("tail", ["drop", "partial"])
+def test_the_length_is_exact_in_each_epoch(workers, tail):
+    with packed(tail, num_workers=workers) as loader:
+        lengths = []
+        for epoch in range(8):
+            lengths.append(len(loader))
+            within = {len(loader) for _ in loader}
+            assert within == {lengths[-1]}
+            assert loader.epoch == epoch + 1
+        expected = [rows // 2 if tail == "drop" else -(-rows // 2) for rows in PACKED_ROWS[:8]]
+        assert lengths == expected
+        assert len(set(expected)) > 1, "the example does not show what it should"
+        loader.set_epoch(0)
+        assert [len(list(loader)) for _ in range(8)] == expected
+
+
+@WORKERS
+def test_epochs_without_a_step_are_passed(workers):
+    """Rows of an epoch vary with packing: with tail='drop' some epochs have none."""
+    with packed("drop", 14, num_workers=workers) as loader:
+        lengths = []
+        for epoch in range(12):
+            assert loader.epoch == epoch
+            lengths.append(len(list(loader)))
+        assert lengths == [rows // 14 for rows in PACKED_ROWS]
+        assert 0 in lengths
+
+
+def test_an_empty_source_counts_epochs_too():
+    loader = Loader(RangeSource(0), batch_size=3, num_workers=1)
+    for epoch in range(3):
+        assert (loader.epoch, len(loader), list(loader)) == (epoch, 0, [])
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"], state["length"]) == (3, 0, 0)
+    loader.load_state_dict(state)
+    assert str(loader.progress()) == "epoch 3, step 0 of 0, 0 rows/s"
+
+
+# Memory
+
+
+class Megabytes:
+    """A source of batches of a megabyte, which counts those that were begun."""
+
+    def __init__(self):
+        self.begun, self.lock = 0, threading.Lock()
+
+    def __len__(self):
+        return 400
+
+    def __getitems__(self, indices):
+        with self.lock:
+            self.begun += 1
+        return [{"x": np.zeros(1 << 19, np.uint8)} for _ in indices]
+
+    def __getitem__(self, index):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("order", [True, False])
+@pytest.mark.parametrize(("megabytes", "most"), [(0.5, 1), (3, 3), (5, 5)])
+def test_bytes_bound_what_is_in_flight(megabytes, most, order):
+    source = Megabytes()
+    with Loader(
+        source,
+        batch_size=2,
+        num_workers=4,
+        prefetch=4,
+        prefetch_bytes=int(megabytes * (1 << 20)) + 1000,
+        in_order=order,
+    ) as loader:
+        full = 0
+        for received, _ in enumerate(itertools.islice(loader, 30), start=1):
+            if received % 10 == 0:
+                ahead = max(1, most - 1)
+                eventually(lambda: source.begun - received >= ahead)  # noqa: B023 - called at once
+                full += 1
+            assert source.begun - received <= max(1, most)
+        assert full == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("order", [True, False])
+def test_a_batch_is_not_kept_by_the_loader(workers, order, no_collector):
+    with Loader(
+        MemorySource({"x": np.zeros((40, 3))}), batch_size=2, num_workers=workers, prefetch=3, in_order=order
+    ) as loader:
+        batches = iter(loader)
+        for _ in range(15):
+            array = weakref.ref(next(batches)["x"])
+            assert array() is None
+
+
+def test_what_is_in_flight_goes_with_the_loader(no_collector):
+    made = []
+
+    class Tracked(np.ndarray):
+        pass
+
+    def batch_transform(batch):
+        batch = {"x": batch["x"].view(Tracked)}
+        made.append(weakref.ref(batch["x"]))
+        return batch
+
+    source = MemorySource({"x": np.zeros((40, 3))})
+    loader = Loader(source, batch_size=2, num_workers=2, prefetch=3, batch_transform=batch_transform)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    eventually(lambda: len(made) > 6)
+    del batches, loader
+    assert [array() for array in made if array() is not None] == []

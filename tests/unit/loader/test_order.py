@@ -1,0 +1,154 @@
+"""What the loader's arguments ask for: order, batches, ranks."""
+
+import numpy as np
+import pytest
+
+from dataload import ConcatSource, ConfigError, Loader, MemorySource, RangeSource
+from dataload.loader.order import BlockedPlans, shuffled
+from dataload.samplers import (
+    BatchSampler,
+    BucketBatchSampler,
+    GlobalShuffle,
+    Lanes,
+    Mixture,
+    PackedBatchSampler,
+    PoolShuffle,
+    Sequential,
+    ShardSequential,
+    Subset,
+)
+
+
+class Remote(RangeSource):
+    """A source in shards that says that order matters."""
+
+    reads_in_order = True
+
+    def __init__(self, *shard_lengths):
+        super().__init__(sum(shard_lengths))
+        self._lengths = shard_lengths
+
+    @property
+    def shard_lengths(self):
+        return self._lengths
+
+
+def test_a_shuffle_is_global_unless_the_source_reads_in_order():
+    assert Loader(RangeSource(9), batch_size=2, shuffle=True, seed=3).batch_sampler.order == GlobalShuffle(9, 3)
+    assert Loader(RangeSource(9), batch_size=2).batch_sampler.order == Sequential(9)
+    remote = Remote(3000, 1000, 2000)
+    by_shards = PoolShuffle(ShardSequential((3000, 1000, 2000), 3), 4000, 3)
+    assert Loader(remote, batch_size=2, shuffle=True, seed=3).batch_sampler.order == by_shards
+    assert Loader(remote, batch_size=2, shuffle="global", seed=3).batch_sampler.order == GlobalShuffle(6000, 3)
+    assert Loader(remote, batch_size=2).batch_sampler.order == Sequential(6000)
+
+
+def test_slices_and_joined_sources_read_in_order_as_their_parts_do():
+    remote = Remote(30, 10)
+    assert remote[5:35].reads_in_order
+    assert ConcatSource([RangeSource(3), remote]).reads_in_order
+    assert not ConcatSource([RangeSource(3), RangeSource(4)]).reads_in_order
+    assert shuffled(remote[5:35], True, 0).parent.shard_lengths == (25, 5)
+
+
+def test_a_source_without_shards_is_one_shard():
+    assert shuffled([1, 2, 3], "shards", 7) == PoolShuffle(ShardSequential((3,), 7), 1024, 7)
+
+
+@pytest.mark.parametrize(("shards", "pool_size"), [((10,) * 4, 1024), ((5000,) * 4, 10_000), ((10**6,) * 4, 64_516)])
+def test_the_pool_holds_two_shards_and_never_few_records(shards, pool_size):
+    assert shuffled(Remote(*shards), "shards", 0).pool_size == pool_size
+
+
+def test_long_shards_are_cut_so_that_one_large_file_is_shuffled_too():
+    order = shuffled(Remote(100_000, 3), "shards", 0)
+    assert order.parent.shard_lengths == (25_000, 25_000, 25_000, 25_000, 3)
+    assert shuffled(Remote(0, 32_768), "shards", 0).parent.shard_lengths == (0, 32_768)
+    large = shuffled(RangeSource(10**7), "shards", 0)
+    first = large.indices(np.arange(2560), epoch=0)
+    assert len(np.unique(first // 32_768)) > 1
+
+
+def test_a_batch_sampler_gets_rank_and_tail_of_the_loader(monkeypatch):
+    planner = BucketBatchSampler(lengths=[1, 2, 3, 4], batch_size=2)
+    assert Loader(RangeSource(4), batch_sampler=planner).batch_sampler == planner
+    found = Loader(RangeSource(4), batch_sampler=planner, rank=1, world_size=3).batch_sampler
+    assert (found.rank, found.world_size, found.tail) == (1, 3, "pad")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert Loader(RangeSource(4), batch_sampler=planner).batch_sampler.world_size == 2
+    own = BucketBatchSampler(lengths=[1, 2, 3, 4], batch_size=2, rank=4, world_size=5)
+    assert Loader(RangeSource(4), batch_sampler=own).batch_sampler.rank == 4
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"WORLD_SIZE": "4"}, {"RANK": "1"}, {"RANK": "one", "WORLD_SIZE": "4"}, {"RANK": "", "WORLD_SIZE": ""}],
+)
+def test_half_an_environment_is_refused(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="RANK and WORLD_SIZE are both needed, as integers; set them, or pass rank="):
+        Loader(RangeSource(4), batch_size=2)
+    assert Loader(RangeSource(4), batch_size=2, rank=0, world_size=1).batch_sampler.world_size == 1
+
+
+def test_no_tail_at_all_is_named():
+    with pytest.raises(ConfigError, match="tail is None: Known: drop, pad, partial"):
+        BatchSampler(sampler=Sequential(4), batch_size=2, tail=None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({}, "give batch_size, or a batch_sampler"),
+        ({"batch_size": 1, "batch_sampler": 1}, "batch_sampler chooses order and batches, and batch_size does, too"),
+        ({"shuffle": True, "batch_sampler": 1}, "batch_sampler chooses order and batches, and shuffle does, too"),
+        ({"sampler": Sequential(1), "batch_sampler": 1}, "chooses order and batches, and sampler does, too"),
+        ({"batch_sampler": [[0, 1]]}, r"batch_sampler must be a BatchPlanner, .*, got \[\[0, 1\]\]"),
+        ({"batch_size": 1, "shuffle": "shard"}, "shuffle must be True, False, 'global', 'shards', got 'shard'"),
+        ({"batch_size": 1, "shuffle": "global", "sampler": Sequential(1)}, "shuffle and sampler both choose the order"),
+        ({"batch_size": 1, "sampler": Sequential(11)}, "the sampler chooses from 11 records, and the source has 10"),
+        (
+            {"batch_size": 1, "sampler": Subset(GlobalShuffle(11, 0), slice(2))},
+            "the sampler chooses from 11 records, and the source has 10",
+        ),
+        (
+            {"batch_sampler": BucketBatchSampler(lengths=[1] * 12, batch_size=2)},
+            "the sampler chooses from 12 records, and the source has 10",
+        ),
+        (
+            {"batch_size": 1, "sampler": Lanes(Sequential(10), 4), "rank": 0, "world_size": 3},
+            "lanes must be a multiple of world_size, 3, so that each rank has its own; got 4",
+        ),
+        (
+            {
+                "batch_sampler": PackedBatchSampler(sampler=Sequential(2), lengths=[1, 1], row_length=2, batch_size=1),
+                "collate": {"x": "pad"},
+            },
+            r"packed rows are laid out by dataload.Pack: pass Pack\(pad_value=...\) or nothing",
+        ),
+    ],
+)
+def test_wrong_settings_are_named(settings, match):
+    with pytest.raises(ConfigError, match=match):
+        Loader(RangeSource(10), **settings)
+
+
+def test_blocks_of_plans_are_the_plans():
+    planner = BatchSampler(sampler=GlobalShuffle(100_000, 1), batch_size=3, tail="pad")
+    blocks = BlockedPlans(planner, 2)
+    assert len(blocks) == planner.steps(2) == 33_334
+    for step in (0, 1, 5460, 5461, 5462, 5459, 20_000, 33_333, 3):  # blocks are of 5,461 steps
+        (expected,) = planner.plans(range(step, step + 1), epoch=2)
+        assert blocks[step].step == step
+        assert np.array_equal(blocks[step].indices, expected.indices)
+        assert np.array_equal(blocks[step].valid, expected.valid)
+
+
+def test_a_mixture_reads_the_parts_of_a_joined_source():
+    parts = [MemorySource([{"part": p, "i": i} for i in range(n)]) for p, n in enumerate((20, 60))]
+    sampler = Mixture((GlobalShuffle(20, 0), GlobalShuffle(60, 1)), (1, 3), window=4)
+    batches = list(Loader(ConcatSource(parts), batch_size=4, sampler=sampler))
+    assert all(sorted(batch["part"].tolist()) == [0, 1, 1, 1] for batch in batches)
+    assert sorted(i for batch in batches for i in batch["i"][batch["part"] == 1].tolist()) == list(range(60))

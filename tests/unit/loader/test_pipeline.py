@@ -1,0 +1,359 @@
+"""Delivery: which jobs are run ahead, how many and how large, and how a step fails that no work can speak for."""
+
+import gc
+import itertools
+import weakref
+
+import numpy as np
+import pytest
+
+from dataload.errors import WorkerError
+from dataload.executors import Place, SerialExecutor, WorkerLostError
+from dataload.loader.pipeline import Delivery, EpochPlanners, finished, lost_step
+from dataload.loader.prefetch import Pace
+from dataload.loader.progress import Cursor
+from dataload.loader.step import Loaded, Made
+from dataload.samplers import BatchSampler, GlobalShuffle, PackedBatchSampler, Sequential
+
+PLANNERS = EpochPlanners(BatchSampler(sampler=Sequential(7), batch_size=2))  # four steps an epoch
+
+
+class Batch:
+    """What a weak reference can be made to."""
+
+
+class Workers:
+    """An executor whose jobs are done when the test says so: by default when they are waited for, the first first."""
+
+    def __init__(self, nbytes=100, seconds=1.0, order=None):
+        self.nbytes, self.seconds, self.order = nbytes, seconds, order
+        self.jobs, self.waiting, self.cancelled, self.done, self.helped = [], [], [], set(), []
+
+    def submit(self, job):
+        self.jobs.append(job)
+        workers = self
+
+        class Result:
+            def result(self):
+                workers.waiting.append(job)
+                steps = [
+                    Loaded(
+                        epoch=job.epoch,
+                        step=step,
+                        batch=Batch(),
+                        error=None,
+                        rows=2,
+                        nbytes=workers.nbytes,
+                        spans=[],
+                        bad=[],
+                        worker="w",
+                    )
+                    for step in range(job.start, job.stop)
+                ]
+                return Made(steps, workers.seconds)
+
+            def done(self):
+                return job in workers.done
+
+            def run(self):
+                workers.helped.append(job)
+                return False
+
+            def cancel(self):
+                workers.cancelled.append(job)
+
+        return Result()
+
+    def wait_for_any(self, results):
+        results = list(results)
+        while not any(result.done() for result in results):
+            epoch, step = self.order.pop(0)
+            self.done |= {job for job in self.jobs if (job.epoch, job.start) == (epoch, step)}
+
+    def in_flight(self):
+        return sum(job.stop - job.start for job in self.jobs) - sum(job.stop - job.start for job in self.waiting)
+
+
+def deliver(workers, planners=PLANNERS, pace=None, **settings):
+    given = {"start": Cursor(0, 0), "epochs": None, "window": 3, "most_bytes": 1 << 30, "in_order": True}
+    return Delivery(workers, planners, Pace() if pace is None else pace, **{**given, **settings})
+
+
+def paced(nbytes=100):
+    """A pace that knows the size of a step."""
+    pace = Pace()
+    pace.note(1, 1.0, nbytes)
+    return pace
+
+
+def places(delivery, count):
+    return [(loaded.epoch, loaded.step) for loaded in itertools.islice(iter(delivery.__next__, None), count)]
+
+
+def test_steps_come_in_order_and_are_begun_ahead_across_the_epoch():
+    workers = Workers()
+    delivery = deliver(workers)
+    every = [(epoch, step) for epoch in range(3) for step in range(4)]
+    assert places(delivery, 3) == every[:3]
+    assert [(job.epoch, job.start) for job in workers.jobs] == every[:6]
+    assert places(delivery, 9) == every[3:]
+    assert all(job.stop == job.start + 1 for job in workers.jobs)
+
+
+def test_nothing_is_begun_behind_the_last_epoch():
+    workers = Workers()
+    delivery = deliver(workers, epochs=2, window=100)
+    assert len(places(delivery, 8)) == 8
+    assert len(workers.jobs) == 8
+    with pytest.raises(StopIteration):
+        next(delivery)
+
+
+def test_goes_on_where_the_consumer_stands_with_what_it_lacks_first():
+    for in_order in (True, False):
+        workers = Workers(order=[(5, 0), (5, 2), (5, 3), (6, 0)])
+        delivery = deliver(workers, start=Cursor(5, 3, frozenset({2, 0})), in_order=in_order)
+        assert places(delivery, 4) == [(5, 0), (5, 2), (5, 3), (6, 0)]
+
+
+def test_steps_that_come_as_they_are_made_stay_within_their_epoch():
+    workers = Workers(order=[(0, 2), (1, 0), (0, 3), (0, 0), (0, 1)])
+    delivery = deliver(workers, pace=paced(), in_order=False, window=10)
+    assert places(delivery, 5) == [(0, 2), (0, 3), (0, 0), (0, 1), (1, 0)]
+    # Ten jobs ahead of the one that was waited for: those of the next epochs were begun, and waited for their turn.
+    assert (2, 3) in {(job.epoch, job.start) for job in workers.jobs}
+
+
+def test_without_workers_a_step_is_made_when_it_is_asked_for():
+    made = []
+
+    def work(job, heartbeat):
+        made.append((job.epoch, job.start))
+        return Workers().submit(job).result()
+
+    for in_order in (True, False):
+        made.clear()
+        delivery = deliver(SerialExecutor(work), window=0, in_order=in_order)
+        for count in range(1, 6):
+            next(delivery)
+            assert len(made) == count
+
+
+def test_ends_before_an_epoch_without_steps():
+    """With tail='drop' an epoch's rows may be too few for one step, and as many as it takes in the next."""
+
+    class Alternating(BatchSampler):
+        def steps(self, epoch):
+            return 2 if epoch % 2 == 0 else 0
+
+    planners = EpochPlanners(Alternating(sampler=Sequential(7), batch_size=2))
+    workers = Workers()
+    delivery = deliver(workers, planners, window=100)
+    assert places(delivery, 2) == [(0, 0), (0, 1)]
+    with pytest.raises(StopIteration):
+        next(delivery)
+    assert len(workers.jobs) == 2
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize(("most_bytes", "ahead"), [(1000, 10), (450, 4), (250, 2), (100, 1), (1, 1)])
+def test_bytes_bound_what_is_ahead(most_bytes, ahead, in_order):
+    workers = Workers(nbytes=100, order=[(epoch, step) for epoch in range(20) for step in range(4)])
+    delivery = deliver(workers, window=50, most_bytes=most_bytes, in_order=in_order)
+    next(delivery)
+    assert workers.in_flight() == 1  # its size was not known before
+    for _ in range(30):
+        next(delivery)
+        # The one that was waited for counts too, until it is received.
+        assert workers.in_flight() == max(1, ahead - 1)
+
+
+def test_bytes_bound_what_is_ahead_when_steps_are_made_several_at_a_time():
+    workers, pace = Workers(nbytes=100, seconds=1e-6), Pace()
+    planners = EpochPlanners(BatchSampler(sampler=Sequential(10_000), batch_size=1))
+    delivery = deliver(workers, planners, pace, window=4, most_bytes=10_000)
+    most = 0
+    for received in range(1, 2001):
+        next(delivery)
+        begun = sum(job.stop - job.start for job in workers.jobs)
+        most = max(most, begun - received)
+    assert 50 < most < 100
+    assert max(job.stop - job.start for job in workers.jobs) == 20  # five jobs may be there at once
+
+
+def test_what_was_learned_of_size_and_time_serves_the_next_delivery():
+    pace = Pace()
+    next(deliver(Workers(nbytes=100), pace=pace))
+    workers = Workers(nbytes=100)
+    next(deliver(workers, pace=pace, window=50, most_bytes=500))
+    assert workers.in_flight() == 4
+
+
+def test_the_steps_before_a_lost_one_of_the_same_job_are_made_again():
+    class Dying(Workers):
+        """Loses its worker at step 2 of each job that has it, once it makes several steps at a time."""
+
+        def submit(self, job):
+            made = super().submit(job)
+            if job.stop - job.start > 1 and job.start <= 2 < job.stop:
+                made.result = lambda: raise_(WorkerLostError("w", "was killed", Place(0, 2, -1)))
+            return made
+
+    def raise_(error):
+        raise error
+
+    pace = Pace()
+    for _ in range(3):  # quick steps of a known size: all four of an epoch are one job
+        pace.note(4, 4e-6, 0)
+    workers = Dying(seconds=1e-6)
+    found = deliver(workers, pace=pace)
+    assert places(found, 2) == [(0, 0), (0, 1)]
+    assert [(job.start, job.stop) for job in workers.jobs if job.epoch == 0] == [(0, 4), (0, 1), (1, 2)]
+    for _ in range(2):
+        with pytest.raises(WorkerLostError):
+            next(found)
+
+
+def test_a_step_that_cannot_be_sent_is_told_from_the_others_of_its_job():
+    class Unsendable(Workers):
+        """Step 1 cannot be sent, which a job of several steps says only at its end."""
+
+        def submit(self, job):
+            made = super().submit(job)
+            if job.start <= 1 < job.stop:
+                made.result = lambda: raise_(WorkerLostError("w", "cannot send", Place(0, job.stop - 1, -1)))
+            return made
+
+    def raise_(error):
+        raise error
+
+    pace = Pace()
+    for _ in range(3):
+        pace.note(4, 4e-6, 0)
+    found = deliver(Unsendable(seconds=1e-6), pace=pace)
+    assert places(found, 1) == [(0, 0)]
+    with pytest.raises(WorkerLostError) as caught:
+        next(found)
+    assert caught.value.place.step == 1
+
+
+def test_the_window_can_be_widened():
+    workers = Workers()
+    delivery = deliver(workers, window=1)
+    places(delivery, 2)
+    assert workers.in_flight() == 1
+    delivery.widen(5)
+    next(delivery)
+    assert workers.in_flight() == 5
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_quick_jobs_are_offered_to_the_consumer(quick):
+    pace = paced()
+    pace.note(2, 1e-6 if quick else 1.0, 200)
+    workers = Workers()
+    next(deliver(workers, pace=pace))
+    assert bool(workers.helped) == quick
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("drop", [True, False])
+def test_closing_or_dropping_it_cancels_what_is_in_flight(in_order, drop):
+    workers = Workers(order=[(0, 0), (0, 1)])
+    delivery = deliver(workers, in_order=in_order)
+    places(delivery, 2)
+    gc.disable()  # so that nothing but the last reference does it
+    try:
+        if drop:
+            del delivery
+        else:
+            delivery.close()
+        assert [(job.epoch, job.start) for job in workers.cancelled] == [(0, 2), (0, 3), (1, 0)]
+    finally:
+        gc.enable()
+
+
+def test_a_batch_is_not_kept():
+    delivery = deliver(Workers())
+    for _ in range(3):
+        batch = weakref.ref(next(delivery).batch)
+        assert batch() is None
+
+
+def test_plans_of_a_resumed_epoch_and_of_the_others():
+    planner = BatchSampler(sampler=Sequential(20), batch_size=3)
+    state = EpochPlanners(BatchSampler(sampler=Sequential(20), batch_size=5)).state(Cursor(4, 2), source="s", order="o")
+    assert (state.epoch, state.position, state.length, state.missing, state.step_size) == (4, 10, 20, (), 0)
+    plans, cursor = EpochPlanners.resume(planner, state)
+    assert cursor == Cursor(4, 3)
+    rest = [plan.indices.tolist() for plan in plans.of(4).plans(range(3, plans.of(4).steps(4)), epoch=4)]
+    assert rest == [[10, 11, 12], [13, 14, 15], [16, 17, 18], [19]]
+    assert plans.of(3) is plans.of(5) is planner
+    assert plans.state(cursor, source="s", order="o") == state
+
+
+@pytest.mark.parametrize("missing", [{0}, {1}, {0, 2}, {3}, {0, 1, 2}])
+@pytest.mark.parametrize("reached", [4, 5])
+def test_what_is_missing_survives_a_state(missing, reached):
+    """Also where the last step, a short one, is among what was received."""
+    plans = EpochPlanners(BatchSampler(sampler=Sequential(19), batch_size=2, rank=1, world_size=2))
+    cursor = Cursor(2, reached, frozenset(missing))
+    state = plans.state(cursor, source="s", order="o")
+    assert state.position == min(19, 4 * reached)
+    assert state.missing == tuple(4 * step for step in sorted(missing))
+    assert state.step_size == 4
+    again, restored = EpochPlanners.resume(plans.of(0), state)
+    assert restored == cursor
+    assert again.state(restored, source="s", order="o") == state
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "indices", "at"),
+    [
+        (Place(3, 2, 5), 2, (4, 5), ", at index 5"),
+        (Place(3, 2, -1), 2, (4, 5), ""),
+        (Place(3, 0, 1), 1, (2, 3), ""),  # what it was at has been received
+        (Place(2, 2, 5), 1, (2, 3), ""),
+        (Place(4, 2, 5), 1, (2, 3), ""),  # ahead, in the next epoch
+        (Place(-1, -1, -1), 1, (2, 3), ""),
+    ],
+)
+def test_a_lost_worker_is_an_error_of_a_step_that_is_wanted(place, step, indices, at):
+    lost = WorkerLostError("dataload-3", "was killed", place)
+    error = lost_step(lost, PLANNERS, Cursor(3, 1))
+    assert isinstance(error, WorkerError)
+    expected = f"step {step} of epoch 3 failed: dataload-3 was killed{at}\n  indices of the step: {indices[0]}, "
+    assert str(error).startswith(expected)
+    assert (error.step, error.epoch, error.indices, error.worker) == (step, 3, indices, "dataload-3")
+
+
+def test_a_lost_worker_when_only_missing_steps_are_left():
+    lost = WorkerLostError("dataload-0", "is stuck", Place(0, -1, -1), "its stacks")
+    error = lost_step(lost, PLANNERS, Cursor(0, 4, frozenset({1, 2})))
+    assert (error.step, error.indices) == (1, (2, 3))
+    assert str(error).endswith("\nits stacks")
+    assert error.traceback_text == "its stacks"
+
+
+def test_what_fails_in_the_consumers_process_is_an_error_of_its_step():
+    loaded = next(deliver(Workers(), start=Cursor(1, 2)))
+    assert finished(loaded, lambda batch: [batch], PLANNERS) == [loaded.batch]
+
+    def finish(batch):
+        raise ZeroDivisionError("pinned to nothing")
+
+    with pytest.raises(WorkerError, match="step 2 of epoch 1 failed in batch_transform: ZeroDivisionError") as caught:
+        finished(loaded, finish, PLANNERS)
+    assert caught.value.indices == (4, 5)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "in finish" in caught.value.traceback_text
+    assert "traceback" not in str(caught.value).lower()
+
+
+def test_packed_epochs_have_as_many_steps_as_each_needs():
+    lengths = np.arange(40) % 9 + 1
+    planner = PackedBatchSampler(sampler=GlobalShuffle(40, 3), lengths=lengths, row_length=10, batch_size=2, window=8)
+    steps = [planner.steps(epoch) for epoch in range(6)]
+    assert len(set(steps)) > 1, "the example does not show what it should"
+    delivery = deliver(Workers(), EpochPlanners(planner), window=5)
+    assert places(delivery, sum(steps)) == [(epoch, step) for epoch, n in enumerate(steps) for step in range(n)]

@@ -1,0 +1,580 @@
+"""What a loader adds up against plain sums over a script of known times, and the rules of the verdict one by one."""
+
+import json
+import random
+import re
+from dataclasses import FrozenInstanceError, replace
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
+from dataload.loader.recorder import Recorder
+from dataload.loader.statistics import StageStatistics, Statistics
+
+
+class Step(NamedTuple):
+    """A step as workers report it."""
+
+    spans: tuple = ()
+    rows: int = 1
+    nbytes: int = 0
+    bad: tuple = ()
+    error: Exception | None = None
+    epoch: int = 0
+    step: int = 0
+    worker: str = "dataload-0"
+
+
+class Clock:
+    """A clock that stands until it is set; also that of the CPU."""
+
+    def __init__(self):
+        self.now = self.cpu = 100.0
+
+
+def recorder(clock, executor="threads", **settings):
+    return Recorder(executor, clock=lambda: clock.now, cpu_clock=lambda: clock.cpu, **settings)
+
+
+def consume(made, clock, asked, received, step):
+    """The consumer asks for a step and has it."""
+    clock.now = asked
+    made.begin_wait()
+    clock.now = received
+    made.end_wait(step)
+
+
+# What is added up
+
+
+def test_a_script_of_known_times():
+    clock = Clock()
+    made = recorder(clock, transforms=("decode",))
+    made.resume()
+    read, transform = ("read", 0.0, 1.0), ("transform", 1.0, 3.0)
+    consume(made, clock, 0.0, 3.5, Step((read, transform), rows=4, nbytes=40))  # 3.5 s for the first
+    consume(made, clock, 4.0, 4.25, Step((("read", 1.0, 2.0), ("transform", 2.0, 4.2)), rows=4, nbytes=40))
+    consume(made, clock, 5.0, 5.0, Step((("read", 2.0, 3.0),), rows=2, nbytes=20, bad=("a", "b")))
+    clock.now = 7.0
+    made.pause()
+    found = made.snapshot(2)
+    assert (found.steps, found.rows, found.nbytes, found.bad, found.retries) == (3, 10, 100, 2, 1)
+    assert (found.wait_seconds, found.first_wait_seconds) == (3.75, 3.5)
+    assert found.consumer_seconds == 0.5 + 0.75 + 2.0
+    assert found.stages["read"] == StageStatistics(3, 3.0)
+    assert found.stages["transform"].runs == 2
+    assert found.stages["transform"].seconds == pytest.approx(4.2)
+    assert found.work_seconds == pytest.approx(7.2)
+    assert found.rows_per_second == pytest.approx(10 / 7.0)
+    assert found.wait_share == pytest.approx(0.25 / 3.5)
+    assert (found.workers, found.executor, found.transforms) == (2, "threads", ("decode",))
+    # Asked at 0: none is made. At 4: the third is, at 3. At 5: the third.
+    assert found.depth == pytest.approx(2 / 3)
+
+
+def test_what_happens_between_epochs_does_not_count_and_a_break_ends_with_the_last_batch():
+    clock = Clock()
+    made = recorder(clock)
+    for start in (0.0, 1000.0):
+        made.resume()
+        consume(made, clock, start, start + 1, Step())
+        consume(made, clock, start + 3, start + 4, Step())  # and here the consumer breaks
+    made.resume()
+    consume(made, clock, 2000.0, 2001.0, Step())
+    clock.now = 2005.0
+    made.pause()
+    found = made.snapshot(1)
+    assert (found.steps, found.wait_seconds, found.consumer_seconds) == (5, 5.0, 2.0 + 2.0 + 4.0)
+
+
+def test_a_step_that_fails_is_waited_for_but_not_received():
+    clock = Clock()
+    made = recorder(clock)
+    made.resume()
+    consume(made, clock, 0.0, 2.0, Step((("read", 0.0, 2.0),), error=ValueError("x"), bad=(), rows=8, nbytes=8))
+    found = made.snapshot(1)
+    assert (found.steps, found.rows, found.nbytes, found.depth) == (0, 0, 0, 0)
+    assert (found.wait_seconds, found.first_wait_seconds) == (2.0, 0.0)
+    assert found.stages == {"read": StageStatistics(1, 2.0)}
+    assert found.rows_per_second == 0
+
+
+def test_cpu_time_is_that_of_the_loop_alone():
+    clock = Clock()
+    made = recorder(clock)
+    for start in (0.0, 500.0):
+        made.resume()
+        for second in range(5):
+            consume(made, clock, start + second, start + second + 0.5, Step())
+            clock.cpu += 1.5
+        clock.cpu += 1000  # a validation, say
+    found = made.snapshot(2)
+    assert (found.cpu_clock_seconds, found.cpu_seconds) == (8.0, 12.0)
+    assert found.busy_cpus == 1.5
+    assert recorder(clock).snapshot(2).busy_cpus is None
+    assert replace(made, executor="processes").snapshot(2).busy_cpus is None
+
+
+def test_a_slow_clock_is_read_seldom():
+    clock, reads = Clock(), []
+
+    def slow():
+        reads.append(clock.now)
+        clock.now += 0.01
+        return 0.0
+
+    made = Recorder("threads", clock=lambda: clock.now, cpu_clock=slow)
+    made.resume()
+    clock.now = 0.0
+    while clock.now < 100:
+        consume(made, clock, clock.now, clock.now + 0.05, Step())
+    assert len(reads) == pytest.approx(100 / 10, abs=1)
+
+
+def test_the_cpus_clock_is_not_read_at_each_batch():
+    clock, reads = Clock(), []
+    made = Recorder("threads", clock=lambda: clock.now, cpu_clock=lambda: reads.append(None) or 0.0)
+    made.resume()
+    for i in range(1000):
+        consume(made, clock, i * 1e-3, i * 1e-3, Step())
+    assert len(reads) <= 1 + 1.0 / 0.2
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("in_order", [True, False])
+def test_any_script_against_plain_sums(seed, in_order):
+    rng = random.Random(seed)
+    clock = Clock()
+    made = recorder(clock)
+    waits, works, served, depths = [], [], [], []
+    now = 0.0
+    for _ in range(rng.randint(1, 4)):
+        made.resume()
+        # Some are made before the epoch begins, others while it goes on.
+        ends = sorted(now + rng.uniform(-5, 20) for _ in range(rng.randint(1, 30)))
+        steps = [
+            Step((("read", end - 1, end - 0.5), ("collate", end - 0.5, end)), rows=rng.randint(0, 9)) for end in ends
+        ]
+        if not in_order:
+            rng.shuffle(steps)
+            steps.sort(key=lambda step: step.spans[-1][2] > now + 10)
+        asks = []
+        for place, step in enumerate(steps):
+            asks.append(now)
+            received = max(now, step.spans[-1][2])
+            consume(made, clock, now, received, step)
+            waits.append(received - now)
+            served.append(step)
+            now = received + rng.choice([0, rng.uniform(0, 2)])
+            if place + 1 < len(steps):
+                works.append(now - received)
+        depths += [sum(step.spans[-1][2] <= ask for step in steps[i:]) for i, ask in enumerate(asks)]
+        if rng.random() < 0.5:
+            works.append(now - received)
+            clock.now = now
+            made.pause()
+        now += rng.uniform(0, 100)
+    found = made.snapshot(3)
+    assert found.steps == len(served)
+    assert found.rows == sum(step.rows for step in served)
+    assert found.wait_seconds == pytest.approx(sum(waits))
+    assert found.consumer_seconds == pytest.approx(sum(works))
+    assert found.first_wait_seconds == waits[0]
+    assert found.depth == pytest.approx(sum(depths) / len(served))
+    for stage in ("read", "collate"):
+        assert found.stages[stage].runs == len(served)
+        assert found.stages[stage].seconds == pytest.approx(0.5 * len(served))
+
+
+def test_a_long_run_forgets_old_requests_and_not_the_depth():
+    clock = Clock()
+    made = recorder(clock)
+    made.resume()
+    for i in range(10_000):  # each is made as the one two before it is asked for
+        consume(made, clock, float(i), float(i), Step((("read", i - 2.0, i - 2.0),)))
+    assert made.snapshot(1).depth == pytest.approx(3, abs=1e-3)
+    assert len(made._asked) <= 4096
+
+
+def test_since_is_what_came_after():
+    clock = Clock()
+    whole, late = recorder(clock), recorder(clock)
+    for made in (whole, late):
+        made.resume()
+    for i in range(10):
+        step = Step(
+            (("read", i - 1.5, i - 1.0),) + ((("collate", i - 1.0, i - 0.9),) if i > 5 else ()), rows=i, nbytes=2 * i
+        )
+        consume(whole, clock, i, i + 0.25, step)
+        if i == 4:
+            earlier = whole.snapshot(2)
+            late.resume()
+            clock.now = 4.25
+            late._delivered = 4.25
+        if i > 4:
+            consume(late, clock, i, i + 0.25, step)
+    found, expected = whole.snapshot(2).since(earlier), late.snapshot(2)
+    assert found.stages["read"] == StageStatistics(5, 2.5)
+    assert found.stages["collate"].runs == 4
+    for name in ("steps", "rows", "nbytes", "wait_seconds", "consumer_seconds", "bad", "retries"):
+        assert getattr(found, name) == getattr(expected, name), name
+    assert found.first_wait_seconds == 0
+    assert found.depth == pytest.approx((2 + 4 * 1) / 5)  # with collate, one more request comes too early
+    assert earlier.since(earlier).depth == 0
+
+
+# A loader's
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_counts_batches_rows_and_stages(workers, in_order):
+    source = MemorySource([{"x": i} for i in range(10)])
+    with Loader(source, batch_size=4, transform=[dict, lambda s: s], num_workers=workers, in_order=in_order) as loader:
+        assert loader.statistics().verdict == "limit: unknown, no batch was received"
+        for _ in loader:
+            pass
+        for _ in loader:
+            break
+        found = loader.statistics()
+    assert (found.steps, found.rows, found.nbytes) == (4, 14, 14 * 8)
+    assert {name: stage.runs for name, stage in found.stages.items()} == {"read": 4, "transform": 4, "collate": 4}
+    assert found.workers == workers
+    assert found.executor == ("threads" if workers else "serial")
+    assert [name.rpartition(".")[2] for name in found.transforms] == ["dict", "<lambda>"]
+    assert found.wait_seconds > 0
+    if not workers:
+        assert found.work_seconds <= found.wait_seconds
+        assert found.depth == 0
+
+
+def test_a_loader_counts_bad_records_and_failures():
+    class Bad(RangeSource):
+        def _read(self, indices):
+            if 3 in indices:
+                raise ValueError("three")
+            return super()._read(indices)
+
+    def run(**settings):
+        loader = Loader(Bad(8), batch_size=4, transform=dict, **settings)
+        try:
+            list(loader)
+        finally:
+            found.append(loader.statistics())
+
+    found = []
+    run(on_error="skip")
+    assert (found[0].steps, found[0].bad, found[0].retries) == (2, 1, 1)
+    assert found[0].stages["read"].runs == 1 + 4 + 1
+    assert "1 bad records; 1 steps made again" in str(found[0])
+    with pytest.raises(WorkerError, match="three"):
+        run()
+    assert (found[1].steps, found[1].bad) == (0, 0)
+
+
+def test_frozen_and_as_json_and_as_text():
+    found = statistics(transforms=("m.decode",))
+    with pytest.raises(FrozenInstanceError):
+        found.steps = 1
+    data = json.loads(json.dumps(found.to_json()))
+    assert data["stages"]["transform"] == {"runs": 100, "seconds": 30.0}
+    assert (data["transforms"], data["verdict"], data["wait_share"]) == (["m.decode"], found.verdict, found.wait_share)
+    found = replace(found, first_wait_seconds=1.0, cpu_seconds=15, cpu_clock_seconds=10)
+    assert str(found).splitlines() == [
+        "100 batches, 1,000 rows, 1.0 MB in 20.00 s: 50 rows/s",
+        "the consumer waited 10.00 s, 1.00 s of it for the first batch",
+        "and worked 10.00 s in between; 0.5 batches were ready when it asked",
+        "work in 2 threads, of 8 CPUs (1.5 kept busy by this process):",
+        "  read                4.00 s  11%      100 times     40.000 ms each",
+        "  transform          30.00 s  83%      100 times    300.000 ms each",
+        "  collate             2.00 s   6%      100 times     20.000 ms each",
+        found.verdict,
+    ]
+    assert replace(found, workers=1).where == "1 thread"
+    assert replace(found, workers=1, executor="processes").where == "1 process"
+    assert "work in the consumer's thread, of 8 CPUs (1.5" in str(replace(found, workers=0, executor="serial"))
+
+
+# The verdict
+
+
+def statistics(read=4.0, transform=30.0, collate=2.0, **values):
+    """100 batches in 20 s, half of them waited, with two busy threads on eight CPUs."""
+    stages = {"read": read, "transform": transform, "collate": collate}
+    given = {
+        "steps": 100,
+        "rows": 1000,
+        "nbytes": 1_000_000,
+        "wait_seconds": 10.0,
+        "consumer_seconds": 10.0,
+        "stages": {name: StageStatistics(100, seconds) for name, seconds in stages.items() if seconds},
+        "workers": 2,
+        "executor": "threads",
+        "depth": 0.5,
+        "cpus": 8,
+    }
+    return Statistics(**{**given, **values})
+
+
+def using(cpus):
+    return {"cpu_seconds": 20 * cpus, "cpu_clock_seconds": 20.0}
+
+
+READS = {"wait_seconds": 20.0, "consumer_seconds": 0.1}
+HALF = "the consumer waits 50% of the time"
+
+# What a loader did, and the parts of the line about it.
+VERDICTS = {
+    "nothing yet": (
+        statistics(steps=0),
+        "unknown, no batch was received",
+    ),
+    "one batch": (
+        statistics(steps=1),
+        "unknown, 1 batch is too few to tell",
+    ),
+    "two batches": (
+        statistics(steps=2),
+        "unknown, 2 batches are too few to tell",
+    ),
+    "no time": (
+        statistics(wait_seconds=0.0, consumer_seconds=0.0),
+        "unknown, 100 batches are too few to tell",
+    ),
+    "consumer": (
+        statistics(wait_seconds=0.2, consumer_seconds=9.8),
+        "the consumer",
+        "it waits 2% of the time",
+    ),
+    "consumer, slowed by threads": (
+        statistics(wait_seconds=0.2, consumer_seconds=19.8, **using(1.0)),
+        "the consumer",
+        "it waits 1% of the time",
+        "2 threads keep 1.0 CPUs busy together, as if they hold the GIL, which slows it down: try executor='processes'",
+    ),
+    "the first batch does not count": (
+        statistics(wait_seconds=5.0, first_wait_seconds=4.8, consumer_seconds=9.8),
+        "the consumer",
+        "it waits 2% of the time",
+    ),
+    "a transform": (
+        statistics(),
+        "transform (83% of worker time)",
+        HALF,
+        "2 more workers would feed it",
+    ),
+    "transforms by name": (
+        statistics(transforms=("app.images.decode", "Crop", "f.<locals>.<lambda>")),
+        "transforms decode, Crop, <lambda> (83% of worker time)",
+        HALF,
+        "2 more workers would feed it",
+    ),
+    "storage": (
+        statistics(read=32.0, transform=0.0, collate=8.0, cpus=3),
+        "storage (read, 80% of worker time)",
+        HALF,
+        "1 more worker would give up to 1.5 times as much, and to feed it takes 4 CPUs",
+    ),
+    "collate": (
+        statistics(read=1.0, transform=2.0, collate=27.0),
+        "collate (90% of worker time)",
+        HALF,
+        "1 more worker would feed it",
+    ),
+    "batch_transform": (
+        statistics(stages={"batch_transform": StageStatistics(100, 30.0)}),
+        "batch_transform (100% of worker time)",
+        HALF,
+        "1 more worker would feed it",
+    ),
+    "enough on average": (  # 3.2 workers of work, for a consumer that works 8 of 10 s, is just what four do
+        statistics(workers=4, transform=26.0, wait_seconds=2.0, consumer_seconds=8.0),
+        "transform (81% of worker time)",
+        "the consumer waits 20% of the time",
+        "1 more worker would feed it",
+    ),
+    "no more CPUs": (
+        statistics(cpus=2),
+        "transform (83% of worker time)",
+        HALF,
+        "one worker more cannot help: this process may use 2 CPUs, and to feed it takes 4 CPUs",
+    ),
+    "one CPU": (
+        statistics(workers=1, read=1.0, transform=15.0, cpus=1),
+        "transform (83% of worker time)",
+        "the consumer waits 50% of the time",
+        "one worker more cannot help: this process may use 1 CPU, and to feed it takes 2 CPUs",
+    ),
+    "more workers than CPUs, which slow each other down": (
+        statistics(workers=4, transform=74.0, cpus=2),
+        "transform (92% of worker time)",
+        HALF,
+        "one worker more cannot help: this process may use 2 CPUs, and to feed it takes 4 CPUs",
+    ),
+    "processes that read on all CPUs": (
+        statistics(read=24.0, transform=0.0, collate=6.0, cpus=2, executor="processes"),
+        "storage (read, 80% of worker time)",
+        HALF,
+        (
+            "one worker more cannot help unless reads wait for storage: this process may use 2 CPUs, "
+            "and to feed it takes 3 CPUs"
+        ),
+    ),
+    "threads that hold the GIL": (
+        statistics(**using(1.0)),
+        "transform (83% of worker time)",
+        HALF,
+        "2 threads keep 1.0 CPUs busy together, as if it holds the GIL: try executor='processes'",
+    ),
+    "a source that holds the GIL": (
+        statistics(read=38.0, transform=0.0, **using(1.1)),
+        "storage (read, 95% of worker time)",
+        HALF,
+        "2 threads keep 1.1 CPUs busy together, as if it holds the GIL or waits: try executor='processes'",
+    ),
+    "threads that do not": (
+        statistics(**using(1.8)),
+        "transform (83% of worker time)",
+        HALF,
+        "2 more workers would feed it",
+    ),
+    "on one CPU the GIL does not matter": (
+        statistics(cpus=1, **using(1.0)),
+        "transform (83% of worker time)",
+        HALF,
+        "one worker more cannot help: this process may use 1 CPU, and to feed it takes 2 CPUs",
+    ),
+    "threads that wait for storage": (
+        statistics(read=38.0, transform=0.0, cpus=2, **using(0.2)),
+        "storage (read, 95% of worker time)",
+        HALF,
+        "2 more workers would feed it",
+    ),
+    "threads that wait for storage, very slow": (
+        statistics(read=38.0, transform=0.0, cpus=2, wait_seconds=17.0, consumer_seconds=3.0, **using(0.2)),
+        "storage (read, 95% of worker time)",
+        "the consumer waits 85% of the time",
+        "6 more workers would give up to 4.0 times as much, and to feed it takes 14 workers",
+    ),
+    "serial": (
+        statistics(workers=0, executor="serial", read=1.0, transform=8.0, collate=1.0, **using(1.0)),
+        "transform (80% of the work)",
+        HALF,
+        "1 worker (processes, if it holds the GIL) would feed it",
+    ),
+    "serial, slow": (
+        statistics(
+            workers=0,
+            executor="serial",
+            read=14.0,
+            transform=0.0,
+            collate=1.0,
+            wait_seconds=16.0,
+            consumer_seconds=4.0,
+            **using(0.1),
+        ),
+        "storage (read, 93% of the work)",
+        "the consumer waits 80% of the time",
+        "4 workers would feed it",
+    ),
+    "serial, on two CPUs": (
+        statistics(
+            workers=0, executor="serial", transform=7.0, wait_seconds=15.0, consumer_seconds=5.0, cpus=2, **using(1.0)
+        ),
+        "transform (54% of the work)",
+        "the consumer waits 75% of the time",
+        "2 workers (processes, if it holds the GIL) would give up to 2.0 times as much, and to feed it takes 3 CPUs",
+    ),
+    "serial, the loader's own cost": (
+        statistics(workers=0, executor="serial", read=1.0, transform=2.0, collate=1.0),
+        "the loader itself",
+        "the stages take 40% of what the consumer waits",
+        HALF,
+    ),
+    "quick batches": (
+        statistics(read=0.001, transform=0.0, collate=0.003),
+        "the hand-over of batches, which take 40 us to make",
+        "larger ones would help",
+        HALF,
+    ),
+    "workers that wait": (
+        statistics(transform=4.0, collate=0.0),
+        "batches of unequal cost",
+        "workers are busy 20% of the time, and a larger prefetch or in_order=False may help",
+        HALF,
+    ),
+    "processes that wait": (
+        statistics(transform=4.0, collate=0.0, executor="processes", nbytes=1_600_000_000),
+        "batches of unequal cost, or their way between processes (16.0 MB each)",
+        "workers are busy 20% of the time, and a larger prefetch or in_order=False may help",
+        HALF,
+    ),
+    "only reads": (
+        statistics(**READS, transform=34.0),
+        "transform (85% of worker time)",
+        "the consumer waits 100% of the time",
+        "it only reads, at 50 rows/s",
+        "6 more workers, one for each CPU, would make that 199 at most",
+    ),
+    "only reads, on all CPUs": (
+        statistics(**READS, transform=34.0, cpus=2),
+        "transform (85% of worker time)",
+        "the consumer waits 100% of the time",
+        "it only reads, at 50 rows/s",
+        "one worker more cannot help: this process may use 2 CPUs",
+    ),
+    "only reads, from slow storage": (
+        statistics(**READS, read=38.0, transform=0.0, **using(0.1)),
+        "storage (read, 95% of worker time)",
+        "the consumer waits 100% of the time",
+        "it only reads, at 50 rows/s",
+        "the work keeps 0.1 CPUs busy and mostly waits, so more workers may help",
+    ),
+    "only reads, serial": (
+        statistics(**READS, read=16.0, transform=0.0, workers=0, executor="serial"),
+        "storage (read, 89% of the work)",
+        "the consumer waits 100% of the time",
+        "it only reads, at 50 rows/s",
+        "8 workers (processes, if it holds the GIL), one for each CPU, would make that 398 at most",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_verdict(name):
+    found, *parts = VERDICTS[name]
+    assert found.verdict == f"limit: {'; '.join(parts)}"
+
+
+@given(
+    st.builds(
+        statistics,
+        read=st.floats(0, 1e4),
+        transform=st.floats(0, 1e4),
+        collate=st.floats(0, 1e4),
+        wait_seconds=st.floats(0, 1e4),
+        consumer_seconds=st.floats(0, 1e4),
+        workers=st.integers(0, 64),
+        steps=st.integers(0, 10**6),
+        rows=st.integers(0, 10**9),
+        executor=st.sampled_from(["threads", "processes"]),
+        cpus=st.integers(1, 64),
+        cpu_seconds=st.floats(0, 1e4),
+        cpu_clock_seconds=st.floats(1, 1e4),
+    )
+)
+def test_no_verdict_is_absurd(found):
+    line = found.verdict
+    assert re.fullmatch(r"limit: [^\n]+", line)
+    assert not re.search(r"\b(nan|inf|-\d)", line)
+    for number in re.findall(r"(\d+) (?:more )?workers? ", line):
+        assert 1 <= int(number) <= max(found.cpus - found.workers, 4 * max(1, found.workers) - found.workers)
+    str(found)
+
+
+def test_auto_is_the_only_word_for_a_number_of_workers():
+    with pytest.raises(ConfigError, match="num_workers must be an integer >= 0, got 'many'"):
+        Loader(RangeSource(1), batch_size=1, num_workers="many")

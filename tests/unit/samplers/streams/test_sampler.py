@@ -1,0 +1,265 @@
+"""StreamSampler: its settings, examples to read, numbers that no model can list; against plain lists see
+tests/properties/test_streams.py.
+"""
+
+import json
+import pickle
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from dataload import ConfigError, Loader, MemorySource, RangeSource, StateMismatchError
+from dataload._util.fingerprint import fingerprint
+from dataload._util.randomness import derive_key
+from dataload.samplers import BatchPlanner
+from dataload.samplers.order_sample import GlobalBatches
+from dataload.samplers.permutation import permute
+from dataload.samplers.quality import order_report
+from dataload.streams import RowMixture, StreamSampler
+
+
+def sampler(*lengths, **settings):
+    return StreamSampler(sequence_lengths=list(lengths), **{"rows": 2, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"sequence_lengths": 7}, "sequence_lengths must be integers, one for each sequence"),
+        ({"sequence_lengths": [1.5]}, "sequence_lengths must be integers, one for each sequence"),
+        ({"sequence_lengths": [4, -1]}, "sequence_lengths must be 0 or more, got -1 for sequence 1"),
+        ({"sequence_lengths": [2**48, 1]}, "sequence_lengths must have a sum of at most 281474976710656"),
+        ({"sequence_lengths": [2**62] * 4}, "sequence_lengths must have a sum of at most 281474976710656"),
+        ({"rows": 0}, "rows must be an integer >= 1, got 0"),
+        ({"rows": 2.0}, r"rows must be an integer >= 1, got 2\.0"),
+        ({"chunk": 0}, "chunk must be an integer >= 1, got 0"),
+        ({"mode": "splt"}, "mode is 'splt': did you mean 'split'"),
+        ({"ends": "wrap"}, "ends is 'wrap': Known: drop, next, pad"),
+        ({"seed": 0.5}, r"seed must be an integer, got 0\.5"),
+        ({"tail": "dorp"}, "tail is 'dorp': did you mean 'drop'"),
+        ({"mode": "independent", "epoch_steps": 0}, "epoch_steps must be an integer >= 1, got 0"),
+        ({"epoch_steps": 3}, "epoch_steps is for rows that have no end, and with mode='split' an epoch is once"),
+        ({"mode": "pack", "epoch_steps": 3}, "with mode='pack' an epoch is once through the data"),
+        ({"ends": "pad", "random_start": True}, "with ends='pad' each record has its place in each epoch"),
+        ({"mode": "pack", "random_start": True}, "random_start with ends='next' would cut sequences in two"),
+        (
+            {"rows": 3, "world_size": 2},
+            "rows must be a multiple of world_size, 2, so that each rank has its own; got 3",
+        ),
+        ({"rows": 4, "origin": 6}, "origin must be a multiple of rows, 4, for steps of streams have no parts; got 6"),
+        ({"rank": 2, "world_size": 2}, r"rank must be an integer in \[0, 2\), got 2"),
+    ],
+)
+def test_wrong_settings_are_named(settings, match):
+    with pytest.raises(ConfigError, match=match):
+        StreamSampler(**{"sequence_lengths": [4, 4], "rows": 2, **settings})
+
+
+def test_only_ranks_that_divide_the_rows_can_share_them():
+    with pytest.raises(ConfigError, match="rows must be a multiple of world_size, 3"):
+        Loader(RangeSource(20), batch_sampler=sampler(10, 10, rows=4), rank=0, world_size=3)
+
+
+def test_two_rows_side_by_side():
+    """Four sequences in a shuffled order, and the second row begins in the middle of one."""
+    order = permute(np.arange(4), 4, derive_key(0, "streams", 0, words=2)).tolist()
+    lengths = [3, 3, 3, 3]
+    line = [sequence * 3 + offset for sequence in order for offset in range(3)]
+    plans = sampler(*lengths).plans(range(6), epoch=0)
+    assert [plan.indices.tolist() for plan in plans] == [list(rows) for rows in zip(line[:6], line[6:], strict=True)]
+    assert [plan.columns["is_first"].tolist() for plan in plans] == [[t % 3 == 0] * 2 for t in range(6)]
+    plans = sampler(*lengths, rows=3, chunk=2).plans(range(2), epoch=0)
+    assert plans[0].indices.tolist() == [*line[:2], *line[4:6], *line[8:10]]
+    assert plans[0].columns["offset"].tolist() == [0, 1, 2]
+    assert plans[0].columns["is_first"].tolist() == [[True, False], [True, False], [True, True]]
+    assert plans[1].columns["is_first"].tolist() == [[False, True], [True, False], [False, False]]
+
+
+def test_every_batch_is_full_with_drop_but_for_padded_chunks():
+    for mode in ("split", "pack", "independent", "shuffled"):
+        for ends in ("next", "drop"):
+            one = sampler(7, 9, 4, 11, rows=3, chunk=2, mode=mode, ends=ends, tail="drop")
+            assert one.steps(0)
+            assert all(plan.valid.all() for plan in one.plans(range(one.steps(0)), epoch=0))
+
+
+def test_more_rows_than_records():
+    for mode in ("split", "pack", "shuffled"):
+        plans = sampler(1, 1, rows=5, mode=mode).plans(range(1), epoch=0)
+        assert sorted(plans[0].wanted.tolist()) == [0, 1]
+        assert sorted(plans[0].columns["stream_id"].tolist()) == [-1, -1, -1, 0, 1]
+        assert sampler(1, 1, rows=5, mode=mode, tail="drop").steps(0) == 0
+    (plan,) = sampler(1, 1, rows=5, mode="independent").plans(range(1), epoch=0)
+    assert plan.valid.all()
+
+
+@pytest.mark.parametrize("lengths", [(), (0,), (0, 0, 0)])
+@pytest.mark.parametrize("mode", ["split", "pack", "independent", "shuffled"])
+@pytest.mark.parametrize("ends", ["next", "pad", "drop"])
+def test_without_records_there_are_no_steps(lengths, mode, ends):
+    endless = {"epoch_steps": 4} if mode in ("independent", "shuffled") else {}
+    starts = {"random_start": True} if (mode, ends) not in {("pack", "next")} and ends != "pad" else {}
+    for settings in ({}, endless, starts):
+        empty = sampler(*lengths, mode=mode, ends=ends, **settings)
+        assert (empty.steps(0), empty.items(0), empty.records) == (0, 0, 0)
+        assert list(empty.plans(range(0), epoch=0)) == []
+        with Loader(RangeSource(0), batch_sampler=empty) as loader:
+            assert list(loader) == list(loader) == []
+
+
+HUGE = [10**12, 3, 10**12 + 7, 0, 10**11]
+
+
+@pytest.mark.parametrize("mode", ["split", "pack", "independent"])
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_sequences_may_be_longer_than_any_memory(mode, chunk):
+    huge = sampler(*HUGE, rows=4, chunk=chunk, mode=mode)
+    ends = np.cumsum(HUGE)
+    steps = huge.steps(0)
+    for start in (0, steps // 3, steps - 5):
+        before = None
+        for plan in huge.plans(range(start, start + 5), epoch=1):
+            indices, valid = plan.indices.reshape(4, chunk), plan.valid.reshape(4, chunk)
+            is_first, offset, stream = (plan.columns[name] for name in ("is_first", "offset", "stream_id"))
+            begins = is_first.reshape(4, chunk)
+            for row in np.flatnonzero(valid[:, 0]).tolist():
+                assert stream[row] == np.searchsorted(ends, indices[row, 0], side="right")
+                assert offset[row] == indices[row, 0] - (ends[stream[row]] - HUGE[stream[row]])
+                steady = np.flatnonzero(valid[row, 1:] & ~begins[row, 1:])
+                assert (indices[row, steady + 1] == indices[row, steady] + 1).all()
+                if before is not None and not begins[row, 0]:
+                    assert indices[row, 0] == before[row] + 1
+            before = indices[:, -1]
+    shares = {"split": sum(HUGE) / 4, "independent": sum(HUGE) / 4, "pack": HUGE[2]}
+    assert steps == pytest.approx(shares[mode] / chunk, abs=1)
+
+
+def test_chunks_of_huge_sequences_come_from_anywhere():
+    huge = sampler(*HUGE, rows=4, chunk=1000, mode="shuffled", ends="drop")
+    assert huge.steps(0) == -(-sum(length // 1000 for length in HUGE) // 4)
+    (plan,) = huge.plans(range(10**8, 10**8 + 1), epoch=3)
+    assert (np.diff(plan.indices.reshape(4, 1000), axis=1) == 1).all()
+    assert (plan.columns["offset"] % 1000 == 0).all()
+
+
+def test_endless_rows_go_on_in_the_next_epoch_and_are_never_at_an_end():
+    rows = sampler(5, 3, mode="independent", epoch_steps=3)
+    found = np.concatenate([[plan.indices for plan in rows.plans(range(3), epoch=epoch)] for epoch in range(16)])
+    longer = replace(rows, epoch_steps=48)
+    assert found.tolist() == [plan.indices.tolist() for plan in longer.plans(range(48), epoch=0)]
+    assert np.array_equal(np.sort(found.reshape(6, 8, 2), axis=1), np.broadcast_to(np.arange(8)[:, None], (6, 8, 2)))
+
+
+def test_the_order_of_endless_chunks_does_not_depend_on_the_tail():
+    chunks = sampler(7, mode="shuffled", chunk=3, epoch_steps=4)
+    for tail in ("drop", "partial"):
+        same = replace(chunks, tail=tail)
+        assert same.order == chunks.order
+        for mine, others in zip(chunks.plans(range(4), epoch=1), same.plans(range(4), epoch=1), strict=True):
+            assert mine.wanted.tolist() == others.wanted.tolist()
+    # Less than a chunk is a chunk all the same, where there is no end at which to leave it out.
+    (plan,) = sampler(2, mode="shuffled", chunk=3, epoch_steps=1, tail="drop").plans(range(1), epoch=0)
+    assert plan.wanted.tolist() == [0, 1, 0, 1]
+
+
+def test_it_is_a_value():
+    one = sampler(4, 5, chunk=2, seed=3)
+    assert one == StreamSampler(sequence_lengths=np.array([4, 5]), rows=2, chunk=2, seed=3)
+    assert hash(one) == hash(sampler(4, 5, chunk=2, seed=3))
+    others = [
+        sampler(5, 4, chunk=2, seed=3),
+        sampler(4, 5, chunk=2, seed=4),
+        sampler(4, 5, chunk=1, seed=3),
+        sampler(4, 5, chunk=2, seed=3, rows=4),
+        sampler(4, 5, chunk=2, seed=3, mode="pack"),
+        sampler(4, 5, chunk=2, seed=3, ends="pad"),
+        sampler(4, 5, chunk=2, seed=3, random_start=True),
+    ]
+    assert len({one, *others}) == 8
+    assert len({fingerprint(each.order) for each in (one, *others)}) == 8
+    assert fingerprint(one.dealt(world_size=2, rank=1, tail="drop").order) == fingerprint(one.order)
+    assert repr(one) == (
+        "StreamSampler(2 sequences, 9 records, rows=2, chunk=2, mode='split', ends='next', seed=3, "
+        "random_start=False, epoch_steps=None)"
+    )
+    one.plans(range(1), epoch=0)
+    again = pickle.loads(pickle.dumps(one))
+    assert again == one
+    assert again.plans(range(2), epoch=0)[1].indices.tolist() == one.plans(range(2), epoch=0)[1].indices.tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        one.sequence_lengths[0] = 9
+
+
+def test_the_lengths_of_its_maker_are_copied():
+    lengths = np.array([4, 5])
+    one = StreamSampler(sequence_lengths=lengths, rows=1)
+    lengths[0] = 100
+    assert one.records == 9
+
+
+@pytest.mark.parametrize(
+    "other", [sampler(6, 6, 8, rows=6), sampler(6, 6, 8, rows=4, seed=1), sampler(6, 6, 8, rows=4, chunk=2)]
+)
+def test_the_state_of_another_order_is_refused(other):
+    with (
+        Loader(RangeSource(20), batch_sampler=sampler(6, 6, 8, rows=4)) as loader,
+        Loader(RangeSource(20), batch_sampler=other) as elsewhere,
+    ):
+        next(iter(loader))
+        with pytest.raises(StateMismatchError, match=r"order \(the sampler or its seed\)"):
+            elsewhere.load_state_dict(loader.state_dict())
+
+
+def test_the_source_must_have_all_records():
+    with pytest.raises(ConfigError, match="the sampler chooses from 20 records, and the source has 19"):
+        Loader(RangeSource(19), batch_sampler=sampler(6, 6, 8))
+
+
+def test_what_a_consumer_writes_into_a_batch_is_in_no_other():
+    with Loader(RangeSource(20), batch_sampler=sampler(6, 6, 8)) as loader:
+        start = loader.state_dict()
+        before = [{name: column.copy() for name, column in batch.items()} for batch in loader]
+        loader.load_state_dict(start)
+        for batch in loader:
+            for column in batch.values():
+                column[...] = 0
+        loader.load_state_dict(start)
+        for batch, expected in zip(loader, before, strict=True):
+            assert all(np.array_equal(batch[name], expected[name]) for name in expected)
+
+
+def test_records_need_not_be_dicts():
+    with Loader(MemorySource([f"r{i}" for i in range(6)]), batch_sampler=sampler(3, 3, mode="pack", chunk=3)) as loader:
+        (batch,) = loader
+    assert list(batch) == ["data", "stream_id", "offset", "is_first", "valid"]
+    assert sorted(batch["data"]) == [["r0", "r1", "r2"], ["r3", "r4", "r5"]]
+
+
+@pytest.mark.parametrize("mode", ["split", "pack", "independent", "shuffled"])
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_orders_can_be_judged(mode, chunk):
+    streams = sampler(*[50] * 40, rows=8, chunk=chunk, mode=mode)
+    report = order_report(streams.dealt(world_size=2, rank=1))
+    served = streams.steps(0) * streams.rows_per_step if mode == "independent" else 2000
+    assert (report.records, report.steps, report.looked_at) == (2000, streams.steps(0), served)
+    assert report == order_report(streams)  # whatever the ranks
+    assert report.multiplicity.verdict == "each record comes once" or mode == "independent"
+    assert report.repeats.again is not None
+    json.dumps(report.to_json())
+
+
+def test_the_batches_of_all_ranks_together():
+    streams = sampler(5, 6, 7, rows=4, chunk=2, ends="pad")
+    expected = [plan.wanted.tolist() for plan in streams.plans(range(streams.steps(0)), epoch=0)]
+    for world in (1, 2, 4):
+        together = GlobalBatches(streams.dealt(rank=world - 1, world_size=world, tail="pad"))
+        indices, counts = together.rows(range(streams.steps(0)), epoch=0)
+        cuts = pairwise(np.cumsum([0, *counts]).tolist())
+        assert [indices[start:stop].tolist() for start, stop in cuts] == expected
+
+
+def test_both_are_planners():
+    assert issubclass(StreamSampler, BatchPlanner)
+    assert issubclass(RowMixture, BatchPlanner)

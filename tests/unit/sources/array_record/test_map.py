@@ -1,0 +1,325 @@
+"""Uncompressed files read through the map, each record compared with what the package reads."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import dataload
+from dataload.cli.app import app
+from dataload.codecs.codec import resolve_codec
+from dataload.collate import default_collate
+from dataload.errors import CorruptFileError, MissingDependencyError
+from dataload.sources.array_record.map import MappedRecords
+from dataload.sources.array_record.reader import ArrayRecordSource
+from dataload.storage.local import mapped
+
+BLOCK = 65536
+PACKAGE = "readahead_buffer_size:0"
+CHUNK_OF_4096 = 40 + 1 + 1 + 2 + 4096
+
+
+def write(path, records, options="group_size:1,uncompressed"):
+    writer = ArrayRecordWriter(str(path), options)
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def records():
+    rng = np.random.default_rng(0)
+    return [b"%d:" % index + rng.bytes(int(size)) for index, size in enumerate(rng.integers(0, 9000, 400))]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory, records):
+    return write(tmp_path_factory.mktemp("mapped") / "x.array_record", records)
+
+
+@pytest.fixture
+def no_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_every_record_is_the_packages(tmp_path, data):
+    size = st.one_of(
+        st.integers(0, 300),
+        st.sampled_from([0, 1, 127, 128, 4096, 16_384, 63 << 10, 64 << 10, (64 << 10) + 1, 200 << 10]),
+        # chunks that end at, or a few bytes off, the first two boundaries of blocks
+        st.integers(-70, 70).map(lambda off: BLOCK - 64 - 45 + off),
+        st.integers(-70, 70).map(lambda off: 2 * BLOCK - 24 - 64 - 45 + off),
+    )
+    sizes = data.draw(
+        st.one_of(st.lists(size, max_size=12), st.tuples(size, st.integers(1, 40)).map(lambda n: [n[0]] * n[1]))
+    )
+    padded = data.draw(st.sampled_from(["", ",pad_to_block_boundary", ",max_parallelism:1"]))
+    seed = np.random.default_rng(len(sizes))
+    path = write(tmp_path / "x", [seed.bytes(size) for size in sizes], f"group_size:1,uncompressed{padded}")
+    reader = ArrayRecordReader(path)
+    wanted = reader.read_all() if sizes else []
+    through_map = MappedRecords.open(path)
+    assert through_map is not None
+    assert len(through_map) == len(sizes) == reader.num_records()
+    assert list(map(len, wanted)) == sizes
+    if sizes:
+        request = np.array(data.draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=30)))
+        for indices in (np.arange(len(sizes)), request):
+            assert through_map.read(indices, views=False) == [wanted[index] for index in indices]
+            assert [bytes(view) for view in through_map.read(indices, views=True)] == [wanted[i] for i in indices]
+        for index, record in enumerate(wanted):
+            assert through_map.read(np.array([index]), views=False) == [record]
+
+
+@pytest.mark.parametrize("size", [60, 4096])
+def test_thousands_of_records_of_one_size(tmp_path, size):
+    """Every way in which a chunk can lie across a block header."""
+    rng = np.random.default_rng(size)
+    wanted = [rng.bytes(size) for _ in range(5000 if size == 60 else 1000)]
+    with ArrayRecordSource(write(tmp_path / "x", wanted)) as source:
+        request = rng.permutation(np.tile(np.arange(len(wanted)), 2))
+        assert source.read(request) == [wanted[index] for index in request]
+        assert list(source) == wanted
+
+
+@pytest.mark.parametrize("off", [*range(-52, 3)])
+def test_chunks_around_the_start_of_a_block(tmp_path, off):
+    """Each byte of a header at the boundary, and a chunk of several blocks that starts with one."""
+    sizes = (BLOCK - 64 - 45 + off, 140_000, 3, 0)
+    path = write(tmp_path / "x", [bytes([number]) * size for number, size in enumerate(sizes)])
+    wanted = ArrayRecordReader(path).read_all()
+    assert MappedRecords.open(path).read(np.array([0, 1, 2, 3, 1]), views=False) == [*wanted, wanted[1]]
+
+
+def test_the_package_is_not_needed(no_package, path, records):
+    with ArrayRecordSource([path, f"{path}[3:9]"]) as source:
+        assert source.read([400, 0, 399]) == [records[3], records[0], records[399]]
+        assert source.read_batch([5, 402]) == [records[5], records[5]]
+        assert not source.reads_in_order
+
+
+def test_a_file_without_records(tmp_path, no_package):
+    with ArrayRecordSource(write(tmp_path / "x", [])) as source:
+        assert len(source) == 0
+        assert list(source) == []
+
+
+def test_options_of_the_reader_choose_the_package(no_package, path):
+    with pytest.raises(MissingDependencyError, match="format 'array_record' needs array_record"):
+        len(ArrayRecordSource(path, reader_options=""))
+
+
+def test_the_fingerprint_does_not_tell_how_it_is_read(path):
+    """It tells options, so a source whose file went through the package before is compared."""
+    with ArrayRecordSource(path) as source, pytest.MonkeyPatch.context() as patch:
+        found = source.fingerprint()
+        patch.setattr(MappedRecords, "open", lambda path: None)
+        assert ArrayRecordSource(path).fingerprint() == found
+
+
+def test_pickles_and_threads(path, records):
+    with ArrayRecordSource(path) as source:
+        source.read([1])
+        copy = pickle.loads(pickle.dumps(source))
+    barrier = threading.Barrier(4)
+
+    def hammer(seed):
+        rng = np.random.default_rng(seed)
+        barrier.wait()
+        for size in (1, 300, 1200, 2, 64):
+            request = rng.integers(0, 400, size)
+            assert copy.read(request) == [records[index] for index in request]
+
+    with copy, ThreadPoolExecutor(4) as pool:
+        list(pool.map(hammer, range(4)))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_reads_on(path, records):
+    with ArrayRecordSource(path) as source:
+        source.read([1])
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = int(source.read([3, 300]) != [records[3], records[300]])
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert source.read([2]) == [records[2]]
+
+
+def test_cold_data_are_asked_for_first(path, records, monkeypatch):
+    asked = []
+    monkeypatch.setattr(mapped, "is_cold", lambda *_: True)
+    monkeypatch.setattr(mapped, "will_need", lambda _, offsets, lengths: asked.append((offsets, lengths)))
+    with ArrayRecordSource(path) as source:
+        assert source.read([7, 3]) == [records[7], records[3]]
+    offsets, lengths = asked[0]
+    with open(path, "rb") as stream:
+        content = stream.read()
+    for offset, length, record in zip(offsets, lengths, (records[7], records[3]), strict=True):
+        assert offset < content.find(record[:9]) < content.find(record[:9]) + len(record) <= offset + length + 24
+
+
+VALUES = {
+    "tensorprotos": lambda i: {"x": np.arange(i, i + 1200, dtype=np.float32), "n": np.array([i], np.int32)},
+    "example": lambda i: {"x": np.arange(i, i + 1200, dtype=np.float32), "n": np.array([i])},
+    "msgpack": lambda i: {"x": np.arange(i, i + 1200, dtype=np.float32), "n": i, "b": b"%d" % i},
+    "npz": lambda i: {"x": np.arange(i, i + 1200, dtype=np.float32), "n": np.array([i])},
+}
+
+
+@pytest.mark.parametrize("codec", VALUES)
+def test_codecs_give_what_they_give_through_the_package(tmp_path, codec):
+    """And what they give is the caller's own, though they are shown the map."""
+    encode = resolve_codec(codec).encode
+    path = write(tmp_path / "x", [encode(VALUES[codec](index)) for index in range(100)])
+    before = (tmp_path / "x").read_bytes()
+    request = np.random.default_rng(0).integers(0, 100, 300)
+    with (
+        ArrayRecordSource(path, codec=codec) as source,
+        ArrayRecordSource(path, codec=codec, reader_options=PACKAGE) as package,
+    ):
+        assert source.fields == package.fields
+        found, batch = source.read(request), source.read_batch(request)
+        np.testing.assert_equal(found, package.read(request))
+        np.testing.assert_equal(batch, package.read_batch(request))
+        np.testing.assert_equal(batch, default_collate(found))
+        np.testing.assert_equal(source.read_batch(request, fields=["n"]), {"n": batch["n"]})
+        batch["x"][:] = 0
+        for record in found:
+            record["x"][:] = 0
+        np.testing.assert_equal(source.read(request[:1]), [VALUES[codec](int(request[0]))])
+    assert (tmp_path / "x").read_bytes() == before
+
+
+def test_functions_get_bytes_of_their_own(path, records):
+    with ArrayRecordSource(path, codec=lambda data: data) as source:
+        found = source.read([5, 6])
+    assert list(map(type, found)) == [bytes, bytes]
+    assert found == [records[5], records[6]]
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory):
+    """Records of 4096 bytes, number 15 lies across the first boundary of blocks."""
+    rng = np.random.default_rng(1)
+    wanted = [rng.bytes(4096) for _ in range(40)]
+    return write(tmp_path_factory.mktemp("alike") / "x", wanted), wanted
+
+
+def damaged(tmp_path, path, byte, bit=0):
+    with open(path, "rb") as stream:
+        data = bytearray(stream.read())
+    data[byte] ^= 1 << bit
+    (tmp_path / "damaged").write_bytes(data)
+    return str(tmp_path / "damaged")
+
+
+@pytest.mark.parametrize(
+    ("byte", "index", "message"),
+    [
+        (64 + 3 * CHUNK_OF_4096 + 8, 3, "chunk header hash mismatch"),  # bytes of data
+        (64 + 3 * CHUNK_OF_4096 + 24, 3, "chunk header hash mismatch"),  # type
+        (64 + 3 * CHUNK_OF_4096 + 25, 3, "chunk header hash mismatch"),  # records
+        (64 + 3 * CHUNK_OF_4096 + 32, 3, "chunk header hash mismatch"),  # bytes of the record
+        (64 + 3 * CHUNK_OF_4096 + 40, 3, "chunk data hash mismatch"),  # compression
+        (64 + 3 * CHUNK_OF_4096 + 41, 3, "chunk data hash mismatch"),  # bytes of the size
+        (BLOCK + 8, 15, "block header hash mismatch"),
+        (BLOCK + 16, 15, "block header hash mismatch"),
+    ],
+)
+def test_what_is_not_as_the_footer_says_is_for_the_package(tmp_path, alike, byte, index, message, monkeypatch):
+    path, wanted = alike
+    path = damaged(tmp_path, path, byte)
+    with ArrayRecordSource(path) as source:
+        for request in ([index], [0, index, 1], range(40)):
+            with pytest.raises(CorruptFileError, match=f"record {index}: .*{message}") as caught:
+                source.read(request)
+            assert (caught.value.path, caught.value.index) == (path, index)
+        assert source.read([0, 1, 39]) == [wanted[0], wanted[1], wanted[39]]
+    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
+    with ArrayRecordSource(path) as source, pytest.raises(MissingDependencyError, match="needs array_record"):
+        source.read([index])
+
+
+def test_flipped_data_are_for_the_package_only(tmp_path, alike):
+    """The map does not show them, which is why `dataload verify` goes through the package."""
+    path, wanted = alike
+    path = damaged(tmp_path, path, 64 + 2 * CHUNK_OF_4096 + 44)
+    with ArrayRecordSource(path) as source:
+        assert source[2] == bytes([wanted[2][0] ^ 1]) + wanted[2][1:]
+    with (
+        ArrayRecordSource(path, reader_options=PACKAGE) as source,
+        pytest.raises(CorruptFileError, match=r"record 2: .*chunk data hash mismatch"),
+    ):
+        source.read(range(40))
+
+
+def test_verify_compares_the_hashes_of_the_data(tmp_path, alike):
+    path, _ = alike
+    good = CliRunner().invoke(app, ["verify", f"array_record:{path}"])
+    assert (good.exit_code, good.stdout) == (0, "40 records in 1 file: all can be read\n")
+    path = damaged(tmp_path, path, 64 + 2 * CHUNK_OF_4096 + 44)
+    bad = CliRunner().invoke(app, ["verify", f"array_record:{path}"])
+    assert bad.exit_code == 1
+    assert "record 2: " in bad.stdout
+    assert "chunk data hash mismatch" in bad.stdout
+
+
+@pytest.fixture(scope="module")
+def structure(tmp_path_factory):
+    """A file, its records, the bytes around the heads of its chunks, and where its footer starts."""
+    rng = np.random.default_rng(2)
+    wanted = [rng.bytes(size) for size in (0, 3, 200, 65_300, 70_000, 5, 131_000, 0, 90)]
+    path = write(tmp_path_factory.mktemp("structure") / "x", wanted)
+    edges = MappedRecords.open(path)._chunks.edges.tolist()
+    return path, wanted, sorted({at for edge in edges for at in range(edge, edge + 260)}), edges[-1]
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_mutated_file_gives_an_error_or_what_it_holds(tmp_path, structure, data):
+    """Never another record's bytes: a record equals the original but for the bytes that were changed in it."""
+    path, wanted, interesting, footer = structure
+    with open(path, "rb") as stream:
+        content = bytearray(stream.read())
+    postscript = range(len(content) - BLOCK, len(content) - BLOCK + 110)
+    blocks = [block + at for block in range(0, len(content), BLOCK) for at in range(24)]
+    places = st.one_of(
+        st.sampled_from(interesting), st.sampled_from(postscript), st.sampled_from(blocks), st.integers(0, footer)
+    )
+    changes = data.draw(st.lists(st.tuples(places, st.integers(1, 255)), min_size=1, max_size=3))
+    for at, mask in changes:
+        content[at] ^= mask
+    mutated = tmp_path / "mutated"
+    mutated.write_bytes(content[: data.draw(st.sampled_from([None, None, None, len(content) - BLOCK, BLOCK, 70_001]))])
+    try:
+        source = ArrayRecordSource(mutated)
+        count = len(source)
+    except (CorruptFileError, dataload.UnsupportedFormatError):
+        return
+    with source:
+        assert count == len(wanted)
+        for index, record in enumerate(wanted):
+            try:
+                found = source[index]
+            except CorruptFileError:
+                continue
+            assert len(found) == len(record)
+            differing = np.frombuffer(found, np.uint8) != np.frombuffer(record, np.uint8)
+            assert differing.sum() <= len(changes)

@@ -1,0 +1,225 @@
+"""The chunk layout, against the package's writer and a walk over a file chunk by chunk."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataload.codecs.varints import encode_varint
+from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, BLOCK_SIZE, HEAD_BYTES, parse_chunks, pieces
+
+MAGIC = 0x71930E704FDAE05E
+LAST = 3 * BLOCK_SIZE  # where the last block of a made file starts
+# On both sides of where a record's size takes another byte.
+SIZES = (0, 1, 127, 128, 5, 16_383, 16_384, 63 << 10, 64 << 10, 200 << 10, (1 << 21) - 1, 1 << 21, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("riegeli")
+
+
+def written(folder, records, options="group_size:1,uncompressed"):
+    path = folder / "x.array_record"
+    writer = ArrayRecordWriter(str(path), options)
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return path.read_bytes()
+
+
+def parsed(data):
+    return parse_chunks(np.frombuffer(data, np.uint8))
+
+
+def is_file_byte(position):
+    return position % BLOCK_SIZE >= BLOCK_HEADER_BYTES
+
+
+def stream_of(data):
+    """The file without its block headers, and where in the file each byte of that is."""
+    where = np.array([at for at in range(len(data)) if is_file_byte(at)])
+    return np.frombuffer(data, np.uint8)[where].tobytes(), where
+
+
+def walk_chunks(data):
+    """(type, position of the first byte, whole chunk) of each chunk, found from its header alone."""
+    stream, where = stream_of(data)
+    at, found = 0, []
+    while at < len(stream):
+        size, kind = struct.unpack_from("<8xQ8xQ", stream, at)
+        found.append((kind & 0xFF, int(where[at]), stream[at : at + 40 + size]))
+        at += 40 + size
+    return found
+
+
+@settings(max_examples=30)
+@given(start=st.integers(0, 3 * BLOCK_SIZE).filter(is_file_byte), length=st.integers(0, 200_000), data=st.data())
+def test_pieces_are_all_bytes_but_the_block_headers(start, length, data):
+    skip = data.draw(st.integers(0, min(length, 1000)))
+    wanted = [at for at in range(start, start + length + 200) if is_file_byte(at)][skip:length]
+    assert [at for part in pieces(start, length, skip) for at in range(part.start, part.stop)] == wanted
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (60,) * 3000, (4096,) * 100, (70_000,) * 9, (7,), (0,) * 50])
+def test_spans_are_those_of_a_walk_over_the_file(folder, sizes):
+    records = [bytes([index % 251]) * size for index, size in enumerate(sizes)]
+    data = written(folder, records)
+    chunks = parsed(data)
+    assert len(chunks) == len(sizes)
+    spans = chunks.spans(np.arange(len(sizes)))
+    walked = [chunk for chunk in walk_chunks(data) if chunk[0] == ord("r")][: len(sizes)]
+    assert spans.starts.tolist() == [start for _, start, _ in walked]
+    assert spans.lengths.tolist() == [len(chunk) for _, _, chunk in walked]
+    assert [chunk[ahead:] for (_, _, chunk), ahead in zip(walked, spans.ahead.tolist(), strict=True)] == records
+    heads = b"".join(chunk[:HEAD_BYTES].ljust(HEAD_BYTES, b"?") for *_, chunk in walked)
+    assert not spans.differ(np.frombuffer(heads, "<i8").reshape(-1, 6))
+    some = chunks.spans(np.array([len(sizes) - 1, 0]))
+    assert some.starts.tolist() == [walked[-1][1], walked[0][1]]
+
+
+@pytest.mark.parametrize("size", [0, 100, 128, 70_000])
+@pytest.mark.parametrize("other", [[], [9]], ids=["alike", "mixed"])
+def test_every_flipped_bit_of_a_head_is_seen_but_of_hashes_and_size(folder, size, other):
+    data = written(folder, [bytes(n) for n in (size, *other)])
+    spans = parsed(data).spans(np.zeros(1, np.int64))
+    head = data[64 : 64 + HEAD_BYTES]
+    for bit in range(8 * HEAD_BYTES):
+        flipped = bytearray(head)
+        flipped[bit // 8] ^= 1 << bit % 8
+        seen = spans.differ(np.frombuffer(flipped, "<i8").reshape(1, 6))
+        in_hash = bit // 8 in {*range(8), *range(16, 24)}
+        assert seen == (not in_hash and bit // 8 < 42)
+
+
+def test_a_file_without_records(folder):
+    assert len(parsed(written(folder, []))) == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "group_size:1",
+        "group_size:1,snappy",
+        "group_size:1,brotli",
+        "group_size:2,uncompressed",
+        "group_size:1,uncompressed,transpose",
+    ],
+)
+def test_files_for_the_package(folder, options):
+    data = written(folder, [b"a" * 100, b"b" * 200, b"c"], options)
+    assert ArrayRecordReader(str(folder / "x.array_record")).num_records() == 3
+    assert parsed(data) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 64, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE])
+def test_files_of_zeros(size):
+    assert parsed(bytes(size)) is None
+
+
+def test_no_flipped_bit_of_the_footer_makes_another_table(folder):
+    data = written(folder, [b"x" * size for size in (0, 50, 200, 30, 1, 70)])
+    good = parsed(data)
+    start = [at for kind, at, _ in walk_chunks(data) if kind == ord("r")][-2]  # the last is the postscript
+    postscript = len(data) - BLOCK_SIZE
+    survived = 0
+    for byte in [*range(start, start + 210), *range(postscript, postscript + 120)]:
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[byte] ^= 1 << bit
+            found = parsed(flipped)
+            if found is not None:
+                survived += 1
+                assert found.edges.tolist() == good.edges.tolist()
+    assert survived > 300  # those of hashes
+
+
+def message(*numbers):
+    return b"".join(bytes([8 * (field + 1)]) + encode_varint(number) for field, number in enumerate(numbers))
+
+
+def simple_chunk(messages):
+    sizes = b"".join(encode_varint(len(each)) for each in messages)
+    data = b"\0" + encode_varint(len(sizes)) + sizes + b"".join(messages)
+    kind = ord("r") | len(messages) << 8
+    return struct.pack("<8xQ8xQQ", len(data), kind, sum(map(len, messages))) + data
+
+
+def file_of(entries, *, footer=1000, about=None, magic=MAGIC):
+    """A file with any footer; hashes are zeros."""
+    count = len(entries)
+    about = message(1, count, count) if about is None else about
+    body = simple_chunk([b"\x0a" + encode_varint(len(about)) + about, *entries])
+    start = footer if footer % BLOCK_SIZE else footer + BLOCK_HEADER_BYTES
+    file = bytearray(4 * BLOCK_SIZE)
+    at = 0
+    for part in pieces(start, len(body)):
+        file[part] = body[at : at + part.stop - part.start]
+        at += part.stop - part.start
+    last = simple_chunk([message(footer, magic)] * 3)
+    file[LAST + 24 : LAST + 24 + len(last)] = last
+    return bytes(file)
+
+
+def test_made_footers_can_be_good():
+    chunks = parsed(file_of([message(64, 100, 1), message(207, 749, 1)]))
+    assert chunks.edges.tolist() == [64, 207, 1000]  # 43 bytes before the first record, 44 before the second
+
+
+@pytest.mark.parametrize(
+    ("made", "options"),
+    [
+        ([message(64, 100, 1), message(207, 750, 1)], {}),  # one byte too long
+        ([message(64, 100, 1), message(208, 748, 1)], {}),
+        ([message(64, 100, 1), message(207, 749, 2)], {}),  # two records
+        ([message(64, 100, 1), message(207, 749)], {}),  # nothing about records
+        ([message(64, 100, 1), message(207, 749, 1) + b"\x20\x01"], {}),  # another field
+        ([message(64, 100, 1), b"\x10" + message(207, 749, 1)[1:]], {}),  # another tag
+        ([message(64, 2**63, 1), message(207, 749, 1)], {}),  # ten bytes
+        ([message(64, 2**63 - 1, 1), message(207, 749, 1)], {}),
+        ([message(2**62, 100, 1), message(207, 749, 1)], {}),
+        ([message(10, 946, 1)], {}),  # within a block header
+        ([message(24, 932, 1)], {}),  # right behind it
+        ([message(207, 749, 1), message(64, 100, 1)], {}),
+        ([message(64, 100, 1), message(207, 749, 1)], {"about": message(1, 2, 3)}),
+        ([message(64, 100, 1), message(207, 749, 1)], {"about": message(1, 3, 2)}),
+        ([message(64, 100, 1), message(207, 749, 1)], {"about": message(2, 2, 2)}),
+        ([message(64, 100, 1), message(207, 749, 1)], {"about": b""}),
+        (
+            [message(64, 100, 1), message(207, 749, 1)],
+            {"about": message(1, 2, 2) + b"\x22\x80\x80\x04" + bytes(1 << 16)},
+        ),
+        ([message(64, 100, 1), message(207, 749, 1)], {"magic": MAGIC ^ 1}),
+        ([], {"footer": 20}),
+        ([], {"footer": 5 * BLOCK_SIZE}),
+        ([], {"footer": 2**63}),
+        ([b"x" * 128], {}),  # a size of two bytes
+    ],
+)
+def test_footers_that_no_writer_writes(made, options):
+    if options.get("footer", 0) >= BLOCK_SIZE:
+        data = bytearray(file_of(made))
+        last = simple_chunk([message(options["footer"], MAGIC)] * 3)
+        data[LAST + 24 : LAST + 24 + len(last)] = last
+        assert parsed(data) is None
+    else:
+        assert parsed(file_of(made, **options)) is None
+
+
+@given(
+    noise=st.lists(st.tuples(st.integers(0, 2 * BLOCK_SIZE - 1), st.integers(0, 255)), max_size=30), near=st.booleans()
+)
+def test_noise_makes_a_table_within_the_file_or_none(noise, near):
+    data = bytearray(file_of([message(64, 100, 1), message(207, 749, 1)]))
+    for at, value in noise:
+        data[(1000 + at % 120) if near else (LAST + at % 150)] = value
+    chunks = parsed(data)
+    if chunks is not None:
+        assert chunks.edges.min() >= 0
+        assert chunks.edges.max() <= LAST
+        assert (np.diff(chunks.edges) > 42).all()

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import dataload
+from dataload.codecs import example
+from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
+from dataload.sources.array_record.tfds import TfdsSource
+from dataload.sources.array_record.tfds_features import parse_features
+
+CLASSES = "tensorflow_datasets.core.features."
+
+
+def tensor(dtype, shape=(), *, sort="tensor_feature.Tensor", encoding="none", **more):
+    dimensions = {"dimensions": [str(extent) for extent in shape]} if shape else {}
+    content = {"shape": dimensions, "dtype": dtype, "encoding": encoding, **more}
+    return {"pythonClassName": CLASSES + sort, "tensor": content}
+
+
+def image(shape, dtype="uint8"):
+    content = {"shape": {"dimensions": [str(extent) for extent in shape]}, "dtype": dtype}
+    return {"pythonClassName": CLASSES + "image_feature.Image", "image": content}
+
+
+TEXT = {"pythonClassName": CLASSES + "text_feature.Text", "text": {}}
+LABEL = {"pythonClassName": CLASSES + "class_label_feature.ClassLabel", "classLabel": {"numClasses": "3"}}
+
+
+def features_dict(features):
+    return {"pythonClassName": CLASSES + "features_dict.FeaturesDict", "featuresDict": {"features": features}}
+
+
+def png(pixels):
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a data set of one split and one shard, as TensorFlow Datasets lays it out."""
+
+    def write(features, records, **info):
+        split = {"name": "train", "numBytes": "1", "shardLengths": [str(len(records))]}
+        (tmp_path / "dataset_info.json").write_text(
+            json.dumps({"fileFormat": "array_record", "name": "demo", "splits": [split], "version": "1.0.0", **info})
+        )
+        (tmp_path / "features.json").write_text(json.dumps(features_dict(features)))
+        path = tmp_path / "demo-train.array_record-00000-of-00001"
+        with dataload.create(path, format="array_record", overwrite=True) as writer:
+            for record in records:
+                writer.write(record if isinstance(record, bytes) else example.encode(record))
+        return tmp_path
+
+    return write
+
+
+def read(directory, **options):
+    with TfdsSource(directory, split="train", **options) as source:
+        return list(source)
+
+
+def test_records_of_the_documented_layout(write):
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    directory = write(
+        {"image": image((2, 2, 3)), "label": LABEL, "caption": TEXT, "box": tensor("float32", (2, 2))},
+        [{"image": png(pixels), "label": 2, "caption": "a cat", "box": np.arange(4, dtype=np.float32)}],
+    )
+    (record,) = read(directory)
+    assert list(record) == ["image", "label", "caption", "box"]
+    np.testing.assert_array_equal(record["image"], pixels)
+    assert (record["label"], record["caption"], record["box"].tolist()) == (2, b"a cat", [[0, 1], [2, 3]])
+
+
+def test_an_empty_list_fills_an_unknown_extent(write):
+    nothing = bytes.fromhex("0a090a070a017812020a00")  # a bytes_list without values, as of an empty tensor
+    (record,) = read(write({"x": tensor("int32", (-1, 2))}, [nothing]))
+    assert (record["x"].dtype, record["x"].shape) == (np.int32, (0, 2))
+
+
+def test_features_that_are_not_read_may_be_of_any_sort(write):
+    sequence = {"pythonClassName": CLASSES + "sequence_feature.Sequence", "sequence": {"feature": TEXT, "length": "-1"}}
+    directory = write({"words": sequence, "id": tensor("int64")}, [{"words": [b"a", b"b"], "id": 7}])
+    assert read(directory, fields=["id"]) == [{"id": 7}]
+    with pytest.raises(
+        UnsupportedFormatError, match=r"features\.json: feature 'words' is Sequence \{'sequence'.*fields="
+    ):
+        TfdsSource(directory, split="train")
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        tensor("bfloat16"),
+        tensor("complex64"),
+        tensor("int32", (-1, -1), encoding="zlib"),
+        tensor("int32", encoding="gzip"),
+        tensor("string", encoding="bytes"),
+        tensor("int32", optional=True),
+        image((2, 2, 4)),
+        image((2, 2, 1), "uint16"),
+        image((3, 2, 2, 3)),
+        {**TEXT, "text": {"use_encoder": True}},
+        {"pythonClassName": CLASSES + "audio_feature.Audio", "audio": {}},
+        {"pythonClassName": CLASSES + "bounding_boxes.BBoxFeature", "boundingBox": {}},
+        {"pythonClassName": "my_module.MyFeature", "tensor": {"shape": {}, "dtype": "int64"}},
+    ],
+)
+def test_what_is_not_simple_is_refused_by_name(write, feature):
+    directory = write({"outer": features_dict({"x": feature})}, [b"never read"])
+    sort = feature["pythonClassName"].rpartition(".")[2]
+    with pytest.raises(UnsupportedFormatError, match=rf"feature 'outer/x' is {sort} .*tfds\.data_source"):
+        TfdsSource(directory, split="train")
+
+
+@pytest.mark.parametrize(
+    ("feature", "value", "message"),
+    [
+        (tensor("int64"), [1, 2], "expected one value, found 2"),
+        (tensor("int64", (3,)), [1, 2], r"2 values do not fill the shape \(3,\)"),
+        (tensor("int64"), 1.5, "expected numbers stored as int64, found 1 of float32"),
+        (tensor("float64"), 1, "expected numbers stored as float32, found 1 of int64"),
+        (tensor("float32"), b"x", "expected numbers stored as float32, found bytes"),
+        (tensor("uint8"), [b"x", b"y"], "expected numbers stored as int64, found 2 times bytes"),
+        (TEXT, 1, r"expected bytes, found numbers \(int64\)"),
+        (tensor("int16", (2,), encoding="bytes"), 1, "expected the bytes of an array, found 1 of int64"),
+        (tensor("int16", (2,), encoding="bytes"), b"123", "bytes that are no array of int16: buffer size"),
+        (tensor("int16", (2,), encoding="zlib"), b"1234", "bytes that are no array of int16: Error -3"),
+        (tensor("int16", (3,), encoding="zlib"), zlib.compress(bytes(4)), "2 values do not fill"),
+        (image((2, 2, 3)), 1, "expected an image as bytes, found 1 of int64"),
+        (image((2, 2, 3)), b"x", "an image that does not decode"),
+        (image((2, 3, 3)), png(np.zeros((2, 2, 3), np.uint8)), r"shape \(2, 3, 3\), found \(2, 2, 3\)"),
+        (image((-1, -1, 1)), png(np.eye(3, dtype=np.uint8)[None]), "expected a grey image, found one with colours"),
+    ],
+)
+def test_records_that_contradict_their_features(write, feature, value, message):
+    value = np.array(value) if isinstance(value, list) and not isinstance(value[0], bytes) else value
+    directory = write({"a": LABEL, "b": features_dict({"x": feature})}, [{"a": 0, "b/x": value}])
+    with pytest.raises(CorruptFileError, match=rf"record 0: feature 'b/x': .*{message}") as caught:
+        read(directory)
+    assert caught.value.index == 0
+
+
+def test_a_record_without_a_feature(write):
+    directory = write({"label": LABEL}, [{"labels": 1}])
+    with pytest.raises(CorruptFileError, match=r"record 0: the record has no feature 'label': .*labels"):
+        read(directory)
+
+
+def test_directories_that_are_none(write, tmp_path):
+    with pytest.raises(SourceNotFoundError, match=r"there is no .*dataset_info\.json"):
+        TfdsSource(tmp_path, split="train")
+    write({"x": LABEL}, [])
+    (tmp_path / "features.json").unlink()
+    with pytest.raises(ConfigError, match=r"split 'train' of .* selects no records"):
+        TfdsSource(tmp_path, split="train")
+    write({"x": LABEL}, [{"x": 1}])
+    (tmp_path / "features.json").unlink()
+    with pytest.raises(SourceNotFoundError, match=r"there is no .*features\.json"):
+        TfdsSource(tmp_path, split="train")
+    with pytest.raises(ConfigError, match=r"one directory, got 2: open each, and join them with ConcatSource"):
+        TfdsSource([tmp_path, tmp_path], split="train")
+
+
+def test_settings_that_do_not_fit(write):
+    directory = write({"label": LABEL}, [{"label": 1}])
+    with pytest.raises(ConfigError, match=r"there is no split 'trian': .*train"):
+        TfdsSource(directory, split="trian")
+    with pytest.raises(ConfigError, match=r"features\.json has no feature 'lable': .*label"):
+        TfdsSource(directory, split="train", fields=["lable"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("train test", "'train test' is no name of a split with or without a slice"),
+        ("train[::2]", r"the slice \[::2\] is none of"),
+        ("train[1.5:]", r"the slice \[1\.5:\] holds no integer"),
+        ("train[1.5.2%:]", r"the slice \[1\.5\.2%:\] holds no number"),
+        ("train[5]", r"\[5\] is one number, which selects a shard only: \[5shard\]"),
+        ("train[:101%]", r"\[:101%\] is outside of -100% to 100%"),
+        ("train[:2]", r"\[:2\] reaches beyond the 1 records of 'train'"),
+        ("all[:1]", "'all' takes no slice: slice each split"),
+    ],
+)
+def test_splits_that_do_not_parse(write, spec, message):
+    directory = write({"label": LABEL}, [{"label": 1}])
+    with pytest.raises(ConfigError, match=message) as caught:
+        TfdsSource(directory, split=spec)
+    assert (caught.value.key, caught.value.value) == ("split", spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("{", CorruptFileError, "JSON that does not parse"),
+        ("[" * 100_000, CorruptFileError, "JSON that does not parse: maximum recursion"),
+        ("[]", CorruptFileError, r"expected a JSON object, found '\[\]'"),
+        ('{"name": "x"}', UnsupportedFormatError, "in files of format 'tfrecord'.*file_format=\"array_record\""),
+        ('{"fileFormat": "array_record", "name": "x"}', CorruptFileError, "expected a name, and splits.*'splits'"),
+        (
+            '{"fileFormat": "array_record", "name": "x", "splits": [{"name": "train", "shardLengths": ["-1"]}]}',
+            CorruptFileError,
+            r"ValueError shardLengths \(-1,\)",
+        ),
+        (
+            '{"fileFormat":"array_record","name":"x","splits":[{"name":"a","shardLengths":[1],"filepathTemplate":"{S}"}]}',
+            CorruptFileError,
+            "KeyError 'S'",
+        ),
+    ],
+)
+def test_damaged_dataset_info(tmp_path, text, error, message):
+    (tmp_path / "dataset_info.json").write_text(text)
+    with pytest.raises(error, match=rf"dataset_info\.json: .*{message}"):
+        TfdsSource(tmp_path, split="train")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "KeyError 'featuresDict'"),
+        ('{"featuresDict": {"features": {"x": 1}}}', "TypeError"),
+        ('{"featuresDict": {"features": {"x": {}}}}', "KeyError 'pythonClassName'"),
+        (json.dumps(features_dict({"x": tensor("int64", ["many"])})), "ValueError invalid literal"),
+    ],
+)
+def test_damaged_features(write, text, message):
+    directory = write({"x": LABEL}, [{"x": 1}])
+    (directory / "features.json").write_text(text)
+    with pytest.raises(CorruptFileError, match=rf"features\.json: expected featuresDict with features.*{message}"):
+        TfdsSource(directory, split="train")
+
+
+def test_fewer_records_than_promised(write):
+    directory = write({"x": LABEL}, [{"x": 1}])
+    info = json.loads((directory / "dataset_info.json").read_text())
+    info["splits"][0]["shardLengths"] = ["2"]
+    (directory / "dataset_info.json").write_text(json.dumps(info))
+    with pytest.raises(ConfigError, match=r"selects records 0 to 2; the file has 1"):
+        read(directory)
+
+
+@given(
+    mutation=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4),
+    cut=st.integers(0, 99),
+)
+def test_damaged_records_decode_or_are_corrupt(mutation, cut):
+    features = {
+        "x": tensor("int16", (2,)),
+        "t": TEXT,
+        "z": tensor("float32", (-1,), encoding="zlib"),
+        "i": image((2, 2, 3)),
+    }
+    codec = parse_features(json.dumps(features_dict(features)), "features.json")
+    values = {"x": [1, 2], "t": "text", "z": zlib.compress(bytes(8)), "i": png(np.zeros((2, 2, 3), np.uint8))}
+    data = bytearray(example.encode({name: np.array(v) if isinstance(v, list) else v for name, v in values.items()}))
+    for place, value in mutation:
+        data[place % len(data)] = value
+    with contextlib.suppress(CorruptFileError, UnsupportedFormatError):
+        record = codec.decode(bytes(data[: len(data) - cut // 10]))
+        assert (record["x"].shape, record["i"].shape) == ((2,), (2, 2, 3))
+
+
+def test_its_codec_does_not_write(write, tmp_path):
+    codec = TfdsSource(write({"x": LABEL}, [{"x": 1}]), split="train")._codec
+    with pytest.raises(ConfigError, match="only read; write them with codec='example'"):
+        codec.encode({"x": 1})
+
+
+def test_repr_is_short(write):
+    source = TfdsSource(write({"x": LABEL}, [{"x": 1}]), split="train[:100%]", fields=["x"])
+    assert repr(source).endswith("', split='train[:100%]', 1 fields)")
+    assert len(repr(source)) < 200

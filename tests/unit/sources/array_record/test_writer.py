@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from array_record.python.array_record_data_source import ArrayRecordDataSource
+from array_record.python.array_record_module import ArrayRecordReader
+
+from dataload.errors import ConfigError, MissingDependencyError, SourceError
+from dataload.sources.array_record.reader import ArrayRecordSource
+from dataload.sources.array_record.writer import ArrayRecordWriter
+
+RECORDS = [b"", b"a", bytes(range(256)) * 300, b"last"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "x.array_record"
+
+
+@pytest.mark.parametrize("options", ["group_size:1", "group_size:1,uncompressed", "group_size:3,brotli:4", ""])
+def test_the_original_reads_what_is_written(path, options):
+    with ArrayRecordWriter(path, options=options) as writer:
+        writer.extend([*RECORDS[:2], bytearray(RECORDS[2]), memoryview(RECORDS[3])])
+        assert len(writer) == 4
+    reader = ArrayRecordReader(str(path))
+    assert reader.ok()
+    assert reader.read_all() == RECORDS
+    reader.close()
+
+
+def test_the_original_source_reads_it(path):
+    with ArrayRecordWriter(path) as writer:
+        writer.extend(RECORDS)
+    with ArrayRecordDataSource(str(path)) as source:
+        assert list(source.__getitems__([3, 0, 2])) == [RECORDS[3], RECORDS[0], RECORDS[2]]
+
+
+def test_a_file_without_records(path):
+    ArrayRecordWriter(path).close()
+    assert len(ArrayRecordSource(path)) == 0
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path):
+    for name in "ab":
+        with ArrayRecordWriter(tmp_path / name) as writer:
+            writer.extend(RECORDS)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("codec", ["example", "msgpack", "npz", "tensorprotos"])
+def test_codecs_take_records_with_fields(path, codec):
+    records = [{"x": np.arange(index, dtype=np.float32), "image": b"%d" % index} for index in range(1, 9)]
+    with ArrayRecordWriter(path, codec=codec) as writer:
+        writer.extend(records)
+    with ArrayRecordSource(path, codec=codec) as source:
+        np.testing.assert_equal(list(source), records)
+
+
+def test_records_that_are_no_bytes(path):
+    with ArrayRecordWriter(path) as writer:
+        for record, name in (({"x": 1}, "dict"), ("text", "str"), (5, "int")):
+            with pytest.raises(
+                ConfigError,
+                match=f"format 'array_record' stores bytes, got a record of type {name}: choose a codec, one of "
+                "example, msgpack, npz, tensorprotos, raw",
+            ):
+                writer.write(record)
+        writer.write(b"good")
+    assert list(ArrayRecordSource(path)) == [b"good"]
+
+
+def test_codecs_that_do_not_encode(path):
+    class Text:
+        name = "text"
+
+        def decode(self, data):
+            return data.decode()
+
+        def encode(self, record):
+            return str(record)
+
+    writer = ArrayRecordWriter(path, codec=Text())
+    with pytest.raises(ConfigError, match="codec text encoded a record as str, not bytes"):
+        writer.write({"x": 1})
+    writer = ArrayRecordWriter(path, codec=len)
+    with pytest.raises(ConfigError, match=r"codec builtins.len is a function, which can only decode"):
+        writer.write({"x": 1})
+    with pytest.raises(ConfigError, match="there is no codec 'exampel': did you mean 'example'"):
+        ArrayRecordWriter(path, codec="exampel", overwrite=True)
+
+
+def test_nothing_shows_before_it_is_whole(path, tmp_path):
+    def fail():
+        with ArrayRecordWriter(path) as writer:
+            writer.write(b"a")
+            assert not path.exists()
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
+    assert os.listdir(tmp_path) == []
+    path.write_bytes(b"old")
+    with pytest.raises(ConfigError, match=r"x.array_record exists: choose another name, or pass overwrite=True"):
+        ArrayRecordWriter(path)
+    writer = ArrayRecordWriter(path, overwrite=True)
+    writer.write(b"new")
+    writer.abort()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_options_that_the_package_does_not_know(path, tmp_path):
+    with pytest.raises(ConfigError, match=r"options 'group_size:1,fast': Unknown option fast, valid options: .*zstd"):
+        ArrayRecordWriter(path, options="group_size:1,fast")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_that_cannot_be_written(path, tmp_path, monkeypatch):
+    monkeypatch.setattr("uuid.uuid4", lambda: type("Long", (), {"hex": "/no/dir"}))
+    with pytest.raises(SourceError, match=r"cannot write .*x.array_record: open\(\) failed: No such file or directory"):
+        ArrayRecordWriter(path)
+
+
+def test_a_package_that_fails_to_write(path, tmp_path):
+    class Full:
+        def write(self, data):
+            raise RuntimeError("write() failed: No space left on device")
+
+        def close(self):
+            raise RuntimeError("write() failed: No space left on device")
+
+    writer = ArrayRecordWriter(path)
+    writer._stream = Full()
+    with pytest.raises(SourceError, match=r"cannot write .*x.array_record: .*No space left on device"):
+        writer.write(b"a")
+    with pytest.raises(SourceError, match=r"cannot write .*x.array_record: .*No space left on device"):
+        writer.close()
+    assert os.listdir(tmp_path) == []
+
+
+_FULL_DISK = """
+import os, resource, signal, sys
+from dataload.sources.array_record.writer import ArrayRecordWriter
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+with ArrayRecordWriter(sys.argv[1], options="group_size:1,uncompressed") as writer:
+    writer.extend(os.urandom(4000) for _ in range(100))
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_nothing(path, tmp_path):
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    done = subprocess.run([sys.executable, "-c", _FULL_DISK, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "dataload.errors.SourceError: cannot write" in done.stderr
+    assert "File too large" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_the_package(path, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'dataload\[arrayrecord\]'"):
+        ArrayRecordWriter(path)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import json
+import struct
+import sys
+
+import lmdb
+import numpy as np
+import pytest
+
+from dataload.codecs.tensorprotos import encode
+from dataload.errors import (
+    ConfigError,
+    CorruptFileError,
+    DataloadError,
+    MissingDependencyError,
+    SourceError,
+    SourceNotFoundError,
+    UnsupportedFormatError,
+)
+from dataload.sources.lmdb import environment as lmdb_environment
+from dataload.sources.lmdb import keys as lmdb_keys
+from dataload.sources.lmdb.keys import decimal_keys
+from dataload.sources.lmdb.reader import LMDBSource
+
+
+def make(path, items, *, subdatabase=None, **flags):
+    """An environment written by lmdb itself: key -> value, in any order."""
+    with lmdb.open(str(path), map_size=1 << 26, max_dbs=4, lock=False) as environment:
+        handle = environment.open_db(subdatabase, **flags)
+        with environment.begin(write=True, db=handle) as txn:
+            for key, value in items:
+                txn.put(key, value)
+    return path
+
+
+def model(items):
+    """The order that is promised: by number where all keys are decimal, else by bytes."""
+    if all(key.isdigit() and len(key) <= 18 for key, _ in items):
+        return [value for _, value in sorted(items, key=lambda item: (int(item[0]), len(item[0])))]
+    return [value for _, value in sorted(items)]
+
+
+def numbers(count, width=0, start=0, step=1):
+    return [(b"%0*d" % (width, n), b"value %d" % n) for n in range(start, start + count * step, step)]
+
+
+KEYS = {
+    "none": [],
+    "one": numbers(1),
+    "one padded": numbers(1, 8),
+    "ten": numbers(10),
+    "unpadded": numbers(1234),
+    "unpadded, 10": numbers(10),
+    "unpadded, 11": numbers(11),
+    "unpadded, 100": numbers(100),
+    "unpadded, 1000": numbers(1000),
+    "padded": numbers(1234, 8),
+    "padded to 4": numbers(1234, 4),
+    "from 1": numbers(1000, 6, start=1),
+    "from 1, unpadded": numbers(1000, start=1),
+    "every third": numbers(500, 9, step=3),
+    "every third, unpadded": numbers(500, step=3),
+    "a gap in the middle": numbers(10, 3)[:5] + numbers(10, 3)[6:],
+    "as many as the last says, but others": [*numbers(6, 2)[:2], *numbers(1, 3, start=7), *numbers(6, 2)[4:]],
+    "several widths": [*numbers(20, 2), *numbers(20, 3), *numbers(20, 7)],
+    "18 digits": numbers(20, start=10**18 - 20),
+    "19 digits": numbers(20, 19),
+    "names": [(b"image-%09d" % n, b"%d" % n) for n in range(700)],
+    "names of 16 bytes": [(b"%015dx" % (n * 7919), b"%d" % n) for n in range(700)],
+    "hashes": [(b"%064x" % (n * 7919**9), b"%d" % n) for n in range(700)],
+    "511 bytes": [(b"%0511x" % n, b"%d" % n) for n in range(50)],
+    "of any length": [(b"k" * (n % 90 + 1) + b"%d" % n, b"%d" % n) for n in range(700)],
+    "short, of any length": [(b"k%d" % n, b"%d" % n) for n in range(700)],
+    "ending in zero bytes": [(b"k" + bytes(n), b"%d" % n) for n in range(9)],
+    "two bytes, all": [(struct.pack(">H", n), b"%d" % n) for n in range(0, 3000, 2)],
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_order_of_keys(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(lmdb_keys, "_SCAN_BLOCK", 64)
+    items = KEYS[name]
+    expected = model(items)
+    with LMDBSource(make(tmp_path / "e", items)) as source:
+        assert len(source) == len(items)
+        assert list(source) == expected
+        rng = np.random.default_rng(0)
+        indices = rng.integers(0, len(items), 500) if items else []
+        assert source.read(indices) == [expected[index] for index in indices]
+        assert all(source[index] == expected[index] for index in indices[:20])
+        decimal = all(key.isdigit() and len(key) <= 18 for key, _ in items)
+        assert source.key_order == ("number" if decimal else "bytes")
+
+
+def test_keys_that_are_integers_of_the_machine(tmp_path):
+    items = [(struct.pack("=Q", n), b"%d" % n) for n in range(0, 1000, 3)]
+    path = make(tmp_path / "e", items, subdatabase=b"numbers", integerkey=True)
+    with LMDBSource(path, subdatabase="numbers") as source:
+        assert source.read(range(len(items))) == [value for _, value in items]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("padded", 0),
+        ("unpadded", 0),
+        ("every third, unpadded", 9),
+        ("names", 16),
+        ("hashes", 16),
+        ("of any length", 16),
+    ],
+)
+def test_memory_of_the_key_table(tmp_path, name, most):
+    items = KEYS[name]
+    with LMDBSource(make(tmp_path / "e", items)) as source:
+        table = vars(source._shard(0).keys)
+        held = sum(
+            part.nbytes if isinstance(part, np.ndarray) else len(part)
+            for part in table.values()
+            if hasattr(part, "__len__")
+        )
+        shared = len(table["_data"]) if table.get("_table") is not None else 0  # an array of the same bytes
+        assert held - shared <= most * len(items) + 16
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 5, 8, 9, 18])
+def test_decimal_keys(width):
+    numbers = np.unique(np.geomspace(1, 10**width - 1, 300).astype(np.int64)) - 1
+    for part in (numbers, numbers[:1], numbers[-1:], numbers[:0], numbers[::-1]):
+        assert decimal_keys(part, width) == [b"%0*d" % (width, n) for n in part.tolist()]
+
+
+def test_a_single_file(tmp_path):
+    path = tmp_path / "single.mdb"
+    with lmdb.open(str(path), subdir=False, lock=False) as environment, environment.begin(write=True) as txn:
+        txn.put(b"0", b"a")
+    with LMDBSource(path) as source:
+        assert source[0] == b"a"
+        assert source.fingerprint()
+
+
+def test_several_environments(tmp_path):
+    paths = [make(tmp_path / f"{n}.lmdb", numbers(n + 3, start=100 * n)) for n in range(3)]
+    with LMDBSource(paths) as source:
+        assert source.shard_lengths == (3, 4, 5)
+        assert source.read([11, 0, 5]) == [b"value 204", b"value 0", b"value 102"]
+        assert source.read_batch([0, 3]) == [b"value 0", b"value 100"]
+
+
+# Codecs.
+
+
+@pytest.fixture
+def tensors(tmp_path):
+    records = [{"x": np.full(3, n, np.float32), "y": np.array(n)} for n in range(30)]
+    return make(tmp_path / "t.lmdb", [(b"%04d" % n, encode(record)) for n, record in enumerate(records)])
+
+
+def test_a_codec_by_name(tensors):
+    with LMDBSource(tensors, codec="tensorprotos") as source:
+        assert {name: str(spec) for name, spec in source.fields.items()} == {"x": "float32 (3)", "y": "int64 ()"}
+        assert source[7]["x"].tolist() == [7, 7, 7]
+        assert source.read([7, 8])[1]["y"] == 8
+        batch = source.read_batch([5, 2, 9, 9])
+        assert batch["y"].tolist() == [5, 2, 9, 9]
+        assert batch["x"].flags.writeable
+        assert list(source.read_batch([5, 2], fields=["y"])) == ["y"]
+    with LMDBSource(tensors, codec="tensorprotos", fields=["y"]) as source:
+        assert list(source[3]) == list(source.fields) == list(source.read_batch([1, 2, 3, 4, 5])) == ["y"]
+
+
+def test_a_codec_that_is_a_function(tmp_path):
+    path = make(tmp_path / "e", [(b"%d" % n, json.dumps({"n": n}).encode()) for n in range(5)])
+    given = []
+
+    def parse(data):
+        given.append(type(data))
+        return json.loads(data)
+
+    with LMDBSource(path, codec=parse) as source:
+        assert source.read_batch([4, 0])["n"].tolist() == [4, 0]
+        assert set(given) == {bytes}  # its own: it may keep a reference
+
+
+def test_raw_is_no_codec(tensors):
+    with LMDBSource(tensors, codec="raw") as source:
+        assert type(source[0]) is bytes
+        assert source.fields == {}
+        with pytest.raises(ConfigError, match="records are bytes, not fields: choose a codec to read fields x"):
+            source.read_batch([0], fields=["x"])
+
+
+def test_a_record_that_cannot_be_decoded(tmp_path):
+    good = encode({"x": 1})
+    path = make(tmp_path / "e", [(b"%d" % n, b"\x0f" if n in (0, 6) else good) for n in range(8)])
+    with LMDBSource(path, codec="tensorprotos") as source:
+        assert source.fields == {}  # the first is bad, which is no reason not to open the others
+        assert source[1]["x"] == 1
+        for read in (source.read, source.read_batch):
+            with pytest.raises(CorruptFileError, match=r"data\.mdb, record 6: no TensorProtos: wire type 7") as caught:
+                read([1, 2, 6, 3, 4, 5])
+            assert (caught.value.path, caught.value.index) == (str(path / "data.mdb"), 6)
+
+
+# Refusals.
+
+
+def test_missing(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "nothing.lmdb", tmp_path / "empty" / "no.mdb"):
+        with pytest.raises(SourceNotFoundError, match=r"there is no .*: the directory .* exists, nothing of that name"):
+            LMDBSource(path)[0]
+    with pytest.raises(SourceNotFoundError, match=r"the directory .*empty holds no data\.mdb"):
+        LMDBSource(tmp_path / "empty")[0]
+
+
+def test_a_key_that_is_missing(tmp_path):
+    items = [(key, value) for key, value in numbers(50, 3) if key not in (b"005", b"033")]
+    path = make(tmp_path / "e", [*items, (b"005x", b""), (b"033x", b"")])
+    with LMDBSource(path) as source:  # first, last, count and what was tried say that all numbers are there
+        assert source[4] == b"value 4"
+        with pytest.raises(CorruptFileError, match=r"record 5: key b'005' is missing; the database has 50 records"):
+            source.read([4, 5, 6])
+
+
+@pytest.mark.parametrize("name", ["hashes", "names"])
+def test_a_key_that_vanished(tmp_path, name):
+    path = make(tmp_path / "e", KEYS[name])
+    with LMDBSource(path) as source:
+        keys = source._shard(0).keys
+        assert keys._data[:4]
+        key_bytes = len(KEYS[name][0][0])
+        keys._data = b"?" * len(keys._data)
+        keys._table = np.frombuffer(keys._data, np.dtype((np.void, key_bytes)))
+        with pytest.raises(CorruptFileError, match="record 0: the key was there when the file was opened"):
+            source[0]
+
+
+def test_sub_databases(tmp_path):
+    path = make(tmp_path / "e", numbers(5), subdatabase=b"train")
+    make(path, numbers(3), subdatabase=b"test")
+    with pytest.raises(ConfigError, match=r"holds the sub-databases test, train: choose one with subdatabase='test'$"):
+        LMDBSource(path)[0]
+    with pytest.raises(ConfigError, match="has no sub-database 'trian': did you mean 'train'"):
+        LMDBSource(path, subdatabase="trian")[0]
+    with LMDBSource(path, subdatabase="train") as source, LMDBSource(path, subdatabase="test") as other:
+        assert (len(source), len(other)) == (5, 3)
+        assert source.fingerprint() != other.fingerprint()
+        assert repr(source).endswith("e', subdatabase='train')")
+
+
+def test_a_torchrecord_is_named_as_one(tmp_path):
+    path = make(tmp_path / "e", numbers(5), subdatabase=b"db0")
+    with pytest.raises(ConfigError, match="this is a TorchRecord, which format='torchrecord' reads whole"):
+        len(LMDBSource(path))
+
+
+def test_several_values_of_a_key(tmp_path):
+    path = make(tmp_path / "e", numbers(5), subdatabase=b"d", dupsort=True)
+    with pytest.raises(UnsupportedFormatError, match="may have several values \\(DUPSORT\\), which have no index"):
+        len(LMDBSource(path, subdatabase="d"))
+    data = bytearray((make(tmp_path / "f", numbers(5)) / "data.mdb").read_bytes())
+    for page in (0, 4096):
+        struct.pack_into("=H", data, page + 16 + 76, 4)
+    (tmp_path / "f" / "data.mdb").write_bytes(data)
+    with pytest.raises(UnsupportedFormatError, match="which have no index"):
+        len(LMDBSource(tmp_path / "f"))
+
+
+def test_damaged_pages_are_lmdbs_to_find(tmp_path):
+    """Whatever it finds comes as our error, and names the file."""
+    items = [(b"%08d" % n, bytes(300)) for n in range(500)]
+    path = make(tmp_path / "e", items)
+    data = bytearray((path / "data.mdb").read_bytes())
+    for page in range(2, len(data) // 4096):
+        data[page * 4096 + 10 : page * 4096 + 16] = b"\xff" * 6  # flags and bounds of each page
+    (path / "data.mdb").write_bytes(data)
+    with pytest.raises(DataloadError) as caught:
+        LMDBSource(path).read(range(500))
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_was_written_to_after_it_was_opened(tmp_path):
+    path = make(tmp_path / "e", numbers(5))
+    with LMDBSource(path) as source:
+        assert len(source) == 5
+        changed = bytearray((path / "data.mdb").read_bytes())
+        for page in (0, 4096):
+            struct.pack_into("=Q", changed, page + 16 + 104, 6)
+        with open(path / "data.mdb", "r+b") as stream:
+            stream.write(changed)
+        with pytest.raises(SourceError, match="was written to after another source of this process had opened it"):
+            len(LMDBSource(path))
+
+
+# The library's own errors.
+
+
+def all_errors():
+    found, waiting = [], [lmdb.Error]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += found[-1].__subclasses__()
+    return found
+
+
+@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
+def test_every_error_of_lmdb_is_translated(kind):
+    with (
+        pytest.raises(SourceError, match=r"a/data\.mdb.*what it says") as caught,
+        lmdb_environment.lmdb_errors(lmdb.Error, "a/data.mdb"),
+    ):
+        raise kind("what it says")
+    assert caught.value.path == "a/data.mdb"
+    assert isinstance(caught.value.__cause__, kind)
+
+
+def test_which_errors_mean_what():
+    names = {kind.__name__ for kind in all_errors()}
+    known = {*lmdb_environment._CORRUPT, *lmdb_environment._UNSUPPORTED}
+    assert names >= {"CorruptedError", "PageNotFoundError", "InvalidError", "PanicError", "VersionMismatchError"}
+    assert known - names <= {"BadChecksumError", "ProblemError", "EnvEncryptionError", "CryptoFailError"}  # of LMDB 1.0
+    for kind, expected in (("CorruptedError", CorruptFileError), ("VersionMismatchError", UnsupportedFormatError)):
+        with pytest.raises(expected), lmdb_environment.lmdb_errors(lmdb.Error, "p"):
+            raise getattr(lmdb, kind)("text")
+
+
+def test_without_lmdb(tmp_path, monkeypatch):
+    path = make(tmp_path / "e", numbers(2))
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    with pytest.raises(MissingDependencyError, match=r"format 'lmdb' needs lmdb.*: pip install 'dataload\[lmdb\]'"):
+        len(LMDBSource(path))

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+
+import lmdb
+import numpy as np
+import pytest
+
+from dataload.codecs.tensorprotos import decode
+from dataload.errors import ConfigError
+from dataload.sources.lmdb import torchrecord_writer as torchrecord
+from dataload.sources.lmdb.torchrecord import TorchRecordSource
+from dataload.sources.lmdb.torchrecord_writer import TorchRecordWriter
+
+
+def record(n):
+    return {"x": np.full(5, n, np.float32), "y": n}
+
+
+def original_reader(path, db_num):
+    """What the original's reader would return, item by item, as tests/golden/torchrecord/README.md describes it.
+
+    It pads with the digits of the largest sub-database, and takes the first key that is not smaller.
+    """
+    with lmdb.open(str(path), readonly=True, lock=False, max_dbs=db_num) as environment:
+        handles = [environment.open_db(b"db%d" % number, create=False) for number in range(db_num)]
+        with environment.begin() as txn:
+            counts = [txn.stat(handle)["entries"] for handle in handles]
+            width = len(str(max(counts)))
+            items = []
+            for handle, count in zip(handles, counts, strict=True):
+                cursor = txn.cursor(handle)
+                for place in range(count):
+                    cursor.set_range(b"%0*d" % (width, place))
+                    items.append(decode(cursor.value()))
+    return counts, items
+
+
+@pytest.mark.parametrize("db_num", [1, 3])
+@pytest.mark.parametrize("count", [1, 10, 29, 301])
+@pytest.mark.parametrize("known", [False, True])
+def test_what_the_original_reads(tmp_path, db_num, count, known):
+    path = tmp_path / "out.torchrecord"
+    with TorchRecordWriter(path, db_num=db_num, num_records=count if known else None) as writer:
+        writer.extend(map(record, range(count)))
+        assert not path.exists()
+    counts, items = original_reader(path, db_num)
+    assert counts == [count * (n + 1) // db_num - count * n // db_num for n in range(db_num)]
+    assert [int(item["y"]) for item in items] == list(range(count))
+    with TorchRecordSource(path, db_num=db_num) as source:
+        assert source.read_batch(range(count))["y"].tolist() == list(range(count))
+    assert os.listdir(path) == ["data.mdb"]
+    assert os.listdir(tmp_path) == ["out.torchrecord"]
+
+
+def test_the_same_split_as_the_originals(tmp_path):
+    """tests/golden/torchrecord: 39 records in four parts, 13 in two."""
+    for count, db_num, counts in ((39, 4, [9, 10, 10, 10]), (13, 2, [6, 7])):
+        path = tmp_path / f"{count}"
+        with TorchRecordWriter(path, db_num=db_num) as writer:
+            writer.extend(map(record, range(count)))
+        assert original_reader(path, db_num)[0] == counts
+
+
+@pytest.mark.parametrize("known", [0, None])
+def test_no_records(tmp_path, known):
+    TorchRecordWriter(tmp_path / "o", db_num=2, num_records=known).close()
+    with TorchRecordSource(tmp_path / "o", db_num=2) as source:
+        assert len(source) == 0
+        assert source.fields == {}
+
+
+def test_more_records_than_the_spool_holds_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(torchrecord, "_SPOOL_BYTES", 1000)
+    values = [np.random.default_rng(n).bytes(n * 37 % 5000) for n in range(200)]
+    with TorchRecordWriter(tmp_path / "o") as writer:
+        writer.extend({"b": value} for value in values)
+        assert len(os.listdir(tmp_path)) == 1  # the spool has no name
+    with TorchRecordSource(tmp_path / "o") as source:
+        assert [item["b"] for item in source] == values
+
+
+def test_fields_may_differ(tmp_path):
+    with TorchRecordWriter(tmp_path / "o") as writer:
+        writer.extend([{"a": 1}, {}, {"b": "text", "a": b""}])
+    with TorchRecordSource(tmp_path / "o") as source:
+        assert list(source) == [{"a": 1}, {}, {"b": "text", "a": b""}]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"db_num": 0}, "db_num must be at least 1, got 0"),
+        ({"num_records": -1}, "num_records must be at least 0, got -1"),
+    ],
+)
+def test_options_out_of_range(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        TorchRecordWriter(tmp_path / "o", **options)
+    assert os.listdir(tmp_path) == []
+
+
+def test_another_number_of_records(tmp_path):
+    writer = TorchRecordWriter(tmp_path / "o", num_records=3)
+    writer.extend(map(record, range(3)))
+    with pytest.raises(ConfigError, match="num_records says 3, and this is one more"):
+        writer.write(record(3))
+    writer.close()
+    writer = TorchRecordWriter(tmp_path / "p", num_records=3)
+    writer.extend(map(record, range(2)))
+    with pytest.raises(ConfigError, match="num_records says 3, 2 were written"):
+        writer.close()
+    assert os.listdir(tmp_path) == ["o"]
+
+
+def test_a_record_that_is_refused_leaves_no_trace(tmp_path):
+    with TorchRecordWriter(tmp_path / "o") as writer:
+        writer.write(record(0))
+        with pytest.raises(ConfigError, match="field 'x' has dtype uint64; TensorProtos hold"):
+            writer.write({"x": np.zeros(2, np.uint64)})
+        with pytest.raises(ConfigError, match="format 'torchrecord' stores fields, got a record of type bytes"):
+            writer.write(b"bytes")
+        writer.write(record(1))
+    with TorchRecordSource(tmp_path / "o") as source:
+        assert source.read_batch([0, 1])["y"].tolist() == [0, 1]
+
+
+def test_an_aborted_writer_leaves_nothing(tmp_path):
+    writer = TorchRecordWriter(tmp_path / "o")
+    writer.write(record(0))
+    with pytest.raises(ZeroDivisionError), writer:
+        writer.write(1 // 0)
+    assert os.listdir(tmp_path) == []

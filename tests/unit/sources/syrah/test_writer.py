@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import os
+
+import bson
+import numpy as np
+import pytest
+
+from dataload.errors import ConfigError
+from dataload.sources.syrah import writer as syrah
+from dataload.sources.syrah.layout import DTYPES
+from dataload.sources.syrah.reader import SyrahSource
+from dataload.sources.syrah.writer import SyrahWriter
+from dataload.testing.compare import difference
+
+
+def same(got, want):
+    found = difference(got, want, "records")
+    assert found is None, found
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "out.syr"
+
+
+def write(path, records):
+    with SyrahWriter(path) as writer:
+        writer.extend(records)
+    return path.read_bytes()
+
+
+def parts_of(data):
+    offset, length = (int.from_bytes(data[i : i + 8], "little") for i in (6, 14))
+    return data[22:offset], bson.decode(data[offset : offset + length]), offset + length
+
+
+def int64s(data):
+    return np.frombuffer(data, "<i8").tolist()
+
+
+def test_layout_byte_by_byte(path):
+    data = write(path, [{"x": np.array([1, 2], np.int16), "t": "é"}, {"t": "", "x": np.array([3], np.int16)}])
+    arrays, metadata, end = parts_of(data)
+    assert data[:6] == b"GS\0\0\2\0"
+    assert arrays == b"\1\0\2\0\xc3\xa9\3\0"
+    assert end == len(data)
+    assert list(metadata) == ["x", "t"]
+    assert {k: (int64s(e["offset"]), int64s(e["size"]), e["dtype"]) for k, e in metadata.items()} == {
+        "x": ([22, 28], [4, 2], "int16"),
+        "t": ([26, 30], [2, 0], "str"),
+    }
+    assert set(metadata["x"]) == {"offset", "size", "dtype"}  # one dimension is what the original reads anyway
+
+
+def test_shapes_are_an_entry_that_the_original_does_not_look_at(path):
+    _, metadata, _ = parts_of(
+        write(path, [{"a": np.zeros((2, 3)), "s": np.zeros(()), "v": np.zeros((i, 2))} for i in range(3)])
+    )
+    assert {k: (int64s(e["shape"]["ndim"]), int64s(e["shape"]["dims"])) for k, e in metadata.items()} == {
+        "a": ([2], [2, 3]),
+        "s": ([0], []),
+        "v": ([2, 2, 2], [0, 2, 1, 2, 2, 2]),
+    }
+
+
+def test_bytes_are_marked(path):
+    _, metadata, _ = parts_of(write(path, [{"b": b"abc", "u": np.zeros(3, np.uint8)}]))
+    assert metadata["b"]["kind"] == "bytes"
+    assert metadata["b"]["dtype"] == metadata["u"]["dtype"] == "uint8"
+    assert "kind" not in metadata["u"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_every_dtype_in_either_byte_order(path, dtype, order):
+    values = np.array([0, 1, 2, 100]).astype(np.dtype(dtype).newbyteorder(order)).reshape(2, 2)
+    write(path, [{"x": values}, {"x": values.T}])
+    expected = values.astype(dtype)
+    same(SyrahSource(path).read([0, 1]), [{"x": expected}, {"x": expected.T.copy()}])
+
+
+def test_values_that_are_no_arrays(path):
+    write(
+        path,
+        [{"i": 3, "f": 2.5, "b": True, "l": [1, 2], "n": np.float32(1), "m": memoryview(b"ab"), "y": bytearray(b"c")}],
+    )
+    expected = {
+        "i": np.array(3),
+        "f": np.array(2.5),
+        "b": np.array(True),
+        "l": np.array([1, 2]),
+        "n": np.array(1, np.float32),
+        "m": b"ab",
+        "y": b"c",
+    }
+    same(SyrahSource(path)[0], expected)
+
+
+def test_no_records(path):
+    write(path, [])
+    assert len(SyrahSource(path)) == 0
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"x": np.zeros(2)}, "record 1 has fields 'x'; the first had 'x', 't'"),
+        ({"x": np.zeros(2), "t": "a", "more": 1}, "record 1 has fields 'x', 't', 'more'; the first had"),
+        ({"x": np.zeros(2, np.int8), "t": "a"}, "field 'x' of record 1 is int8; in the first it was float64"),
+        ({"x": np.zeros(2), "t": b"a"}, r"field 't' of record 1 is bytes \(uint8\); in the first it was str"),
+        (
+            {"x": np.zeros(2), "t": np.array(["a"])},
+            "field 't': an array of text; the format joins its elements, so pass one str",
+        ),
+        (
+            {"x": np.zeros(2, complex), "t": "a"},
+            "field 'x' has dtype complex128; the format knows bool, int8, .*, text and bytes",
+        ),
+        ({"x": None, "t": "a"}, "field 'x' has dtype object"),
+        ({"x": 2**70, "t": "a"}, "field 'x' has dtype object"),
+        ({"x": np.zeros(2), "t": "\ud800"}, "field 't': text that UTF-8 cannot hold: surrogates not allowed"),
+        (b"abc", "format 'syrah' stores fields, got a record of type bytes"),
+        ({"x": np.zeros(2), 3: "a"}, "names of fields are text, got 3"),
+    ],
+)
+def test_a_record_that_does_not_fit_is_refused_and_leaves_no_trace(path, record, message):
+    good = {"x": np.arange(2.0), "t": "a"}
+    with SyrahWriter(path) as writer:
+        writer.write(good)
+        with pytest.raises(ConfigError, match=message):
+            writer.write(record)
+        writer.write(good)
+    same(list(SyrahSource(path)), [good, good])
+    arrays, _, _ = parts_of(path.read_bytes())
+    assert len(arrays) == 2 * (16 + 1)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({}, "format 'syrah' cannot hold records without fields"),
+        ({"a\0b": 1}, r"format 'syrah' cannot hold a field name with a zero in it: 'a\\x00b'"),
+        ({"\ud800": 1}, "text that UTF-8 cannot hold"),
+    ],
+)
+def test_a_first_record_that_does_not_fit(path, record, message):
+    with SyrahWriter(path) as writer:
+        with pytest.raises(ConfigError, match=message):
+            writer.write(record)
+        writer.write({"x": 1})
+    assert len(SyrahSource(path)) == 1
+
+
+def test_metadata_end_at_two_gibibytes(path, monkeypatch):
+    monkeypatch.setattr(syrah, "BSON_LIMIT", 4096 + 16 * 2 * 3)
+    with SyrahWriter(path) as writer:
+        for _ in range(3):
+            writer.write({"x": 1, "y": 2})
+        with pytest.raises(ConfigError, match=r"a Syrah file ends at 3 records of 2 fields .*: write several shards"):
+            writer.write({"x": 1, "y": 2})
+    assert len(SyrahSource(path)) == 3
+
+
+def test_every_name_that_the_original_allows(path):
+    names = ["a.b", "", " ", "é", "$x", "a/b", "0", "x" * 200]
+    write(path, [dict.fromkeys(names, np.zeros(1))])
+    assert list(SyrahSource(path)[0]) == names
+
+
+def test_the_file_is_flushed_before_it_is_renamed(path, monkeypatch):
+    done = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("replace"), replace(a, b)))
+    write(path, [{"x": 1}])
+    assert [os.path.basename(name).rpartition(".")[2] for name in done[:2]] == ["tmp", "replace"]
+    assert done[2] == str(path.parent)  # the directory, where the new name stands

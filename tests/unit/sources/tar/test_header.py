@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import io
+import tarfile
+import warnings
+
+import pytest
+
+from dataload.errors import CorruptFileError, UnsupportedFormatError
+from dataload.sources.tar.header import BLOCK, END, build_header, padded, parse_header, scan
+
+
+def members(data: bytes, **options):
+    reads: list[tuple[int, int]] = []
+
+    def read(offset, length):
+        reads.append((offset, length))
+        return data[offset : offset + length]
+
+    found = list(scan(read, len(data), "x.tar", **options))
+    return found, reads
+
+
+def archive(*files: tuple[str, bytes], kind=tarfile.USTAR_FORMAT, **info) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=kind) as tar:
+        for name, data in files:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            for key, value in info.items():
+                setattr(entry, key, value)
+            tar.addfile(entry, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def header(name: bytes = b"a.txt", size: int = 0, kind: bytes = b"0", **fields: bytes) -> bytes:
+    """A header with other bytes at ``at_<offset>``, and the checksum that belongs to them."""
+    block = bytearray(build_header(name, size))
+    block[156:157] = kind
+    for place, data in fields.items():
+        start = int(place.removeprefix("at_"))
+        block[start : start + len(data)] = data
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def test_what_is_built_parses():
+    assert parse_header(build_header(b"train/a.txt", 1234), "x", 0) == (b"train/a.txt", 1234, b"0")
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        (b"a.jpg", 1),
+        (b"x" * 100, 1),
+        (b"d" * 155 + b"/" + b"x" * 100, 1),
+        (b"d" * 60 + b"/" + b"x" * 99, 1),
+        (b"x" * 101, 3),
+        (b"d" * 156 + b"/" + b"x", 3),
+        (b"d" * 20 + b"/" + b"x" * 101, 3),
+        ("żółć.jpg".encode(), 1),
+        (b"\xff\xfe.bin", 1),
+    ],
+)
+def test_any_name_is_read_by_python_and_by_us(name, blocks):
+    built = build_header(name, 5)
+    assert len(built) == blocks * BLOCK
+    data = built + b"hello".ljust(BLOCK, b"\0") + END
+    (found,), _ = members(data)
+    assert found == (name, blocks * BLOCK, 5)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        (info,) = tar.getmembers()
+        assert info.name.encode("utf-8", "surrogateescape") == name
+        assert tar.extractfile(info).read() == b"hello"
+
+
+def test_sizes_beyond_eleven_octal_digits_stand_in_a_record():
+    size = 8**11
+    built = build_header(b"big.bin", size)
+    with tarfile.open(fileobj=io.BytesIO(built + END)) as tar:
+        assert tar.next().size == size
+    found = next(scan(lambda offset, length: built[offset : offset + length], len(built) + size, "x"))
+    assert found == (b"big.bin", len(built), size)
+
+
+def test_headers_hold_neither_times_nor_owners():
+    info = tarfile.TarInfo.frombuf(build_header(b"a.txt", 5), "utf-8", "strict")
+    assert (info.mtime, info.uid, info.gid, info.uname, info.gname, info.mode) == (0, 0, 0, "", "", 0o644)
+
+
+@pytest.mark.parametrize(
+    "field", [b"\x80" + bytes(10) + b"\x05", b"00000000005\0", b"         5 \0", b"5\0 garbage\0\0"]
+)
+def test_ways_to_write_a_size(field):
+    assert parse_header(header(at_124=field), "x", 0).size == 5
+
+
+@pytest.mark.parametrize(
+    "field", [b"\xff" * 12, b"00000000009\0", b"-0000000005\0", b"0x5\0".ljust(12, b"\0"), b"1_000\0\0\0\0\0\0\0"]
+)
+def test_a_size_that_is_no_number(field):
+    with pytest.raises(CorruptFileError, match=r"x.tar, byte 512: a tar header has the size b'.*', which is no number"):
+        parse_header(header(at_124=field), "x.tar", 512)
+
+
+def test_checksums_of_signed_bytes_are_right_too():
+    block = bytearray(header("é".encode()))
+    signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + b" " * 8 + block[156:])
+    block[148:156] = b"%06o\0 " % signed
+    assert parse_header(bytes(block), "x", 0).name == "é".encode()
+
+
+@pytest.mark.parametrize("bit", [0, 8 * 130 + 1, 8 * 156])
+def test_a_flipped_bit_breaks_the_checksum(bit):
+    block = bytearray(header())
+    block[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(
+        CorruptFileError, match=r"x.tar, byte 99: expected a tar header here, found a block whose checksum"
+    ):
+        parse_header(bytes(block), "x.tar", 99)
+
+
+def test_a_gnu_header_has_times_where_posix_has_the_prefix():
+    block = header(at_257=b"ustar  \0", at_345=b"14000000000\0")
+    assert parse_header(block, "x", 0).name == b"a.txt"
+
+
+def test_small_members_take_few_reads_and_large_ones_no_data():
+    small = archive(*((f"{i:04d}.txt", b"x" * 100) for i in range(1000)))
+    found, reads = members(small)
+    assert len(found) == 1000
+    assert len(reads) <= len(small) // (1 << 18) + 3
+    large = archive(*((f"{i}.bin", bytes(1 << 20)) for i in range(8)))
+    found, reads = members(large)
+    assert len(found) == 8
+    assert len(reads) <= 10
+    assert sum(length for _, length in reads) < 1 << 20
+
+
+@pytest.mark.parametrize("end", [b"", bytes(100), bytes(BLOCK), bytes(BLOCK + 7), END, END + b"junk" * 200])
+def test_the_end_is_two_blocks_of_zeros_or_of_the_file(end):
+    found, _ = members(header(size=3) + b"abc".ljust(BLOCK, b"\0") + end)
+    assert [member.name for member in found] == [b"a.txt"]
+
+
+def test_one_block_of_zeros_alone_ends_nothing():
+    found, _ = members(header(b"a") + bytes(BLOCK) + header(b"b") + END)
+    assert [member.name for member in found] == [b"a", b"b"]
+
+
+def test_an_archive_without_an_end_may_have_been_cut_off():
+    with pytest.warns(UserWarning, match=r"^x.tar ends without blocks of zeros: it may have been cut off"):
+        found, _ = members(header(), warn_without_end=True)
+    assert len(found) == 1
+    assert len(members(header() + bytes(BLOCK), warn_without_end=True)[0]) == 1
+
+
+def test_only_regular_files_are_members():
+    regular = [b"0", b"\0", b"7", b"V"]
+    kinds = [*regular, b"1", b"2", b"3", b"4", b"5", b"6"]
+    # A size in the header of a link or directory counts for nothing.
+    data = b"".join(header(kind + b".txt", 0 if kind in regular else 700, kind) for kind in kinds)
+    data += header(b"old directory/", 700, b"\0")
+    found, _ = members(data + END)
+    assert [member.name for member in found] == [b"0.txt", b"", b"7.txt"]
+
+
+def test_long_names_of_gnu_and_links():
+    long = "d/" * 80 + "name.txt"
+    data = archive((long, b"hello"), ("b.txt", b"x"), kind=tarfile.GNU_FORMAT)
+    assert [m.name.decode() for m in members(data)[0]] == [long, "b.txt"]
+    data = archive((long, b""), kind=tarfile.GNU_FORMAT, type=tarfile.SYMTYPE, linkname="t/" * 99)
+    assert members(data + END)[0] == []
+
+
+def pax(kind: bytes, *records: bytes) -> bytes:
+    data = b"".join(records)
+    return header(b"PaxHeaders/x", len(data), kind) + data.ljust(padded(len(data)), b"\0")
+
+
+def test_pax_records_of_one_member_and_of_all():
+    data = b"".join(
+        (
+            pax(b"g", b"19 comment=a = b c\n", b"13 path=all\n\n"),
+            header(b"a"),
+            pax(b"x", b"17 path=only this"[:16] + b"\n", b"10 size=5\n"),
+            header(b"b", 700) + b"hello".ljust(BLOCK, b"\0"),
+            header(b"c"),
+            END,
+        )
+    )
+    found, _ = members(data)
+    assert [(member.name, member.size) for member in found] == [(b"all\n", 0), (b"only thi", 5), (b"all\n", 0)]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"no number",
+        b"0 \n",
+        b"5 a=b",
+        b"99 path=a\n",
+        b"9 path=ab\n",
+        b"7 path\n",
+        b"-5 a=b\n",
+        b"12",
+        b"1234567890123 a=b\n",
+    ],
+)
+def test_pax_records_that_do_not_parse(records):
+    with pytest.raises(CorruptFileError, match=r"x.tar, byte 0: the PAX records of an extended header do not parse"):
+        members(pax(b"x", records) + header() + END)
+
+
+def test_a_pax_size_that_is_no_number():
+    with pytest.raises(CorruptFileError, match="byte 1024: a PAX record gives the size b'5x', which is no number"):
+        members(pax(b"x", b"11 size=5x\n") + header() + END)
+
+
+def test_an_extended_header_that_reaches_beyond_the_file_or_reason():
+    with pytest.raises(CorruptFileError, match="an extended header has 9000 bytes, and 0 are left in the file"):
+        members(header(b"x", 9000, b"x"))
+    with pytest.raises(CorruptFileError, match="an extended header has 2000000 bytes"):
+        members(header(b"x", 2_000_000, b"L") + bytes(2_000_000))
+
+
+def test_an_extended_header_without_its_member():
+    with pytest.raises(CorruptFileError, match="an extended header at the end of the archive: its member is missing"):
+        members(pax(b"x", b"12 path=abc\n") + END)
+
+
+@pytest.mark.parametrize("data", [header(b"a.bin", 0, b"S"), pax(b"x", b"22 GNU.sparse.major=1\n") + header(b"a.bin")])
+def test_sparse_files_are_refused(data):
+    with pytest.raises(UnsupportedFormatError, match=r"x.tar, byte \d+: 'a.bin' is stored as a sparse file"):
+        members(data + END)
+
+
+@pytest.mark.parametrize(
+    ("magic", "name"),
+    [(b"\x1f\x8b\x08", "gzip"), (b"BZh9", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x28\xb5\x2f\xfd", "zstd")],
+)
+def test_compressed_archives_are_refused(magic, name):
+    for data in (magic + bytes(2000), magic):
+        with pytest.raises(
+            UnsupportedFormatError, match=f"x.tar: the archive is compressed with {name} .*decompress it"
+        ):
+            members(data)
+
+
+def test_a_first_member_may_be_named_like_a_compressed_file():
+    assert members(header(b"BZh.txt") + END)[0][0].name == b"BZh.txt"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "byte 0: the file is empty"),
+        (bytes(10_752), "byte 0: the archive ends where it starts, and has 10752 bytes"),
+        (b"junk", "byte 0: the archive is cut off within a header, of which 4 bytes are left"),
+        (header() + b"junk", "byte 512: the archive is cut off within a header"),
+        (
+            header(size=700) + bytes(600),
+            "byte 0: 'a.txt' has 700 bytes in whole blocks of 512, and the archive is cut off after 600",
+        ),
+        (
+            header(size=3) + b"abc",
+            "byte 0: 'a.txt' has 3 bytes in whole blocks of 512, and the archive is cut off after 3",
+        ),
+        (header(size=1), "byte 0: 'a.txt' has 1 bytes in whole blocks of 512, and the archive is cut off after 0"),
+        (header() + b"j" * BLOCK, "byte 512: expected a tar header here"),
+    ],
+)
+def test_damage_is_an_error_with_its_place(data, message):
+    with pytest.raises(CorruptFileError, match=f"^x.tar, {message}"):
+        members(data)
+
+
+def test_damage_may_end_a_scan():
+    with pytest.warns(UserWarning, match=r"x.tar, byte 512: expected .*; reading ends here, after 1 members"):
+        found, _ = members(header() + b"j" * BLOCK, on_damage="stop")
+    assert len(found) == 1
+    with warnings.catch_warnings(), pytest.raises(CorruptFileError):  # nothing was read: it is no archive
+        members(b"j" * BLOCK, on_damage="stop")

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.tar import index as tar_index
+from dataload.sources.tar.header import Member
+from dataload.sources.tar.index import build_head, build_line, index_path, parse_index
+
+LINES = ("jpg 512 480 train/000.jpg cls 1536 4 train/000.cls", "jpg 2560 4097 train/001.jpg cls 7168 10 train/001.cls")
+
+
+def parse(*lines: str, head: str | None = None):
+    return parse_index("\n".join([head or f"v1.2 {len(lines)}", *lines, ""]).encode(), "x.idx")
+
+
+def contents(table):
+    codes = [table.code(c) for c in range(len(table.blocks))]
+    return (
+        table.keys and table.keys.names(np.arange(len(table))),
+        [table.extensions[code] for code in codes],
+        table.offsets(slice(None)).tolist(),
+        table.lengths(slice(None)).tolist(),
+    )
+
+
+EXPECTED = (["train/000", "train/001"], ["jpg", "cls"] * 2, [512, 1536, 2560, 7168], [480, 4, 4097, 10])
+
+
+def test_columns():
+    assert contents(parse(*LINES)) == EXPECTED
+
+
+@pytest.mark.parametrize("stretch", [8, 60, 64, 130])
+def test_stretches_end_at_lines(monkeypatch, stretch):
+    monkeypatch.setattr(tar_index, "_STRETCH", stretch)
+    assert contents(parse(*LINES)) == EXPECTED
+    lines = [f"jpg {512 * (2 * i + 1)} {i} {i}.jpg" for i in range(300)]
+    found = contents(parse(*lines))
+    assert found == (
+        [str(i) for i in range(300)],
+        ["jpg"] * 300,
+        [512 * (2 * i + 1) for i in range(300)],
+        list(range(300)),
+    )
+    with pytest.raises(CorruptFileError, match=r"x.idx: line 201: 'y' is a size that is no number"):
+        parse(*lines[:199], "jpg 512 y a.jpg", *lines[200:])
+    with pytest.raises(CorruptFileError, match="line 302: the index ends here, after 300 of 301 samples"):
+        parse(*lines, head="v1.2 301")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace(" ", "\t"),
+        lambda text: text.replace(" ", "   "),
+        lambda text: text.replace("\n", "  \n"),
+        lambda text: text.replace("\n", "\n "),
+        lambda text: text.replace(" ", "\v\f"),
+        lambda text: text[:-1],
+        lambda text: text + "\n\n",
+        lambda text: text + "not looked at\n",
+        lambda text: text.replace("v1.2 2", "v1.2 2 more words"),
+        lambda text: text.replace("v1.2 2", "v1.2 2.5"),
+        lambda text: text.replace("v1.2 2", "v1.2 +2"),
+    ],
+)
+def test_what_else_dali_reads(change):
+    text = "\n".join(["v1.2 2", *LINES, ""])
+    assert contents(parse_index(change(text).encode(), "x")) == EXPECTED
+
+
+def test_fewer_samples_than_lines():
+    assert contents(parse(*LINES, head="v1.2 1"))[0] == ["train/000"]
+
+
+@pytest.mark.parametrize("version", ["v1.1", "v1.2"])
+def test_without_names(version):
+    found = parse("jpg 512 480 cls 1536 4", "jpg 2560 4097 cls 7168 10", head=f"{version} 2")
+    assert contents(found) == (None, *EXPECTED[1:])
+
+
+def test_samples_that_differ_and_many_extensions():
+    long = "x" * 31, "x" * 32, "x" * 33, "x" * 40, "x" * 8, "x" * 9, "x" * 7
+    names = [f"e{i}" for i in range(100)] + [*long, *long]
+    lines = [" ".join(f"{e} {512 * i} {i} a{i}.{e}" for e in names[: 1 + i % len(names)]) for i in range(1, 300)]
+    found = parse(*lines)
+    assert found.ends is not None
+    codes = [found.extensions[found.code(c)] for c in range(len(found.blocks))]
+    assert codes == [e for i in range(1, 300) for e in names[: 1 + i % len(names)]]
+
+
+@pytest.mark.parametrize("digits", range(1, 19))
+def test_numbers_of_any_length(digits):
+    number = int("9" * digits)
+    offset = 10 ** (digits - 1) // 512 * 512
+    assert contents(parse(f"a {offset} {number} b.a", "a 512 7 c.a"))[2:] == ([offset, 512], [number, 7])
+
+
+def test_control_characters_belong_to_words():
+    assert contents(parse("a\x01 512 7 b\x02.a\x01"))[:2] == (["b\x02"], ["a\x01"])
+
+
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        (("a.b.c", "x.y"), ["a", "x"]),
+        (("d.v1/a.b", "d.v1/long.b"), ["d.v1/a", "d.v1/long"]),
+        (("README", "x.y"), ["README", "x"]),
+        (("żółć.b", "x.y"), ["żółć", "x"]),
+        ((".b", "x.y"), ["", "x"]),
+    ],
+)
+def test_keys_are_the_names_up_to_the_first_dot(names, keys):
+    assert contents(parse(*(f"b 512 1 {name}" for name in names)))[0] == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"line 1: expected 'v1.1' or 'v1.2' and the number of samples, found b''"),
+        ("\n", "line 1: expected"),
+        ("v2.0 2\n", "line 1: expected .* found b'v2.0 2'"),
+        ("V1.2 2\n", "line 1: expected"),
+        ("v1.2\n", "line 1: expected .* found b'v1.2'"),
+        ("v1.2 many\n", "line 1: expected"),
+        ("\ufeffv1.2 2\n", "line 1: expected"),
+        ("v1.2 0\n", "line 1: the number of samples is 0, it must be positive"),
+        ("v1.2 -3\n", "line 1: the number of samples is -3"),
+        (f"v1.2 {'9' * 30}\n", "line 1: the number of samples is 9+"),
+        ("v1.2 1\n", "line 2: the index ends here, after 0 of 1 samples"),
+        ("v1.2 2\na 512 1 b.a\n", "line 3: the index ends here, after 1 of 2 samples"),
+        ("v1.2 2\na 512 1 b.a\n\na 512 1 b.a\n", "line 3: an empty line, expected a sample"),
+        ("v1.2 1\na 512 1 b.a c\n", "line 2: 5 words, expected 4 for each component"),
+        ("v1.1 1\na 512 1 b.a\n", "line 2: 4 words, expected 3 for each component"),
+        ("v1.2 1\na 512 1x b.a\n", "line 2: '1x' is a size that is no number"),
+        ("v1.2 1\na 512 -1 b.a\n", "line 2: '-1' is a size that is no number"),
+        ("v1.2 1\na 0x200 1 b.a\n", "line 2: '0x200' is an offset that is no number"),
+        ("v1.2 1\na 512 1 b.a b 1024 \u0661 b.b\n", "line 2: '\u0661' is a size that is no number"),
+        ("v1.2 1\na 513 1 b.a\n", "line 2: '513' is the offset of no data: those are multiples of 512"),
+        (f"v1.2 1\na {2**63} 1 b.a\n", f"line 2: '{2**63}' is an offset beyond any file"),
+        (f"v1.2 1\na 512 {'1' * 100} b.a\n", "line 2: '1{40}' is a size beyond any file"),
+    ],
+)
+def test_what_does_not_parse(text, message):
+    with pytest.raises(CorruptFileError, match=f"^x.idx: {message}.*; make it anew: dataload index TAR$"):
+        parse_index(text.encode(), "x.idx")
+
+
+def test_an_index_takes_few_bytes():
+    text = build_head(5000) + b"".join(
+        build_line([Member(b"%06d.jpg" % i, 512 + 2048 * i, 99), Member(b"%06d.cls" % i, 1536 + 2048 * i, 1)])
+        for i in range(5000)
+    )
+    assert parse_index(text, "x").nbytes / 10_000 <= 11.1
+
+
+def test_lines():
+    assert build_head(12) == b"v1.2 12\n"
+    assert build_line([Member(b"d/a.seg.png", 512, 7), Member(b"d/README", 1536, 0)]) == (
+        b"seg.png 512 7 d/a.seg.png d/README 1536 0 d/README\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("a b.txt", "white space in its name"), ("a.b\tc", "white space"), ("a.", "no extension")]
+)
+def test_names_that_an_index_cannot_hold(name, what):
+    with pytest.raises(ConfigError, match=re.escape(f"member {name!r} (data at byte 512) has {what}")):
+        build_line([Member(name.encode(), 512, 1)])
+
+
+@pytest.mark.parametrize(("path", "index"), [("d/x.tar", "d/x.idx"), ("x", "x.idx"), ("x.tar.part", "x.tar.part.idx")])
+def test_where_an_index_stands(path, index):
+    assert index_path(path) == index

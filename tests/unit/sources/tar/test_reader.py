@@ -1,0 +1,471 @@
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from dataload.errors import (
+    ClosedSourceError,
+    ConfigError,
+    CorruptFileError,
+    SourceError,
+    SourceNotFoundError,
+    UnsupportedFormatError,
+)
+from dataload.sources.tar.reader import TarSource
+from dataload.sources.tar.writer import TarWriter, write_index
+from dataload.types import FieldSpec
+
+
+def pack(path: Path, files: dict[str, bytes] | list[tuple[str, bytes]], index: bool = False) -> Path:
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in files.items() if isinstance(files, dict) else files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    if index:
+        write_index(path, strict=False)
+    return path
+
+
+def npy(array) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "x.tar"
+
+
+@pytest.fixture(params=[False, True], ids=["scanned", "indexed"])
+def plain(path, request) -> Path:
+    return pack(path, {f"d/{i}.{e}": f"{e}{i}".encode() for i in range(5) for e in ("jpg", "cls")}, request.param)
+
+
+@pytest.fixture(params=[False, True], ids=["scanned", "indexed"])
+def ragged(path, request) -> Path:
+    files = {"a.jpg": b"1", "a.cls": b"2", "b.cls": b"3", "c.jpg": b"4", "c.txt": b"5"}
+    return pack(path, files, request.param)
+
+
+def test_records(plain):
+    source = TarSource(plain)
+    assert len(source) == 5
+    assert source[3] == {"__key__": "d/3", "jpg": b"jpg3", "cls": b"cls3"}
+    assert source[-1]["__key__"] == "d/4"
+    assert [record["jpg"] for record in source.read([4, 0, 4])] == [b"jpg4", b"jpg0", b"jpg4"]
+    assert source.read_batch([1, 0]) == {
+        "__key__": ["d/1", "d/0"], "jpg": [b"jpg1", b"jpg0"], "cls": [b"cls1", b"cls0"],
+    }  # fmt: skip
+    assert source.fields == {
+        "__key__": FieldSpec("str", ()), "jpg": FieldSpec("bytes", ()), "cls": FieldSpec("bytes", ()),
+    }  # fmt: skip
+    assert source.shard_lengths == (5,)
+    assert source.read_batch([]) == {}
+
+
+def test_fields_in_the_order_of_the_request(plain):
+    source = TarSource(plain, fields=["cls", "jpg"])
+    assert list(source[0].items()) == [("cls", b"cls0"), ("jpg", b"jpg0")]
+    assert list(source.read_batch([0])) == ["cls", "jpg"]
+    assert list(source.fields) == ["cls", "jpg"]
+    assert TarSource(plain, fields=["jpg", "__key__"])[1] == {"jpg": b"jpg1", "__key__": "d/1"}
+    assert list(TarSource(plain).read_batch([0], ["cls"])) == ["cls"]
+
+
+def test_unknown_fields(plain):
+    with pytest.raises(ConfigError, match=r"x.tar has no field 'jgp': did you mean 'jpg'\? Known: __key__, cls, jpg"):
+        len(TarSource(plain, fields=["jgp"]))
+    for missing in ("skip", "empty"):
+        with pytest.raises(ConfigError, match=r"has no field 'jgp': did you mean 'jpg'"):
+            len(TarSource(plain, fields=["jgp"], missing=missing))
+    with pytest.raises(ConfigError, match="has no field 'jgp': did you mean 'jpg'"):
+        TarSource(plain).read_batch([0], ["jgp"])
+
+
+def test_samples_that_differ(ragged):
+    source = TarSource(ragged)
+    assert list(source) == [
+        {"__key__": "a", "jpg": b"1", "cls": b"2"},
+        {"__key__": "b", "cls": b"3"},
+        {"__key__": "c", "jpg": b"4", "txt": b"5"},
+    ]
+    assert [list(record) for record in source.read([2, 2])] == [["__key__", "jpg", "txt"]] * 2
+    assert list(source.fields) == ["__key__", "jpg", "cls", "txt"]
+    with pytest.raises(ConfigError, match="different fields"):
+        source.read_batch([0, 1])
+    assert source.read_batch([2, 0], ["jpg"]) == {"jpg": [b"4", b"1"]}
+    with pytest.raises(ConfigError, match=r"x.tar: sample 1 \('b'\) has no field 'jpg': leave such samples out"):
+        source.read_batch([0, 1], ["jpg"])
+
+
+def test_missing_is_an_error_at_open(ragged):
+    with pytest.raises(ConfigError, match=r"sample 1 \('b'\) has no field 'jpg': .*missing='skip'.*missing='empty'"):
+        len(TarSource(ragged, fields=["jpg"]))
+
+
+def test_missing_may_be_skipped(ragged):
+    source = TarSource(ragged, fields=["__key__", "jpg"], missing="skip")
+    assert source.read(range(len(source))) == [{"__key__": "a", "jpg": b"1"}, {"__key__": "c", "jpg": b"4"}]
+    assert source[-1]["__key__"] == "c"
+    assert len(TarSource(ragged, fields=["jpg", "cls"], missing="skip")) == 1
+    assert len(TarSource(ragged, fields=["txt", "cls"], missing="skip")) == 0
+    assert len(TarSource(ragged, missing="skip")) == 3
+
+
+def test_missing_may_be_empty(ragged):
+    source = TarSource(ragged, fields=["cls", "txt"], missing="empty")
+    assert source.read_batch(range(3)) == {"cls": [b"2", b"3", b""], "txt": [b"", b"", b"5"]}
+    text = TarSource(ragged, fields=["txt"], missing="empty", decode="auto")
+    assert text.read_batch(range(3)) == {"txt": ["", "", "5"]}
+
+
+def test_what_is_decoded_may_have_no_empty_value(path):
+    pack(path, {"a.jpg": simplejpeg.encode_jpeg(np.zeros((8, 8, 3), np.uint8)), "a.cls": b"1", "b.txt": b""})
+    image = TarSource(path, fields=["jpg"], missing="empty", decode="auto")
+    assert [record["jpg"].shape for record in image] == [(8, 8, 3), (0, 0, 3)]
+    with pytest.raises(
+        ConfigError, match=r"sample 1 \('b'\) has no field 'cls', and what is decoded as cls has no empty"
+    ):
+        len(TarSource(path, fields=["cls"], missing="empty", decode="auto"))
+
+
+def test_shards_that_differ(tmp_path):
+    one = pack(tmp_path / "1.tar", {"a.jpg": b"1", "a.cls": b"1"})
+    two = pack(tmp_path / "2.tar", {"b.txt": b"2"})
+    source = TarSource([one, two])
+    assert list(source.fields) == ["__key__", "jpg", "cls", "txt"]
+    assert source.shard_lengths == (1, 1)
+    assert source.read_batch([1], ["txt"]) == {"txt": [b"2"]}
+    assert TarSource([one, two], fields=["jpg", "txt"], missing="empty").read_batch([1, 0]) == {
+        "jpg": [b"", b"1"], "txt": [b"2", b""],
+    }  # fmt: skip
+    assert TarSource([one, two], fields=["txt"], missing="skip").shard_lengths == (0, 1)
+    with pytest.raises(ConfigError, match=r"2.tar has no field 'jpg'"):
+        len(TarSource([one, two], fields=["jpg"]))
+    with pytest.raises(ConfigError, match=r"2.tar: sample 0 \('b'\) has no field 'jpg'"):
+        source.read_batch([1], ["jpg"])
+
+
+def test_the_first_of_several_counts(path):
+    pack(path, [("a.x", b"1"), ("a.x", b"2"), ("b.x", b"3")])
+    for index in (False, None):
+        assert [record["x"] for record in TarSource(path, index=index)] == [b"1", b"3"]
+        write_index(path, strict=False)
+    pack(path.with_name("y.tar"), [("a.x", b"1"), ("a.x", b"2"), ("b.x", b"3"), ("b.x", b"4")])
+    assert [record["x"] for record in TarSource(path.with_name("y.tar"))] == [b"1", b"3"]
+
+
+def test_case(path):
+    pack(path, {"a.JPG": b"1", "a.jpg": b"2", "b.Jpg": b"3", "b.CLS": b"4"})
+    folded = TarSource(path, case_sensitive=False)
+    assert [dict(record) for record in folded] == [
+        {"__key__": "a", "jpg": b"1"}, {"__key__": "b", "jpg": b"3", "cls": b"4"},
+    ]  # fmt: skip
+    assert TarSource(path, case_sensitive=False, fields=["JPG"]).read_batch([1, 0]) == {"jpg": [b"3", b"1"]}
+    assert TarSource(path)[0] == {"__key__": "a", "JPG": b"1", "jpg": b"2"}
+    assert TarSource(path, case_sensitive=False, decode={"CLS": "cls"})[1]["cls"] == 4
+
+
+class TestIndex:
+    def test_the_one_beside_the_archive_is_used(self, path):
+        pack(path, {"a.x": b"1", "b.x": b"2"}, index=True)
+        index = path.with_suffix(".idx")
+        index.write_text("v1.2 1\nx 1536 1 b.x\n")
+        assert TarSource(path)[0] == {"__key__": "b", "x": b"2"}
+        assert len(TarSource(path, index=False)) == 2
+        other = path.with_name("other")
+        index.rename(other)
+        assert len(TarSource(path)) == 2
+        assert len(TarSource(path, index=other)) == len(TarSource([path], index=[str(other)])) == 1
+
+    def test_one_for_each_archive(self, path):
+        pack(path, {"a.x": b"1"})
+        with pytest.raises(ConfigError, match="index names 1 files for 2 archives: give one for each"):
+            TarSource([path, path], index=["a.idx"])
+        with pytest.raises(ConfigError, match=r"x.tar stands twice in paths, with two indexes: a.idx, b.idx"):
+            TarSource([path, path], index=["a.idx", "b.idx"])
+        with pytest.raises(ConfigError, match="index is True: give the paths"):
+            TarSource(path, index=True)
+        with pytest.raises(SourceNotFoundError, match=r"there is no a.idx"):
+            len(TarSource(path, index="a.idx"))
+
+    def lines(self, path: Path, *lines: str) -> TarSource:
+        path.with_suffix(".idx").write_text("\n".join((f"v1.2 {len(lines)}", *lines, "")))
+        return TarSource(path)
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("x 512 9 a.x", "puts 9 bytes at 512, and the header says 1"),
+            ("x 1024 1 a.x", "puts a member at 1024, and no header stands before it"),
+            ("x 0 1 a.x", "puts a member at 0, where the first header stands"),
+            ("x 512 1 b.x", "puts 'b.x' at 512, and the header says 'a.x'"),
+            ("y 512 1 a.x", "puts 'a.y' at 512, and the header says 'a.x'"),
+            ("x 512 99999999 a.x", "puts 99999999 bytes at 512, and the archive has 10240"),
+            ("x 5120000 1 a.x", "puts 1 bytes at 5120000, and the archive has 10240"),
+            ("x 1536 0 d.x", "puts a file at 1536, and the header before it is of no file"),
+        ],
+    )
+    def test_one_that_disagrees(self, path, line, message):
+        with tarfile.open(path, "w") as tar:
+            info = tarfile.TarInfo("a.x")
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"1"))
+            info = tarfile.TarInfo("d.x")
+            info.type = tarfile.DIRTYPE
+            tar.addfile(info)
+        with pytest.raises(
+            CorruptFileError,
+            match=rf"x.tar, byte \d+, record 0: the index .*x.idx \(line 2\) {message}: .*dataload index",
+        ) as caught:
+            len(self.lines(path, line))
+        assert caught.value.offset == int(line.split()[1])
+
+    def test_one_that_is_believed(self, path):
+        pack(path, {"a.x": b"123", "b.x": b"456"})
+        index = path.with_suffix(".idx")
+        index.write_text("v1.2 1\ny 1536 2 c.y\n")
+        assert TarSource(path, verify_index=False)[0] == {"__key__": "c", "y": b"45"}
+        index.write_text("v1.2 1\ny 1536 20000 c.y\n")
+        with pytest.raises(CorruptFileError, match="puts 20000 bytes at 1536"):
+            len(TarSource(path, verify_index=False))
+
+    def test_an_archive_that_was_rewritten(self, path):
+        pack(path, {f"{i}.x": bytes(i) for i in range(100)}, index=True)
+        assert len(TarSource(path)) == 100
+        pack(path, {f"{i}.x": bytes(i + 1) for i in range(100)})
+        with pytest.raises(CorruptFileError, match=r"make it anew: dataload index .*x.tar"):
+            len(TarSource(path))
+
+    def test_names_in_pax_headers(self, path):
+        long = "d" * 120
+        with TarWriter(path) as writer:
+            writer.extend({"__key__": f"{long}{i}", "x": b"1"} for i in range(3))
+        assert [record["__key__"] for record in TarSource(path)] == [f"{long}{i}" for i in range(3)]
+
+    def test_without_names(self, path):
+        pack(path, {"a.x": b"1", "b.x": b"2", "c.x": b"3"})
+        index = path.with_suffix(".idx")
+        index.write_text("v1.1 3\nx 512 1\nx 2560 1\nx 1536 1\n")
+        source = TarSource(path)
+        assert [(record["__key__"], record["x"]) for record in source] == [("a", b"1"), ("c", b"3"), ("b", b"2")]
+        assert source.read_batch([1], ["x"]) == {"x": [b"3"]}
+
+
+class TestDecode:
+    def test_auto(self, path):
+        rng = np.random.default_rng(0)
+        jpeg = simplejpeg.encode_jpeg(rng.integers(0, 256, (8, 9, 3), np.uint8))
+        files = {
+            "a.jpg": jpeg, "a.cls": b"7", "a.caption.txt": b"hi", "a.x.npy": npy(np.arange(3)), "a.json": b"[1]",
+            "a.mp4": b"m", "a.score.json": b"0.5",
+        }  # fmt: skip
+        source = TarSource(pack(path, files), decode="auto")
+        record = source[0]
+        assert list(record) == ["__key__", "jpg", "cls", "caption", "x", "json", "mp4", "score"]
+        np.testing.assert_array_equal(record["jpg"], simplejpeg.decode_jpeg(jpeg))
+        assert record["x"].tolist() == [0, 1, 2]
+        assert [record[name] for name in ("cls", "caption", "json", "mp4", "score")] == [7, "hi", [1], b"m", 0.5]
+        assert {name: str(spec) for name, spec in source.fields.items()} == {
+            "__key__": "str ()", "jpg": "uint8 (?, ?, 3)", "cls": "int64 ()", "caption": "str ()", "x": "int64 (3)",
+            "json": "unknown", "mp4": "bytes ()", "score": "float64 ()",
+        }  # fmt: skip
+        assert list(TarSource(path, decode="auto", fields=["x", "caption"])[0]) == ["x", "caption"]
+        with pytest.raises(ConfigError, match=r"no field 'x.npy': Known: __key__, caption"):
+            len(TarSource(path, decode="auto", fields=["x.npy"]))
+
+    def test_names_stay_where_they_would_meet(self, path):
+        pack(path, {"a.x.txt": b"1", "a.x.cls": b"2"})
+        assert TarSource(path, decode="auto")[0] == {"__key__": "a", "x.txt": "1", "x.cls": 2}
+
+    def test_what_never_meets_in_a_sample_is_one_field(self, path):
+        pack(path, {"a.x.cls": b"1", "b.x.json": b"0.5", "c.x.npy": npy(np.arange(2)), "d.x": b"raw"})
+        source = TarSource(path, decode="auto", fields=["x"])
+        assert [type(record["x"]) for record in source] == [int, float, np.ndarray, bytes]
+        assert source.read_batch([1, 0, 0])["x"].tolist() == [0.5, 1, 1]
+        assert source.fields == {"x": FieldSpec("unknown")}
+        assert [list(record) for record in TarSource(path, decode="auto")] == [["__key__", "x"]] * 4
+        assert TarSource(path, decode="auto").read([3, 0]) == [{"__key__": "d", "x": b"raw"}, {"__key__": "a", "x": 1}]
+
+    def test_a_decoder_that_differs_within_a_field_says_what_failed(self, path):
+        pack(path, {"a.x.cls": b"1", "b.x.json": b"{", "c.y": b""})
+        with pytest.raises(CorruptFileError, match=r"byte 1536, record 1: field 'x' of 'b': JSON that does not parse"):
+            TarSource(path, decode="auto").read([0, 1])
+
+    def test_by_extension(self, path):
+        pack(path, {"a.cls": b"7", "a.left.raw": b"ab", "a.right.raw": b"cd", "a.txt": b"x"})
+        source = TarSource(path, decode={"cls": "cls", "raw": lambda data: data.hex(), "left.raw": len})
+        assert source[0] == {"__key__": "a", "cls": 7, "left.raw": 2, "right.raw": "6364", "txt": b"x"}
+        assert source.fields["left.raw"] == FieldSpec("unknown")
+
+    def test_a_function_may_have_the_name_of_a_decoder(self, path):
+        def cls(data):
+            return data.decode()
+
+        source = TarSource(pack(path, {"a.cls": b"7"}), decode={"cls": cls})
+        assert source.fields["cls"] == FieldSpec("unknown")
+        assert source.read_batch([0])["cls"] == ["7"]
+
+    def test_wrong_settings(self, path):
+        with pytest.raises(ConfigError, match=r"decode\['jpg'\] is 'imag': did you mean 'image'"):
+            TarSource(path, decode={"jpg": "imag"})
+        with pytest.raises(ConfigError, match="decode is 'pil': give None"):
+            TarSource(path, decode="pil")
+
+    @pytest.mark.parametrize(
+        "read", [lambda s: s.read([0, 1]), lambda s: s.read_batch([0, 1]), lambda s: s.read_batch([0, 1], ["x"])]
+    )
+    @pytest.mark.parametrize("other", [{}, {"c.y": b"2"}], ids=["alike", "ragged"])
+    def test_a_payload_that_does_not_decode(self, path, read, other):
+        pack(path, {"a.x.cls": b"1", "b.x.cls": b"one", **other})
+        source = TarSource(path, decode="auto")
+        with pytest.raises(
+            CorruptFileError, match=r"x.tar, byte 1536, record 1: field 'x' of 'b': expected a number .* b'one'"
+        ) as caught:
+            read(source)
+        assert (caught.value.path, caught.value.offset, caught.value.index) == (str(path), 1536, 1)
+
+    def test_a_format_that_is_not_read(self, path):
+        import PIL.Image
+
+        stream = io.BytesIO()
+        PIL.Image.new("F", (2, 2)).save(stream, "tiff")
+        source = TarSource(pack(path, {"a.tiff": stream.getvalue()}), decode="auto")
+        with pytest.raises(
+            UnsupportedFormatError, match=r"x.tar, byte 512: field 'tiff' of 'a': a TIFF image of mode 'F'"
+        ):
+            source.read([0])
+
+    def test_an_error_of_a_function_stays_what_it_is(self, path):
+        source = TarSource(pack(path, {"a.x": b"1"}), decode={"x": lambda data: {}[data]})
+        with pytest.raises(KeyError) as caught:
+            source.read([0])
+        assert caught.value.__notes__ == [f"while decoding field 'x' of 'a' at byte 512 of {path}"]
+
+    def test_arrays_alike_come_as_one(self, path):
+        arrays = [np.arange(6, dtype=np.float32).reshape(2, 3) + i for i in range(10)]
+        pack(path, {f"{i}.x.npy": npy(array) for i, array in enumerate(arrays)})
+        source = TarSource(path, decode="auto", fields=["x"])
+        batch = source.read_batch([3, 1, 3])["x"]
+        np.testing.assert_array_equal(batch, np.stack([arrays[3], arrays[1], arrays[3]]))
+        assert batch.flags.c_contiguous
+        assert batch.flags.writeable
+        assert source.fields["x"] == FieldSpec("float32", (2, 3))
+        record = source[0]["x"]
+        record[:] = 0
+        np.testing.assert_array_equal(source[0]["x"], arrays[0])
+
+    def test_arrays_of_other_shapes(self, path):
+        pack(path, {f"{i}.npy": npy(np.arange(i)) for i in range(4)})
+        source = TarSource(path, decode="auto")
+        assert [record["npy"].tolist() for record in source] == [list(range(i)) for i in range(4)]
+        assert source.fields["npy"] == FieldSpec("int64", (None,))
+        with pytest.raises(ConfigError, match="cannot stack field 'npy'"):
+            source.read_batch([1, 2])
+
+    def test_equal_sizes_and_other_headers(self, path):
+        pack(path, {"a.npy": npy(np.arange(6).reshape(2, 3)), "b.npy": npy(np.arange(6).reshape(3, 2))})
+        assert [record["npy"].shape for record in TarSource(path, decode="auto").read([0, 1])] == [(2, 3), (3, 2)]
+        with pytest.raises(ConfigError, match=r"row 0 is int64 \(2, 3\), row 1 is int64 \(3, 2\)"):
+            TarSource(path, decode="auto").read_batch([0, 1])
+
+    @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", npy(np.arange(3))[:-1]])
+    def test_damaged_arrays(self, path, damage):
+        pack(path, {"a.npy": damage, "b.npy": damage})
+        source = TarSource(path, decode="auto")
+        assert source.fields["npy"] == FieldSpec("unknown")
+        with pytest.raises(CorruptFileError, match=r"byte 512, record 0: field 'npy' of 'a': a .npy file"):
+            source.read_batch([0, 1])
+
+
+def test_wrong_choices(path):
+    with pytest.raises(ConfigError, match=r"missing is 'drop': Known: empty, error, skip"):
+        TarSource(path, missing="drop")
+    with pytest.raises(ConfigError, match=r"on_damage is 'stopp': did you mean 'stop'\?"):
+        TarSource(path, on_damage="stopp")
+
+
+def test_damage_may_end_an_archive(path):
+    pack(path, {"a.x": b"1", "b.x": b"2"})
+    data = bytearray(path.read_bytes())
+    data[1024] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptFileError, match=r"x.tar, byte 1024: expected a tar header here"):
+        len(TarSource(path))
+    with pytest.warns(UserWarning, match="reading ends here, after 1 members"):
+        assert len(TarSource(path, on_damage="stop")) == 1
+
+
+def test_no_archive(tmp_path):
+    with pytest.raises(SourceNotFoundError, match=r"there is no .*x.tar"):
+        len(TarSource(tmp_path / "x.tar"))
+    with pytest.raises(SourceError):
+        len(TarSource(tmp_path))
+
+
+def test_a_compressed_archive(path):
+    import gzip
+
+    path.write_bytes(gzip.compress(pack(path, {"a.x": b"1"}).read_bytes()))
+    with pytest.raises(UnsupportedFormatError, match=r"x.tar: the archive is compressed with gzip"):
+        len(TarSource(path))
+
+
+def test_an_archive_that_shrinks_while_it_is_read(plain):
+    source = TarSource(plain)
+    len(source)
+    os.truncate(plain, 1000)
+    for read in (source.read, source.read_batch):
+        with pytest.raises(CorruptFileError, match=r"had .* bytes when it was opened and has 1000 now"):
+            read([4])
+
+
+def test_pickling_closing_and_fingerprints(plain, tmp_path):
+    source = TarSource(plain, decode="auto", fields=["jpg"], missing="skip")
+    with pytest.raises(CorruptFileError):  # the content is none
+        source.read([0])
+    raw = TarSource(plain)
+    raw.read([0])
+    data = pickle.dumps(raw)
+    assert len(data) < 1500
+    assert pickle.loads(data)[2] == raw[2]
+    assert raw.fingerprint() == TarSource(plain, index=False).fingerprint() == pickle.loads(data).fingerprint()
+    assert raw.fingerprint() != source.fingerprint()
+    assert repr(source) == f"TarSource({str(plain)!r}, 1 fields, decode='auto', missing='skip')"[:199]
+    raw.close()
+    with pytest.raises(ClosedSourceError):
+        raw.read([0])
+
+
+def test_threads(plain):
+    source = TarSource(plain)
+    with ThreadPoolExecutor(8) as pool:
+        for records in pool.map(lambda _: source.read(range(5)), range(50)):
+            assert [record["jpg"] for record in records] == [b"jpg%d" % i for i in range(5)]
+
+
+def test_values_stay_after_close(path):
+    pack(path, {"a.x": b"1", "a.npy": npy(np.arange(3))})
+    with TarSource(path, decode={"npy": "npy"}) as source:
+        batch = source.read_batch([0, 0])
+    assert batch["x"] == [b"1", b"1"]
+    assert batch["npy"].tolist() == [[0, 1, 2]] * 2
+
+
+def test_index_without_names_that_puts_a_file_where_the_first_header_stands(path):
+    """Without verification it is believed; but a name would stand before the archive."""
+    pack(path, {"a.jpg": b"1"})
+    path.with_suffix(".idx").write_text("v1.1 1\njpg 0 10\n")
+    source = TarSource(path, verify_index=False)
+    with pytest.raises(CorruptFileError, match=r"puts a file at 0, where the first header stands: .* dataload index"):
+        source[0]

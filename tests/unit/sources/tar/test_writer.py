@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
+from dataload.sources.tar.reader import TarSource
+from dataload.sources.tar.writer import TarWriter, write_index
+
+
+def write(path: Path, *records, **options) -> Path:
+    with TarWriter(path, **options) as writer:
+        writer.extend(records)
+    return path
+
+
+def listing(path: Path) -> list[tuple[str, bytes]]:
+    with tarfile.open(path) as tar:
+        return [(info.name, tar.extractfile(info).read()) for info in tar.getmembers()]
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "x.tar"
+
+
+def test_members_and_index(path):
+    write(path, {"__key__": "d/a", "jpg": b"abc", "cls": 3}, {"jpg": b"", "cls": 12})
+    assert listing(path) == [
+        ("d/a.jpg", b"abc"), ("d/a.cls", b"3"), ("00000001.jpg", b""), ("00000001.cls", b"12"),
+    ]  # fmt: skip
+    assert path.with_suffix(".idx").read_text() == (
+        "v1.2 2\njpg 512 3 d/a.jpg cls 1536 1 d/a.cls\njpg 2560 0 00000001.jpg cls 3072 2 00000001.cls\n"
+    )
+    assert path.read_bytes()[-1024:] == bytes(1024)
+
+
+def test_the_index_written_is_that_of_the_archive(path, tmp_path):
+    long = "d" * 101
+    write(path, *({"__key__": f"{long}/{i}", "x": np.arange(i), "ż": b"a"} for i in range(20)))
+    assert write_index(path, tmp_path / "again.idx") == 20
+    assert (tmp_path / "again.idx").read_bytes() == path.with_suffix(".idx").read_bytes()
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path):
+    digests = {
+        hashlib.sha256(write(tmp_path / f"{i}.tar", {"x": np.arange(3), "y": 1.5}).read_bytes()).hexdigest()
+        for i in range(2)
+    }
+    assert len(digests) == 1
+
+
+RECORD = {
+    "x": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "scalar": np.array(7, np.int16),
+    "data": b"\0\1",
+    "label": 7,
+    "cls": -1,
+    "weight": 0.1,
+    "flag": True,
+    "text": "żółć",
+    "caption": "",
+    "meta": {"a": [1, None]},
+    "jpg.meta": "no image",
+}
+
+
+def test_records_come_back(path):
+    write(path, RECORD, {**RECORD, "x": np.zeros((2, 3), np.float32)})
+    source = TarSource(path, decode="auto")
+    record = source[0]
+    assert record.pop("__key__") == "00000000"
+    assert list(record) == list(RECORD)
+    for name, value in RECORD.items():
+        np.testing.assert_array_equal(record[name], value)
+        assert type(record[name]) is type(value), name
+    assert record["x"].dtype == np.float32
+    assert record["scalar"].shape == ()
+
+
+def test_webdataset_reads_it(path):
+    import webdataset as wds
+
+    write(
+        path,
+        {"__key__": "d/a", "jpg": b"abc", "cls": 3, "npy": np.arange(3)},
+        {"__key__": "d/b", "jpg": b"x", "cls": 4, "npy": np.arange(3)},
+    )
+    with path.open("rb") as stream:
+        samples = list(
+            wds.tariterators.group_by_keys(wds.tariterators.tar_file_expander([{"url": "x", "stream": stream}]))
+        )
+    assert [sample["__key__"] for sample in samples] == ["d/a", "d/b"]
+    assert samples[0]["cls"] == b"3"
+    assert np.load(io.BytesIO(samples[1]["npy"])).tolist() == [0, 1, 2]
+
+
+def test_we_read_what_webdataset_writes(tmp_path):
+    import webdataset as wds
+
+    with wds.TarWriter(str(tmp_path / "a.tar")) as sink:
+        for i in range(5):
+            sink.write({"__key__": f"s{i}", "cls": i, "txt": f"t{i}", "x.npy": np.arange(i), "json": {"i": i}})
+    assert write_index(tmp_path / "a.tar") == 5
+    for index in (None, False):
+        record = TarSource(tmp_path / "a.tar", decode="auto", index=index)[3]
+        assert {**record, "x": record["x"].tolist()} == {
+            "__key__": "s3", "cls": 3, "txt": "t3", "x": [0, 1, 2], "json": {"i": 3},
+        }  # fmt: skip
+
+
+def test_keys_by_function(path):
+    write(path, {"name": "b", "x": b"1"}, {"name": "a", "x": b"2"}, key=lambda i, record: f"{record['name']}{i}")
+    assert [name for name, _ in listing(path)] == ["b0.name.txt", "b0.x", "a1.name.txt", "a1.x"]
+
+
+@pytest.mark.parametrize("key", ["a.b", "d/a.b", "", "d/", ".a", "a\0", "d/.hidden"])
+def test_keys_that_would_be_others(path, key):
+    with TarWriter(path) as writer, pytest.raises(ConfigError, match="cannot be the key of a sample: the key ends at"):
+        writer.write({"__key__": key, "x": b""})
+
+
+def test_more_bad_keys(path):
+    with TarWriter(path) as writer:
+        with pytest.raises(ConfigError, match=r"the key of a sample is text, got 7 \(int\)"):
+            writer.write({"__key__": 7, "x": b""})
+        with pytest.raises(
+            ConfigError, match=r"the key 'a b' holds white space, which DALI's index cannot.*index=False"
+        ):
+            writer.write({"__key__": "a b", "x": b""})
+        with pytest.raises(ConfigError, match=r"the key '.*' is no text: surrogates not allowed"):
+            writer.write({"__key__": "\ud800", "x": b""})
+        writer.write({"__key__": "a", "x": b""})
+        with pytest.raises(
+            ConfigError, match="record 1 has the key 'a' of the one before it: they would be one sample"
+        ):
+            writer.write({"__key__": "a", "x": b""})
+        writer.write({"__key__": "b", "x": b""})
+        assert len(writer) == 2
+    assert len(TarSource(path)) == 2
+
+
+def test_white_space_without_an_index(path):
+    write(path, {"__key__": "a b", "my field": b"x"}, index=False)
+    assert not path.with_suffix(".idx").exists()
+    assert TarSource(path)[0] == {"__key__": "a b", "my field": b"x"}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({}, "record 0 has no fields: a sample of no files cannot be stored"),
+        ({"__key__": "a"}, "record 0 has no fields"),
+        (b"abc", "format 'tar' stores fields, got a record of type bytes"),
+        ({7: b""}, "names of fields are text, got 7"),
+        ({"": b""}, "field '' cannot be the end of a file's name"),
+        ({"a/b": b""}, "field 'a/b' cannot be the end of a file's name"),
+        ({"a b": 1}, "the name of field 'a b' holds white space"),
+        ({"x": None}, "field 'x': a NoneType has no form"),
+        ({"x": np.arange(2), "x.npy": b""}, r"two fields would both be stored as 'x.npy'; one of them is 'x.npy'"),
+    ],
+)
+def test_records_that_cannot_be_stored_leave_the_file_as_it_was(path, record, message):
+    with TarWriter(path) as writer:
+        writer.write({"x": b"1"})
+        with pytest.raises(ConfigError, match=message.replace("record 0", "record 1")):
+            writer.write(record)
+        writer.write({"x": b"2"})
+    assert [record["x"] for record in TarSource(path)] == [b"1", b"2"]
+
+
+def test_nothing_shows_before_close_and_nothing_stays_after_abort(path, tmp_path):
+    with TarWriter(path) as writer:
+        writer.write({"x": b"1"})
+        assert not path.exists()
+        assert not path.with_suffix(".idx").exists()
+        writer.abort()
+        with pytest.raises(ConfigError, match=r"the writer of .*x.tar is aborted"):
+            writer.write({"x": b"1"})
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_exception_throws_both_away(path, tmp_path):
+    def fail():
+        with TarWriter(path) as writer:
+            writer.write({"x": b"1"})
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert os.listdir(tmp_path) == []
+
+
+def test_close_twice(path):
+    writer = TarWriter(path)
+    writer.write({"x": b"1"})
+    writer.close()
+    writer.close()
+    writer.abort()
+    assert len(TarSource(path)) == 1
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.idx"])
+def test_what_exists_is_not_replaced_unless_that_is_said(path, tmp_path, name):
+    (tmp_path / name).write_bytes(b"old")
+    with pytest.raises(ConfigError, match=rf"{name} exists: .*overwrite=True"):
+        TarWriter(path)
+    assert (tmp_path / name).read_bytes() == b"old"
+    assert os.listdir(tmp_path) == [name]
+    write(path, {"x": b"1"}, overwrite=True)
+    assert TarSource(path)[0]["x"] == b"1"
+
+
+def test_an_old_index_never_stands_beside_a_new_archive(path):
+    write(path, {"x": b"1"}, {"x": b"2"})
+    write(path, {"x": b"3"}, overwrite=True, index=False)
+    assert not path.with_suffix(".idx").exists()
+    assert len(TarSource(path)) == 1
+    write(path, overwrite=True)
+    assert not path.with_suffix(".idx").exists()
+
+
+def test_an_index_that_appears_meanwhile(path):
+    writer = TarWriter(path)
+    writer.write({"x": b"1"})
+    path.with_suffix(".idx").write_bytes(b"another's")
+    with pytest.raises(ConfigError, match=r"x.idx exists"):
+        writer.close()
+    assert path.with_suffix(".idx").read_bytes() == b"another's"
+
+
+def test_no_samples(path):
+    write(path)
+    assert not path.with_suffix(".idx").exists()
+    source = TarSource(path, fields=["x"])
+    assert (len(source), list(source), dict(source.fields)) == (0, [], {})
+    with pytest.raises(ConfigError, match=r"x.tar holds no samples, which DALI's index cannot say"):
+        write_index(path)
+    assert not path.with_suffix(".idx").exists()
+
+
+def test_a_directory_that_is_not_there(tmp_path):
+    with pytest.raises(SourceError, match="there is no directory"):
+        TarWriter(tmp_path / "no" / "x.tar")
+
+
+class TestWriteIndex:
+    def test_where_it_goes(self, path, tmp_path):
+        write(path, {"x": b"1"}, index=False)
+        assert write_index(str(path)) == 1
+        assert path.with_suffix(".idx").read_text() == "v1.2 1\nx 512 1 00000000.x\n"
+        with pytest.raises(ConfigError, match=r"x.idx exists"):
+            write_index(path, overwrite=False)
+        assert write_index(path, tmp_path / "other.txt") == 1
+        assert (tmp_path / "other.txt").read_bytes() == path.with_suffix(".idx").read_bytes()
+
+    def test_no_archive(self, path, tmp_path):
+        with pytest.raises(SourceNotFoundError, match=r"there is no .*x.tar"):
+            write_index(path)
+        with pytest.raises(SourceError, match=r"cannot read .*: Is a directory"):
+            write_index(tmp_path, tmp_path / "x.idx")
+        assert os.listdir(tmp_path) == []
+
+    def pack(self, path: Path, *names: str) -> Path:
+        with tarfile.open(path, "w") as tar:
+            for name in names:
+                tar.addfile(tarfile.TarInfo(name))
+        return path
+
+    @pytest.mark.parametrize(
+        ("names", "error", "message"),
+        [
+            (("a.x", "b.x", "a.y"), CorruptFileError, "x.tar, byte 1024: sample 'a' continues here after others"),
+            (("a.x", "a.y", "a.x"), CorruptFileError, "x.tar, byte 1024: a second 'a.x' in one sample"),
+            (("a b.x",), ConfigError, r"x.tar: member 'a b.x' \(data at byte 512\) has white space in its name"),
+            (("a.",), ConfigError, r"x.tar: member 'a.' \(data at byte 512\) has no extension"),
+        ],
+    )
+    def test_archives_that_lose_something(self, path, names, error, message):
+        self.pack(path, *names)
+        path.with_suffix(".idx").write_text("old")
+        with pytest.raises(error, match=message):
+            write_index(path)
+        assert path.with_suffix(".idx").read_text() == "old"
+        assert len(os.listdir(path.parent)) == 2
+
+    def test_what_is_adjacent(self, path):
+        assert write_index(self.pack(path, "a.x", "b.x", "a.y", "a.y"), strict=False) == 3
+
+    def test_compressed(self, path):
+        import gzip
+
+        path.write_bytes(gzip.compress(bytes(2000)))
+        with pytest.raises(UnsupportedFormatError, match="compressed with gzip"):
+            write_index(path)

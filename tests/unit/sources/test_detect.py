@@ -1,0 +1,44 @@
+"""Formats by their first bytes, on files of the original tools."""
+
+from pathlib import Path
+
+import pytest
+
+from dataload.sources.detect import HEAD_SIZE, describe_head, detect
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def head(path):
+    return path.read_bytes()[:HEAD_SIZE]
+
+
+@pytest.mark.parametrize(
+    ("folder", "pattern", "name"),
+    [
+        ("syrah", "[!cn]*.syr", "syrah"),
+        ("arrayrecord", "[!c]*.array_record", "array_record"),
+        ("torchrecord", "*/data.mdb", "lmdb"),
+        ("tar/tars", "[pgu]*.tar", "tar"),
+    ],
+)
+def test_files_of_the_original_tools(folder, pattern, name):
+    paths = [path for path in sorted((GOLDEN / folder).glob(pattern)) if head(path).strip(b"\0")]
+    assert len(paths) >= 5
+    assert {path.name: detect(head(path)) for path in paths} == {path.name: name for path in paths}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"GS", b"hello", bytes(512), bytes(20), b"x" * 512, b"\x1f\x8b", b"0" * 148 + b"zzzzzzzz" + b"0" * 356],
+)
+def test_other_bytes_are_nothing(data):
+    assert detect(data) is None
+
+
+def test_what_is_said_of_them():
+    assert describe_head(b"") == "the file is empty"
+    assert describe_head(b"BZh9") == (
+        "byte 0 has the magic of bzip2: decompress it first, compressed files have no random access"
+    )
+    assert describe_head(b"\x00\x01abc") == r"byte 0 has b'\x00\x01abc'"

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import errno
+import gc
+import os
+
+import pytest
+
+from dataload.errors import ConfigError, SourceError
+from dataload.sources import writer as base
+from dataload.sources.writer import Writer, require_fields
+
+
+class Lines(Writer):
+    """A text file, one line per record."""
+
+    def __init__(self, path, **options):
+        super().__init__(path, **options)
+        self.stream = open(self._temporary, "x")  # noqa: SIM115
+
+    def _write(self, record):
+        if record is None:
+            raise ConfigError("no None")
+        self.stream.write(f"{record}\n")
+
+    def _finish(self):
+        self.stream.close()
+
+    def _discard(self):
+        self.stream.close()
+
+
+class Folder(Writer):
+    """A directory, one file per record."""
+
+    def __init__(self, path, **options):
+        super().__init__(path, **options)
+        os.mkdir(self._temporary)
+
+    def _write(self, record):
+        with open(os.path.join(self._temporary, str(len(self))), "w") as stream:
+            stream.write(str(record))
+
+    def _finish(self):
+        pass
+
+
+def read(path):
+    return path.read_text() if path.is_file() else "".join(f"{file.read_text()}\n" for file in sorted(path.iterdir()))
+
+
+@pytest.fixture(params=[Lines, Folder])
+def writer_of(request):
+    return request.param
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "out"
+
+
+def test_nothing_shows_before_close(writer_of, path):
+    writer = writer_of(path)
+    writer.extend(["a", "b"])
+    assert not path.exists()
+    [temporary] = path.parent.iterdir()
+    assert temporary.name.startswith(".out.")
+    assert temporary.name.endswith(".tmp")
+    writer.close()
+    assert [entry.name for entry in path.parent.iterdir()] == ["out"]
+    assert read(path) == "a\nb\n"
+    assert len(writer) == 2
+    writer.close()
+
+
+def test_leaving_by_an_exception_writes_nothing(writer_of, path):
+    writer = writer_of(path)
+
+    def fail():
+        with writer:
+            writer.write("a")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert list(path.parent.iterdir()) == []
+    writer.abort()
+    writer.close()
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_forgotten_writer_leaves_nothing(writer_of, path):
+    writer = writer_of(path)
+    writer.write("a")
+    del writer
+    gc.collect()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_what_exists_is_not_overwritten(writer_of, path):
+    with writer_of(path) as writer:
+        writer.write("old")
+    with pytest.raises(
+        ConfigError, match=r"out exists: choose another name, or pass overwrite=True to replace it"
+    ) as caught:
+        writer_of(path)
+    assert caught.value.key == "path"
+    assert read(path) == "old\n"
+
+
+def test_overwrite_replaces_the_whole(writer_of, path):
+    with writer_of(path) as writer:
+        writer.extend(["old", "older"])
+    with writer_of(path, overwrite=True) as writer:
+        writer.write("new")
+        assert read(path) == "old\nolder\n"
+    assert read(path) == "new\n"
+    assert len(list(path.parent.iterdir())) == 1
+
+
+def test_what_appears_meanwhile_is_not_overwritten(writer_of, path):
+    writer = writer_of(path)
+    writer.write("mine")
+    path.write_text("yours")
+    with pytest.raises(ConfigError, match="exists"):
+        writer.close()
+    assert path.read_text() == "yours"
+    assert len(list(path.parent.iterdir())) == 1
+
+
+@pytest.mark.parametrize("failing", ["_finish", "_replace"])
+def test_a_close_that_fails_harms_nothing(writer_of, path, monkeypatch, failing):
+    with writer_of(path) as writer:
+        writer.write("old")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    writer = writer_of(path, overwrite=True)
+    writer.write("new")
+    if failing == "_finish":
+        monkeypatch.setattr(writer, failing, fail)
+    else:
+        monkeypatch.setattr(base, failing, fail)
+    with pytest.raises(SourceError, match=r"cannot write .*out: No space left"):
+        writer.close()
+    assert read(path) == "old\n"
+    assert len(list(path.parent.iterdir())) == 1
+    with pytest.raises(ConfigError, match=r"the writer of .*out is aborted: nothing more can be written"):
+        writer.write("more")
+
+
+def test_a_directory_comes_back_when_the_new_one_cannot_take_its_place(path, monkeypatch):
+    with Folder(path) as writer:
+        writer.write("old")
+    writer = Folder(path, overwrite=True)
+    rename = os.rename
+
+    def fail_for_the_new_one(source, destination):
+        if str(source).endswith(".tmp"):
+            raise OSError("odd")
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "rename", fail_for_the_new_one)
+    with pytest.raises(SourceError, match=r"cannot write .*out: odd"):
+        writer.close()
+    assert read(path) == "old\n"
+
+
+def test_writing_after_the_end(writer_of, path):
+    writer = writer_of(path)
+    writer.close()
+    with pytest.raises(ConfigError, match=r"the writer of .*out is closed: nothing more can be written"):
+        writer.write("a")
+
+
+def test_a_record_that_is_refused_is_not_counted(path):
+    with Lines(path) as writer:
+        writer.write("a")
+        with pytest.raises(ConfigError, match="no None"):
+            writer.write(None)
+        writer.write("b")
+        assert len(writer) == 2
+    assert read(path) == "a\nb\n"
+
+
+def test_no_directory(writer_of, tmp_path):
+    with pytest.raises(SourceError, match=rf"there is no directory {tmp_path}/no to write out to") as caught:
+        writer_of(tmp_path / "no" / "out")
+    assert caught.value.path == f"{tmp_path}/no/out"
+
+
+def test_a_directory_that_cannot_be_written(writer_of, path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(SourceError, match=rf"the directory {path.parent} cannot be written to"):
+        writer_of(path)
+
+
+def test_relative_paths(writer_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with writer_of("out/") as writer:
+        writer.write("a")
+    assert read(tmp_path / "out") == "a\n"
+
+
+def test_repr(path):
+    writer = Lines(path)
+    writer.write("a")
+    assert repr(writer) == f"Lines({str(path)!r}, 1 records, open)"
+    writer.abort()
+    assert repr(writer).endswith("1 records, aborted)")
+
+
+def test_require_fields():
+    assert require_fields({"x": 1}, "syrah") == {"x": 1}
+    with pytest.raises(ConfigError, match="format 'syrah' stores fields, got a record of type bytes"):
+        require_fields(b"abc", "syrah")
+    with pytest.raises(ConfigError, match=r"names of fields are text, got 3 \(int\)"):
+        require_fields({3: 1}, "syrah")
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
+    class Full(Lines):
+        def _write(self, record):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        pytest.raises(SourceError, match=r"cannot write .*x\.txt: No space left on device"),
+        Full(tmp_path / "x.txt") as w,
+    ):
+        w.write("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_does_not_replace_a_file(tmp_path):
+    (tmp_path / "x").write_text("old")
+    with (
+        pytest.raises(SourceError, match=r"cannot write .*x: Not a directory"),
+        Folder(tmp_path / "x", overwrite=True) as w,
+    ):
+        w.write("a")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]
+
+
+def test_a_fork_that_drops_the_writer_leaves_its_file_alone(tmp_path):
+    writer = Lines(tmp_path / "a.txt")
+    writer.write("x")
+    child = os.fork()
+    if not child:
+        writer.__del__()
+        os._exit(0)
+    os.waitpid(child, 0)
+    writer.close()
+    assert (tmp_path / "a.txt").read_text() == "x\n"
+
+
+def test_a_writer_that_was_refused_has_a_repr(tmp_path):
+    writer = Lines.__new__(Lines)
+    with pytest.raises(SourceError, match="there is no directory"):
+        writer.__init__(tmp_path / "absent" / "a.txt")
+    assert "0 records, refused" in repr(writer)

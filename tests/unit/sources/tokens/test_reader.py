@@ -1,0 +1,314 @@
+"""TokenSource: options, documents, damage, and how it is found; tests/properties has the windows themselves."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload.errors import (
+    ClosedSourceError,
+    ConfigError,
+    CorruptFileError,
+    SourceNotFoundError,
+    UnsupportedFormatError,
+)
+from dataload.sources.base import Location
+from dataload.sources.tokens import windows as token_windows
+from dataload.sources.tokens.reader import TokenSource
+from dataload.storage.local import mapped
+from dataload.types import FieldSpec
+
+PAD = 9
+
+
+def write(path, tokens, dtype="<u2"):
+    """Raw, or by numpy where the name says so."""
+    array = np.asarray(tokens, dtype)
+    if path.suffix == ".npy":
+        np.save(path, array)
+    else:
+        array.tofile(path)
+    return path
+
+
+def test_next_token_windows_make_each_token_but_the_first_a_target_once(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 60_000, 1000)
+    source = TokenSource(write(tmp_path / "a.bin", tokens), window=112)
+    batch = source.read_batch(np.arange(len(source)))["tokens"]
+    assert batch[:, 1:].ravel().tolist() == tokens[1 : 1 + 9 * 111].tolist()
+    assert batch[:, :-1].ravel().tolist() == tokens[: 9 * 111].tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64, 600])
+@pytest.mark.parametrize("window", [1024, 1025])
+def test_large_batches_of_any_window(tmp_path, rows, window):
+    """Windows that are cut in pieces to let other threads run, and those that cannot be."""
+    tokens = np.random.default_rng(0).integers(0, 60_000, 50_000)
+    for path in (tmp_path / "a.bin", tmp_path / "a.npy"):
+        for stride in (window, window - 1, 7):
+            source = TokenSource(write(path, tokens), window=window, stride=stride)
+            indices = np.random.default_rng(1).integers(0, len(source), rows)
+            got = source.read_batch(indices)["tokens"]
+            assert (got == [tokens[i * stride : i * stride + window] for i in indices.tolist()]).all()
+
+
+def test_opening_does_not_depend_on_the_size(tmp_path):
+    path = tmp_path / "huge.bin"
+    with open(path, "wb") as stream:
+        stream.truncate(1 << 36)  # sparse
+        stream.seek(-8, os.SEEK_END)
+        stream.write(np.arange(4, dtype="<u2").tobytes())
+    source = TokenSource(path, window=8, stride=8)
+    assert len(source) == 2**32
+    assert source[-1]["tokens"].tolist() == [0, 0, 0, 0, 0, 1, 2, 3]
+    assert len(pickle.dumps(source)) < 1000
+
+
+@pytest.mark.parametrize("options", [{}, {"documents": [0, 50], "ends": "drop"}, {"ends": "pad"}])
+def test_cold_data_are_asked_for_first(tmp_path, monkeypatch, options):
+    asked = []
+    monkeypatch.setattr(mapped, "is_cold", lambda *_: True)
+    monkeypatch.setattr(mapped, "will_need", lambda _, offsets, length: asked.append((offsets.tolist(), length)))
+    path = write(tmp_path / "a.npy", range(100), "<i4")
+    header = path.stat().st_size - 400
+    got = TokenSource(path, window=5, stride=10, **options).read_batch([2, 0, 3])["tokens"]
+    assert got[:, 0].tolist() == [20, 0, 30]
+    assert asked == [([header + 80, header, header + 120], 20)]
+
+
+def test_records_fields_and_places(tmp_path):
+    paths = [write(tmp_path / f"{n}.bin", range(10 * n, 10 * n + 9)) for n in (1, 2)]
+    source = TokenSource(paths, window=5, field="ids")
+    assert source.fields == {"ids": FieldSpec("uint16", (5,))}
+    assert source.locate(3) == Location(str(paths[1]), 1, None)
+    assert source[-1]["ids"].tolist() == [24, 25, 26, 27, 28]
+    assert repr(source) == f"TokenSource({str(paths[0])!r}, 2 shards, window=5, stride=4, field='ids')"
+    assert [record["ids"][0] for record in source[1:3]] == [14, 20]
+    pad = TokenSource(paths[0], window=5, ends="pad", pad_token=PAD, fields=["token_count"])
+    assert pad.fields == {"token_count": FieldSpec("int64", ())}
+    assert pad.read_batch([1, 0])["token_count"].tolist() == [5, 5]
+    assert pad[0]["token_count"].shape == ()
+    both = TokenSource(paths[0], window=5, ends="pad", fields=["token_count", "tokens"])
+    assert list(both.read_batch([0])) == list(both[0]) == ["token_count", "tokens"]
+    assert list(both.read_batch([0], fields=["tokens"])) == ["tokens"]
+    with pytest.raises(ConfigError, match=r"no field 'token': did you mean 'tokens'\?"):
+        TokenSource(paths[0], window=5).read_batch([0], fields=["token"])
+
+
+def test_a_file_shorter_than_a_window_has_no_records(tmp_path):
+    path = write(tmp_path / "a.bin", range(4))
+    assert len(TokenSource(path, window=5)) == 0
+    assert TokenSource(path, window=5).read_batch([]) == {}
+    assert TokenSource([path, path], window=5).sequence_lengths.tolist() == [0, 0]
+    short = TokenSource(path, window=5, ends="pad", pad_token=PAD)
+    assert short[0]["tokens"].tolist() == [0, 1, 2, 3, PAD]
+    assert short[0]["token_count"] == 4
+    assert len(TokenSource(write(tmp_path / "none.npy", []), window=5, ends="pad")) == 0
+
+
+def test_what_is_read_belongs_to_the_caller(tmp_path):
+    path = write(tmp_path / "a.bin", range(100))
+    source = TokenSource(path, window=5)
+    batch, record = source.read_batch([3, 3])["tokens"], source[3]["tokens"]
+    source.close()
+    batch[0], record[:] = 0, 0
+    assert batch[1].tolist() == [12, 13, 14, 15, 16]
+    assert path.read_bytes() == np.arange(100, dtype="<u2").tobytes()
+    with pytest.raises(ClosedSourceError, match="is closed"):
+        source.read_batch([0])
+
+
+def test_threads_read_the_same_source(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 60_000, 20_000)
+    source = TokenSource(write(tmp_path / "a.bin", tokens), window=65, end_token=7, ends="drop")
+    plan = [np.random.default_rng(seed).integers(0, len(source), 50) for seed in range(40)]
+    alone = [source.read_batch(rows)["tokens"].tolist() for rows in plan]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda rows: source.read_batch(rows)["tokens"].tolist(), plan))
+    assert found == alone
+
+
+def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_windows, "_SCANNED_BYTES", 16)  # 8 tokens
+    tokens = [1] * 7 + [0] + [0] + [2] * 14 + [0, 3]
+    for path in (tmp_path / "a.bin", tmp_path / "a.npy"):
+        found = TokenSource(write(path, tokens), window=1, stride=1, end_token=0, ends="drop").sequence_lengths
+        assert found.tolist() == [8, 1, 15, 1]
+
+
+def test_documents_in_a_file_as_one_path_or_a_list(tmp_path):
+    path, starts = write(tmp_path / "a.bin", range(9)), tmp_path / "starts.npy"
+    np.save(starts, np.array([0, 4, 4]))
+    for documents in (
+        starts,
+        str(starts),
+        [starts],
+        [0, 4, 4],
+        (0, 4, 4, 9),
+        np.array([0, 4, 4], np.uint32),
+        [[0, 4, 4]],
+    ):
+        source = TokenSource(path, window=2, stride=2, documents=documents, ends="drop")
+        assert source.sequence_lengths.tolist() == [2, 0, 2], documents
+    one = TokenSource(path, window=2, stride=2, documents=[0], ends="drop")
+    assert one.sequence_lengths.tolist() == [4]
+    assert len(TokenSource(write(tmp_path / "none.npy", []), window=2, documents=[], ends="drop")) == 0
+
+
+def test_the_fingerprint_is_of_tokens_and_windows_and_not_of_places(tmp_path):
+    def fingerprint(tokens=range(50), name="a.bin", **options):
+        return TokenSource(write(tmp_path / name, tokens), **{"window": 5, **options}).fingerprint()
+
+    starts = tmp_path / "starts.npy"
+    np.save(starts, [0, 10])
+    same = fingerprint(ends="drop", documents=[0, 10])
+    assert fingerprint(stride=4) == fingerprint()
+    assert fingerprint(ends="drop", documents=starts) == same
+    others = [
+        fingerprint(),
+        fingerprint(window=6),
+        fingerprint(stride=5),
+        fingerprint(tokens=range(1, 51)),
+        fingerprint(dtype="int16"),
+        fingerprint(field="ids"),
+        fingerprint(ends="pad"),
+        fingerprint(ends="pad", pad_token=1),
+        fingerprint(ends="drop", documents=[0, 11]),
+        same,
+    ]
+    assert len(set(others)) == len(others)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"window": 0}, r"window must be an integer >= 1, got 0"),
+        ({"window": 2.5}, r"window must be an integer >= 1, got 2\.5"),
+        ({"stride": 0}, r"stride must be an integer >= 1, got 0"),
+        ({"ends": "cross"}, r"ends is 'cross': did you mean 'across'\?"),
+        ({"dtype": "float32"}, r"dtype must be a little-endian integer type .* got 'float32'"),
+        ({"dtype": ">u2"}, r"dtype must be a little-endian"),
+        ({"dtype": "uint17"}, r"dtype must be a little-endian"),
+        ({"end_token": 0}, r'end_token says where documents end, and ends="across" pays no heed'),
+        ({"documents": [0]}, r'documents says where documents end, and ends="across" pays no heed'),
+        ({"documents": [0], "end_token": 0, "ends": "drop"}, r"documents and end_token both say .* give one"),
+        ({"ends": "pad", "field": "token_count"}, r"field is 'token_count', which ends=\"pad\" needs"),
+        ({"documents": ["x", "y"], "ends": "drop"}, r"documents of a\.bin: expected one integer per document"),
+        ({"end_token": 65_536, "ends": "drop"}, r"end_token must be an integer in \[0, 65536\), got 65536"),
+        ({"pad_token": -1, "ends": "pad"}, r"pad_token must be an integer in \[0, 65536\), got -1"),
+        ({"documents": [1, 4], "ends": "drop"}, r"0 as the first start, got 1: starts are wanted, not ends"),
+        ({"documents": [], "ends": "drop"}, r"0 as the first start, got none"),
+        ({"documents": [0, 4, 3], "ends": "drop"}, r"rising starts, got 4 at 1 and 3 behind it"),
+        ({"documents": [0, 4, 12], "ends": "drop"}, r"starts up to the 9 tokens of the file, got 12 at 2"),
+        ({"documents": np.zeros(2), "ends": "drop"}, r"one integer per document, got an array of float64 \(2,\)"),
+        ({"documents": np.zeros((1, 2), int), "ends": "drop"}, r"one integer per document, got .* \(1, 2\)"),
+    ],
+)
+def test_wrong_options(tmp_path, options, match):
+    path = write(tmp_path / "a.bin", range(9))
+    with pytest.raises(ConfigError, match=match):
+        len(TokenSource(path, **{"window": 3, **options}))
+
+
+def test_documents_of_several_files_are_a_list_of_as_many(tmp_path):
+    paths = [write(tmp_path / f"{n}.bin", range(9)) for n in range(2)]
+    for documents in ("starts.npy", [[0]], [[0], [0], [0]]):
+        with pytest.raises(ConfigError, match=r"documents has [13] entries for 2 files: give one for each"):
+            TokenSource(paths, window=3, documents=documents, ends="drop")
+    with pytest.raises(ConfigError, match=r"paths name a file twice: name each once"):
+        TokenSource([paths[0], paths[0]], window=3, documents=[[0], [0]], ends="drop")
+
+
+def test_files_of_one_source_have_one_dtype(tmp_path):
+    wide, narrow = write(tmp_path / "a.npy", range(9), "<i4"), write(tmp_path / "b.bin", range(9))
+    with pytest.raises(ConfigError, match=r"a\.npy holds tokens of int32, .*b\.bin of uint16: .* one dtype"):
+        len(TokenSource([wide, narrow], window=3))
+    assert len(TokenSource([wide, write(tmp_path / "none.npy", [], "<i8")], window=3)) == 4
+
+
+def test_damaged_files(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"")
+    with pytest.raises(CorruptFileError, match=r"a\.bin: the file is empty"):
+        len(TokenSource(path, window=2))
+    path.write_bytes(b"12345")
+    with pytest.raises(CorruptFileError, match=r"byte 4: 5 bytes are no whole number of uint16 tokens"):
+        len(TokenSource(path, window=2))
+    path = write(tmp_path / "a.npy", range(9))
+    data = path.read_bytes()
+    path.write_bytes(data[:-2])
+    with pytest.raises(CorruptFileError, match=r"9 tokens of uint16 have 18 bytes, found 16"):
+        len(TokenSource(path, window=2))
+    path.write_bytes(bytes(len(data)))
+    with pytest.raises(CorruptFileError, match=r"a\.npy, byte 0: a \.npy file starts with"):
+        len(TokenSource(path, window=2))
+    with pytest.raises(SourceNotFoundError, match=r"there is no .*gone\.bin"):
+        len(TokenSource(tmp_path / "gone.bin", window=2))
+
+
+@pytest.mark.parametrize("array", [np.zeros(4), np.zeros((2, 2), int), np.zeros(4, ">u2"), np.array(3)])
+def test_arrays_that_are_no_tokens(tmp_path, array):
+    np.save(tmp_path / "a.npy", array)
+    found = re.escape(f"holds {array.dtype.str} {array.shape}; tokens are little-endian integers in one dimension")
+    with pytest.raises(UnsupportedFormatError, match=found):
+        len(TokenSource(tmp_path / "a.npy", window=2))
+
+
+def test_damaged_files_of_starts(tmp_path):
+    path, starts = write(tmp_path / "a.bin", range(9)), tmp_path / "starts.npy"
+    source = TokenSource(path, window=2, documents=starts, ends="drop")
+    with pytest.raises(SourceNotFoundError, match=r"there is no .*starts\.npy"):
+        len(source)
+    starts.write_bytes(b"no array")
+    with pytest.raises(CorruptFileError, match=r"starts\.npy: a \.npy file starts with"):
+        len(source)
+    np.save(starts, [0, 5, 4])
+    with pytest.raises(CorruptFileError, match=r"starts\.npy: documents of a\.bin: expected rising starts"):
+        len(source)
+
+
+def test_a_file_that_shrinks_is_an_error_and_no_crash(tmp_path):
+    path = write(tmp_path / "a.bin", range(9000))
+    source = TokenSource(path, window=5)
+    assert len(source) == 2249
+    os.truncate(path, 100)
+    with pytest.raises(CorruptFileError, match=r"had 18000 bytes when it was opened and has 100 now"):
+        source.read_batch([2000])
+
+
+def test_the_format_is_named_or_found_by_content(tmp_path):
+    raw, array = write(tmp_path / "train.bin", range(100)), write(tmp_path / "train.npy", range(100), "<i4")
+    for source in (
+        dataload.open(raw, format="tokens", window=11),
+        dataload.open(f"tokens:{raw}", window=11),
+        dataload.open(array, window=11),
+        dataload.open(f"{tmp_path}/*.npy", window=11, stride=10),
+    ):
+        assert isinstance(source, TokenSource)
+        assert source[1]["tokens"].tolist() == list(range(10, 21))
+    with pytest.raises(ConfigError, match=r"format 'tokens' needs the option 'window': give window="):
+        dataload.open(array)
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    with pytest.raises(UnsupportedFormatError, match=r"it is a \.npy file, of something else than integers"):
+        dataload.open(tmp_path / "x.npy", window=2)
+    with pytest.raises(UnsupportedFormatError, match=r"for raw tokens format='tokens'"):
+        dataload.open(raw, window=11)
+
+
+def test_a_config_opens_tokens_with_documents_beside_it(tmp_path):
+    write(tmp_path / "train.bin", range(100))
+    np.save(tmp_path / "starts.npy", [0, 40])
+    path = tmp_path / "train.toml"
+    path.write_text(
+        '[source]\npath = "train.bin"\nformat = "tokens"\nwindow = 11\nends = "drop"\ndocuments = "starts.npy"\n'
+        "[loader]\nbatch_size = 3\n"
+    )
+    with dataload.from_config(path) as loader:
+        batches = [batch["tokens"][:, 0].tolist() for batch in loader]
+    assert batches == [[0, 10, 20], [40, 50, 60], [70, 80]]

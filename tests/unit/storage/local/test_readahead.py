@@ -1,0 +1,81 @@
+"""Hints cover what will be touched, and are given when a probe finds the data cold."""
+
+import errno
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+from dataload.storage.local import mapped, readahead
+from dataload.storage.local.mapped import MappedFile
+from dataload.storage.local.readahead import is_cold, will_need
+
+PAGE = mmap.PAGESIZE
+
+
+class Recorded:
+    def __init__(self):
+        self.ranges = []
+
+    def madvise(self, option, start, size):
+        assert option == mmap.MADV_WILLNEED
+        self.ranges.append((start, size))
+
+
+def test_ranges_begin_at_pages_and_cover_what_is_touched():
+    recorded = Recorded()
+    will_need(recorded, np.array([3 * PAGE + 5, 10, PAGE]), np.array([2 * PAGE, 7, 0]))
+    assert recorded.ranges == [(3 * PAGE, 2 * PAGE + 5), (0, 17)]
+
+
+def test_small_records_of_one_page_are_asked_for_once():
+    recorded = Recorded()
+    will_need(recorded, np.array([100, 0, 64, 2 * PAGE]), 64)
+    assert [start for start, _ in recorded.ranges] == [0, 2 * PAGE]
+
+
+def test_what_was_just_written_is_warm(tmp_path):
+    (tmp_path / "data").write_bytes(bytes(10 * PAGE))
+    with open(tmp_path / "data", "rb") as stream:
+        assert not is_cold(stream.fileno(), 5 * PAGE)
+        assert not is_cold(stream.fileno(), 50 * PAGE)  # behind the end there is nothing to wait for
+
+
+@pytest.mark.parametrize(("error", "cold"), [(errno.EAGAIN, True), (errno.EOPNOTSUPP, False), (errno.EIO, False)])
+def test_what_the_system_answers(monkeypatch, error, cold):
+    def preadv(*_):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(readahead.os, "preadv", preadv)
+    assert is_cold(0, 0) is cold
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_reads_are_the_same_and_hinted_only_when_cold(tmp_path, monkeypatch, cold):
+    hinted = []
+    monkeypatch.setattr(mapped, "is_cold", lambda *_: cold)
+    monkeypatch.setattr(mapped, "will_need", lambda m, *ranges: hinted.append(ranges) or will_need(m, *ranges))
+    content = np.random.default_rng(0).integers(0, 256, 50 * PAGE, dtype=np.uint8)
+    content.tofile(tmp_path / "data")
+    monkeypatch.setattr(mapped, "_STEPS_BETWEEN_PROBES", 0)
+    file = MappedFile(str(tmp_path / "data"))
+    offsets = np.random.default_rng(1).integers(0, 49 * PAGE, 200)
+    assert np.array_equal(file.gather(offsets, 300), content[offsets[:, None] + np.arange(300)])
+    assert file.copies(offsets, np.full(200, 5)) == [content[o : o + 5].tobytes() for o in offsets]
+    assert np.array_equal(file.take(7, 64, offsets // 64), content[offsets[:, None] // 64 * 64 + 7 + np.arange(64)])
+    assert len(hinted) == (3 if cold else 0)
+    if cold:
+        assert all(np.array_equal(where, offsets) for where, _ in hinted[:2])
+        assert np.array_equal(hinted[2][0], offsets // 64 * 64 + 7)
+
+
+def test_a_warm_file_is_probed_now_and_then_a_cold_one_at_each_step(tmp_path, monkeypatch):
+    probes = []
+    answers = iter([True, True, False, True, False, False])
+    monkeypatch.setattr(mapped, "is_cold", lambda *_: probes.append(step) or next(answers))
+    (tmp_path / "data").write_bytes(bytes(10 * PAGE))
+    file = MappedFile(str(tmp_path / "data"))
+    for step in range(3 * mapped._STEPS_BETWEEN_PROBES):  # noqa: B007 - the probe above notes it
+        file.gather(np.array([PAGE, 2 * PAGE]), 10)
+    assert probes == [0, 1, 2, 19, 20, 37]

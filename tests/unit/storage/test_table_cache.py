@@ -1,0 +1,505 @@
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataload.sources.lmdb import keys as lmdb_keys
+from dataload.sources.lmdb.reader import LMDBSource
+from dataload.sources.tar import table as tar_table
+from dataload.sources.tar.reader import TarSource
+from dataload.sources.tar.writer import write_index
+from dataload.storage import table_cache as index_cache
+from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached
+
+LONG_AGO = 1_600_000_000
+
+
+@pytest.fixture(autouse=True)
+def everything_is_large(monkeypatch, tmp_path):
+    monkeypatch.setattr(tar_table, "_LEAST_CACHED", {True: 1, False: 1})
+    monkeypatch.setattr(lmdb_keys, "_LEAST_CACHED", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+
+def settle(*paths):
+    """Files that changed only just now are not cached."""
+    for path in paths:
+        os.utime(path, (LONG_AGO, LONG_AGO))
+
+
+def archive(path: Path, names, index: bool) -> Path:
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        for number, name in enumerate(names):
+            info = tarfile.TarInfo(name)
+            info.size = 5 + number
+            tar.addfile(info, io.BytesIO(bytes([65 + number]) * info.size))
+    settle(path)
+    if index:
+        write_index(path, strict=False)
+        settle(path.with_suffix(".idx"))
+    return path
+
+
+NAMES = {
+    "even": [f"{i:03d}.{e}" for i in range(9) for e in ("jpg", "cls")],
+    "keys of several lengths": [f"{i}.{e}" for i in range(8, 13) for e in ("jpg", "cls")],
+    "uneven": ["a.jpg", "b.jpg", "b.cls", "c.cls", "c.txt"],
+    "not ASCII": ["é.jpg", "日本.jpg", "x.größe"],
+    "no UTF-8": ["\udcff.jpg", "b.\udcfe"],
+}
+
+
+@pytest.fixture(params=[False, True], ids=["scanned", "indexed"])
+def indexed(request):
+    return request.param
+
+
+@pytest.fixture
+def even(tmp_path, indexed):
+    return archive(tmp_path / "x.tar", NAMES["even"], indexed)
+
+
+def kept(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if "dataload-index" in path.name)
+
+
+def content(path, **options):
+    with TarSource(path, **options) as source:
+        return list(source), source.fingerprint(), dict(source.fields), source.locate(1).key
+
+
+def refuse(*_):
+    raise AssertionError("the archive is read again")
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_second_opening_reads_no_archive_and_finds_the_same(tmp_path, names, indexed, monkeypatch):
+    path = archive(tmp_path / "x.tar", names, indexed)
+    wanted = content(path, cache=False)
+    assert kept(tmp_path) == []
+    assert content(path) == wanted
+    assert [found.parent for found in kept(tmp_path)] == [tmp_path]
+    monkeypatch.setattr(tar_table, "_make", refuse)
+    assert content(path) == wanted
+
+
+def test_index_without_names(tmp_path, monkeypatch):
+    path = archive(tmp_path / "x.tar", NAMES["uneven"], False)
+    with TarSource(path, cache=False) as source:
+        members = [[(n, v) for n, v in record.items() if n != "__key__"] for record in source]
+    with tarfile.open(path) as tar:
+        offsets = iter([member.offset_data for member in tar])
+    lines = [" ".join(f"{name} {next(offsets)} {len(value)}" for name, value in sample) for sample in members]
+    (tmp_path / "x.idx").write_text(f"v1.1 {len(lines)}\n" + "".join(f"{line}\n" for line in lines))
+    settle(tmp_path / "x.idx")
+    wanted = content(path)
+    assert wanted == content(path, cache=False)
+    monkeypatch.setattr(tar_table, "_make", refuse)
+    assert content(path) == wanted
+
+
+def test_memory_is_that_of_the_file(even, indexed):
+    TarSource(even).__len__()
+    with TarSource(even) as source:
+        table = source._reader(source._state(), 0)._table
+        assert not table.blocks.flags.owndata
+        assert not table.blocks.flags.writeable
+
+
+@pytest.mark.parametrize("which", ["archive", "index"])
+@pytest.mark.parametrize("what", ["time", "size"])
+def test_out_of_date(tmp_path, which, what):
+    path = archive(tmp_path / "x.tar", NAMES["even"], True)
+    TarSource(path).__len__()
+    changed = path if which == "archive" else path.with_suffix(".idx")
+    if what == "size":
+        changed.write_bytes(changed.read_bytes() + b"\n" * 512)
+        settle(changed)
+    else:
+        os.utime(changed, ns=(0, LONG_AGO * 10**9 + 1))
+    key = tar_table._key(tar_table.MappedFile(str(path)), str(path.with_suffix(".idx")))
+    assert load_cached(key) is None
+    TarSource(path).__len__()
+    assert load_cached(key) is not None
+    assert len(kept(tmp_path)) == 1
+
+
+def test_another_archive_of_the_same_size_is_noticed(tmp_path, indexed):
+    path = archive(tmp_path / "x.tar", ["a.jpg", "b.jpg"], indexed)
+    TarSource(path).__len__()
+    archive(path, ["a.jpg", "c.jpg"], indexed)
+    os.utime(path, ns=(0, LONG_AGO * 10**9 + 1))
+    assert [record["__key__"] for record in TarSource(path)] == ["a", "c"]
+
+
+def test_files_that_changed_just_now_are_not_cached(even, tmp_path):
+    os.utime(even)
+    TarSource(even).__len__()
+    assert kept(tmp_path) == []
+
+
+def test_small_archives_leave_nothing(even, tmp_path, monkeypatch):
+    monkeypatch.setattr(tar_table, "_LEAST_CACHED", {True: 19, False: 19})
+    TarSource(even).__len__()
+    assert kept(tmp_path) == []
+
+
+def test_turned_off(even, tmp_path, monkeypatch):
+    TarSource(even, cache=False).__len__()
+    monkeypatch.setenv("DATALOAD_CACHE", "0")
+    TarSource(even).__len__()
+    assert kept(tmp_path) == []
+
+
+def test_archive_read_both_ways_has_two_tables(tmp_path):
+    path = archive(tmp_path / "x.tar", NAMES["even"], True)
+    (tmp_path / "other.idx").write_bytes(path.with_suffix(".idx").read_bytes())
+    settle(tmp_path / "other.idx")
+    for _ in range(2):
+        for index in (None, False, tmp_path / "other.idx"):
+            assert len(TarSource(path, index=index)) == 9
+    assert len(kept(tmp_path)) == 3
+
+
+def test_what_verifies_the_index_is_not_cached_away(tmp_path):
+    """An index of another archive passes without verification, and must not with it."""
+    path = archive(tmp_path / "x.tar", ["a.jpg", "b.jpg"], True)
+    other = archive(tmp_path / "y.tar", ["a.jpg", "c.jpg"], False)
+    index = path.with_suffix(".idx")
+    assert len(TarSource(other, index=index, verify_index=False)) == 2
+    with pytest.raises(ValueError, match=r"the header says 'c\.jpg'"):
+        len(TarSource(other, index=index))
+
+
+def test_damaged_archive_warns_every_time(tmp_path):
+    path = archive(tmp_path / "x.tar", NAMES["even"], False)
+    data = bytearray(path.read_bytes())
+    data[4 * 1024] ^= 1
+    path.write_bytes(data)
+    settle(path)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="reading ends here"):
+            assert len(TarSource(path, on_damage="stop")) == 2
+    assert kept(tmp_path) == []
+
+
+def test_without_a_place_beside_the_data_the_users_own_directory_serves(tmp_path, indexed, monkeypatch):
+    """The hidden name would be longer than a file name can be; tests may run as root, whom no directory refuses."""
+    short = archive(tmp_path / "x.tar", NAMES["even"], indexed)
+    path = tmp_path / f"{'n' * 245}.tar"
+    for file in tmp_path.glob("x.*"):
+        file.rename(path.with_suffix(file.suffix))
+    assert not short.exists()
+    wanted = content(path)
+    [found] = kept(tmp_path)
+    assert found.parent == tmp_path / "home" / "dataload"
+    assert found.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr(tar_table, "_make", refuse)
+    assert content(path) == wanted
+
+
+@pytest.mark.parametrize("home", ["/dev/null/nowhere", "relative"])
+def test_without_any_place_nothing_is_cached(tmp_path, home, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", home)
+    monkeypatch.setenv("HOME", "/dev/null/nowhere")
+    path = archive(tmp_path / f"{'n' * 245}.tar", NAMES["even"], False)
+    assert content(path) == content(path, cache=False)
+    assert kept(tmp_path) == []
+
+
+def test_a_directory_in_its_place_does_no_harm(even, tmp_path):
+    TarSource(even).__len__()
+    [found] = kept(tmp_path)
+    found.unlink()
+    found.mkdir()
+    (found / "x").touch()
+    assert content(even) == content(even, cache=False)
+
+
+def test_copies_that_keep_their_times_take_the_table_along(even, tmp_path, indexed, monkeypatch):
+    wanted = content(even)[0]
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for file in (*tmp_path.glob("x.*"), *tmp_path.glob(".x*")):
+        file.rename(moved / file.name)
+    monkeypatch.setattr(tar_table, "_make", refuse)
+    assert content(moved / "x.tar")[0] == wanted
+
+
+def test_whoever_reads_the_data_may_read_the_table(even, tmp_path):
+    even.chmod(0o644)
+    TarSource(even).__len__()
+    [found] = kept(tmp_path)
+    assert found.stat().st_mode & 0o777 == 0o644
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_tables_are_never_believed(tmp_path, data):
+    path = tmp_path / "x.tar"
+    if not path.exists():
+        archive(path, NAMES["uneven"], False)
+    wanted = content(path, cache=False)
+    content(path)
+    [found] = kept(tmp_path)
+    good = found.read_bytes()
+    kind = data.draw(st.sampled_from(["flip", "cut", "zero", "longer"]))
+    place = data.draw(st.integers(0, len(good) - 1))
+    length = data.draw(st.integers(1, 64))
+    bad = {
+        "flip": good[:place] + bytes([good[place] ^ data.draw(st.integers(1, 255))]) + good[place + 1 :],
+        "cut": good[:place],
+        "zero": good[:place] + bytes(min(length, len(good) - place)) + good[place + length :],
+        "longer": good + bytes(length),
+    }[kind]
+    found.write_bytes(bad)
+    assert content(path) == wanted
+    found.unlink(missing_ok=True)
+
+
+def numbers(*values, dtype="u4"):
+    return np.array(values, dtype)
+
+
+GOOD = {"codes": numbers(0, dtype="u1"), "blocks": numbers(1, 3), "sizes": numbers(5, 6)}
+NAMED = {**GOOD, "keys": np.frombuffer(b"ab", np.uint8), "key_ends": numbers(1)}
+LIES = {
+    "no arrays": ({}, ["jpg"]),
+    "beyond the archive": ({**GOOD, "blocks": numbers(1, 99)}, ["jpg"]),
+    "longer than the archive": ({**GOOD, "sizes": numbers(5, 10**6)}, ["jpg"]),
+    "before the archive": ({**GOOD, "blocks": numbers(-1, 3, dtype="i8")}, ["jpg"]),
+    "beyond int64": ({**GOOD, "blocks": numbers(2**62, 3, dtype="i8")}, ["jpg"]),
+    "sizes missing": ({**GOOD, "sizes": numbers(5)}, ["jpg"]),
+    "unknown extension": ({**GOOD, "codes": numbers(1, dtype="u1")}, ["jpg"]),
+    "signed codes": ({**GOOD, "codes": numbers(0, dtype="i1")}, ["jpg"]),
+    "half a sample": ({**GOOD, "codes": numbers(0, 0, 0, dtype="u1")}, ["jpg"]),
+    "no component": ({**GOOD, "codes": numbers(dtype="u1")}, ["jpg"]),
+    "samples that overlap": ({**GOOD, "codes": numbers(0, 0, dtype="u1"), "ends": numbers(2, 1)}, ["jpg"]),
+    "more samples than components": ({**GOOD, "codes": numbers(0, 0, dtype="u1"), "ends": numbers(1, 3)}, ["jpg"]),
+    "samples of none": ({**GOOD, "codes": numbers(0, 0, dtype="u1"), "ends": numbers(dtype="u4")}, ["jpg"]),
+    "keys cut": ({**NAMED, "keys": np.frombuffer(b"a", np.uint8)}, ["jpg"]),
+    "keys without ends": ({name: array for name, array in NAMED.items() if name != "key_ends"}, ["jpg"]),
+    "extensions missing": (GOOD, None),
+    "keys that end before they start": ({**NAMED, "key_ends": numbers(2, 1)}, ["jpg"]),
+}
+
+
+@pytest.mark.parametrize(("arrays", "extensions"), LIES.values(), ids=LIES)
+def test_tables_that_somebody_made_up_are_ignored(tmp_path, arrays, extensions, monkeypatch):
+    """Well formed, with the right checksum, and of no such archive."""
+    path = archive(tmp_path / "x.tar", ["a.jpg", "b.jpg"], False)
+    wanted = content(path, cache=False)
+    monkeypatch.setattr(tar_table, "_pack", lambda _: CachedTable(arrays, {"extensions": extensions}))
+    TarSource(path).__len__()
+    assert kept(tmp_path)
+    assert content(path) == wanted
+
+
+@pytest.mark.parametrize("arrays", [GOOD, NAMED], ids=["without keys", "with keys"])
+def test_the_model_of_the_lies_is_true(tmp_path, arrays, monkeypatch):
+    path = archive(tmp_path / "x.tar", ["a.jpg", "b.jpg"], False)
+    wanted = content(path, cache=False)
+    monkeypatch.setattr(tar_table, "_pack", lambda _: CachedTable(arrays, {"extensions": ["jpg"]}))
+    TarSource(path).__len__()
+    monkeypatch.setattr(tar_table, "_make", refuse)
+    assert content(path)[0] == wanted[0]
+
+
+@pytest.mark.slow
+def test_processes_that_open_at_once(tmp_path):
+    path = archive(tmp_path / "x.tar", NAMES["even"], False)
+    program = (
+        "import sys\nfrom dataload.sources.tar import table as tar_table\n"
+        "from dataload.sources.tar.reader import TarSource\n"
+        "tar_table._LEAST_CACHED = {True: 1, False: 1}\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        f"for _ in range(50): print(TarSource({str(path)!r}).fingerprint())"
+    )
+    command = [sys.executable, "-c", program]
+    running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for child in running:
+        assert child.stdout.readline() == "ready\n"
+    for child in running:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    said = [child.communicate(timeout=40)[0].split() for child in running]
+    assert said == [[TarSource(path, cache=False).fingerprint()] * 50] * 3
+    assert len(kept(tmp_path)) == 1
+
+
+def test_a_table_that_another_process_wrote_meanwhile_stays(even, tmp_path):
+    TarSource(even).__len__()
+    [found] = kept(tmp_path)
+    inode = found.stat().st_ino
+    key = IndexKey.of("tar", (str(even),), ("scanned",))
+    index = even.with_suffix(".idx")
+    if index.exists():
+        key = IndexKey.of("tar", (str(even), str(index)))
+    store_cached(key, load_cached(key))
+    assert found.stat().st_ino == inode
+    assert kept(tmp_path) == [found]
+
+
+# LMDB.
+
+KEYS = {
+    "words": [b"apple", b"banana", b"cherry"],
+    "words of one length": [b"aa", b"bb", b"cc\0"[:2]],
+    "zero bytes": [b"a\0", b"b\0"],
+    "long": [bytes([65 + i]) * 200 + bytes(i) for i in range(9)],
+    "long of one length": [bytes([65 + i]) * 200 for i in range(9)],
+    "numbers": [b"3", b"20", b"100"],
+    "numbers of one width": [b"003", b"020", b"100"],
+    "numbers padded to several widths": [b"03", b"3", b"0100"],
+}
+
+
+def environment(path: Path, keys, name=None) -> Path:
+    with lmdb.open(str(path), max_dbs=2, map_size=1 << 20) as env:
+        database = env.open_db(name) if name else None
+        with env.begin(write=True) as txn:
+            for key in keys:
+                txn.put(key, b"value of " + key, db=database)
+    settle(path / "data.mdb")
+    return path
+
+
+@pytest.mark.parametrize("name", [None, b"second"], ids=["main", "named"])
+@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
+def test_keys(tmp_path, keys, name, monkeypatch):
+    path = environment(tmp_path / "x.lmdb", keys, name)
+    options = {} if name is None else {"subdatabase": name.decode()}
+
+    def read(**more):
+        with LMDBSource(path, **options, **more) as source:
+            shuffled = source.read([1, 0, 1])
+            return list(source), shuffled, source.key_order, source.fingerprint(), source.locate(1)
+
+    wanted = read(cache=False)
+    assert kept(tmp_path) == []
+    assert read() == wanted
+    assert [found.parent for found in kept(tmp_path)] == [tmp_path]  # the directory is LMDB's
+    monkeypatch.setattr(lmdb_keys, "_scan", refuse)
+    assert read() == wanted
+
+
+def test_complete_numbers_need_no_table(tmp_path):
+    path = environment(tmp_path / "x.lmdb", [b"%03d" % i for i in range(50)])
+    assert len(LMDBSource(path)) == 50
+    assert kept(tmp_path) == []
+
+
+def test_keys_out_of_date(tmp_path):
+    """The same size, the same time and the same number of keys, by another transaction."""
+    path = environment(tmp_path / "x.lmdb", KEYS["words"])
+    data = path / "data.mdb"
+
+    def write(old, new):
+        with lmdb.open(str(path)) as env, env.begin(write=True) as txn:
+            txn.delete(old)
+            txn.put(new, b"value of " + new)
+        settle(data)
+        return data.stat().st_size
+
+    for _ in range(4):  # until LMDB finds all the pages that it needs among those it has
+        write(b"apple", b"zebra")
+        size = write(b"zebra", b"apple")
+    assert list(LMDBSource(path)) == [b"value of apple", b"value of banana", b"value of cherry"]
+    assert write(b"apple", b"zebra") == size
+    assert list(LMDBSource(path)) == [b"value of banana", b"value of cherry", b"value of zebra"]
+
+
+KEY_LIES = {
+    "no arrays": ({}, {}),
+    "too few": ({"numbers": numbers(1, 2, dtype="i8")}, {"width": 0}),
+    "negative": ({"numbers": numbers(-1, 2, 3, dtype="i8")}, {"width": 0}),
+    "narrow": ({"numbers": numbers(1, 2, 3, dtype="i4")}, {"width": 0}),
+    "wider than the width": ({"numbers": numbers(1, 2, 300, dtype="i8")}, {"width": 2}),
+    "no width": ({"numbers": numbers(1, 2, 3, dtype="i8")}, {"width": "2"}),
+    "widths beyond int64": (
+        {"numbers": numbers(1, 2, 3, dtype="i8"), "widths": numbers(1, 2, 200, dtype="u1")},
+        {},
+    ),
+    "no step": ({"data": numbers(1, 2, 3, dtype="u1")}, {"length": 1}),
+    "step 0": ({"data": numbers(1, 2, 3, dtype="u1")}, {"length": 1, "step": 0}),
+    "no length": ({"data": numbers(1, 2, 3, dtype="u1")}, {"length": 0, "step": 1}),
+    "other length": ({"data": numbers(1, 2, 3, dtype="u1")}, {"length": 2, "step": 1}),
+    "too few ends": ({"data": numbers(1, 2, dtype="u1"), "ends": numbers(1, 2, dtype="i8")}, {"length": 0, "step": 1}),
+    "ends that fall": (
+        {"data": numbers(1, 2, 3, dtype="u1"), "ends": numbers(2, 1, 3, dtype="i8")},
+        {"length": 0, "step": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize(("arrays", "extras"), KEY_LIES.values(), ids=KEY_LIES)
+def test_key_tables_that_somebody_made_up_are_ignored(tmp_path, arrays, extras, monkeypatch):
+    path = environment(tmp_path / "x.lmdb", KEYS["words"])
+    lie = CachedTable(arrays, extras)
+    for table in (lmdb_keys._DecimalKeys, lmdb_keys._ListedKeys):
+        monkeypatch.setattr(table, "packed", lambda _: lie)
+    assert len(LMDBSource(path)) == 3
+    assert kept(tmp_path)
+    assert list(LMDBSource(path)) == [b"value of apple", b"value of banana", b"value of cherry"]
+
+
+# The file.
+
+
+def key_of(path: Path, **changes) -> IndexKey:
+    path.write_bytes(b"data")
+    settle(path)
+    return IndexKey.of("test", (str(path),), **changes)
+
+
+ANY_ARRAYS = st.dictionaries(
+    st.text(max_size=5),
+    st.tuples(st.sampled_from(["u1", "<u2", "<u4", "<i8"]), st.lists(st.integers(0, 127), max_size=40)),
+    max_size=4,
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(arrays=ANY_ARRAYS, extras=st.dictionaries(st.text(max_size=5), st.text(max_size=20) | st.integers(), max_size=3))
+def test_whatever_is_stored_is_loaded(tmp_path, arrays, extras):
+    for old in kept(tmp_path):
+        old.unlink()
+    key = key_of(tmp_path / "x")
+    table = CachedTable({name: np.array(values, dtype) for name, (dtype, values) in arrays.items()}, extras)
+    store_cached(key, table)
+    found = load_cached(key)
+    assert found.extras == extras
+    assert {name: (array.dtype.str, array.tolist()) for name, array in found.arrays.items()} == {
+        name: (np.dtype(dtype).str, values) for name, (dtype, values) in arrays.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "declared", [[["x", "O", 1]], [["x", "u8", -1]], [["x", "u8", 10**18]], [["x", "u8", "1"]], []]
+)
+def test_headers_that_lie_are_not_believed(tmp_path, declared, monkeypatch):
+    key = key_of(tmp_path / "x")
+    real = index_cache.json.dumps
+    monkeypatch.setattr(index_cache.json, "dumps", lambda head: real({**head, "arrays": declared}))
+    store_cached(key, CachedTable({"x": numbers(1, 2)}, {}))
+    assert kept(tmp_path)
+    assert load_cached(key) is None
+
+
+def test_state_and_version_belong_to_the_key(tmp_path, monkeypatch):
+    key = key_of(tmp_path / "x", state=1)
+    store_cached(key, CachedTable({}, {}))
+    assert load_cached(key) is not None
+    assert load_cached(key_of(tmp_path / "x", state=2)) is None
+    monkeypatch.setattr(index_cache, "_VERSION", index_cache._VERSION + 1)
+    assert load_cached(key) is None

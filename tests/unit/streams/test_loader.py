@@ -1,0 +1,983 @@
+"""The loader of iterators, in threads and without: orders, ends, states, errors; processes are in tests/integration."""
+
+import gc
+import itertools
+import json
+import sys
+import threading
+import weakref
+from collections import Counter, namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataload import (
+    ClosedSourceError,
+    Collate,
+    ConfigError,
+    Ragged,
+    SourceError,
+    StateMismatchError,
+    WorkerError,
+    default_collate,
+)
+from dataload.streams import MultiStreamLoader
+from dataload.streams.columns import join, stack
+from dataload.streams.crew import parts_of
+from dataload.streams.order import RowOrder, SequenceOrder
+
+sys.path.append(str(Path(__file__).parents[2] / "children"))
+import streams
+
+# The lists of D. MacLeod, "How to build a streaming DataLoader with PyTorch" (Speechmatics).
+LISTS = [
+    [12, 13, 14, 15, 16, 17],
+    [27, 28, 29],
+    [31, 32, 33, 34, 35, 36, 37, 38, 39],
+    [40, 41, 42, 43],
+]
+
+
+def take(loader, count=None):
+    """Batches as lists, and the loader closed."""
+    with loader:
+        return [plain(batch) for batch in itertools.islice(loader, count)]
+
+
+def plain(batch):
+    return {name: column.tolist() if hasattr(column, "tolist") else column for name, column in batch.items()}
+
+
+def data(loader, count=None):
+    return [batch["data"] for batch in take(loader, count)]
+
+
+# --- the examples of the eBook -------------------------------------------------------------------------------------
+
+
+def test_ebook_one_list_in_batches_of_four():
+    loader = MultiStreamLoader(iter, [range(12)], batch_size=1, chunk=4, mode="split", shuffle=False)
+    assert data(loader) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9, 10, 11]]]
+
+
+def test_ebook_words_of_a_text_file_again_and_again(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("the cat sat on the mat\nand the dog\nlay on the rug\n")
+
+    def parse_file(name):
+        with open(name) as lines:
+            for line in lines:
+                yield from line.strip("\n").split(" ")
+
+    loader = MultiStreamLoader(parse_file, [path], batch_size=1, chunk=5)
+    assert data(loader, 8) == [
+        [["the", "cat", "sat", "on", "the"]],
+        [["mat", "and", "the", "dog", "lay"]],
+        [["on", "the", "rug", "the", "cat"]],
+        [["sat", "on", "the", "mat", "and"]],
+        [["the", "dog", "lay", "on", "the"]],
+        [["rug", "the", "cat", "sat", "on"]],
+        [["the", "mat", "and", "the", "dog"]],
+        [["lay", "on", "the", "rug", "the"]],
+    ]
+
+
+def test_ebook_lists_chained_and_cycled():
+    loader = MultiStreamLoader(iter, LISTS, batch_size=1, chunk=4, shuffle=False)
+    assert [rows[0] for rows in data(loader, 8)] == [
+        [12, 13, 14, 15],
+        [16, 17, 27, 28],
+        [29, 31, 32, 33],
+        [34, 35, 36, 37],
+        [38, 39, 40, 41],
+        [42, 43, 12, 13],
+        [14, 15, 16, 17],
+        [27, 28, 29, 31],
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_ebook_one_stream_for_each_place_of_the_batch(workers):
+    loader = MultiStreamLoader(iter, LISTS, batch_size=4, shuffle=False, max_workers=workers)
+    numbers = [12, 13, 14, 15, 16, 17, 27, 28, 29, 31, 32, 33]
+    assert data(loader, 12) == [[number] * 4 for number in numbers]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ebook_each_row_goes_through_whole_lists_in_an_order_of_its_own(workers):
+    rows = list(zip(*data(MultiStreamLoader(iter, LISTS, batch_size=4, max_workers=workers), 3 * 22), strict=True))
+    orders = []
+    for row in rows:
+        found, rest = [], list(row)
+        while rest:
+            (index,) = [index for index, values in enumerate(LISTS) if values[0] == rest[0]]
+            assert rest[: len(LISTS[index])] == LISTS[index]
+            found.append(index)
+            del rest[: len(LISTS[index])]
+        assert [Counter(found[turn : turn + 4]) for turn in (0, 4, 8)] == 3 * [Counter(range(4))]
+        orders.append(tuple(found))
+    assert len(set(orders)) == 4
+    assert any(order[:4] != order[4:8] for order in orders)
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "parts"), [(4, 1, 1), (4, 2, 2), (4, 3, 2), (12, 5, 4), (7, 6, 1), (7, 7, 7), (3, 64, 3)]
+)
+def test_ebook_as_many_workers_as_divide_the_rows(rows, most, parts):
+    assert parts_of(rows, most) == parts
+    with MultiStreamLoader(iter, LISTS, batch_size=rows, max_workers=most) as loader:
+        assert loader.num_workers == parts
+
+
+# --- a slow and obvious model --------------------------------------------------------------------------------------
+
+
+def pieces(lengths, order, row, turns, chunk, ends):
+    """The items of a row, step by step: lists of (sequence, offset)."""
+    runs = (
+        [(sequence, offset) for offset in range(lengths[sequence])]
+        for turn in turns
+        for place in range(order.count(row))
+        for sequence in order.find(row, turn, np.array([place])).tolist()
+    )
+    if ends == "next":
+        items = itertools.chain.from_iterable(runs)
+        while piece := list(itertools.islice(items, chunk)):
+            yield piece
+        return
+    for run in runs:
+        for start in range(0, len(run), chunk):
+            piece = run[start : start + chunk]
+            if len(piece) == chunk or ends == "pad":
+                yield piece
+
+
+def model_batches(lengths, order, rows, chunk, ends, tail, turns):
+    """All batches of some rows; in mode split of one epoch."""
+    streams_ = [pieces(lengths, order, row, turns, chunk, ends) for row in rows]
+    together = zip(*streams_, strict=False) if order.mode == "independent" else itertools.zip_longest(*streams_)
+    for step in together:
+        step = [piece or [] for piece in step]
+        if tail == "drop" and any(not p or (ends == "next" and len(p) < chunk) for p in step):
+            return
+        yield model_batch(step, chunk)
+
+
+def model_batch(step, chunk):
+    def fold(cells):
+        return cells if chunk > 1 else [row[0] for row in cells]
+
+    padded = [[*piece, *[None] * (chunk - len(piece))] for piece in step]
+    return {
+        "x": fold([[0 if item is None else item[1] for item in row] for row in padded]),
+        "y": fold([[[0.0 if item is None else float(item[1])] * 3 for item in row] for row in padded]),
+        "word": fold([["" if item is None else f"w{item[1]}" for item in row] for row in padded]),
+        "stream_id": [piece[0][0] if piece else -1 for piece in step],
+        "offset": [piece[0][1] if piece else -1 for piece in step],
+        "is_first": fold([[item is not None and item[1] == 0 for item in row] for row in padded]),
+        "valid": fold([[item is not None for item in row] for row in padded]),
+    }
+
+
+@st.composite
+def cases(draw):
+    lengths = draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 7, 40]), min_size=1, max_size=7))
+    lengths[draw(st.integers(0, len(lengths) - 1))] = 11  # some sequence fills a chunk
+    case = {
+        "lengths": lengths,
+        "batch_size": draw(st.integers(1, 6)),
+        "mode": draw(st.sampled_from(["independent", "split"])),
+        "shuffle": draw(st.booleans()),
+        "seed": draw(st.integers(-3, 3)),
+        "chunk": draw(st.sampled_from([1, 2, 3, 5])),
+        "ends": draw(st.sampled_from(["next", "pad", "drop"])),
+        "max_workers": draw(st.integers(0, 6)),
+        "world_size": draw(st.integers(1, 3)),
+        "prefetch": draw(st.integers(1, 3)),
+    }
+    case["rank"] = draw(st.integers(0, case["world_size"] - 1))
+    enough = len(lengths) >= case["batch_size"] * case["world_size"]
+    case["tail"] = draw(st.sampled_from(["pad", "drop"] if enough else ["pad"])) if case["mode"] == "split" else None
+    return case
+
+
+def expected_of(case, epochs=2, steps=40):
+    """The batches of two epochs, or the first ones without end."""
+    lengths, size, world = case["lengths"], case["batch_size"], case["world_size"]
+    order = SequenceOrder(len(lengths), size * world, case["mode"], case["shuffle"], case["seed"])
+    rows = [row * world + case["rank"] for row in range(size)]
+    arguments = lengths, order, rows, case["chunk"], case["ends"], case["tail"]
+    if case["mode"] == "independent":
+        return [list(itertools.islice(model_batches(*arguments, range(1000)), steps))]
+    return [list(model_batches(*arguments, [epoch])) for epoch in range(epochs)]
+
+
+def loader_of(case, **changes):
+    settings_ = {name: value for name, value in {**case, **changes}.items() if name != "lengths"}
+    return MultiStreamLoader(streams.count_up, case["lengths"], **settings_)
+
+
+@settings(max_examples=80)
+@given(cases())
+def test_batches_are_those_of_a_slow_model(case):
+    with loader_of(case) as loader:
+        for expected in expected_of(case):
+            if case["mode"] == "split" and not expected:
+                with pytest.raises(SourceError, match="has no step"):
+                    next(iter(loader))
+                return
+            found = list(map(plain, itertools.islice(loader, None if case["mode"] == "split" else len(expected))))
+            assert found == expected
+
+
+@settings(max_examples=40)
+@given(cases(), st.data())
+def test_a_resume_at_any_step_gives_what_is_left(case, draw):
+    epochs = expected_of(case, steps=12)
+    expected = [batch for epoch in epochs for batch in epoch]
+    if not all(epochs):
+        return
+    states = []
+    with loader_of(case) as loader:
+        states.append(loader.state_dict())
+        for epoch in epochs:
+            states += [loader.state_dict() for _ in itertools.islice(loader, len(epoch))]
+    step = draw.draw(st.integers(0, len(expected)))
+    state = json.loads(json.dumps(states[step]))
+    with loader_of(case, max_workers=draw.draw(st.integers(0, 6)), prefetch=2) as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        left = len(expected) - step
+        found = []
+        while len(found) < left:
+            found += map(plain, itertools.islice(loader, left - len(found)))
+        assert found == expected[step:]
+
+
+def test_in_split_each_item_comes_once_an_epoch():
+    lengths = [0, 5, 1, 150, 3, 3, 0, 17]
+    with MultiStreamLoader(streams.count_up, lengths, batch_size=3, mode="split", max_workers=3) as loader:
+        orders = []
+        for _ in range(3):
+            seen = Counter()
+            followed = []
+            for batch in loader:
+                here = batch["valid"]
+                seen.update(zip(batch["stream_id"][here].tolist(), batch["x"][here].tolist(), strict=True))
+                followed.append(tuple(batch["stream_id"][batch["is_first"]].tolist()))
+            assert seen == Counter((s, i) for s, length in enumerate(lengths) for i in range(length))
+            orders.append(tuple(followed))
+        assert len(set(orders)) == 3
+
+
+def test_rows_go_on_across_steps_until_a_sequence_begins():
+    with MultiStreamLoader(streams.count_up, [3, 0, 50, 1, 8], batch_size=4, max_workers=2) as loader:
+        batches = list(itertools.islice(loader, 200))
+    for before, batch in itertools.pairwise(batches):
+        goes_on = ~batch["is_first"]
+        assert (batch["stream_id"] == before["stream_id"])[goes_on].all()
+        assert (batch["offset"] == before["offset"] + 1)[goes_on].all()
+        assert (batch["offset"] == 0)[batch["is_first"]].all()
+        assert (batch["x"] == batch["offset"]).all()
+
+
+def test_ranks_together_have_the_rows_of_one():
+    whole = take(MultiStreamLoader(streams.count_up, [3, 5, 9], batch_size=4, seed=5), 30)
+    for world_size in (2, 4):
+        parts = [
+            take(
+                MultiStreamLoader(
+                    streams.count_up, [3, 5, 9], batch_size=4 // world_size, seed=5, rank=r, world_size=world_size
+                ),
+                30,
+            )
+            for r in range(world_size)
+        ]
+        for step, batch in enumerate(whole):
+            for name, column in batch.items():
+                assert column == [
+                    value for values in zip(*(p[step][name] for p in parts), strict=True) for value in values
+                ]
+
+
+def test_the_rank_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with MultiStreamLoader(iter, LISTS, batch_size=2) as loader:
+        assert repr(loader) == "MultiStreamLoader(4 sequences, 2 rows, rank 1 of 2, epoch 0, step 0)"
+
+
+# --- the order -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["independent", "split"])
+@pytest.mark.parametrize("count", [1, 5, 2500])
+def test_an_order_has_each_sequence_once_a_pass_and_is_the_same_in_blocks(mode, count):
+    order = SequenceOrder(count, 3, mode, True, 7)
+    for turn in (0, 1):
+        rows = [order.find(row, turn, np.arange(order.count(row))).tolist() for row in range(3)]
+        for row, expected in enumerate(rows):
+            blocks = RowOrder(order, row)
+            assert [blocks[turn, place] for place in range(order.count(row))] == expected
+        together = rows if mode == "independent" else [[s for row in rows for s in row]]
+        assert all(sorted(row) == list(range(count)) for row in together)
+
+
+def test_orders_are_those_of_this_version():
+    """They are part of every saved state: another order needs another ORDER_VERSION."""
+    independent = SequenceOrder(8, 2, "independent", True, 0)
+    split = SequenceOrder(8, 2, "split", True, 0)
+    found = [
+        order.find(row, 1, np.arange(order.count(row))).tolist() for order in (independent, split) for row in (0, 1)
+    ]
+    assert found == GOLDEN
+
+
+GOLDEN = [[1, 2, 5, 6, 7, 0, 4, 3], [0, 7, 2, 1, 4, 5, 3, 6], [2, 7, 4, 0], [5, 6, 3, 1]]
+
+
+# --- what samples and batches may be -------------------------------------------------------------------------------
+
+Pair = namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [1, 2, 3, 4],
+        [1, 2.5, 3, 4],
+        [1, 2, 3.5, 4],
+        [True, False, True, True],
+        [2**63, 1, 2, 3],
+        [1, 2, 2**63, 3],
+        ["a", "b", "", "d"],
+        [b"a", 1, "c", None],
+        [None, object, 3, 4],
+        [np.float32(1), np.float32(2), np.float32(3), np.float32(4)],
+        [np.zeros(2), np.ones(2), np.ones(2), np.ones(2)],
+        [Pair(1, "x"), Pair(2, "y"), Pair(3, "z"), Pair(4, "")],
+        [(1, {"a": 2.0}), (2, {"a": 3}), (3, {"a": 4}), (4, {"a": 5})],
+        [{"a": 1, "b": "x"}, {"b": "y", "a": 2}, {"b": "z", "a": 3}, {"a": 4, "b": ""}],
+        [{}, {}, {}, {}],
+        [np.str_("a"), np.str_("abc"), "x", "y"],
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_joined_parts_are_what_one_collate_makes(samples, size):
+    parts = [stack(samples[start : start + size]) for start in range(0, 4, size)]
+    found, expected = join(parts, np.ones(4, bool)), default_collate(samples)
+    assert_same(found, expected)
+
+
+def assert_same(found, expected):
+    assert type(found) is type(expected)
+    if isinstance(expected, np.ndarray):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for name in expected:
+            assert_same(found[name], expected[name])
+    elif isinstance(expected, tuple):
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("samples", "blanks"),
+    [
+        ([1, 2], 0),
+        ([1, 2.5], 0.0),
+        ([True, True], False),
+        (["a", "b"], ""),
+        ([b"a", b"b"], b""),
+        ([None, None], None),
+        ([np.int16(3), np.int16(4)], 0),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2])
+def test_blanks_are_zeros_empty_text_or_none(samples, blanks, size):
+    parts = [stack(samples[start : start + size]) for start in range(0, 2, size)]
+    found = join([*parts, stack([])], np.array([False, True, True, False]))
+    assert list(found) == [blanks, *samples, blanks]
+    assert type(found) is type(default_collate(samples))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_samples_that_do_not_stack_are_an_error_of_the_step_whoever_has_them(workers):
+    shapes = [np.zeros(2), np.zeros(2), np.zeros(3), np.zeros(2)]
+    loader = MultiStreamLoader(lambda n: iter([shapes[n]]), range(4), batch_size=4, mode="split", shuffle=False)
+    with (
+        loader,
+        pytest.raises(WorkerError, match=r"step 0 of epoch 0 failed in collate: ConfigError.*row 2 is float64 \(3,\)"),
+    ):
+        next(iter(loader))
+
+
+def test_tuples_dicts_and_chunks():
+    with MultiStreamLoader(
+        lambda n: ((i, {"t": f"{n}{i}"}) for i in range(3)),
+        ["a", "b"],
+        batch_size=2,
+        mode="split",
+        chunk=2,
+        shuffle=False,
+    ) as loader:
+        first, second = loader
+    numbers, texts = first["data"]
+    assert numbers.tolist() == [[0, 1], [0, 1]]
+    assert texts == {"t": [["a0", "a1"], ["b0", "b1"]]}
+    assert second["data"][0].tolist() == [[2, 0], [2, 0]]
+    assert second["data"][1] == {"t": [["a2", ""], ["b2", ""]]}
+    assert second["valid"].tolist() == [[True, False]] * 2
+    assert second["offset"].tolist() == [2, 2]
+
+
+def test_a_collate_of_the_users_gets_all_samples_in_the_consumers_thread():
+    calls = []
+
+    def collate(samples):
+        calls.append((threading.current_thread(), samples))
+        return np.array(samples)
+
+    with MultiStreamLoader(
+        iter, [[1, 2, 3], [4, 5]], batch_size=2, collate=collate, mode="split", shuffle=False, max_workers=2
+    ) as loader:
+        assert [batch["data"].tolist() for batch in loader] == [[1, 4], [2, 5], [3, 0]]
+    assert calls == [(threading.current_thread(), s) for s in ([1, 4], [2, 5], [3, 0])]
+
+
+def test_collate_policies_see_the_whole_batch():
+    texts = [[np.arange(n)] for n in (1, 3, 2, 0)]
+    settings_ = {"batch_size": 4, "mode": "split", "shuffle": False, "max_workers": 4}
+    with MultiStreamLoader(iter, texts, collate={"": "pad"}, **settings_) as loader:
+        (batch,) = loader
+    assert batch["data"].tolist() == [[0, 0, 0], [0, 1, 2], [0, 1, 0], [0, 0, 0]]
+    with MultiStreamLoader(iter, texts, collate=Collate(policies={"": "ragged"}), chunk=2, **settings_) as loader:
+        (batch,) = loader
+    assert isinstance(batch["data"], Ragged)
+    assert batch["data"].offsets.tolist() == [0, 1, 2, 5, 6, 8, 9, 9, 10]
+
+
+class Tensor:
+    """As much of a tensor of torch as is used: the package takes seconds to import."""
+
+    def __init__(self, values):
+        self.values = np.array(values, np.float32)
+        self.shape = self.values.shape
+
+    def __array__(self, *_, **__):
+        return self.values
+
+    def new_zeros(self, shape):
+        return Tensor(np.zeros(shape))
+
+
+def test_tensors_are_stacked_as_arrays_or_given_to_a_collate_as_they_are():
+    settings_ = {"batch_size": 2, "mode": "split", "shuffle": False}
+    lists = [[Tensor([1.0, 2.0])] * 2, [Tensor([3.0, 4.0])]]
+    for workers in (1, 2):
+        with MultiStreamLoader(iter, lists, max_workers=workers, **settings_) as loader:
+            assert [batch["data"].tolist() for batch in loader] == [[[1, 2], [3, 4]], [[1, 2], [0, 0]]]
+
+    def gather(tensors):
+        assert all(isinstance(tensor, Tensor) for tensor in tensors)
+        return np.stack([tensor.values for tensor in tensors])
+
+    with MultiStreamLoader(iter, lists, collate=gather, **settings_) as loader:
+        assert [batch["data"].tolist() for batch in loader] == [[[1, 2], [3, 4]], [[1, 2], [0, 0]]]
+
+
+def test_a_batch_transform_gets_the_whole_batch():
+    settings_ = {"batch_size": 2, "mode": "split", "shuffle": False, "batch_transform": lambda batch: sorted(batch)}
+    with MultiStreamLoader(iter, [[1], [2]], **settings_) as loader:
+        assert list(loader) == [["data", "is_first", "offset", "stream_id", "valid"]]
+
+
+@pytest.mark.parametrize("name", ["stream_id", "offset", "is_first", "valid"])
+def test_a_field_that_is_added_is_refused(name):
+    with MultiStreamLoader(lambda n: [{name: n}], range(3), batch_size=1) as loader:
+        with pytest.raises(
+            ConfigError, match=f"samples have a field '{name}', and batches get one of that name"
+        ) as caught:
+            next(iter(loader))
+        assert caught.value.key == name
+
+
+def test_a_failing_batch_transform_is_named():
+    with MultiStreamLoader(iter, LISTS, batch_size=1, batch_transform=lambda b: b["nothing"]) as loader:
+        with pytest.raises(
+            WorkerError, match="step 0 of epoch 0 failed in batch_transform: KeyError: 'nothing'"
+        ) as caught:
+            next(iter(loader))
+        assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_the_context_gives_the_same_numbers_with_other_workers_and_after_a_resume():
+    settings_ = {"batch_size": 4, "seed": 3}
+    with MultiStreamLoader(streams.noisy, [3, 5, 2], **settings_) as loader:
+        batches = list(map(plain, itertools.islice(loader, 7)))
+        state = loader.state_dict()
+        rest = list(map(plain, itertools.islice(loader, 7)))
+    noise = [value for batch in batches + rest for value in batch["noise"]]
+    assert len(set(noise)) == len(noise)
+    assert [batch["row"] for batch in batches] == [[0, 1, 2, 3]] * 7
+    assert {epoch for batch in rest for epoch in batch["epoch"]} == {0, 1}
+    with MultiStreamLoader(streams.noisy, [3, 5, 2], max_workers=4, **settings_) as loader:
+        loader.load_state_dict(state)
+        assert list(map(plain, itertools.islice(loader, 7))) == rest
+
+
+# --- iteration -----------------------------------------------------------------------------------------------------
+
+
+def test_without_end_another_for_goes_on_and_keeps_the_streams():
+    made = []
+
+    def make(n):
+        made.append(n)
+        return iter(range(100 * n, 100 * n + 50))
+
+    with MultiStreamLoader(make, range(2), batch_size=1, shuffle=False) as loader:
+        found = []
+        for _ in range(3):
+            for batch in loader:
+                found.append(int(batch["data"][0]))
+                if len(found) % 5 == 0:
+                    break
+        assert found == list(range(15))
+        assert (loader.epoch, loader.step) == (0, 15)
+    assert made == [0]
+
+
+def test_in_split_another_for_is_the_next_epoch_also_after_a_break():
+    with MultiStreamLoader(iter, LISTS, batch_size=2, mode="split", epochs=3, seed=1) as loader:
+        assert (loader.epoch, loader.step) == (0, 0)
+        for batch in loader:
+            first = batch
+            assert (loader.epoch, loader.step) == (0, 1)
+            break
+        assert (loader.epoch, loader.step) == (1, 0)
+        second = list(loader)
+        assert (loader.epoch, loader.step) == (2, 0)
+        assert len(list(loader)) > 0
+        assert list(loader) == []
+        assert repr(loader) == "MultiStreamLoader(4 sequences, 2 rows, epoch 3, step 0)"
+    expected = [next(iter(epoch)) for epoch in ([plain(first)], map(plain, second))]
+    with MultiStreamLoader(iter, LISTS, batch_size=2, mode="split", seed=1, max_workers=2) as loader:
+        assert [plain(next(iter(loader))) for _ in range(2)] == expected
+
+
+def test_a_state_behind_the_last_step_gives_the_next_epoch():
+    settings_ = {"batch_size": 2, "mode": "split", "epochs": 2}
+    with MultiStreamLoader(iter, LISTS, **settings_) as loader:
+        states = [(loader.state_dict(), plain(batch))[0] for batch in loader]
+        end = loader.state_dict()
+        second = list(map(plain, loader))
+        states += [loader.state_dict()]
+    for state in (states[-2], end):
+        with MultiStreamLoader(iter, LISTS, **settings_) as loader:
+            loader.load_state_dict(state)
+            assert list(map(plain, loader)) == second
+            assert list(loader) == []
+            loader.load_state_dict(states[-1])
+            assert list(loader) == []
+
+
+def test_a_second_iteration_ends_the_first_and_a_closed_loader_gives_none():
+    loader = MultiStreamLoader(iter, LISTS, batch_size=2)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    with pytest.raises(RuntimeError, match="this iteration ended when another one was begun"):
+        next(first)
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(RuntimeError, match="or the loader's state was set"):
+        next(second)
+    third = iter(loader)
+    loader.close()
+    loader.close()
+    with pytest.raises(ClosedSourceError, match="the loader is closed"):
+        next(third)
+    with pytest.raises(ClosedSourceError, match="the loader is closed"):
+        iter(loader)
+
+
+def test_statistics_tell_the_slowest_row():
+    def make(n):
+        for number in range(20):
+            if n == 2:
+                sum(range(30_000))
+            yield number
+
+    with MultiStreamLoader(make, range(4), batch_size=4, mode="split", shuffle=False) as loader:
+        assert len(list(loader)) == 20
+        statistics = loader.statistics()
+    assert statistics.steps == 20
+    assert statistics.slowest_row == 2
+    assert statistics.row_seconds.shape == (4,)
+    assert str(statistics).startswith("20 steps, ")
+    assert "the slowest is row 2 with" in str(statistics)
+
+
+# --- states --------------------------------------------------------------------------------------------------------
+
+
+def test_the_state_counts_what_was_received_and_not_what_is_ready():
+    with MultiStreamLoader(iter, [range(100)], batch_size=1, prefetch=8) as loader:
+        batches = iter(loader)
+        assert loader.state_dict()["rows"] == [[0, 0, 0]]
+        for step in range(1, 20):
+            next(batches)
+            assert loader.state_dict()["rows"] == [[0, 0, step]]
+            assert loader.state_dict()["streams"] == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_is_asked_for_its_own_state_and_makes_nothing_twice(workers):
+    settings_ = {"batch_size": 2, "mode": "split", "shuffle": False, "max_workers": workers}
+    with MultiStreamLoader(streams.Counting, [10, 6], **settings_) as loader:
+        states = [json.dumps(loader.state_dict()) for _ in loader]
+    assert json.loads(states[3])["streams"] == [{"next": 4}] * 2
+    assert json.loads(states[7])["streams"] == [{"next": 8}, None]
+    streams.Counting.made = 0
+    with MultiStreamLoader(streams.Counting, [10, 6], **settings_) as loader:
+        loader.load_state_dict(json.loads(states[3]))
+        found = [plain(batch) for batch in loader]
+    assert [batch["x"] for batch in found] == [[4, 4], [5, 5], [6, 0], [7, 0], [8, 0], [9, 0]]
+    assert [batch["offset"] for batch in found] == [[4, 4], [5, 5], [6, -1], [7, -1], [8, -1], [9, -1]]
+    assert streams.Counting.made == 6 + 2
+
+
+def test_a_state_that_does_not_fit_the_stream_is_an_error():
+    with MultiStreamLoader(streams.Counting, [10], batch_size=1) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with MultiStreamLoader(lambda n: (i for i in range(n)), [10], batch_size=1) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(WorkerError, match="generator has no state_dict and load_state_dict"):
+            next(iter(loader))
+        loader.load_state_dict({**state, "rows": [[0, 0, 12]], "streams": []})
+        with pytest.raises(WorkerError, match=r"12 items of this sequence were consumed when .* and now it has 10"):
+            next(iter(loader))
+
+
+SAVED = {"batch_size": 2, "seed": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"seed": 5}, r"seed \(the seed\): 4 in the state, 5 here"),
+        ({"batch_size": 3}, r"batch_size \(rows of this rank\): 2 in the state, 3 here"),
+        ({"mode": "split"}, r"mode \(how rows .*\): independent in the state, split here"),
+        ({"shuffle": False}, r"shuffle \(.*\): True in the state, False here"),
+        (
+            {"rank": 1, "world_size": 2},
+            r"rank \(whose rows these are\): 0 in the state, 1 here\n.*world_size \(ranks\): 1 in",
+        ),
+        (
+            {"sequences": LISTS[:3]},
+            r"sequences \(how many there are, or their own fingerprint\): \w+ in the state, \w+ here",
+        ),
+    ],
+)
+def test_a_state_of_something_else_is_refused(changes, match):
+    with MultiStreamLoader(iter, LISTS, **SAVED) as loader:
+        state = loader.state_dict()
+    changes = {"sequences": LISTS, **changes}
+    with MultiStreamLoader(iter, **{**SAVED, **changes}) as loader, pytest.raises(StateMismatchError, match=match):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"version": 7}, "version: 7 in the state, 1 here"),
+        ({"streams": ...}, "not a state of a MultiStreamLoader"),
+        ({"more": 1}, "foreign keys: more"),
+        ({"step": -1}, "step in the state is -1; it is a number of 0 or more"),
+        ({"epoch": 1.0}, r"epoch in the state is 1\.0"),
+        ({"rows": [[0, 0]]}, "rows in the state is .* a list of three numbers for each row"),
+        ({"rows": [[0, 0, 0]]}, "the state has 1 rows, and its batch_size is 2"),
+        ({"streams": [1]}, "streams in the state is a list of nothing, or of one state for each row"),
+    ],
+)
+def test_a_broken_state_is_refused(changes, match):
+    with MultiStreamLoader(iter, LISTS, **SAVED) as loader:
+        state = {name: value for name, value in {**loader.state_dict(), **changes}.items() if value is not ...}
+        with pytest.raises(StateMismatchError, match=match):
+            loader.load_state_dict(state)
+
+
+def test_the_chunk_may_change_at_a_resume():
+    with MultiStreamLoader(iter, LISTS, batch_size=2, chunk=3) as loader:
+        list(itertools.islice(loader, 4))
+        state = loader.state_dict()
+        rest = np.concatenate([batch["data"] for batch in itertools.islice(loader, 4)], axis=1)
+    with MultiStreamLoader(iter, LISTS, batch_size=2, chunk=2) as loader:
+        loader.load_state_dict(state)
+        found = np.concatenate([batch["data"] for batch in itertools.islice(loader, 6)], axis=1)
+    assert found.tolist() == rest.tolist()
+
+
+def test_sequences_with_a_fingerprint_are_known_by_it():
+    class Files(list):
+        def fingerprint(self):
+            return "these files"
+
+    with MultiStreamLoader(iter, Files(LISTS), batch_size=2) as loader:
+        assert loader.state_dict()["sequences"] == "these files"
+
+
+# --- what goes wrong -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_failing_stream_is_named_after_the_steps_before_it(workers):
+    settings_ = {"batch_size": 3, "mode": "split", "shuffle": False, "max_workers": workers}
+    with MultiStreamLoader(streams.break_at_3, [9, 2, 5, 4, 7], **settings_) as loader:
+        found = []
+        with pytest.raises(
+            WorkerError,
+            match="step 5 of epoch 0 failed in row 1, at item 3 of sequence 4, 7: OSError: the line is dead",
+        ) as caught:
+            found += (plain(batch)["x"] for batch in loader)
+        error = caught.value
+        assert found == [[0, 0, 0], [1, 1, 1], [2, 0, 2], [3, 1, 3], [4, 2, 4]]
+        assert (error.step, error.epoch, error.indices) == (5, 0, (4,))
+        assert isinstance(error.__cause__, OSError)
+        assert "in break_at_3" in error.traceback_text
+        state = loader.state_dict()
+        assert state["step"] == 5
+        loader.load_state_dict(state)
+        with pytest.raises(WorkerError, match="step 5 of epoch 0 failed in row 1"):
+            next(iter(loader))
+
+
+def test_a_stream_that_cannot_be_made_is_named_with_a_short_repr():
+    def make(name):
+        raise FileNotFoundError(name)
+
+    with (
+        MultiStreamLoader(make, ["x" * 1000], batch_size=1) as loader,
+        pytest.raises(
+            WorkerError, match=r"in row 0, at item 0 of sequence 0, 'x+ \.\.\.\(.* characters\)\.\.\. x+'"
+        ) as caught,
+    ):
+        next(iter(loader))
+    assert len(str(caught.value).split(":")[0]) < 200
+
+
+def test_sequences_that_cannot_be_read_or_shown_are_named():
+    class Sequences:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            raise OSError("gone")
+
+    with (
+        MultiStreamLoader(iter, Sequences(), batch_size=1, shuffle=False) as loader,
+        pytest.raises(WorkerError, match=r"of sequence 0, which cannot be shown \(OSError\): OSError: gone"),
+    ):
+        next(iter(loader))
+
+
+def test_a_failing_state_dict_is_an_error_of_the_step():
+    class Broken(streams.Counting):
+        def state_dict(self):
+            raise ValueError("no state today")
+
+    with (
+        MultiStreamLoader(Broken, [3], batch_size=1) as loader,
+        pytest.raises(WorkerError, match="step 0 of epoch 0 failed: ValueError: no state today"),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "settings_", "match"),
+    [
+        ([0, 0, 0], {}, "row 0, at item 0 of sequence .*SourceError: none of 3 sequences gave an item"),
+        ([2, 1], {"chunk": 3, "ends": "drop"}, "none of 2 sequences gave 3 items, and ends='drop' drops fewer"),
+    ],
+)
+def test_nothing_but_empty_sequences_is_an_error_and_no_hang(lengths, settings_, match):
+    with (
+        MultiStreamLoader(streams.count_up, lengths, batch_size=2, **settings_) as loader,
+        pytest.raises(WorkerError, match=match),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "settings_", "match"),
+    [
+        ([0, 0, 0], {}, "epoch 0 has no step: no sequence of these rows gave an item"),
+        ([2, 1], {"chunk": 3, "ends": "drop"}, "epoch 0 has no step: no sequence .* or a chunk of them"),
+        (
+            [2, 0],
+            {"tail": "drop", "shuffle": False},
+            "a row has no items for one, and tail='drop' ends the epoch there",
+        ),
+    ],
+)
+def test_an_epoch_without_a_step_is_an_error_each_time(lengths, settings_, match):
+    with MultiStreamLoader(streams.count_up, lengths, batch_size=2, mode="split", **settings_) as loader:
+        for _ in range(2):
+            with pytest.raises(SourceError, match=match):
+                next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("settings_", "key", "match"),
+    [
+        ({"make_stream": 3}, "make_stream", "make_stream is a function of a sequence, got 3"),
+        ({"sequences": "abc"}, "sequences", "sequences is a list of what streams are made of, got 'abc'"),
+        ({"sequences": iter(LISTS)}, "sequences", "sequences is a list of what streams are made of"),
+        ({"sequences": []}, "sequences", "sequences is empty, and a row needs one to follow"),
+        ({"batch_size": 0}, "batch_size", "batch_size must be an integer >= 1"),
+        ({"mode": "splitt"}, "mode", "mode is 'splitt': did you mean 'split'"),
+        ({"ends": "stop"}, "ends", "ends is 'stop': .*Known: drop, next, pad"),
+        ({"tail": "partial", "mode": "split"}, "tail", "tail is 'partial'"),
+        ({"executor": "thread"}, "executor", "executor is 'thread': did you mean 'threads'"),
+        ({"start_method": "x"}, "start_method", "start_method is 'x'"),
+        ({"epochs": 2}, "epochs", "epochs goes with mode='split': rows of mode='independent' end at no common step"),
+        ({"tail": "pad"}, "tail", "tail goes with mode='split'"),
+        ({"tail": "drop", "mode": "split", "batch_size": 5}, "tail", "4 sequences do not fill 5 rows"),
+        ({"chunk": 0}, "chunk", "chunk must be an integer >= 1"),
+        ({"max_workers": -1}, "max_workers", "max_workers must be an integer >= 0"),
+        ({"prefetch": 0}, "prefetch", "prefetch must be an integer >= 1"),
+        ({"timeout": 0}, "timeout", "timeout must be a number of seconds above 0"),
+        ({"collate": 3}, "collate", "collate is a function of a list of samples"),
+        ({"seed": 0.5}, "seed", "seed must be an integer"),
+        ({"rank": 2, "world_size": 2}, "rank", r"rank must be an integer in \[0, 2\)"),
+        (
+            {"make_stream": lambda n: n, "executor": "processes"},
+            "make_stream",
+            "a copy of make_stream, which cannot be pickled",
+        ),
+        (
+            {"sequences": [lambda: 0], "executor": "processes"},
+            "sequences",
+            "a copy of the sequences, which cannot be pickled",
+        ),
+    ],
+)
+def test_settings_are_checked(settings_, key, match):
+    with pytest.raises(ConfigError, match=match) as caught:
+        MultiStreamLoader(**{"make_stream": iter, "sequences": LISTS, "batch_size": 2, **settings_})
+    assert caught.value.key == key
+
+
+# --- streams are closed, and nothing is left -----------------------------------------------------------------------
+
+
+def test_an_iterator_that_says_it_is_empty_is_asked_all_the_same():
+    class Rest(streams.Counting):
+        def __len__(self):
+            return 0
+
+    with MultiStreamLoader(Rest, [3], batch_size=1) as loader:
+        assert [batch["x"].tolist() for batch in itertools.islice(loader, 5)] == [[0], [1], [2], [0], [1]]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_streams_are_closed_when_they_are_left_when_the_state_is_set_and_with_the_loader(workers):
+    opened, closed = [], []
+
+    class Stream:
+        def __init__(self, number):
+            self.number = number
+            self.rest = iter(range(3))
+            opened.append(number)
+
+        def __iter__(self):
+            return self.rest
+
+        def close(self):
+            closed.append(self.number)
+
+    settings_ = {"batch_size": 2, "mode": "split", "shuffle": False, "max_workers": workers, "prefetch": 1}
+    with MultiStreamLoader(Stream, range(4), **settings_) as loader:
+        list(loader)
+        assert sorted(closed) == [0, 1, 2, 3]
+        for _ in loader:
+            break
+        loader.load_state_dict(loader.state_dict())
+        for _ in loader:
+            break
+    assert Counter(opened) == Counter(closed)
+    assert len(opened) > 7
+
+
+def test_a_dropped_loader_ends_its_threads_and_closes_its_generators():
+    closed = []
+
+    def make(n):
+        try:
+            yield from itertools.count()
+        finally:
+            closed.append(n)
+
+    loader = MultiStreamLoader(make, range(2), batch_size=2, max_workers=2, shuffle=False)
+    next(iter(loader))
+    dead = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert dead() is None
+    assert closed == [0, 0]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dataload")]
+
+
+def test_an_error_of_a_step_keeps_neither_loader_nor_threads():
+    gc.collect()
+    gc.disable()
+    try:
+        loader, failed = MultiStreamLoader(streams.break_at_3, [7], batch_size=1), ""
+        try:
+            list(loader)
+        except WorkerError as error:
+            failed = str(error)
+        assert "in row 0" in failed
+        dead = weakref.ref(loader)
+        del loader
+        assert dead() is None
+    finally:
+        gc.enable()
+
+
+def test_a_stuck_stream_is_warned_of_then_given_up_and_named(tmp_path):
+    make = streams.HangAt(4, tmp_path / "mark")
+    loader = MultiStreamLoader(make, [5, 4], batch_size=2, mode="split", shuffle=False, max_workers=2, timeout=0.5)
+    batches = iter(loader)
+    next(batches), next(batches)
+    where = r"in row 1, at sequence 1, 4"
+    with (
+        pytest.warns(RuntimeWarning) as warned,
+        pytest.raises(
+            WorkerError, match=rf"step 2 of epoch 0 failed {where}: dataload-0 has given no batch for"
+        ) as caught,
+    ):
+        next(batches)
+    texts = [str(warning.message) for warning in warned]
+    assert any("dataload-0 is at step 2 of epoch 0, index 1\nin row 1, at sequence 1, 4\n" in text for text in texts)
+    assert any("threads do not end, and are left behind" in text for text in texts)
+    assert caught.value.indices == (1,)
+    assert "streams.py" in caught.value.traceback_text
+    state = loader.state_dict()
+    make.let_go()
+    make.length = -1  # it hangs no more
+    loader.load_state_dict(state)
+    assert [plain(batch)["x"] for batch in loader] == [[2, 2], [3, 3], [4, 0]]
+    loader.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("dataload"):
+            thread.join(10)

@@ -21,7 +21,6 @@ import pytest
 import dataload
 from dataload.compat import webdataset
 from dataload.compat.grain import RangeDataSource, tfds_data_source
-from dataload.multistream import MultiStreamLoader
 from dataload.samplers import (
     BucketBatchSampler,
     GlobalShuffle,
@@ -35,7 +34,7 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
-from dataload.streams import RowMixture, StreamSampler
+from dataload.streams import MultiStreamLoader, RowMixture, StreamSampler
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "states" / "states.json"

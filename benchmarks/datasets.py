@@ -1,4 +1,4 @@
-"""Made data, the same on every machine, kept in the directory of temporary files."""
+"""JobResult data, the same on every machine, kept in the directory of temporary files."""
 
 import shutil
 import tempfile

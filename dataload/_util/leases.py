@@ -10,10 +10,10 @@ import numpy as np
 
 from dataload.types import BytesArray
 
-__all__ = ["Loans"]
+__all__ = ["BufferLeases"]
 
 
-class Loans:
+class BufferLeases:
     """What is lent at present. Used by several threads at once."""
 
     def __init__(self) -> None:

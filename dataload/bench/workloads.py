@@ -1,4 +1,4 @@
-"""Made data to compare with, the same on every machine with the same packages."""
+"""JobResult data to compare with, the same on every machine with the same packages."""
 
 from __future__ import annotations
 

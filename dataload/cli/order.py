@@ -158,7 +158,7 @@ def _plans(planner: BatchPlanner, steps: range, epoch: int, of_rank: bool) -> It
     """Plans of the planner's rank, or of all ranks together, in blocks."""
     if isinstance(planner, StreamPlanner) and not of_rank:
         # What fills up a batch of streams is no rank's own, and keeps the other rows in their places.
-        planner, of_rank = planner.dealt(rank=0, world_size=1), True
+        planner, of_rank = planner.with_ranks(rank=0, world_size=1), True
     size = max(1, _BLOCK_ROWS // (planner.rows_per_step * planner.world_size))
     together = GlobalBatches(planner)
     for start in range(steps.start, steps.stop, size):

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from dataload.collate import Collate, Policy
 from dataload.config.problems import MISSING, Problem
 from dataload.config.references import REFERENCE_PATTERN, resolve_reference
-from dataload.config.sampler_section import Site
+from dataload.config.sampler_section import BuildContext
 from dataload.config.samplers import LengthBucketsConfig, OrderConfig, PackingConfig
 from dataload.config.section import Section
 from dataload.config.streams import StreamsConfig
@@ -209,7 +209,7 @@ class DataloadConfig(Section):
         options = self.loader.loader_options()
         if self.sampler is None:
             return options
-        site = Site(
+        context = BuildContext(
             key="sampler",
             source=source,
             parts=source.sources if isinstance(source, ConcatSource) else (source,),
@@ -217,7 +217,7 @@ class DataloadConfig(Section):
             batch_size=self.loader.batch_size,
             world_size=place_of(self.loader.rank, self.loader.world_size)[1],
         )
-        built = self.sampler.build(site)
+        built = self.sampler.build(context)
         if not isinstance(built, BatchPlanner):
             return {**options, "sampler": built}
         options.pop("batch_size", None)

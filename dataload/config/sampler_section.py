@@ -14,11 +14,11 @@ from dataload.samplers import BatchPlanner
 from dataload.sources.base import Source
 from dataload.types import Sampler
 
-__all__ = ["BatchesSection", "OrderSection", "SamplerSection", "Site"]
+__all__ = ["BatchesSection", "BuildContext", "OrderSection", "SamplerSection"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class BuildContext:
     """Where a sampler's table stands, and what is there to build from.
 
     Attributes:
@@ -38,15 +38,15 @@ class Site:
     world_size: int = 1
 
     def seed_or(self, given: int | None) -> int:
-        """A sampler's own seed, or that of the site."""
+        """A sampler's own seed, or that of the context."""
         return self.seed if given is None else given
 
-    def inner(self, name: str, seed: int | None = None) -> Site:
-        """The site of the nested table `name`, below a sampler with this seed."""
+    def inner(self, name: str, seed: int | None = None) -> BuildContext:
+        """The context of the nested table `name`, below a sampler with this seed."""
         return replace(self, key=f"{self.key}.{name}", seed=self.seed_or(seed))
 
-    def part(self, i: int, seed: int) -> Site:
-        """The site of the sampler of part `i`. Its seed is its own, lest parts of one length come in one order."""
+    def part(self, i: int, seed: int) -> BuildContext:
+        """The context of the sampler of part `i`. Its seed is its own, lest parts of one length come in one order."""
         source = self.parts[i]
         own = int(derive_key(seed, "mixture-part", i, words=1)[0])
         return replace(self.inner(f"samplers[{i}]", own), source=source, parts=(source,))
@@ -59,7 +59,7 @@ class SamplerSection(Section):
         """What is wrong with this table, standing at `key`, and with those in it.
 
         Args:
-            key: As in `Site`.
+            key: As in `BuildContext`.
             parts: Sources that there are to mix; 0 where there is one and no list of them.
         """
         for name in type(self).model_fields:
@@ -71,30 +71,30 @@ class SamplerSection(Section):
 class OrderSection(SamplerSection):
     """A table that stands for a sampler."""
 
-    def build(self, site: Site) -> Sampler:
+    def build(self, context: BuildContext) -> Sampler:
         """The sampler.
 
         Raises:
-            ConfigError: It cannot be; the error names the setting below the key of the site.
+            ConfigError: It cannot be; the error names the setting below the key of the context.
         """
-        with named_under(site.key, type(self).model_fields):
-            return self._order(site)
+        with named_under(context.key, type(self).model_fields):
+            return self._order(context)
 
     @abstractmethod
-    def _order(self, site: Site) -> Sampler: ...
+    def _order(self, context: BuildContext) -> Sampler: ...
 
 
 class BatchesSection(SamplerSection):
     """A table that stands for order and batches in one."""
 
-    def build(self, site: Site) -> BatchPlanner:
+    def build(self, context: BuildContext) -> BatchPlanner:
         """The batch sampler.
 
         Raises:
-            ConfigError: It cannot be; the error names the setting below the key of the site.
+            ConfigError: It cannot be; the error names the setting below the key of the context.
         """
-        with named_under(site.key, type(self).model_fields):
-            return self._batches(site)
+        with named_under(context.key, type(self).model_fields):
+            return self._batches(context)
 
     @abstractmethod
-    def _batches(self, site: Site) -> BatchPlanner: ...
+    def _batches(self, context: BuildContext) -> BatchPlanner: ...

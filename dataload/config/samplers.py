@@ -13,7 +13,7 @@ from pydantic import Field
 
 from dataload.config.arrays import NPY_PATTERN, read_array
 from dataload.config.problems import MISSING, Problem, named_as
-from dataload.config.sampler_section import BatchesSection, OrderSection, Site
+from dataload.config.sampler_section import BatchesSection, BuildContext, OrderSection
 from dataload.errors import ConfigError
 from dataload.loader.order import default_pool_size, shard_lengths
 from dataload.samplers import (
@@ -65,8 +65,8 @@ class SequentialConfig(OrderSection):
 
     kind: Literal["sequential"]
 
-    def _order(self, site: Site) -> Sampler:
-        return Sequential(len(site.source))
+    def _order(self, context: BuildContext) -> Sampler:
+        return Sequential(len(context.source))
 
 
 class GlobalShuffleConfig(OrderSection):
@@ -78,11 +78,11 @@ class GlobalShuffleConfig(OrderSection):
     )
     seed: Seed = None
 
-    def _order(self, site: Site) -> Sampler:
-        seed = site.seed_or(self.seed)
+    def _order(self, context: BuildContext) -> Sampler:
+        seed = context.seed_or(self.seed)
         if self.parent is None:
-            return GlobalShuffle(len(site.source), seed)
-        parent = self.parent.build(site.inner("parent", seed))
+            return GlobalShuffle(len(context.source), seed)
+        parent = self.parent.build(context.inner("parent", seed))
         return GlobalShuffle(len(parent), seed, parent)
 
 
@@ -92,8 +92,8 @@ class ShardSequentialConfig(OrderSection):
     kind: Literal["shard_sequential"]
     seed: Seed = None
 
-    def _order(self, site: Site) -> Sampler:
-        return ShardSequential(shard_lengths(site.source), site.seed_or(self.seed))
+    def _order(self, context: BuildContext) -> Sampler:
+        return ShardSequential(shard_lengths(context.source), context.seed_or(self.seed))
 
 
 def _sequential() -> OrderConfig:
@@ -118,10 +118,10 @@ class PoolShuffleConfig(OrderSection):
     )
     seed: Seed = None
 
-    def _order(self, site: Site) -> Sampler:
-        seed = site.seed_or(self.seed)
-        pool_size = default_pool_size(site.source) if self.pool_size is None else self.pool_size
-        return PoolShuffle(self.parent.build(site.inner("parent", seed)), pool_size, seed)
+    def _order(self, context: BuildContext) -> Sampler:
+        seed = context.seed_or(self.seed)
+        pool_size = default_pool_size(context.source) if self.pool_size is None else self.pool_size
+        return PoolShuffle(self.parent.build(context.inner("parent", seed)), pool_size, seed)
 
 
 class LanesConfig(OrderSection):
@@ -135,9 +135,9 @@ class LanesConfig(OrderSection):
     )
     seed: Seed = None
 
-    def _order(self, site: Site) -> Sampler:
-        seed = site.seed_or(self.seed)
-        return Lanes(self.parent.build(site.inner("parent", seed)), self.lanes, self.pool_size, seed)
+    def _order(self, context: BuildContext) -> Sampler:
+        seed = context.seed_or(self.seed)
+        return Lanes(self.parent.build(context.inner("parent", seed)), self.lanes, self.pool_size, seed)
 
 
 class SubsetConfig(OrderSection):
@@ -154,8 +154,8 @@ class SubsetConfig(OrderSection):
         None, description="Positions in any order: a list, or a .npy file; relative to the config file."
     )
 
-    def _order(self, site: Site) -> Sampler:
-        parent = self.parent.build(site.inner("parent"))
+    def _order(self, context: BuildContext) -> Sampler:
+        parent = self.parent.build(context.inner("parent"))
         if self.indices is None:
             return Subset(parent, slice(self.start, self.stop, self.step))
         with named_as("indices", self.indices):
@@ -183,8 +183,8 @@ class RepeatConfig(OrderSection):
         default_factory=_global_shuffle, description="The order to repeat; by default global_shuffle."
     )
 
-    def _order(self, site: Site) -> Sampler:
-        return Repeat(self.parent.build(site.inner("parent")), self.times)
+    def _order(self, context: BuildContext) -> Sampler:
+        return Repeat(self.parent.build(context.inner("parent")), self.times)
 
 
 class WeightedConfig(OrderSection):
@@ -198,10 +198,10 @@ class WeightedConfig(OrderSection):
     replacement: bool = Field(True, description="Whether a record may come more than once an epoch.")
     seed: Seed = None
 
-    def _order(self, site: Site) -> Sampler:
-        weights = _for_each_record(_array(self.weights, "weights"), "weights", site)
-        num_samples = len(site.source) if self.num_samples is None else self.num_samples
-        return Weighted(weights, num_samples, site.seed_or(self.seed), self.replacement)
+    def _order(self, context: BuildContext) -> Sampler:
+        weights = _for_each_record(_array(self.weights, "weights"), "weights", context)
+        num_samples = len(context.source) if self.num_samples is None else self.num_samples
+        return Weighted(weights, num_samples, context.seed_or(self.seed), self.replacement)
 
 
 class MixtureConfig(OrderSection):
@@ -221,16 +221,16 @@ class MixtureConfig(OrderSection):
     )
     seed: Seed = None
 
-    def _order(self, site: Site) -> Sampler:
-        seed = site.seed_or(self.seed)
-        sections = self.samplers or tuple(_global_shuffle() for _ in site.parts)
+    def _order(self, context: BuildContext) -> Sampler:
+        seed = context.seed_or(self.seed)
+        sections = self.samplers or tuple(_global_shuffle() for _ in context.parts)
         return Mixture(
-            tuple(section.build(site.part(i, seed)) for i, section in enumerate(sections)),
+            tuple(section.build(context.part(i, seed)) for i, section in enumerate(sections)),
             cast("tuple[float, ...]", self.weights),  # or rows of them, and not both: see contradictions
             stop=self.stop,
             seed=seed,
             window=self.window,
-            lengths=tuple(map(len, site.parts)),
+            lengths=tuple(map(len, context.parts)),
         )
 
     def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
@@ -271,11 +271,11 @@ class LengthsSection(BatchesSection):
         if self.lengths is not None and self.length_of is not None:
             yield Problem(f"{key}.length_of", self.length_of, "contradicts lengths: leave one out")
 
-    def _record_lengths(self, site: Site) -> Array:
+    def _record_lengths(self, context: BuildContext) -> Array:
         if self.length_of is None:
-            return _for_each_record(_array(self.lengths, "lengths"), "lengths", site)
+            return _for_each_record(_array(self.lengths, "lengths"), "lengths", context)
         with named_as("length_of", self.length_of):
-            return record_lengths(site.source, self.length_of)
+            return record_lengths(context.source, self.length_of)
 
 
 class LengthBucketsConfig(LengthsSection):
@@ -292,15 +292,15 @@ class LengthBucketsConfig(LengthsSection):
     shuffle: bool = Field(True, description="False serves records in order of length, as for an evaluation.")
     seed: Seed = None
 
-    def _batches(self, site: Site) -> BatchPlanner:
+    def _batches(self, context: BuildContext) -> BatchPlanner:
         return BucketBatchSampler(
-            lengths=self._record_lengths(site),
+            lengths=self._record_lengths(context),
             max_tokens=self.max_tokens,
-            batch_size=site.batch_size,
+            batch_size=context.batch_size,
             boundaries=self.boundaries,
             group=self.group,
             shuffle=self.shuffle,
-            seed=site.seed_or(self.seed),
+            seed=context.seed_or(self.seed),
         )
 
 
@@ -315,12 +315,12 @@ class PackingConfig(LengthsSection):
         default_factory=_global_shuffle, description="The order of the records; by default global_shuffle."
     )
 
-    def _batches(self, site: Site) -> BatchPlanner:
+    def _batches(self, context: BuildContext) -> BatchPlanner:
         return PackedBatchSampler(
-            sampler=self.sampler.build(site.inner("sampler")),
-            lengths=self._record_lengths(site),
+            sampler=self.sampler.build(context.inner("sampler")),
+            lengths=self._record_lengths(context),
             row_length=self.row_length,
-            batch_size=cast("int", site.batch_size),  # which a config must give, but for length_buckets
+            batch_size=cast("int", context.batch_size),  # which a config must give, but for length_buckets
             window=self.window,
             overlong=self.overlong,
         )
@@ -344,11 +344,11 @@ def _array(value: Any, key: str) -> Any:
     return read_array(value, key) if isinstance(value, str) else value
 
 
-def _for_each_record(values: Any, key: str, site: Site) -> Any:
+def _for_each_record(values: Any, key: str, context: BuildContext) -> Any:
     """`values`, of which there is one for each record."""
-    if len(values) != len(site.source):
+    if len(values) != len(context.source):
         raise ConfigError(
-            f"{key} must be one for each of the {len(site.source)} records, got {len(values)}",
+            f"{key} must be one for each of the {len(context.source)} records, got {len(values)}",
             key=key,
             value=len(values),
         )

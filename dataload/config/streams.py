@@ -9,7 +9,7 @@ from pydantic import Field
 
 from dataload.config.arrays import NPY_PATTERN, read_array
 from dataload.config.problems import Problem, named_as
-from dataload.config.sampler_section import BatchesSection, Site
+from dataload.config.sampler_section import BatchesSection, BuildContext
 from dataload.errors import ConfigError
 from dataload.samplers import BatchPlanner
 from dataload.samplers.streams.sampler import Ends, Mode
@@ -52,8 +52,8 @@ class StreamsConfig(BatchesSection):
         for name in others:
             yield Problem(f"{key}.{name}", getattr(self, name), f"contradicts {first}: leave one out")
 
-    def _batches(self, site: Site) -> BatchPlanner:
-        rows = cast("int", site.batch_size)  # which a config must give, but for length_buckets
+    def _batches(self, context: BuildContext) -> BatchPlanner:
+        rows = cast("int", context.batch_size)  # which a config must give, but for length_buckets
         if self.shuffled_rows >= rows:
             raise ConfigError(
                 f"shuffled_rows must be below loader.batch_size, {rows}, or no row continues; got {self.shuffled_rows}",
@@ -61,12 +61,12 @@ class StreamsConfig(BatchesSection):
                 value=self.shuffled_rows,
             )
         streams = StreamSampler(
-            sequence_lengths=self._lengths(site),
-            rows=(rows - self.shuffled_rows) * site.world_size,
+            sequence_lengths=self._lengths(context),
+            rows=(rows - self.shuffled_rows) * context.world_size,
             chunk=self.chunk,
             mode=self.mode,
             ends=self.ends,
-            seed=site.seed_or(self.seed),
+            seed=context.seed_or(self.seed),
             random_start=self.random_start,
             epoch_steps=self.epoch_steps,
         )
@@ -74,7 +74,7 @@ class StreamsConfig(BatchesSection):
             return streams
         shuffled = StreamSampler(
             sequence_lengths=streams.sequence_lengths,
-            rows=self.shuffled_rows * site.world_size,
+            rows=self.shuffled_rows * context.world_size,
             chunk=self.chunk,
             mode="shuffled",
             ends=self.ends,
@@ -82,10 +82,10 @@ class StreamsConfig(BatchesSection):
         )
         return RowMixture(parts=(streams, shuffled))
 
-    def _lengths(self, site: Site) -> Any:
+    def _lengths(self, context: BuildContext) -> Any:
         way = next((name for name in _WAYS if getattr(self, name)), None)
         if way is None:
-            own = getattr(site.source, "sequence_lengths", None)
+            own = getattr(context.source, "sequence_lengths", None)
             if own is None:
                 raise ConfigError(
                     "lengths is missing, and the source does not know its sequences: give lengths, a .npy file, or "
@@ -95,4 +95,4 @@ class StreamsConfig(BatchesSection):
             return own
         value = getattr(self, way)
         with named_as(way, value):
-            return read_array(value, way) if way == "lengths" else sequence_lengths(site.source, **{way: value})
+            return read_array(value, way) if way == "lengths" else sequence_lengths(context.source, **{way: value})

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from dataload.executors import Heartbeat, ThreadExecutor
+from dataload.executors import ThreadExecutor, WorkerStatus
 from dataload.loader.prefetch import ordered_map
 
 __all__ = ["BlockSize", "read_ahead", "read_records", "size_of"]
@@ -67,7 +67,7 @@ def read_ahead(source: Any, start: int, stop: int) -> Iterator[tuple[int, list[A
             yield first, last
             first = last
 
-    def read(span: tuple[int, int], _: Heartbeat) -> tuple[int, list[Any]]:
+    def read(span: tuple[int, int], _: WorkerStatus) -> tuple[int, list[Any]]:
         records = read_records(source, *span)
         size.learn(records)
         return span[0], records

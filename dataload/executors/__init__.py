@@ -5,26 +5,26 @@
 
 from dataload.executors.base import (
     Executor,
-    Heartbeat,
-    Patience,
     Place,
     Result,
     SerialExecutor,
     StartMethod,
+    TimeoutPolicy,
     WorkerLostError,
+    WorkerStatus,
     worker_name,
 )
 from dataload.executors.threads import ThreadExecutor
 
 __all__ = [
     "Executor",
-    "Heartbeat",
-    "Patience",
     "Place",
     "Result",
     "SerialExecutor",
     "StartMethod",
     "ThreadExecutor",
+    "TimeoutPolicy",
     "WorkerLostError",
+    "WorkerStatus",
     "worker_name",
 ]

@@ -16,14 +16,14 @@ from dataload.types import BytesArray
 
 __all__ = [
     "Executor",
-    "Heartbeat",
-    "Patience",
     "Place",
     "Result",
     "SerialExecutor",
+    "StallMonitor",
     "StartMethod",
-    "Watch",
+    "TimeoutPolicy",
     "WorkerLostError",
+    "WorkerStatus",
     "check_process",
     "raise_closed",
     "worker_name",
@@ -47,7 +47,7 @@ class Place:
     index: int
 
 
-class Heartbeat:
+class WorkerStatus:
     """Says where a worker is: written by the worker, read by the consumer, in memory that both see.
 
     Args:
@@ -112,7 +112,7 @@ class WorkerLostError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class TimeoutPolicy:
     """How long to wait for one task.
 
     Attributes:
@@ -124,18 +124,18 @@ class Patience:
     timeout: float | None = None
     warn_after: float = 60.0
 
-    def watch(self) -> Watch:
+    def watch(self) -> StallMonitor:
         """Begin to wait."""
-        return Watch(self)
+        return StallMonitor(self)
 
 
-class Watch:
+class StallMonitor:
     """One wait, and when to look after the worker."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._timeout = patience.timeout
+    def __init__(self, timeouts: TimeoutPolicy) -> None:
+        self._timeout = timeouts.timeout
         self._begun = monotonic()
-        self._next = patience.warn_after
+        self._next = timeouts.warn_after
         if self._timeout is not None:
             self._next = min(self._next, self._timeout / 2)
 
@@ -210,12 +210,12 @@ class Executor(Protocol[TaskT_contra, ResultT_co]):
 
 @dataclass(slots=True)
 class _Deferred(Generic[TaskT, ResultT]):
-    work: Callable[[TaskT, Heartbeat], ResultT]
+    work: Callable[[TaskT, WorkerStatus], ResultT]
     task: TaskT
-    heartbeat: Heartbeat
+    status: WorkerStatus
 
     def result(self) -> ResultT:
-        return self.work(self.task, self.heartbeat)
+        return self.work(self.task, self.status)
 
     def done(self) -> bool:
         return True  # it will be, by whoever asks
@@ -234,9 +234,9 @@ class SerialExecutor(Generic[TaskT, ResultT]):
         work: What is done with a task.
     """
 
-    def __init__(self, work: Callable[[TaskT, Heartbeat], ResultT]) -> None:
+    def __init__(self, work: Callable[[TaskT, WorkerStatus], ResultT]) -> None:
         self._work = work
-        self._heartbeat = Heartbeat()
+        self._heartbeat = WorkerStatus()
 
     def submit(self, task: TaskT) -> Result[ResultT]:
         """See `Executor`."""

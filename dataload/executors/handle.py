@@ -11,11 +11,11 @@ from multiprocessing import process as multiprocessing_process
 from time import monotonic, sleep
 from typing import Any
 
-from dataload.executors.base import Heartbeat, Place, StartMethod
+from dataload.executors.base import Place, StartMethod, WorkerStatus
 from dataload.executors.channel import Inbox, Outbox
-from dataload.executors.parcels import take_apart
+from dataload.executors.serialization import take_apart
 from dataload.executors.shared_memory import Slot
-from dataload.executors.worker import DUMP_SIGNAL, Job, NewSlot, serve
+from dataload.executors.worker import DUMP_SIGNAL, NewSlot, TaskMessage, serve
 
 __all__ = ["GUARD", "WorkerHandle"]
 
@@ -43,7 +43,7 @@ class WorkerHandle:
         connection: To the worker; does not wait.
         inbox: What comes from it.
         outbox: What goes to it.
-        heartbeat: Where it is.
+        status: Where it is.
     """
 
     DESCRIPTORS = 5
@@ -58,7 +58,7 @@ class WorkerHandle:
         self._report = Slot()
         self._report.reserve(_REPORT_BYTES)
         os.lseek(self._report.descriptor, 0, os.SEEK_END)
-        self.heartbeat = Heartbeat(self._report.view(Heartbeat.BYTES))
+        self.status = WorkerStatus(self._report.view(WorkerStatus.BYTES))
         self.connection, theirs = socket.socketpair()
         self.connection.setblocking(False)
         self.inbox, self.outbox = Inbox(self.connection), Outbox(self.connection)
@@ -88,13 +88,13 @@ class WorkerHandle:
     @property
     def place(self) -> Place:
         """Where it is."""
-        return self.heartbeat.place()
+        return self.status.place()
 
     def is_alive(self) -> bool:
         """Whether the process runs."""
         return self._process.is_alive()
 
-    def give(self, job: Job, slot: Slot | None) -> None:
+    def give(self, job: TaskMessage, slot: Slot | None) -> None:
         """Hand over a task; and the slot it may use, the first time."""
         if slot is not None and job.slot is not None and job.slot not in self._known_slots:
             self._known_slots.add(job.slot)
@@ -107,7 +107,7 @@ class WorkerHandle:
         return self.name, self.place, self._stacks()
 
     def _stacks(self) -> str:
-        if not self.heartbeat.stage:
+        if not self.status.stage:
             return "it has not begun: it imports the main module, or is stopped"
         start = os.fstat(self._report.descriptor).st_size
         with contextlib.suppress(ProcessLookupError):
@@ -137,9 +137,9 @@ class WorkerHandle:
             name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
             return f"was killed by {name}" + (" (is memory short?)" if -code == signal.SIGKILL else "")
         what = f"exited with code {code}"
-        if self.heartbeat.stage == 1:
+        if self.status.stage == 1:
             return f"{what} while it imported what the source and the transforms need"
-        if self.heartbeat.stage == 0:
+        if self.status.stage == 0:
             hint = f"; {GUARD}" if self._imports_main else ""
             return f"{what} before it had begun, and may have written to stderr why{hint}"
         return what

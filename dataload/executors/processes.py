@@ -17,11 +17,11 @@ from typing import Any, Generic, TypeVar
 
 from dataload.errors import ConfigError
 from dataload.executors.base import (
-    Heartbeat,
-    Patience,
     Result,
     StartMethod,
+    TimeoutPolicy,
     WorkerLostError,
+    WorkerStatus,
     check_process,
     raise_closed,
 )
@@ -29,9 +29,9 @@ from dataload.executors.channel import Message
 from dataload.executors.handle import WorkerHandle
 from dataload.executors.limits import check_parent, within_descriptors
 from dataload.executors.memory import available_bytes
-from dataload.executors.parcels import put_together
+from dataload.executors.serialization import put_together
 from dataload.executors.shared_memory import Ring
-from dataload.executors.worker import Done, Job
+from dataload.executors.worker import ResultMessage, TaskMessage
 
 __all__ = ["ProcessExecutor"]
 
@@ -57,24 +57,24 @@ class ProcessExecutor(Generic[TaskT, ResultT]):
             was lost.
         slots: Number of slots; as many as tasks may be in flight and results be held.
         start_method: See `StartMethod`. `fork` copies the process as it is, threads and locks too.
-        patience: When to warn and to give up on a task.
+        timeouts: When to warn and to give up on a task.
     """
 
     def __init__(
         self,
-        work: Callable[[TaskT, Heartbeat], ResultT],
+        work: Callable[[TaskT, WorkerStatus], ResultT],
         workers: int,
         *,
         slots: int,
         start_method: StartMethod = "forkserver",
-        patience: Patience | None = None,
+        timeouts: TimeoutPolicy | None = None,
     ) -> None:
         self._work = work
         self._workers = workers
         self._slots = slots
         self._start_method: StartMethod = start_method
-        self._patience = patience or Patience()
-        self._crew: _Crew | None = None
+        self._patience = timeouts or TimeoutPolicy()
+        self._crew: ProcessPool | None = None
         self._stop: weakref.finalize[[], Any] | None = None
         self._closed = False
 
@@ -91,7 +91,7 @@ class ProcessExecutor(Generic[TaskT, ResultT]):
                 raise_closed()
             if self._stop is not None:
                 self._stop.detach()
-            crew = self._crew = _Crew(self._work, self._workers, self._slots, self._start_method, self._patience)
+            crew = self._crew = ProcessPool(self._work, self._workers, self._slots, self._start_method, self._patience)
             self._stop = weakref.finalize(self, crew.stop)
         return crew.submit(task)
 
@@ -119,7 +119,7 @@ class _Pending:
 
     __slots__ = ("_crew", "cancelled", "error", "finished", "number", "slot", "value", "worker")
 
-    def __init__(self, crew: _Crew, number: int, worker: WorkerHandle, slot: int | None) -> None:
+    def __init__(self, crew: ProcessPool, number: int, worker: WorkerHandle, slot: int | None) -> None:
         self._crew = crew
         self.number = number
         self.worker = worker
@@ -152,14 +152,14 @@ class _Pending:
         self._crew.cancel(self)
 
 
-class _Crew:
+class ProcessPool:
     """The workers of one executor and what they are at.
 
     Used by the consumer's thread, and stopped by any. What interrupts it amid its books ends it: the next task begins
     with another crew.
     """
 
-    def __init__(self, work: Any, size: int, slots: int, start_method: StartMethod, patience: Patience) -> None:
+    def __init__(self, work: Any, size: int, slots: int, start_method: StartMethod, timeouts: TimeoutPolicy) -> None:
         check_parent(start_method)
         self.size = size
         self._pid = os.getpid()
@@ -167,7 +167,7 @@ class _Crew:
         self._stopped = False
         self._work = work
         self._start_method: StartMethod = start_method
-        self._patience = patience
+        self._patience = timeouts
         if start_method == "forkserver":
             # A server that is running already keeps what it has.
             known: list[str] = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", ["__main__"])
@@ -192,7 +192,7 @@ class _Crew:
             pending = _Pending(self, self._next, worker, slot)
             self._next += 1
             worker.tasks[pending.number] = pending
-            worker.give(Job(pending.number, task, slot), None if slot is None else self._ring.slots[slot])
+            worker.give(TaskMessage(pending.number, task, slot), None if slot is None else self._ring.slots[slot])
             self._flush(worker)
             return pending
 
@@ -219,7 +219,7 @@ class _Crew:
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
 
     def wait_for_any(self, waiting: list[Any]) -> None:
-        """Until one of these tasks is finished, or patience is."""
+        """Until one of these tasks is finished, or timeouts is."""
         watch = self._patience.watch()
         while not any(pending.finished for pending in waiting):
             self.receive(watch.next_look())
@@ -268,7 +268,7 @@ class _Crew:
         if key.events != selectors.EVENT_READ | waits:
             self._selector.modify(worker.connection, selectors.EVENT_READ | waits, worker)
 
-    def _take(self, worker: WorkerHandle, done: Done, parts: list[Any]) -> None:
+    def _take(self, worker: WorkerHandle, done: ResultMessage, parts: list[Any]) -> None:
         pending: _Pending = worker.tasks.pop(done.number)
         slot, pending.slot = pending.slot, None
         pending.finished = True
@@ -328,7 +328,7 @@ class _Crew:
         pending.value = None
         tasks = pending.worker.tasks
         first_wanted = next((number for number, task in tasks.items() if not task.cancelled), self._next)
-        pending.worker.heartbeat.cancel(first_wanted - 1)
+        pending.worker.status.cancel(first_wanted - 1)
 
     def stop(self) -> None:
         """End all processes: kindly, then not."""
@@ -337,7 +337,7 @@ class _Crew:
         self._stopped = True
         with self._lock:
             for worker in self._workers:
-                worker.heartbeat.cancel(self._next)
+                worker.status.cancel(self._next)
                 worker.dismiss()
             until = monotonic() + _GOODBYE_SECONDS
             for worker in self._workers:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.leases import Loans
+from dataload._util.leases import BufferLeases
 from dataload.executors.memory import available_bytes
 from dataload.types import BytesArray
 
@@ -114,7 +114,7 @@ class Ring:
         self.slots: dict[int, Slot] = {number: Slot() for number in range(slots)}
         self._free: deque[int] = deque(self.slots)
         self._most = slots
-        self._loans = Loans()
+        self._loans = BufferLeases()
 
     def take(self) -> int | None:
         """Number of a slot that nobody uses, or None."""

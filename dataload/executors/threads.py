@@ -16,12 +16,12 @@ from typing import Any, Generic, TypeVar
 
 from dataload._util.cpus import usable_cpus
 from dataload.executors.base import (
-    Heartbeat,
-    Patience,
     Place,
     Result,
-    Watch,
+    StallMonitor,
+    TimeoutPolicy,
     WorkerLostError,
+    WorkerStatus,
     check_process,
     raise_closed,
 )
@@ -37,7 +37,7 @@ _GOODBYE_SECONDS = 10.0
 class _Task:
     """A result in the making: bare locks, for a `Future` costs 20 us a batch, a fifth of a small one."""
 
-    __slots__ = ("_cancelled", "_error", "_finished", "_pool", "_task", "_unclaimed", "_value", "heartbeat", "thread")
+    __slots__ = ("_cancelled", "_error", "_finished", "_pool", "_task", "_unclaimed", "_value", "status", "thread")
 
     def __init__(self, pool: _Pool, task: Any) -> None:
         self._pool = pool
@@ -49,19 +49,19 @@ class _Task:
         self._finished = threading.Lock()
         self._finished.acquire()
         self.thread: threading.Thread | None = None
-        self.heartbeat: Heartbeat | None = None
+        self.status: WorkerStatus | None = None
 
     def run(self) -> bool:
         if not self._pool.lets_consumer_help():
             return False
-        return self.run_in(threading.current_thread(), Heartbeat())
+        return self.run_in(threading.current_thread(), WorkerStatus())
 
-    def run_in(self, thread: threading.Thread, heartbeat: Heartbeat) -> bool:
+    def run_in(self, thread: threading.Thread, status: WorkerStatus) -> bool:
         if not self._unclaimed.acquire(blocking=False):
             return False
-        self.thread, self.heartbeat = thread, heartbeat
+        self.thread, self.status = thread, status
         try:
-            self._value = self._pool.work(self._task, heartbeat)
+            self._value = self._pool.work(self._task, status)
         except BaseException as error:  # raised where the result is asked for
             self._error = error
         self._finished.release()
@@ -75,7 +75,7 @@ class _Task:
     def result(self) -> Any:
         if not self._finished.acquire(blocking=False):
             check_process(self._pool.pid)
-            watch = self._pool.patience.watch()
+            watch = self._pool.timeouts.watch()
             while not self._finished.acquire(timeout=min(watch.next_look() + 1e-3, threading.TIMEOUT_MAX)):
                 self._pool.look(watch, self)
         if self._cancelled:
@@ -108,9 +108,9 @@ def _stacks(threads: list[threading.Thread]) -> str:
 class _Pool:
     """The threads of one executor, in one process."""
 
-    def __init__(self, work: Callable[[Any, Heartbeat], Any], patience: Patience, size: int) -> None:
+    def __init__(self, work: Callable[[Any, WorkerStatus], Any], timeouts: TimeoutPolicy, size: int) -> None:
         self.work = work
-        self.patience = patience
+        self.timeouts = timeouts
         self.size = 0
         self._cpus = usable_cpus()
         self.pid = os.getpid()
@@ -135,13 +135,13 @@ class _Pool:
         """Whether the consumer's thread should do a task where it would have to wait for one."""
         # With a timeout it should not, for it cannot look after itself; and where workers leave it no CPU it is one
         # thread more that wants the GIL, and costs them as much as it makes.
-        return self.patience.timeout is None and self.size < max(2, self._cpus)
+        return self.timeouts.timeout is None and self.size < max(2, self._cpus)
 
-    def look(self, watch: Watch, task: Any) -> None:
+    def look(self, watch: StallMonitor, task: Any) -> None:
         """See what keeps a task."""
 
         def describe() -> tuple[str, Place, str]:
-            place = task.heartbeat.place() if task.heartbeat is not None else Place(-1, -1, -1)
+            place = task.status.place() if task.status is not None else Place(-1, -1, -1)
             name = task.thread.name if task.thread is not None else "the next free thread"
             return name, place, _stacks(self.threads)
 
@@ -182,15 +182,15 @@ class ThreadExecutor(Generic[TaskT, ResultT]):
     Args:
         work: What is done with a task; called by several threads at once.
         workers: Number of threads, at least 1; started with the first task.
-        patience: When to warn and to give up on a task.
+        timeouts: When to warn and to give up on a task.
     """
 
     def __init__(
-        self, work: Callable[[TaskT, Heartbeat], ResultT], workers: int, *, patience: Patience | None = None
+        self, work: Callable[[TaskT, WorkerStatus], ResultT], workers: int, *, timeouts: TimeoutPolicy | None = None
     ) -> None:
         self._work = work
         self._workers = workers
-        self._patience = patience or Patience()
+        self._patience = timeouts or TimeoutPolicy()
         self._pool: _Pool | None = None
         self._stop: Callable[[], Any] | None = None
         self._closed = False
@@ -240,7 +240,7 @@ class ThreadExecutor(Generic[TaskT, ResultT]):
 
 
 def _work(queue: SimpleQueue[_Task | None]) -> None:
-    heartbeat, thread = Heartbeat(), threading.current_thread()
+    status, thread = WorkerStatus(), threading.current_thread()
     while (task := queue.get()) is not None:
-        task.run_in(thread, heartbeat)
+        task.run_in(thread, status)
         del task  # else the batch lives on here until the next task comes

@@ -18,12 +18,12 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
-from dataload.executors.base import Heartbeat, Place
+from dataload.executors.base import Place, WorkerStatus
 from dataload.executors.channel import Inbox, receive_descriptor, send
-from dataload.executors.parcels import put_together, take_apart
+from dataload.executors.serialization import put_together, take_apart
 from dataload.executors.shared_memory import Extent, Slot
 
-__all__ = ["DUMP_SIGNAL", "SMALL_RESULT", "Done", "Job", "NewSlot", "limit_threads", "serve"]
+__all__ = ["DUMP_SIGNAL", "SMALL_RESULT", "NewSlot", "ResultMessage", "TaskMessage", "limit_threads", "serve"]
 
 DUMP_SIGNAL = signal.SIGUSR2
 """Makes a worker write down the stacks of its threads, whatever holds the GIL."""
@@ -32,7 +32,7 @@ SMALL_RESULT = 16 << 10
 """Bytes up to which a result is sent: to lend a slot would cost more."""
 
 
-class Job(NamedTuple):
+class TaskMessage(NamedTuple):
     """A task for a worker.
 
     Attributes:
@@ -52,7 +52,7 @@ class NewSlot(NamedTuple):
     number: int
 
 
-class Done(NamedTuple):
+class ResultMessage(NamedTuple):
     """What became of a task. The parts of its result come with this message, unless they are in its slot.
 
     Attributes:
@@ -72,7 +72,7 @@ class Done(NamedTuple):
     place: Place | None = None
 
 
-def serve(connection: socket.socket, name: str, work: Callable[[Any, Heartbeat], Any] | None) -> None:
+def serve(connection: socket.socket, name: str, work: Callable[[Any, WorkerStatus], Any] | None) -> None:
     """Do tasks until the parent says no more, or is gone.
 
     Args:
@@ -88,9 +88,9 @@ def serve(connection: socket.socket, name: str, work: Callable[[Any, Heartbeat],
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         # The memory for what the worker tells without being asked, ahead of the work, whose import may take long.
         report = Slot(receive_descriptor(connection))
-        heartbeat = Heartbeat(report.view(Heartbeat.BYTES))
+        status = WorkerStatus(report.view(WorkerStatus.BYTES))
         faulthandler.register(DUMP_SIGNAL, file=report.descriptor, all_threads=True)
-        heartbeat.stage = 1
+        status.stage = 1
         os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
         inbox = Inbox(connection)
         failure: tuple[str, str] | None = None
@@ -102,8 +102,8 @@ def serve(connection: socket.socket, name: str, work: Callable[[Any, Heartbeat],
                 failure = _set_up_failure(error), traceback.format_exc()
             del parts
         limit_threads()
-        heartbeat.stage = 2
-        _loop(connection, inbox, work, heartbeat, failure)
+        status.stage = 2
+        _loop(connection, inbox, work, status, failure)
 
 
 def _next(inbox: Inbox) -> tuple[Any, list[bytearray]]:
@@ -123,7 +123,7 @@ def _set_up_failure(error: Exception) -> str:
 
 
 def _loop(
-    connection: socket.socket, inbox: Inbox, work: Any, heartbeat: Heartbeat, failure: tuple[str, str] | None
+    connection: socket.socket, inbox: Inbox, work: Any, status: WorkerStatus, failure: tuple[str, str] | None
 ) -> None:
     slots: dict[int, Slot] = {}
     while True:
@@ -131,31 +131,31 @@ def _loop(
         if isinstance(message, NewSlot):
             slots[message.number] = Slot(receive_descriptor(connection))
             continue
-        job: Job = message
-        if heartbeat.is_cancelled(job.number):
-            send(connection, Done(job.number, [], "was told to leave the batch out"))
+        job: TaskMessage = message
+        if status.is_cancelled(job.number):
+            send(connection, ResultMessage(job.number, [], "was told to leave the batch out"))
         elif failure is not None:
-            send(connection, Done(job.number, [], *failure))
+            send(connection, ResultMessage(job.number, [], *failure))
         else:
-            send(connection, *_do(job, work, heartbeat, None if job.slot is None else slots[job.slot]))
+            send(connection, *_do(job, work, status, None if job.slot is None else slots[job.slot]))
 
 
-def _do(job: Job, work: Any, heartbeat: Heartbeat, slot: Slot | None) -> tuple[Done, list[memoryview]]:
+def _do(job: TaskMessage, work: Any, status: WorkerStatus, slot: Slot | None) -> tuple[ResultMessage, list[memoryview]]:
     doing = "failed"
     try:
-        value = work(job.task, heartbeat)
+        value = work(job.task, status)
         doing = "could not send its batch, which has to be something that can be pickled"
         parts = take_apart(value)
     except BaseException as error:  # SystemExit, too: a transform does not decide when workers end
         failure = f"{doing}: {type(error).__name__}: {error}"
-        place = replace(heartbeat.place(), index=-1)  # of the batch, not of its last sample
-        return Done(job.number, [], failure, traceback.format_exc(), place=place), []
+        place = replace(status.place(), index=-1)  # of the batch, not of its last sample
+        return ResultMessage(job.number, [], failure, traceback.format_exc(), place=place), []
     if slot is None or sum(part.nbytes for part in parts) <= SMALL_RESULT:
-        return Done(job.number, []), parts
+        return ResultMessage(job.number, []), parts
     try:
-        return Done(job.number, slot.write(parts)), []
+        return ResultMessage(job.number, slot.write(parts)), []
     except OSError as error:
-        return Done(job.number, [], note=f"shared memory for one cannot be had: {error}"), parts
+        return ResultMessage(job.number, [], note=f"shared memory for one cannot be had: {error}"), parts
 
 
 def _follow_parent() -> None:

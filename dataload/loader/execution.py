@@ -11,15 +11,15 @@ from dataload._util.checks import check_choice
 from dataload._util.cpus import usable_cpus
 from dataload.collate import Collate, Pack, Policy, default_collate
 from dataload.errors import ConfigError
-from dataload.executors import Executor, Patience, SerialExecutor, StartMethod, ThreadExecutor
-from dataload.executors.parcels import check_pickle
+from dataload.executors import Executor, SerialExecutor, StartMethod, ThreadExecutor, TimeoutPolicy
+from dataload.executors.serialization import check_pickle
 from dataload.loader.recorder import Recorder
-from dataload.loader.step import Job, Made, StepWork
+from dataload.loader.step import JobResult, StepRange, StepWork
 
 __all__ = [
     "ExecutorName",
-    "Look",
     "Scaling",
+    "ThroughputSample",
     "check_fields",
     "check_pickles",
     "check_seconds",
@@ -39,8 +39,8 @@ _START_SECONDS = {"threads": 0.2, "processes": 1.5}  # until new workers do thei
 
 
 def make_executor(
-    work: StepWork, name: ExecutorName, workers: int, *, window: int, start_method: StartMethod, patience: Patience
-) -> Executor[Job, Made]:
+    work: StepWork, name: ExecutorName, workers: int, *, window: int, start_method: StartMethod, timeouts: TimeoutPolicy
+) -> Executor[StepRange, JobResult]:
     """The workers that do `work`.
 
     Raises:
@@ -51,13 +51,13 @@ def make_executor(
     if not workers:
         return SerialExecutor(work)
     if name == "threads":
-        return ThreadExecutor(work, workers, patience=patience)
+        return ThreadExecutor(work, workers, timeouts=timeouts)
     from dataload.executors.processes import ProcessExecutor  # `multiprocessing` takes long to import
 
     if start_method != "fork":
         check_pickles(work)
     slots = window + _SLOTS_BEYOND_WINDOW
-    return ProcessExecutor(work, workers, slots=slots, start_method=start_method, patience=patience)
+    return ProcessExecutor(work, workers, slots=slots, start_method=start_method, timeouts=timeouts)
 
 
 def check_pickles(work: StepWork) -> None:
@@ -88,7 +88,7 @@ def check_pickles(work: StepWork) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ThroughputSample:
     """What was seen of a loader for a while.
 
     Attributes:
@@ -115,9 +115,9 @@ class Look:
         """How fast it went."""
         return self.steps / max(self.seconds, 1e-9)
 
-    def since(self, earlier: Look) -> Look:
+    def since(self, earlier: ThroughputSample) -> ThroughputSample:
         """What was seen after another look."""
-        return Look(
+        return ThroughputSample(
             self.workers,
             self.steps - earlier.steps,
             self.wait_seconds - earlier.wait_seconds,
@@ -126,7 +126,7 @@ class Look:
         )
 
 
-def workers_to_use(before: Look | None, now: Look, limit: int) -> int:
+def workers_to_use(before: ThroughputSample | None, now: ThroughputSample, limit: int) -> int:
     """How many workers there should be. Pure.
 
     Others are added while the consumer waits 10% of the time and more: as many as would keep up with it, but no more
@@ -162,8 +162,8 @@ class Scaling:
     def __init__(self, limit: int | None = None) -> None:
         self.workers = 1
         self._limit = usable_cpus() if limit is None else limit
-        self._before: Look | None = None
-        self._mark = Look(1, 0, 0.0, 0.0, 0.0)
+        self._before: ThroughputSample | None = None
+        self._mark = ThroughputSample(1, 0, 0.0, 0.0, 0.0)
         self._starting = True
 
     def look(self, recorder: Recorder, grow: Callable[[int], None]) -> None:
@@ -176,7 +176,7 @@ class Scaling:
         enough = max(_LEAST_STEPS, _STEPS_PER_WORKER * self.workers)
         if self.workers >= self._limit or recorder.steps - self._mark.steps < enough:
             return
-        total = Look(
+        total = ThroughputSample(
             self.workers, recorder.steps, recorder.wait_seconds, recorder.consumer_seconds, recorder.work_seconds
         )
         now = total.since(self._mark)

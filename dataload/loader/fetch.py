@@ -81,7 +81,7 @@ class Fetcher:
             WorkerError: Anything in it failed; names the step, the stage and what it was working on.
         """
         trace = Trace() if trace is None else trace
-        trace.heartbeat.at(epoch, plan.step)
+        trace.status.at(epoch, plan.step)
         try:
             batch = self._batch(plan, epoch, trace)
             if self.batch_transform is not None:
@@ -243,7 +243,7 @@ class Fetcher:
         return sample
 
     def _read_one(self, index: int, trace: Trace) -> Any:
-        trace.heartbeat.at_index(index)
+        trace.status.at_index(index)
         try:
             return run_stage(trace, "read", self._samples, np.array([index], np.int64))[0]
         except StageError as failure:
@@ -281,7 +281,7 @@ class Fetcher:
         ]
 
     def _transformed(self, sample: Any, context: SampleContext, trace: Trace) -> Any:
-        trace.heartbeat.at_index(context.index)
+        trace.status.at_index(context.index)
         for step in self.transform:
             try:
                 sample = step(sample, context)

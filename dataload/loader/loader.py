@@ -13,18 +13,18 @@ from dataload._util.fingerprint import fingerprint, identify
 from dataload._util.randomness import check_seed
 from dataload.collate import Policy
 from dataload.errors import ClosedSourceError
-from dataload.executors import Patience, StartMethod, WorkerLostError
+from dataload.executors import StartMethod, TimeoutPolicy, WorkerLostError
 from dataload.loader.execution import ExecutorName, Scaling, check_fields, check_seconds, choose_collate, make_executor
 from dataload.loader.fetch import Fetcher, make_policy
 from dataload.loader.order import Shuffle, plan_batches
-from dataload.loader.pipeline import Delivery, EpochPlanners, finished, lost_step
-from dataload.loader.prefetch import Pace
-from dataload.loader.progress import Cursor, Pass, Progress
+from dataload.loader.pipeline import Delivery, EpochPlanners, apply_in_consumer, lost_step
+from dataload.loader.prefetch import TaskSizer
+from dataload.loader.progress import Cursor, EpochIteration, Progress
 from dataload.loader.recorder import Recorder
 from dataload.loader.rescue import Budget, OnError
 from dataload.loader.state import LoaderState
 from dataload.loader.statistics import Statistics
-from dataload.loader.step import Loaded, StepWork
+from dataload.loader.step import StepResult, StepWork
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
 from dataload.transforms import compose
@@ -161,7 +161,7 @@ class Loader(Generic[BatchT]):
             workers,
             window=self._prefetch * (usable_cpus() if self._scaling else workers),
             start_method=start_method,
-            patience=Patience(check_seconds("timeout", timeout)),
+            timeouts=TimeoutPolicy(check_seconds("timeout", timeout)),
         )
         weakref.finalize(self, self._executor.close)
         self._workers = workers
@@ -171,11 +171,11 @@ class Loader(Generic[BatchT]):
         self._budget = Budget(check_count("max_bad", max_bad, least=0), error_report)
         self._recorder = Recorder(executor if workers else "serial", tuple(step.name for step in fetch.transform))
         self._delivery: Delivery | None = None
-        self._pace = Pace()
+        self._pace = TaskSizer()
         self._plans = EpochPlanners(self._planner)
         self._cursor = Cursor(0, 0)
         self._upcoming: Cursor | None = None  # where the next `for` starts, if that was said
-        self._pass: Pass | None = None  # the `for` that is under way
+        self._pass: EpochIteration | None = None  # the `for` that is under way
         self._fingerprints: tuple[str, str] | None = None
         self._closed = False
 
@@ -238,7 +238,7 @@ class Loader(Generic[BatchT]):
         self._upcoming = None
         if self._epochs is not None and cursor.epoch >= self._epochs:
             return
-        self._pass = now = Pass(cursor.epoch, cursor.received, self._steps(cursor))
+        self._pass = now = EpochIteration(cursor.epoch, cursor.received, self._steps(cursor))
         self._recorder.resume()
         try:
             if now.step == now.steps:  # an epoch without steps, or nothing that fills one is left of it
@@ -255,10 +255,10 @@ class Loader(Generic[BatchT]):
                 if self._upcoming is not None:
                     self._move(self._upcoming)
 
-    def _next(self, now: Pass) -> BatchT:
+    def _next(self, now: EpochIteration) -> BatchT:
         """The next batch, with the cursor behind it. Where anything fails, the cursor stays before it."""
         delivery = self._delivery or self._deliver()
-        loaded: Loaded | None = None
+        loaded: StepResult | None = None
         self._recorder.begin_wait()
         try:
             loaded = next(delivery)
@@ -267,7 +267,7 @@ class Loader(Generic[BatchT]):
                 raise loaded.error
             if loaded.bad:
                 self._budget.spend(loaded.bad, loaded.worker)
-            batch = loaded.batch if self._finish is None else finished(loaded, self._finish, self._plans)
+            batch = loaded.batch if self._finish is None else apply_in_consumer(loaded, self._finish, self._plans)
         except WorkerLostError as lost:
             self._stop_delivery()
             raise lost_step(lost, self._plans, self._cursor) from None
@@ -307,7 +307,7 @@ class Loader(Generic[BatchT]):
         if self._closed:
             raise ClosedSourceError("the loader is closed: build another one to iterate")
 
-    def _check_current(self, now: Pass) -> None:
+    def _check_current(self, now: EpochIteration) -> None:
         if self._pass is not now:
             self._check_open()
             raise RuntimeError(

@@ -77,7 +77,7 @@ def plan_batches(
                 key="batch_sampler",
                 value=batch_sampler,
             )
-        plan = batch_sampler.dealt(rank=rank, world_size=world_size, tail=tail)
+        plan = batch_sampler.with_ranks(rank=rank, world_size=world_size, tail=tail)
     else:
         if batch_size is None:
             raise ConfigError("give batch_size, or a batch_sampler", key="batch_size", value=None)

@@ -1,4 +1,4 @@
-"""Loaded steps on their way to the consumer: ahead of it, across epochs, in order or as they come."""
+"""StepResult steps on their way to the consumer: ahead of it, across epochs, in order or as they come."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Self
 from dataload.errors import WorkerError, message_of, traceback_of
 from dataload.executors import Executor, Result, SerialExecutor, WorkerLostError, worker_name
 from dataload.loader.fetch import shorten
-from dataload.loader.prefetch import Pace, ordered_map, unordered_map
+from dataload.loader.prefetch import TaskSizer, ordered_map, unordered_map
 from dataload.loader.progress import Cursor
 from dataload.loader.state import LoaderState
-from dataload.loader.step import Job, Loaded, Made
+from dataload.loader.step import JobResult, StepRange, StepResult
 from dataload.samplers import BatchPlanner
 
-__all__ = ["Delivery", "EpochPlanners", "finished", "lost_step"]
+__all__ = ["Delivery", "EpochPlanners", "apply_in_consumer", "lost_step"]
 
 
 class EpochPlanners:
@@ -66,7 +66,7 @@ class EpochPlanners:
         )
 
 
-class _Room:
+class PrefetchBudget:
     """How much may be in flight.
 
     It is no part of `Delivery`, for its generators ask it: they would refer to their owner, and only the garbage
@@ -78,7 +78,7 @@ class _Room:
         most_bytes: Bytes of batches ahead.
     """
 
-    def __init__(self, pace: Pace, window: int, most_bytes: int) -> None:
+    def __init__(self, pace: TaskSizer, window: int, most_bytes: int) -> None:
         self._pace = pace
         self._most_bytes = most_bytes
         self.window = window
@@ -120,9 +120,9 @@ class Delivery:
 
     def __init__(
         self,
-        executor: Executor[Job, Made],
+        executor: Executor[StepRange, JobResult],
         planners: EpochPlanners,
-        pace: Pace,
+        pace: TaskSizer,
         *,
         start: Cursor,
         epochs: int | None,
@@ -132,15 +132,15 @@ class Delivery:
         together: bool = False,
     ) -> None:
         self._pace = pace
-        self._room = room = _Room(pace, window, most_bytes)
-        self._ready: list[Loaded] = []
+        self._room = room = PrefetchBudget(pace, window, most_bytes)
+        self._ready: list[StepResult] = []
         # Without workers nothing is handed over: each step is made when it is asked for, unless several are one read.
         groups = pace.groups if (window or together) and in_order else _singles
         jobs = _jobs(planners, start, epochs, room, groups)
         self._executor = executor
-        self._waiting: deque[Job] = deque()  # in order: the jobs whose results have not come
+        self._waiting: deque[StepRange] = deque()  # in order: the jobs whose results have not come
         self._lost: WorkerLostError | None = None  # raised when all of `_again` have come
-        self._again: deque[Job] = deque()
+        self._again: deque[StepRange] = deque()
         if in_order:
             helps = _never if isinstance(executor, SerialExecutor) else pace.is_quick
             submit = _noting(executor, self._waiting)
@@ -150,7 +150,7 @@ class Delivery:
                 executor.submit, jobs, window=room.jobs, wait_for_any=executor.wait_for_any, section=_epoch_of
             )
 
-    def __next__(self) -> Loaded:
+    def __next__(self) -> StepResult:
         """The next step that is there.
 
         Raises:
@@ -165,7 +165,7 @@ class Delivery:
         self._room.steps -= 1
         return self._ready.pop()
 
-    def _next_made(self) -> Made:
+    def _next_made(self) -> JobResult:
         if self._again:
             return self._executor.submit(self._again.popleft()).result()
         if self._lost is not None:
@@ -195,8 +195,10 @@ class Delivery:
         self._made.close()
 
 
-def _noting(executor: Executor[Job, Made], jobs: deque[Job]) -> Callable[[Job], Result[Made]]:
-    def submit(job: Job) -> Result[Made]:
+def _noting(
+    executor: Executor[StepRange, JobResult], jobs: deque[StepRange]
+) -> Callable[[StepRange], Result[JobResult]]:
+    def submit(job: StepRange) -> Result[JobResult]:
         jobs.append(job)
         return executor.submit(job)
 
@@ -242,7 +244,7 @@ def _step_error(
     return WorkerError(message, step=step, epoch=epoch, indices=indices, worker=worker, traceback_text=traceback_text)
 
 
-def finished(loaded: Loaded, finish: Callable[[Any], Any], planners: EpochPlanners) -> Any:
+def apply_in_consumer(loaded: StepResult, finish: Callable[[Any], Any], planners: EpochPlanners) -> Any:
     """A batch with what is done to it in the consumer's process.
 
     Raises:
@@ -262,9 +264,9 @@ def _jobs(
     planners: EpochPlanners,
     start: Cursor,
     epochs: int | None,
-    room: _Room,
+    room: PrefetchBudget,
     groups: Callable[[range, Callable[[], int]], Iterator[range]],
-) -> Generator[Job]:
+) -> Generator[StepRange]:
     epoch, step = start.epoch, start.step
     while epochs is None or epoch < epochs:
         planner = planners.of(epoch)
@@ -274,10 +276,10 @@ def _jobs(
         if epoch == start.epoch:
             for missing in sorted(start.missing):
                 room.steps += 1
-                yield Job(epoch, planner.origin, missing, missing + 1)
+                yield StepRange(epoch, planner.origin, missing, missing + 1)
         for group in groups(range(step, steps), room.share):
             room.steps += len(group)
-            yield Job(epoch, planner.origin, group.start, group.stop)
+            yield StepRange(epoch, planner.origin, group.start, group.stop)
         epoch, step = epoch + 1, 0
 
 
@@ -285,7 +287,7 @@ def _singles(steps: range, _: Callable[[], int]) -> Iterator[range]:
     return (range(step, step + 1) for step in steps)
 
 
-def _epoch_of(job: Job) -> int:
+def _epoch_of(job: StepRange) -> int:
     return job.epoch
 
 

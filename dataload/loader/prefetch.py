@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from dataload.executors import Result
 
-__all__ = ["Pace", "ordered_map", "unordered_map"]
+__all__ = ["TaskSizer", "ordered_map", "unordered_map"]
 
 _TASK_SECONDS = 1.5e-3
 _MOST_STEPS = 64
@@ -101,7 +101,7 @@ def _help(pending: deque[Result[T]], helps: Callable[[], bool]) -> None:
             return
 
 
-class Pace:
+class TaskSizer:
     """How many steps make one task, so that handing over results does not cost more than making them.
 
     To wake a waiting thread costs 20 to 50 us and more in a virtual machine, as much as a small batch. Steps that take

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Cursor", "Pass", "Progress"]
+__all__ = ["Cursor", "EpochIteration", "Progress"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Cursor:
 
 
 @dataclass(slots=True, eq=False)
-class Pass:
+class EpochIteration:
     """One iteration of a loader: its epoch, the steps of it that were received, and how many it has."""
 
     epoch: int

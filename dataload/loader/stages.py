@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from dataload.errors import ClosedSourceError, MissingDependencyError
-from dataload.executors import Heartbeat, worker_name
+from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.rescue import BadRecord
 
 __all__ = ["StageError", "Trace", "is_for_consumer", "run_stage"]
@@ -17,15 +17,15 @@ class Trace:
     """What is worth knowing about one step: where it is, how long each stage took, which records were bad.
 
     Attributes:
-        heartbeat: Told of each step and sample.
+        status: Told of each step and sample.
         spans: Stage, begin and end in seconds of `time.perf_counter`, which processes of one machine share.
         bad: Records that were left out or replaced.
     """
 
-    __slots__ = ("bad", "heartbeat", "spans")
+    __slots__ = ("bad", "spans", "status")
 
-    def __init__(self, heartbeat: Heartbeat | None = None) -> None:
-        self.heartbeat = Heartbeat() if heartbeat is None else heartbeat
+    def __init__(self, status: WorkerStatus | None = None) -> None:
+        self.status = WorkerStatus() if status is None else status
         self.spans: list[tuple[str, float, float]] = []
         self.bad: list[BadRecord] = []
 

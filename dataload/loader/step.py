@@ -13,17 +13,17 @@ import numpy as np
 from dataload._util.memo import Memo
 from dataload._util.randomness import derive_key
 from dataload.errors import WorkerError, message_of, traceback_of
-from dataload.executors import Heartbeat, worker_name
+from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.fetch import Fetcher
 from dataload.loader.order import BlockedPlans
 from dataload.loader.rescue import BadRecord
 from dataload.loader.stages import Trace
 from dataload.samplers import BatchPlan, BatchPlanner
 
-__all__ = ["Job", "Loaded", "Made", "StepWork"]
+__all__ = ["JobResult", "StepRange", "StepResult", "StepWork"]
 
 
-class Job(NamedTuple):
+class StepRange(NamedTuple):
     """Consecutive steps of an epoch.
 
     Attributes:
@@ -39,7 +39,7 @@ class Job(NamedTuple):
     stop: int
 
 
-class Loaded(NamedTuple):
+class StepResult(NamedTuple):
     """What became of one step.
 
     Attributes:
@@ -65,7 +65,7 @@ class Loaded(NamedTuple):
     worker: str
 
 
-class Made(NamedTuple):
+class JobResult(NamedTuple):
     """What became of a job.
 
     Attributes:
@@ -73,7 +73,7 @@ class Made(NamedTuple):
         seconds: What it took.
     """
 
-    loaded: list[Loaded]
+    loaded: list[StepResult]
     seconds: float
 
 
@@ -93,28 +93,28 @@ class StepWork:
         self._reseeds = reseeds
         self._plans: Memo[BlockedPlans] = Memo()
 
-    def __call__(self, job: Job, heartbeat: Heartbeat) -> Made:
+    def __call__(self, job: StepRange, status: WorkerStatus) -> JobResult:
         """The batches of `job`; where one fails, those before it and the error."""
         begun = perf_counter()
         worker = worker_name()
         together = self.fetch.reads_together and job.stop - job.start > 1
-        loaded = self._load_together(job, heartbeat, worker) if together else []
+        loaded = self._load_together(job, status, worker) if together else []
         for step in range(job.start + len(loaded), job.stop):
             if self._reseeds:
                 _reseed(self.fetch.seed, job.epoch, step)
             # No name here may hold the error: its traceback refers to this frame, and the two would keep each other,
             # and the source, until the garbage collector comes.
-            loaded.append(self._load(job, step, Trace(heartbeat), worker))
+            loaded.append(self._load(job, step, Trace(status), worker))
             if loaded[-1].error is not None:
                 break
-        return Made(loaded, perf_counter() - begun)
+        return JobResult(loaded, perf_counter() - begun)
 
-    def _load_together(self, job: Job, heartbeat: Heartbeat, worker: str) -> list[Loaded]:
+    def _load_together(self, job: StepRange, status: WorkerStatus, worker: str) -> list[StepResult]:
         """All steps of a job from one read; none where that cannot be done, or anything fails."""
         try:
             plans = [self._plan(job, step) for step in range(job.start, job.stop)]
-            heartbeat.at(job.epoch, job.start)
-            trace = Trace(heartbeat)
+            status.at(job.epoch, job.start)
+            trace = Trace(status)
             batches = self.fetch.together(plans, trace)
         except Exception:  # said by the step that it belongs to
             return []
@@ -123,7 +123,7 @@ class StepWork:
         ((stage, begun, ended),) = trace.spans
         share = (ended - begun) / len(plans)
         return [
-            Loaded(
+            StepResult(
                 job.epoch,
                 plan.step,
                 batch,
@@ -137,7 +137,7 @@ class StepWork:
             for i, (plan, batch) in enumerate(zip(plans, batches, strict=True))
         ]
 
-    def _load(self, job: Job, step: int, trace: Trace, worker: str) -> Loaded:
+    def _load(self, job: StepRange, step: int, trace: Trace, worker: str) -> StepResult:
         """One step, whatever becomes of it."""
         rows = 0
         try:
@@ -145,10 +145,10 @@ class StepWork:
             rows = plan.rows
             batch = self.fetch(plan, job.epoch, trace)
         except WorkerError as error:
-            return Loaded(job.epoch, step, None, error, rows, 0, trace.spans, trace.bad, worker)
-        return Loaded(job.epoch, step, batch, None, rows, nbytes(batch), trace.spans, trace.bad, worker)
+            return StepResult(job.epoch, step, None, error, rows, 0, trace.spans, trace.bad, worker)
+        return StepResult(job.epoch, step, batch, None, rows, nbytes(batch), trace.spans, trace.bad, worker)
 
-    def _plan(self, job: Job, step: int) -> BatchPlan:
+    def _plan(self, job: StepRange, step: int) -> BatchPlan:
         try:
             return self.plans(job.epoch, job.origin)[step]
         except Exception as error:
@@ -159,7 +159,7 @@ class StepWork:
         key = epoch, origin
         plans = self._plans.recall(key)
         if plans is None:
-            planner = self.planner if origin == self.planner.origin else self.planner.dealt(origin=origin)
+            planner = self.planner if origin == self.planner.origin else self.planner.with_ranks(origin=origin)
             plans = self._plans.keep(key, BlockedPlans(planner, epoch))
         return plans
 

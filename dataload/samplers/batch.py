@@ -164,7 +164,7 @@ class BatchPlanner(ABC):
         """Items of the epoch that are consumed before `step`."""
         return min(self.origin + step * self.step_size, self.items(epoch))
 
-    def dealt(self, **dealing: Any) -> Self:
+    def with_ranks(self, **dealing: Any) -> Self:
         """The same items, dealt otherwise: whatever was computed of them (buckets, numbers of rows) is kept.
 
         Args:
@@ -182,7 +182,7 @@ class BatchPlanner(ABC):
     def resume(self, position: int) -> tuple[Self, int]:
         """This planner for an epoch of which `position` items are consumed, and the step to go on with."""
         step, origin = divmod(position, self.step_size)
-        return self.dealt(origin=origin), step
+        return self.with_ranks(origin=origin), step
 
     def deal(self, steps: range, *, epoch: int) -> tuple[Int64Array, BoolArray]:
         """The items of this rank at `steps`.

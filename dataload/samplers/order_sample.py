@@ -53,7 +53,7 @@ class GlobalBatches:
         self._planner = planner
         # A plan of one rank, of which `world_size` steps are one of all ranks. No fillers: those are a rank's.
         tail = "drop" if planner.tail == "drop" else "partial"
-        self._alone = planner.dealt(rank=0, world_size=1, tail=tail) if planner.world_size > 1 else planner
+        self._alone = planner.with_ranks(rank=0, world_size=1, tail=tail) if planner.world_size > 1 else planner
 
     def rows(self, steps: range, *, epoch: int) -> tuple[Int64Array, Int64Array]:
         """The rows of consecutive steps.

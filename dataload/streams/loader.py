@@ -20,13 +20,13 @@ from dataload.loader.execution import ExecutorName, check_seconds, choose_collat
 from dataload.loader.order import place_of
 from dataload.loader.prefetch import ordered_map
 from dataload.streams.batches import BatchMaker
-from dataload.streams.crew import Crew
 from dataload.streams.order import Cursor, Mode, SequenceOrder
 from dataload.streams.parts import Part, Rows
 from dataload.streams.rows import Ends, RowStart, StreamPlan
 from dataload.streams.settings import Tail, check_epochs, check_streams
 from dataload.streams.state import MultiStreamState, identify_sequences
 from dataload.streams.statistics import MultiStreamStatistics
+from dataload.streams.workers import StreamWorkers
 from dataload.transforms import compose
 
 __all__ = ["MultiStreamLoader"]
@@ -142,7 +142,7 @@ class MultiStreamLoader:
         self._plan = StreamPlan(step, sequences, order, chunk, ends, self._make_batch.joins)
         workers = check_count("max_workers", max_workers, least=0)
         self._window = check_count("prefetch", prefetch, least=1) if workers else 0
-        self._crew = Crew(
+        self._crew = StreamWorkers(
             self._plan,
             range(self._rank, order.rows, self._world_size),
             workers,
@@ -376,7 +376,7 @@ class MultiStreamLoader:
         return f"MultiStreamLoader({len(self._sequences)} sequences, {self._size} rows{ranks}, {place})"
 
 
-def _submit(crew: Crew, session: int, task: tuple[int, int, tuple[RowStart, ...]]) -> Result[list[Part]]:
+def _submit(crew: StreamWorkers, session: int, task: tuple[int, int, tuple[RowStart, ...]]) -> Result[list[Part]]:
     epoch, step, starts = task
     return crew.submit(epoch, step, session, starts)
 

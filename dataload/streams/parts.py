@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataload.errors import WorkerError, message_of, traceback_of
-from dataload.executors import Heartbeat, worker_name
+from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.stages import is_for_consumer
 from dataload.streams.columns import Stacked, stack
 from dataload.streams.order import Cursor
@@ -115,14 +115,14 @@ class PartWork:
     def __reduce__(self) -> Any:
         return type(self), (self.plan, self._first, self._rows)  # what it has open stays here
 
-    def __call__(self, task: PartTask, heartbeat: Heartbeat) -> Part:
+    def __call__(self, task: PartTask, status: WorkerStatus) -> Part:
         """The items of a step, or the error."""
-        heartbeat.at(task.epoch, task.step)
+        status.at(task.epoch, task.step)
         if task.session != self._session:
             self.close()
             self._session = task.session
             self._streams = [
-                RowStream(self.plan, row, start, _Note(heartbeat, self._first + place, self.plan.order.sequences))
+                RowStream(self.plan, row, start, _Note(status, self._first + place, self.plan.order.sequences))
                 for place, (row, start) in enumerate(zip(self._rows, task.starts, strict=True))
             ]
         taken: list[list[Item]] = []
@@ -193,10 +193,10 @@ class PartWork:
 
 
 class _Note:
-    """Writes down which row is at which sequence, as one number; see `crew.Naming`."""
+    """Writes down which row is at which sequence, as one number; see `crew.StreamLocator`."""
 
-    def __init__(self, heartbeat: Heartbeat, row: int, sequences: int) -> None:
-        self._heartbeat = heartbeat
+    def __init__(self, status: WorkerStatus, row: int, sequences: int) -> None:
+        self._heartbeat = status
         self._first = row * sequences
 
     def __call__(self, sequence: int) -> None:

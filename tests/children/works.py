@@ -104,26 +104,26 @@ def die_at_14483(sample):
     return sample
 
 
-def echo(task, heartbeat):
+def echo(task, status):
     return task
 
 
-def large(task, heartbeat):
+def large(task, status):
     return np.full(20_000, task, np.int32)
 
 
-def sized(task, heartbeat):
+def sized(task, status):
     return np.full(task, task, np.int32)
 
 
-def named(task, heartbeat):
+def named(task, status):
     return values()[task]
 
 
-def do(task, heartbeat):
+def do(task, status):
     """Whatever the task says."""
     what, *rest = task
-    heartbeat.at(2, 3, 4)
+    status.at(2, 3, 4)
     if what == "die":
         os.kill(os.getpid(), rest[0])
     elif what == "exit":
@@ -176,7 +176,7 @@ class Unloadable:
 class DiesWhenLoaded:
     """A work whose import ends the process."""
 
-    def __call__(self, task, heartbeat):
+    def __call__(self, task, status):
         return task
 
     def __reduce__(self):

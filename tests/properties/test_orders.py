@@ -121,7 +121,7 @@ def listed(sampler, epoch):
         case PoolShuffle(parent, pool_size, seed):
             return pooled(listed(parent, epoch), pool_size, seed, epoch)
         case Lanes(parent, lanes, pool_size, seed):
-            return dealt(listed(parent, epoch), lanes, pool_size, seed, epoch)
+            return with_ranks(listed(parent, epoch), lanes, pool_size, seed, epoch)
         case Subset(parent, selection):
             items = listed(parent, epoch)
             return [items[position] for position in selection]
@@ -146,7 +146,7 @@ def pooled(items, pool_size, seed, epoch):
     return emitted + [pool[slot] for slot in permute(np.arange(len(pool)), len(pool), drain_key)]
 
 
-def dealt(items, lanes, pool_size, seed, epoch):
+def with_ranks(items, lanes, pool_size, seed, epoch):
     spans = []
     for lane in range(lanes):
         size = -(-(len(items)) // (lanes - lane))

@@ -234,7 +234,7 @@ def test_plans_are_those_of_plain_lists(model, epoch, data):
     cuts = data.draw(st.lists(st.integers(0, len(expected)), max_size=3).map(sorted))
     world = data.draw(st.sampled_from([n for n in range(1, model.rows + 1) if model.rows % n == 0]))
     for rank in range(world):
-        sampler = whole.dealt(rank=rank, world_size=world)
+        sampler = whole.with_ranks(rank=rank, world_size=world)
         assert sampler.steps(epoch) == len(expected)
         bounds = [0, *cuts, len(expected)]
         blocks = [sampler.plans(range(*bound), epoch=epoch) for bound in itertools.pairwise(bounds)]

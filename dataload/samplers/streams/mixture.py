@@ -109,7 +109,7 @@ class RowMixture(ArrayValue, BatchPlanner):
 
     def resume(self, position: int) -> tuple[Self, int]:
         """See `BatchPlanner.resume`. Where it is no step that this order has, its state is of another order."""
-        return self.dealt(origin=0), position // self.rows
+        return self.with_ranks(origin=0), position // self.rows
 
     def plans(self, steps: range, *, epoch: int) -> Sequence[BatchPlan]:
         """See `BatchPlanner.plans`."""
@@ -124,7 +124,7 @@ class RowMixture(ArrayValue, BatchPlanner):
         """The parts on all ranks together; all but the first with its epochs, and without an end."""
         whole = self._endless.recall(self.tail)
         if whole is None:
-            first, *others = (part.dealt(rank=0, world_size=1, origin=0, tail=self.tail) for part in self.parts)
+            first, *others = (part.with_ranks(rank=0, world_size=1, origin=0, tail=self.tail) for part in self.parts)
             steps = max(1, first.steps(0))
             whole = self._endless.keep(self.tail, (first, *(part.with_epoch(steps) for part in others)))
         return whole

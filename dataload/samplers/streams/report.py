@@ -48,7 +48,7 @@ def follow(planner: StreamPlanner, steps: range, *, epoch: int = 0) -> Followed:
         epoch: 0, 1, 2, ...
     """
     parts = _parts(planner)
-    plans = planner.dealt(rank=0, world_size=1).plans(steps, epoch=epoch)
+    plans = planner.with_ranks(rank=0, world_size=1).plans(steps, epoch=epoch)
     columns = [plan.columns or {} for plan in plans]
     shape = len(steps), sum(part.rows for part in parts), parts[0].chunk
     return Followed(

@@ -181,7 +181,7 @@ class StreamSampler(ArrayValue, BatchPlanner):
 
     def resume(self, position: int) -> tuple[Self, int]:
         """See `BatchPlanner.resume`. Where it is no step that this order has, its state is of another order."""
-        return self.dealt(origin=0), position // self.rows
+        return self.with_ranks(origin=0), position // self.rows
 
     def with_epoch(self, steps: int) -> Self:
         """This order as an endless one, with epochs of so many steps.

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dataload._util.leases import Loans
+from dataload._util.leases import BufferLeases
 from dataload.types import Array, BytesArray
 
 __all__ = ["BufferPool"]
@@ -33,7 +33,7 @@ class BufferPool:
 
     def __init__(self) -> None:
         self._free: dict[int, list[BytesArray]] = {}  # by size, the one first asked for first
-        self._loans = Loans()
+        self._loans = BufferLeases()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """As `numpy.empty`."""

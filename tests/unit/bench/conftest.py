@@ -1,4 +1,4 @@
-"""Made-up results, whose figures can be worked out by hand."""
+"""JobResult-up results, whose figures can be worked out by hand."""
 
 import io
 from types import SimpleNamespace

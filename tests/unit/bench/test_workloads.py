@@ -1,4 +1,4 @@
-"""Made data."""
+"""JobResult data."""
 
 import importlib.util
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from dataload.executors.base import Heartbeat, Patience, Place, WorkerLostError
+from dataload.executors.base import Place, TimeoutPolicy, WorkerLostError, WorkerStatus
 
 
 def test_a_heartbeat_is_seen_through_the_same_memory():
     memory = np.zeros(100, np.uint8)
-    worker, consumer = Heartbeat(memory), Heartbeat(memory)
+    worker, consumer = WorkerStatus(memory), WorkerStatus(memory)
     assert consumer.place() == Place(-1, -1, -1)
     worker.at(0, 0)
     assert consumer.place() == Place(0, 0, -1)
@@ -21,7 +21,7 @@ def test_a_heartbeat_is_seen_through_the_same_memory():
     assert [worker.is_cancelled(number) for number in (0, 4, 5)] == [True, True, False]
     worker.stage = 2
     assert consumer.stage == 2
-    assert Heartbeat().place() == Place(-1, -1, -1)
+    assert WorkerStatus().place() == Place(-1, -1, -1)
 
 
 def describe():
@@ -29,7 +29,7 @@ def describe():
 
 
 def test_a_watch_warns_half_way_and_then_gives_up():
-    watch = Patience(timeout=0.2).watch()
+    watch = TimeoutPolicy(timeout=0.2).watch()
     assert 0 < watch.next_look() <= 0.1
     assert not watch.is_due()
     with pytest.warns(RuntimeWarning, match=r"no batch for 0\.0 s: somebody is at step 2 of epoch 1, index 3\nstacks"):
@@ -43,7 +43,7 @@ def test_a_watch_warns_half_way_and_then_gives_up():
 
 
 def test_a_watch_without_an_end_warns_ever_more_seldom():
-    watch = Patience(warn_after=1000).watch()
+    watch = TimeoutPolicy(warn_after=1000).watch()
     for doubled in (2000, 4000):
         with pytest.warns(RuntimeWarning, match="nobody has not begun with it\n"):
             watch.look(lambda: ("nobody", Place(-1, -1, -1), ""))

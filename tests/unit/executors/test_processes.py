@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from dataload import ConfigError
-from dataload.executors import Patience, Place, WorkerLostError, limits, processes
+from dataload.executors import Place, TimeoutPolicy, WorkerLostError, limits, processes
 from dataload.executors.handle import WorkerHandle
 from dataload.executors.processes import ProcessExecutor
 
@@ -192,7 +192,7 @@ def test_workers_that_never_come_to_work_are_an_error_and_not_tried_for_ever(wor
 
 @pytest.mark.parametrize(("what", "stacks"), [("hang", "in hang_here"), ("stop", "it does not answer: it is stopped")])
 def test_a_stuck_worker_is_described_then_ended(what, stacks):
-    with executor(works.do, patience=Patience(timeout=1.5)) as tasks:
+    with executor(works.do, timeouts=TimeoutPolicy(timeout=1.5)) as tasks:
         pid = tasks.submit(("pid",)).result()
         with (
             pytest.warns(
@@ -210,11 +210,11 @@ def test_a_stuck_worker_is_described_then_ended(what, stacks):
 
 def test_a_worker_that_has_not_begun_is_not_asked_for_its_stacks(monkeypatch):
     monkeypatch.setattr(processes, "_LOOK_SECONDS", 0.01)
-    with executor(works.echo, patience=Patience(warn_after=1e-9)) as tasks:
+    with executor(works.echo, timeouts=TimeoutPolicy(warn_after=1e-9)) as tasks:
         pending = tasks.submit(1)
         worker = tasks._crew._workers[0]
         os.kill(worker._process.pid, signal.SIGSTOP)
-        worker.heartbeat.stage = 0
+        worker.status.stage = 0
         assert worker.describe()[2] == "it has not begun: it imports the main module, or is stopped"
         os.kill(worker._process.pid, signal.SIGCONT)
         with contextlib.suppress(RuntimeWarning):
@@ -451,7 +451,7 @@ def test_preloads_of_others_are_kept(monkeypatch):
 def test_other_ways_to_start(start_method):
     offset = 5
 
-    def local(task, heartbeat):  # cannot be pickled
+    def local(task, status):  # cannot be pickled
         return np.full(10_000, task + offset)
 
     work = local if start_method == "fork" else works.large

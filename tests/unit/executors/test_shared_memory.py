@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload._util.leases import Loans
+from dataload._util.leases import BufferLeases
 from dataload.executors import memory, shared_memory
 from dataload.executors.memory import available_bytes
 from dataload.executors.shared_memory import Ring, Slot
@@ -96,7 +96,7 @@ def keepers():
 
 @pytest.mark.parametrize("keep", [pytest.param(keep, id=name) for name, keep in keepers()])
 def test_a_loan_comes_back_when_the_last_view_goes_and_not_before(keep):
-    loans, returned = Loans(), []
+    loans, returned = BufferLeases(), []
     block = np.arange(64, dtype=np.uint8)
     lent = loans.lend(block, lambda: returned.append(True))
     assert np.shares_memory(lent, block)
@@ -111,7 +111,7 @@ def test_a_loan_comes_back_when_the_last_view_goes_and_not_before(keep):
 
 def test_a_tensor_keeps_its_loan():
     torch = pytest.importorskip("torch")
-    loans, returned = Loans(), []
+    loans, returned = BufferLeases(), []
     tensor = torch.from_numpy(loans.lend(np.zeros(64, np.uint8), lambda: returned.append(True))).view(8, 8)[2:, 1]
     gc.collect()
     assert not returned
@@ -120,7 +120,7 @@ def test_a_tensor_keeps_its_loan():
 
 
 def test_loans_end_in_any_thread():
-    loans, returned = Loans(), []
+    loans, returned = BufferLeases(), []
     lent = [loans.lend(np.zeros(8, np.uint8), lambda n=n: returned.append(n)) for n in range(100)]
     thread = threading.Thread(target=lent.clear)
     thread.start()

@@ -8,21 +8,21 @@ import weakref
 
 import pytest
 
-from dataload.executors import Patience, SerialExecutor, ThreadExecutor, WorkerLostError, worker_name
+from dataload.executors import SerialExecutor, ThreadExecutor, TimeoutPolicy, WorkerLostError, worker_name
 
 
 def threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("dataload")]
 
 
-def call(task, heartbeat):
+def call(task, status):
     return task()
 
 
 def test_starts_with_the_first_task_and_runs_in_its_threads():
     barrier = threading.Barrier(2)  # both tasks must run at once
 
-    def work(task, heartbeat):
+    def work(task, status):
         barrier.wait(10)
         return task, worker_name()
 
@@ -38,7 +38,7 @@ def test_starts_with_the_first_task_and_runs_in_its_threads():
 
 
 def test_an_error_is_raised_where_the_result_is_asked_for():
-    executor = ThreadExecutor(lambda task, heartbeat: int(task), 1)
+    executor = ThreadExecutor(lambda task, status: int(task), 1)
     failing = executor.submit("x")
     assert executor.submit("3").result() == 3
     with pytest.raises(ValueError, match="invalid literal"):
@@ -112,7 +112,7 @@ def test_a_cancelled_task_is_not_begun_and_the_consumer_may_do_one_itself():
 
 
 def test_where_time_is_limited_the_consumer_does_none_itself():
-    executor = ThreadExecutor(call, 1, patience=Patience(timeout=30))
+    executor = ThreadExecutor(call, 1, timeouts=TimeoutPolicy(timeout=30))
     go_on = threading.Event()
     executor.submit(lambda: go_on.wait(10))
     task = executor.submit(worker_name)
@@ -154,11 +154,11 @@ def test_grows_but_does_not_shrink():
 def test_a_thread_that_hangs_is_described_given_up_and_replaced():
     go_on = threading.Event()
 
-    def work(task, heartbeat):
-        heartbeat.at(1, 7, 33)
+    def work(task, status):
+        status.at(1, 7, 33)
         return go_on.wait(20) if task else 5
 
-    executor = ThreadExecutor(work, 1, patience=Patience(timeout=0.4))
+    executor = ThreadExecutor(work, 1, timeouts=TimeoutPolicy(timeout=0.4))
     hanging = executor.submit(True)
     with (
         pytest.warns(
@@ -182,7 +182,7 @@ def test_a_thread_that_hangs_is_described_given_up_and_replaced():
 
 def test_a_task_that_nobody_begins_says_so():
     go_on = threading.Event()
-    executor = ThreadExecutor(lambda task, heartbeat: go_on.wait(20), 1, patience=Patience(warn_after=0.05))
+    executor = ThreadExecutor(lambda task, status: go_on.wait(20), 1, timeouts=TimeoutPolicy(warn_after=0.05))
     executor.submit(0)
     later = executor.submit(1)
     timer = threading.Timer(0.3, go_on.set)
@@ -217,8 +217,8 @@ def test_a_forked_child_starts_its_own_threads_and_waits_for_none_of_the_parents
 def test_serial_work_is_done_when_its_result_is_asked_for():
     done = []
 
-    def work(task, heartbeat):
-        done.append((task, heartbeat.place().step))
+    def work(task, status):
+        done.append((task, status.place().step))
         return task + 1
 
     executor = SerialExecutor(work)

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from dataload import Loader, RangeSource
-from dataload.loader.execution import Look, Scaling, workers_to_use
+from dataload.loader.execution import Scaling, ThroughputSample, workers_to_use
 from dataload.loader.recorder import Recorder
 from dataload.samplers import GlobalShuffle
 
 
 def look(workers, *, waits, work=1.0, rate=100.0):
     """A second, of which the consumer waits a part."""
-    return Look(workers, steps=round(rate), wait_seconds=waits, consumer_seconds=1 - waits, work_seconds=work)
+    return ThroughputSample(
+        workers, steps=round(rate), wait_seconds=waits, consumer_seconds=1 - waits, work_seconds=work
+    )
 
 
 # One decision

@@ -9,10 +9,10 @@ import pytest
 
 from dataload import Collate, ConfigError, Loader, MemorySource, Ragged, WorkerError
 from dataload.collate import default_collate
-from dataload.executors import Heartbeat
+from dataload.executors import WorkerStatus
 from dataload.loader.batches import complete
 from dataload.loader.fetch import Fetcher, Trace
-from dataload.loader.step import Job, StepWork
+from dataload.loader.step import StepRange, StepWork
 from dataload.samplers import BatchPlan
 from dataload.streams import StreamSampler
 from dataload.transforms import compose
@@ -248,5 +248,5 @@ def test_what_is_added_belongs_to_the_batch():
 def test_rows_are_counted_and_not_records(transform):
     planner = streams(2)
     work = StepWork(replace(fetcher(), transform=transform), planner)
-    made = work(Job(0, 0, 0, planner.steps(0)), Heartbeat())
+    made = work(StepRange(0, 0, 0, planner.steps(0)), WorkerStatus())
     assert [loaded.rows for loaded in made.loaded] == [3] * planner.steps(0)

@@ -9,10 +9,10 @@ import pytest
 
 from dataload.errors import WorkerError
 from dataload.executors import Place, SerialExecutor, WorkerLostError
-from dataload.loader.pipeline import Delivery, EpochPlanners, finished, lost_step
-from dataload.loader.prefetch import Pace
+from dataload.loader.pipeline import Delivery, EpochPlanners, apply_in_consumer, lost_step
+from dataload.loader.prefetch import TaskSizer
 from dataload.loader.progress import Cursor
-from dataload.loader.step import Loaded, Made
+from dataload.loader.step import JobResult, StepResult
 from dataload.samplers import BatchSampler, GlobalShuffle, PackedBatchSampler, Sequential
 
 PLANNERS = EpochPlanners(BatchSampler(sampler=Sequential(7), batch_size=2))  # four steps an epoch
@@ -37,7 +37,7 @@ class Workers:
             def result(self):
                 workers.waiting.append(job)
                 steps = [
-                    Loaded(
+                    StepResult(
                         epoch=job.epoch,
                         step=step,
                         batch=Batch(),
@@ -50,7 +50,7 @@ class Workers:
                     )
                     for step in range(job.start, job.stop)
                 ]
-                return Made(steps, workers.seconds)
+                return JobResult(steps, workers.seconds)
 
             def done(self):
                 return job in workers.done
@@ -76,12 +76,12 @@ class Workers:
 
 def deliver(workers, planners=PLANNERS, pace=None, **settings):
     given = {"start": Cursor(0, 0), "epochs": None, "window": 3, "most_bytes": 1 << 30, "in_order": True}
-    return Delivery(workers, planners, Pace() if pace is None else pace, **{**given, **settings})
+    return Delivery(workers, planners, TaskSizer() if pace is None else pace, **{**given, **settings})
 
 
 def paced(nbytes=100):
     """A pace that knows the size of a step."""
-    pace = Pace()
+    pace = TaskSizer()
     pace.note(1, 1.0, nbytes)
     return pace
 
@@ -127,7 +127,7 @@ def test_steps_that_come_as_they_are_made_stay_within_their_epoch():
 def test_without_workers_a_step_is_made_when_it_is_asked_for():
     made = []
 
-    def work(job, heartbeat):
+    def work(job, status):
         made.append((job.epoch, job.start))
         return Workers().submit(job).result()
 
@@ -169,7 +169,7 @@ def test_bytes_bound_what_is_ahead(most_bytes, ahead, in_order):
 
 
 def test_bytes_bound_what_is_ahead_when_steps_are_made_several_at_a_time():
-    workers, pace = Workers(nbytes=100, seconds=1e-6), Pace()
+    workers, pace = Workers(nbytes=100, seconds=1e-6), TaskSizer()
     planners = EpochPlanners(BatchSampler(sampler=Sequential(10_000), batch_size=1))
     delivery = deliver(workers, planners, pace, window=4, most_bytes=10_000)
     most = 0
@@ -182,7 +182,7 @@ def test_bytes_bound_what_is_ahead_when_steps_are_made_several_at_a_time():
 
 
 def test_what_was_learned_of_size_and_time_serves_the_next_delivery():
-    pace = Pace()
+    pace = TaskSizer()
     next(deliver(Workers(nbytes=100), pace=pace))
     workers = Workers(nbytes=100)
     next(deliver(workers, pace=pace, window=50, most_bytes=500))
@@ -202,7 +202,7 @@ def test_the_steps_before_a_lost_one_of_the_same_job_are_made_again():
     def raise_(error):
         raise error
 
-    pace = Pace()
+    pace = TaskSizer()
     for _ in range(3):  # quick steps of a known size: all four of an epoch are one job
         pace.note(4, 4e-6, 0)
     workers = Dying(seconds=1e-6)
@@ -227,7 +227,7 @@ def test_a_step_that_cannot_be_sent_is_told_from_the_others_of_its_job():
     def raise_(error):
         raise error
 
-    pace = Pace()
+    pace = TaskSizer()
     for _ in range(3):
         pace.note(4, 4e-6, 0)
     found = deliver(Unsendable(seconds=1e-6), pace=pace)
@@ -337,13 +337,13 @@ def test_a_lost_worker_when_only_missing_steps_are_left():
 
 def test_what_fails_in_the_consumers_process_is_an_error_of_its_step():
     loaded = next(deliver(Workers(), start=Cursor(1, 2)))
-    assert finished(loaded, lambda batch: [batch], PLANNERS) == [loaded.batch]
+    assert apply_in_consumer(loaded, lambda batch: [batch], PLANNERS) == [loaded.batch]
 
     def finish(batch):
         raise ZeroDivisionError("pinned to nothing")
 
     with pytest.raises(WorkerError, match="step 2 of epoch 1 failed in batch_transform: ZeroDivisionError") as caught:
-        finished(loaded, finish, PLANNERS)
+        apply_in_consumer(loaded, finish, PLANNERS)
     assert caught.value.indices == (4, 5)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert "in finish" in caught.value.traceback_text

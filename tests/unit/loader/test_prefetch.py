@@ -3,7 +3,7 @@
 import pytest
 
 from dataload.executors import SerialExecutor
-from dataload.loader.prefetch import Pace, ordered_map, unordered_map
+from dataload.loader.prefetch import TaskSizer, ordered_map, unordered_map
 
 
 class Recorded:
@@ -11,8 +11,8 @@ class Recorded:
 
     def __init__(self):
         self.submitted, self.asked, self.cancelled = [], [], []
-        # For helping: what workers have begun, what is finished, and with which task the first one ends.
-        self.begun, self.finished, self.helped, self.first_ends_after = {0}, set(), [], None
+        # For helping: what workers have begun, what is apply_in_consumer, and with which task the first one ends.
+        self.begun, self.apply_in_consumer, self.helped, self.first_ends_after = {0}, set(), [], None
 
     def __call__(self, task):
         self.submitted.append(task)
@@ -84,7 +84,7 @@ def test_closing_cancels_what_is_in_flight():
 
 def test_serial_tasks_run_when_they_are_asked_for():
     done = []
-    executor = SerialExecutor(lambda task, heartbeat: done.append(task))
+    executor = SerialExecutor(lambda task, status: done.append(task))
     results = ordered_map(executor.submit, range(3), window=lambda: 0)
     next(results)
     assert done == [0]
@@ -169,7 +169,7 @@ def unlimited():
 
 
 def test_steps_are_grouped_until_a_task_takes_a_millisecond():
-    pace = Pace()
+    pace = TaskSizer()
     groups = pace.groups(range(5, 1000), unlimited)
     sizes, covered = [], []
     for group in groups:
@@ -182,7 +182,7 @@ def test_steps_are_grouped_until_a_task_takes_a_millisecond():
 
 
 def test_slow_steps_go_one_by_one_and_the_fastest_not_without_bound():
-    pace = Pace()
+    pace = TaskSizer()
     for size in (1, 2, 4, 8, 16, 32, 64, 64):
         assert len(next(pace.groups(range(1000), unlimited))) == size
         pace.note(size, 0.0, 0)
@@ -212,7 +212,7 @@ def test_the_consumer_waits_when_tasks_are_long_or_all_have_begun():
 
 
 def test_only_short_tasks_are_helped_with():
-    pace = Pace()
+    pace = TaskSizer()
     assert not pace.is_quick()
     pace.note(1, 1e-4, 0)
     assert pace.is_quick()
@@ -221,7 +221,7 @@ def test_only_short_tasks_are_helped_with():
 
 
 def test_a_group_is_no_larger_than_there_is_room_for_but_one_step():
-    pace = Pace()
+    pace = TaskSizer()
     assert pace.step_bytes is None
     for _ in range(6):
         pace.note(4, 1e-6, 100)

@@ -133,7 +133,7 @@ def test_position_counts_what_is_consumed():
 def test_dealt_otherwise_is_as_if_made_so(planner, tail):
     dealing = {"world_size": 3, "rank": 1, "tail": tail, "origin": 2}
     planner.steps(0)  # what it computes for itself must not decide what the other gives
-    found, expected = planner.dealt(**dealing), replace(planner, **dealing)
+    found, expected = planner.with_ranks(**dealing), replace(planner, **dealing)
     assert found == expected
     assert found.steps(0) == expected.steps(0)
     steps = range(expected.steps(0))
@@ -142,18 +142,18 @@ def test_dealt_otherwise_is_as_if_made_so(planner, tail):
         assert np.array_equal(one.valid, other.valid) if tail == "pad" else one.valid is other.valid is None
     assert (planner.world_size, planner.tail, planner.origin) == (1, "partial", 0)
     with pytest.raises(ConfigError, match=r"rank must be an integer in \[0, 3\), got 3"):
-        planner.dealt(world_size=3, rank=3)
+        planner.with_ranks(world_size=3, rank=3)
 
 
 def test_lanes_are_dealt_to_ranks_that_divide_them():
     planner = BatchSampler(sampler=Lanes(Sequential(100), 4), batch_size=2)
-    assert planner.dealt(world_size=2, rank=1).rank == 1
+    assert planner.with_ranks(world_size=2, rank=1).rank == 1
     with pytest.raises(ConfigError, match="lanes must be a multiple of world_size, 3"):
-        planner.dealt(world_size=3)
+        planner.with_ranks(world_size=3)
 
 
 def test_what_was_computed_of_the_items_is_kept():
     buckets = BucketBatchSampler(lengths=np.arange(1000) % 50, max_tokens=200)
-    assert buckets.dealt(origin=5)._buckets is buckets._buckets
+    assert buckets.with_ranks(origin=5)._buckets is buckets._buckets
     packed = PackedBatchSampler(sampler=Sequential(100), lengths=[3] * 100, row_length=8, batch_size=1)
-    assert packed.dealt(origin=5)._ends is packed._ends
+    assert packed.with_ranks(origin=5)._ends is packed._ends

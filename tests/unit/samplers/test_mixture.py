@@ -17,7 +17,7 @@ def order(sampler, epoch=0, length=None):
     return sampler.indices(np.arange(len(sampler) if length is None else length), epoch=epoch).tolist()
 
 
-def dealt(weights, length, *, epoch=0, **settings):
+def with_ranks(weights, length, *, epoch=0, **settings):
     """Which part stands at each place: a part of one record has no other index."""
     parts = len(weights[0]) if isinstance(weights[0], tuple) else len(weights)
     return order(Mixture((Sequential(1),) * parts, weights, stop="never", **settings), epoch, length)
@@ -48,7 +48,7 @@ def weights_of(row):
     ],
 )
 def test_proportions_are_exact_in_every_window(weights, window, stated):
-    parts = np.array(dealt(weights, 3 * stated + 7, window=window, seed=4))
+    parts = np.array(with_ranks(weights, 3 * stated + 7, window=window, seed=4))
     counts = np.bincount(parts[:stated], minlength=len(weights))
     for part, share in enumerate(weights_of(weights)):
         assert abs(counts[part] - share * stated) < 1, "not rounded"
@@ -61,14 +61,14 @@ def test_proportions_are_exact_in_every_window(weights, window, stated):
 @pytest.mark.parametrize("weights", [(1, 1), (1, 3, 9), (0.5, 0.3, 0.15, 0.05), (100, 1)])
 def test_within_a_window_parts_are_spread_evenly(weights):
     # A coin with these odds strays by about the square root of the places, here 15 and more.
-    parts = np.array(dealt(weights, 1000, window=1000, seed=1))
+    parts = np.array(with_ranks(weights, 1000, window=1000, seed=1))
     for part, share in enumerate(weights_of(weights)):
         strays = np.cumsum(parts == part) - float(share) * np.arange(1, 1001)
         assert np.abs(strays).max() <= 1 + len(weights) * float(share)
 
 
 def test_the_seed_chooses_the_places():
-    found = {tuple(dealt((2, 3, 5), 1000, seed=seed)) for seed in range(20)}
+    found = {tuple(with_ranks((2, 3, 5), 1000, seed=seed)) for seed in range(20)}
     assert len(found) == 20
 
 
@@ -108,7 +108,7 @@ def walk(parts, samplers, weights_used, stop, epoch, epochs):
 def test_an_epoch_is_what_a_loop_would_deal(lengths, weights, stop):
     samplers = tuple(GlobalShuffle(length, seed) for seed, length in enumerate(lengths))
     mixture = Mixture(samplers, weights, stop=stop, seed=3)
-    parts = dealt(weights, 10_000, seed=3)
+    parts = with_ranks(weights, 10_000, seed=3)
     used = [part for part, weight in enumerate(weights) if weight]
     drawn = Counter(parts[: len(mixture)])
     epochs = {part: -(-drawn[part] // len(samplers[part])) for part in used}
@@ -133,7 +133,7 @@ def test_never_goes_on_for_2_to_48_positions():
     samplers = (GlobalShuffle(5, 0), GlobalShuffle(3, 1))
     mixture = Mixture(samplers, (2, 1), stop="never", seed=1)
     assert len(mixture) == MAX_LENGTH
-    parts = dealt((2, 1), 1002, seed=1)
+    parts = with_ranks((2, 1), 1002, seed=1)
     windows, rest = divmod(MAX_LENGTH, 1002)
     drawn = {part: windows * parts.count(part) + parts[:rest].count(part) for part in (0, 1)}
     epochs = {part: -(-drawn[part] // len(samplers[part])) for part in (0, 1)}
@@ -187,7 +187,7 @@ def test_all_epochs_have_the_length_that_is_right_for_each(stop):
     mixture = Mixture(samplers, ROWS, stop=stop, window=100)
     ends = []
     for epoch, row in enumerate(ROWS):
-        parts = dealt(ROWS, 2000, epoch=epoch, window=100)
+        parts = with_ranks(ROWS, 2000, epoch=epoch, window=100)
         used = [part for part, weight in enumerate(row) if weight]
         ends.append(len(walk(parts, samplers, used, stop, 0, {0: 9, 1: 9})))
     assert len(mixture) == (min if stop == "first" else max)(ends)

@@ -26,8 +26,8 @@ from dataload import (
 )
 from dataload.streams import MultiStreamLoader
 from dataload.streams.columns import join, stack
-from dataload.streams.crew import parts_of
 from dataload.streams.order import RowOrder, SequenceOrder
+from dataload.streams.workers import parts_of
 
 sys.path.append(str(Path(__file__).parents[2] / "children"))
 import streams

@@ -114,7 +114,7 @@ def test_it_is_a_value():
     assert mixture == RowMixture(parts=[part("split"), part()])
     assert hash(mixture) == hash(RowMixture(parts=[part("split"), part()]))
     assert mixture != RowMixture(parts=(part("split"), part(seed=1)))
-    assert fingerprint(mixture.order) == fingerprint(mixture.dealt(world_size=2, tail="drop").order)
+    assert fingerprint(mixture.order) == fingerprint(mixture.with_ranks(world_size=2, tail="drop").order)
     mixture.plans(range(6), epoch=0)
     again = pickle.loads(pickle.dumps(mixture))
     assert again == mixture
@@ -135,5 +135,5 @@ def test_the_state_of_other_rows_is_refused():
 def test_its_order_can_be_judged():
     mixture = RowMixture(parts=(part("split", lengths=[500] * 4), part(lengths=[500] * 4)))
     report = order_report(mixture)
-    assert report == order_report(mixture.dealt(world_size=2, rank=1))
+    assert report == order_report(mixture.with_ranks(world_size=2, rank=1))
     assert report.multiplicity.verdict == "2,000 records come more than once, 0 of 2,000 do not come"

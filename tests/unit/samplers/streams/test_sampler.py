@@ -179,7 +179,7 @@ def test_it_is_a_value():
     ]
     assert len({one, *others}) == 8
     assert len({fingerprint(each.order) for each in (one, *others)}) == 8
-    assert fingerprint(one.dealt(world_size=2, rank=1, tail="drop").order) == fingerprint(one.order)
+    assert fingerprint(one.with_ranks(world_size=2, rank=1, tail="drop").order) == fingerprint(one.order)
     assert repr(one) == (
         "StreamSampler(2 sequences, 9 records, rows=2, chunk=2, mode='split', ends='next', seed=3, "
         "random_start=False, epoch_steps=None)"
@@ -241,7 +241,7 @@ def test_records_need_not_be_dicts():
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_orders_can_be_judged(mode, chunk):
     streams = sampler(*[50] * 40, rows=8, chunk=chunk, mode=mode)
-    report = order_report(streams.dealt(world_size=2, rank=1))
+    report = order_report(streams.with_ranks(world_size=2, rank=1))
     served = streams.steps(0) * streams.rows_per_step if mode == "independent" else 2000
     assert (report.records, report.steps, report.looked_at) == (2000, streams.steps(0), served)
     assert report == order_report(streams)  # whatever the ranks
@@ -254,7 +254,7 @@ def test_the_batches_of_all_ranks_together():
     streams = sampler(5, 6, 7, rows=4, chunk=2, ends="pad")
     expected = [plan.wanted.tolist() for plan in streams.plans(range(streams.steps(0)), epoch=0)]
     for world in (1, 2, 4):
-        together = GlobalBatches(streams.dealt(rank=world - 1, world_size=world, tail="pad"))
+        together = GlobalBatches(streams.with_ranks(rank=world - 1, world_size=world, tail="pad"))
         indices, counts = together.rows(range(streams.steps(0)), epoch=0)
         cuts = pairwise(np.cumsum([0, *counts]).tolist())
         assert [indices[start:stop].tolist() for start, stop in cuts] == expected

@@ -10,21 +10,21 @@ from dataload._util.checks import check_choice
 from dataload.errors import ConfigError
 from dataload.executors import (
     Executor,
-    Patience,
     Place,
     Result,
     SerialExecutor,
     StartMethod,
     ThreadExecutor,
+    TimeoutPolicy,
     WorkerLostError,
 )
-from dataload.executors.base import Watch
-from dataload.executors.parcels import check_pickle
+from dataload.executors.base import StallMonitor
+from dataload.executors.serialization import check_pickle
 from dataload.loader.execution import ExecutorName
 from dataload.streams.parts import Part, PartTask, PartWork
 from dataload.streams.rows import RowStart, StreamPlan, describe
 
-__all__ = ["Crew", "Naming", "parts_of"]
+__all__ = ["StreamLocator", "StreamWorkers", "parts_of"]
 
 _SLOTS_BEYOND_WINDOW = 3  # the batch that the consumer has, the one before it, and one that is on its way
 
@@ -35,7 +35,7 @@ def parts_of(rows: int, most: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Naming:
+class StreamLocator:
     """Tells row and sequence from the one number that a worker writes down of both.
 
     Attributes:
@@ -60,27 +60,27 @@ class Naming:
 
 
 @dataclass(frozen=True, slots=True)
-class _NamingPatience(Patience):
+class _StreamTimeoutPolicy(TimeoutPolicy):
     """Says which stream it is that keeps a step.
 
     Attributes:
         naming: Knows it.
     """
 
-    naming: Naming | None = None
+    naming: StreamLocator | None = None
 
-    def watch(self) -> Watch:
-        """See `Patience`."""
-        return _NamingWatch(self, self.naming)
+    def watch(self) -> StallMonitor:
+        """See `TimeoutPolicy`."""
+        return _StreamStallMonitor(self, self.naming)
 
 
-class _NamingWatch(Watch):
-    def __init__(self, patience: Patience, naming: Naming | None) -> None:
-        super().__init__(patience)
+class _StreamStallMonitor(StallMonitor):
+    def __init__(self, timeouts: TimeoutPolicy, naming: StreamLocator | None) -> None:
+        super().__init__(timeouts)
         self._naming = naming
 
     def look(self, describe: Callable[[], tuple[str, Place, str]]) -> None:
-        """See `Watch`."""
+        """See `StallMonitor`."""
         naming, (worker, place, stacks) = self._naming, describe()
         assert naming is not None, "made with one"
         named = Place(place.epoch, place.step, naming.sequence(place))
@@ -91,7 +91,7 @@ class _NamingWatch(Watch):
             raise
 
 
-class Crew:
+class StreamWorkers:
     """Makes every step of all rows, each worker its part.
 
     Args:
@@ -123,8 +123,8 @@ class Crew:
         if workers and executor == "processes" and start_method != "fork":
             _check_pickles(plan)
         self.workers = parts_of(len(rows), workers) if workers else 0
-        self.naming = Naming(plan)
-        self._patience = _NamingPatience(timeout=timeout, naming=self.naming)
+        self.naming = StreamLocator(plan)
+        self._patience = _StreamTimeoutPolicy(timeout=timeout, naming=self.naming)
         self._executor: ExecutorName = executor
         self._start_method: StartMethod = start_method
         self._slots = window + _SLOTS_BEYOND_WINDOW
@@ -168,10 +168,10 @@ class Crew:
         if not self.workers:
             return SerialExecutor(work)
         if self._executor == "threads":
-            return ThreadExecutor(work, 1, patience=self._patience)
+            return ThreadExecutor(work, 1, timeouts=self._patience)
         from dataload.executors.processes import ProcessExecutor  # `multiprocessing` takes long to import
 
-        return ProcessExecutor(work, 1, slots=self._slots, start_method=self._start_method, patience=self._patience)
+        return ProcessExecutor(work, 1, slots=self._slots, start_method=self._start_method, timeouts=self._patience)
 
 
 class _AllParts:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataload.executors.parcels import check_pickle, put_together, take_apart
+from dataload.executors.serialization import check_pickle, put_together, take_apart
 
 sys.path.append(str(Path(__file__).parents[2] / "children"))
 import works

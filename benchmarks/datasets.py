@@ -1,4 +1,4 @@
-"""JobResult data, the same on every machine, kept in the directory of temporary files."""
+"""Made data, the same on every machine, kept in the directory of temporary files."""
 
 import shutil
 import tempfile

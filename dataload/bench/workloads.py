@@ -1,4 +1,4 @@
-"""JobResult data to compare with, the same on every machine with the same packages."""
+"""Made data to compare with, the same on every machine with the same packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StepResult steps on their way to the consumer: ahead of it, across epochs, in order or as they come."""
+"""Loaded steps on their way to the consumer: ahead of it, across epochs, in order or as they come."""
 
 from __future__ import annotations
 

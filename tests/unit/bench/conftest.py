@@ -1,4 +1,4 @@
-"""JobResult-up results, whose figures can be worked out by hand."""
+"""Made-up results, whose figures can be worked out by hand."""
 
 import io
 from types import SimpleNamespace

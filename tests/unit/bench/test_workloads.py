@@ -1,4 +1,4 @@
-"""JobResult data."""
+"""Made data."""
 
 import importlib.util
 

@@ -11,8 +11,8 @@ class Recorded:
 
     def __init__(self):
         self.submitted, self.asked, self.cancelled = [], [], []
-        # For helping: what workers have begun, what is apply_in_consumer, and with which task the first one ends.
-        self.begun, self.apply_in_consumer, self.helped, self.first_ends_after = {0}, set(), [], None
+        # For helping: what workers have begun, what is finished, and with which task the first one ends.
+        self.begun, self.finished, self.helped, self.first_ends_after = {0}, set(), [], None
 
     def __call__(self, task):
         self.submitted.append(task)

@@ -1,21 +1,23 @@
-"""Every error that dataload raises on purpose.
+"""The exceptions that dataload raises.
 
 ```
 DataloadError
-├── ConfigError (ValueError)
-├── SourceError
-│   ├── SourceNotFoundError (FileNotFoundError)
-│   ├── UnsupportedFormatError (ValueError)
-│   ├── CorruptFileError (ValueError)
-│   └── ClosedSourceError (ValueError)
-├── StateMismatchError (ValueError)
-├── WorkerError (RuntimeError)
-└── MissingDependencyError (ImportError)
+├── ConfigError (ValueError)                 a setting is wrong
+├── SourceError                              a data source cannot be read or written
+│   ├── SourceNotFoundError (FileNotFoundError)  there is nothing at that path
+│   ├── UnsupportedFormatError (ValueError)      the content is in no known format
+│   ├── CorruptFileError (ValueError)            a file is damaged or contradicts its format
+│   └── ClosedSourceError (ValueError)           a source was used after it was closed
+├── StateMismatchError (ValueError)          a saved state belongs to other data or another order
+├── WorkerError (RuntimeError)               loading a step failed
+└── MissingDependencyError (ImportError)     an optional package is not installed
 ```
 
-An index out of range stays the built-in `IndexError`, a wrong type the built-in `TypeError`.
-All of them pickle with their attributes and their `__cause__`, whatever their constructors take: an attribute that
-cannot be pickled arrives as its repr, a cause that cannot as None.
+The built-in class in brackets is a second base, so ``except ValueError`` also catches a `ConfigError`. An index that
+is out of range raises the built-in `IndexError`, and an argument of the wrong type the built-in `TypeError`.
+
+Every exception here can be pickled, with its attributes and its `__cause__`. An attribute that cannot be pickled is
+replaced by its repr, and a cause that cannot be pickled by None.
 """
 
 from __future__ import annotations
@@ -49,10 +51,10 @@ _TRACEBACK_CHARACTERS = 20_000
 
 
 class DataloadError(Exception):
-    """Base of all errors below."""
+    """Base class of every exception that dataload raises."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default calls cls(*args), which keyword-only constructors refuse.
+        # The default calls cls(*args), which fails for constructors with keyword-only arguments.
         attributes = {name: _or_repr(value) for name, value in self._attributes().items()}
         return _make, (type(self), self.args), (attributes, _pickled(self.__cause__))
 
@@ -63,7 +65,7 @@ class DataloadError(Exception):
         self.__cause__ = None if cause is None else _unpickled(cause)
 
     def _attributes(self) -> dict[str, Any]:
-        """What is to be pickled beside `args`."""
+        """Return the attributes to pickle in addition to `args`."""
         return self.__dict__
 
 
@@ -74,7 +76,7 @@ def _make(cls: type[DataloadError], args: tuple[Any, ...]) -> DataloadError:
 
 
 def _pickled(value: Any) -> bytes | None:
-    """A pickle within the pickle, so that a value which fails takes nothing else with it; None if it cannot be."""
+    """Pickle `value` separately, so that a failure does not affect the rest. Return None if it cannot be pickled."""
     try:
         return pickle.dumps(value)
     except Exception:
@@ -83,14 +85,14 @@ def _pickled(value: Any) -> bytes | None:
 
 def _unpickled(data: bytes) -> BaseException | None:
     try:
-        found = pickle.loads(data)  # noqa: S301 - made by `_pickled`, and as trusted as the pickle around it
+        found = pickle.loads(data)  # noqa: S301 - from `_pickled`, and as trusted as the pickle around it
     except Exception:
         return None
     return found if isinstance(found, BaseException) else None
 
 
 def _or_repr(value: Any) -> Any:
-    """`value` if it can be pickled and unpickled, else its repr."""
+    """Return `value` if it can be pickled and unpickled, else its repr."""
     try:
         pickle.loads(pickle.dumps(value))  # noqa: S301 - our own value
     except Exception:
@@ -102,8 +104,8 @@ class ConfigError(DataloadError, ValueError):
     """A setting is wrong.
 
     Attributes:
-        key: Name of the setting, as the user writes it (``"loader.batch_size"``), if it has one.
-        value: What was found there.
+        key: Name of the setting as the user writes it, such as ``"loader.batch_size"``; None if it has no name.
+        value: The value that was rejected.
     """
 
     def __init__(self, message: str, *, key: str | None = None, value: Any = None) -> None:
@@ -113,10 +115,10 @@ class ConfigError(DataloadError, ValueError):
 
 
 class SourceError(DataloadError):
-    """Something is wrong with a data source.
+    """A data source cannot be read or written.
 
     Attributes:
-        path: The file or directory, where there is one.
+        path: The file or directory; None if there is none.
     """
 
     def __init__(self, message: str, *, path: str | None = None) -> None:
@@ -125,45 +127,41 @@ class SourceError(DataloadError):
 
 
 class SourceNotFoundError(SourceError, FileNotFoundError):
-    """There is nothing at that path, or nothing matches that pattern."""
+    """A path does not exist, or a pattern matches nothing."""
 
 
 class UnsupportedFormatError(SourceError, ValueError):
-    """The content is in no format that was expected; the message says what was found at byte 0."""
+    """The content is in none of the expected formats. The message says what was found at byte 0."""
 
 
 class CorruptFileError(SourceError, ValueError):
-    """A file contradicts its format.
+    """A file is damaged or contradicts its format.
 
     Attributes:
-        path: The file.
-        offset: Byte offset of what disagrees, where it is known.
-        index: The record within the file, where only one is concerned.
+        path: The file; None if the bytes did not come from a file.
+        offset: Byte offset of the damage; None if it is unknown.
+        index: Number of the damaged record within the file; None if the damage is not limited to one record.
     """
 
     def __init__(
         self, message: str, *, path: str | None = None, offset: int | None = None, index: int | None = None
     ) -> None:
-        places = [
-            f"{path}" if path is not None else "",
-            f"byte {offset}" if offset is not None else "",
-            f"record {index}" if index is not None else "",
-        ]
-        place = ", ".join(p for p in places if p)
-        super().__init__(f"{place}: {message}" if place else message, path=path)
+        found = {"": path, "byte ": offset, "record ": index}
+        location = ", ".join(f"{label}{value}" for label, value in found.items() if value is not None)
+        super().__init__(f"{location}: {message}" if location else message, path=path)
         self.offset = offset
         self.index = index
 
 
 class ClosedSourceError(SourceError, ValueError):
-    """A source was read after it was closed."""
+    """A source was used after it was closed."""
 
 
 class StateMismatchError(DataloadError, ValueError):
     """A saved state belongs to other data or another order.
 
     Attributes:
-        differences: One line per field that differs.
+        differences: One line for each field that differs.
     """
 
     def __init__(self, message: str, *, differences: Iterable[str] = ()) -> None:
@@ -172,15 +170,15 @@ class StateMismatchError(DataloadError, ValueError):
 
 
 class WorkerError(DataloadError, RuntimeError):
-    """Loading a step failed; the original error is the `__cause__`, its traceback is in `traceback_text`.
+    """Loading a step failed. The original exception is the `__cause__`.
 
     Attributes:
         step: Number of the step within the epoch.
         epoch: Number of the epoch.
-        indices: Indices of the rows of that step, in order.
+        indices: Indices of the step's records, in row order.
         worker: Name of the thread or process, or "main" for the consumer's own thread.
-        traceback_text: The original traceback, which also survives pickling: an error that has come from another
-            process shows it as a note, for its `__cause__` has no traceback any more.
+        traceback_text: Traceback of the original exception, as text. Pickling drops the traceback of the `__cause__`,
+            so an error from another process carries this text as a note.
     """
 
     def __init__(
@@ -208,19 +206,19 @@ class WorkerError(DataloadError, RuntimeError):
 
 
 class MissingDependencyError(DataloadError, ImportError):
-    """An optional package is not installed; the message says which command installs it.
+    """An optional package is not installed. The message says which command installs it.
 
     Attributes:
         name: Name of the package.
     """
 
     def _attributes(self) -> dict[str, Any]:
-        # ImportError keeps `name` outside of __dict__.
+        # ImportError keeps `name` outside __dict__.
         return {**self.__dict__, "name": self.name}
 
 
 def closest(name: object, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest known one, and all of them.
+    """Return the end of a message about an unknown name: the closest known name, then all known names.
 
     Example:
         >>> closest("featurs", ["features", "label"])
@@ -233,13 +231,13 @@ def closest(name: object, known: Iterable[str]) -> str:
 
 
 def printable(text: str, most: int | None = _MESSAGE_CHARACTERS, *, kept: str = "\n\t") -> str:
-    r"""Text that any terminal and any file takes: what is not printable is escaped, and what is too long is cut.
+    r"""Return `text` in a form safe for any terminal or file: unprintable characters escaped, long text shortened.
 
     Args:
-        text: May hold control characters and lone surrogates.
-        most: Characters to keep, about: three quarters of them from the beginning, the others from the end. None
-            keeps all.
-        kept: Characters that stay as they are: line breaks and tabs.
+        text: Text that may contain control characters and lone surrogates.
+        most: Approximate number of characters to keep, three quarters of them from the start and the rest from the
+            end. None keeps all.
+        kept: Unprintable characters to leave unescaped, by default line breaks and tabs.
 
     Example:
         >>> print(printable("a\x1b[2J" + 100 * "b", most=8))
@@ -254,23 +252,23 @@ def printable(text: str, most: int | None = _MESSAGE_CHARACTERS, *, kept: str = 
 
 
 def text_of(error: BaseException) -> str:
-    """The message of any exception, also of one whose message cannot be made: see `printable`."""
+    """Return the `printable` message of an exception, even if its ``__str__`` fails."""
     try:
         text = str(error)
     except Exception as failure:
-        text = f"(its message cannot be made: {type(failure).__name__})"
+        text = f"(no message: its __str__ raised {type(failure).__name__})"
     return printable(text)
 
 
 def message_of(error: BaseException) -> str:
-    """Class and message of any exception: see `text_of`."""
+    """Return the class name and message of an exception; see `text_of`."""
     return f"{type(error).__name__}: {text_of(error)}"
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of any exception as text: see `printable`."""
+    """Return the `printable` traceback of an exception, even if it cannot be formatted."""
     try:
         lines = traceback.format_exception(error)
     except Exception as failure:
-        lines = [f"(the traceback cannot be made: {type(failure).__name__})\n", message_of(error)]
+        lines = [f"(no traceback: formatting it raised {type(failure).__name__})\n", message_of(error)]
     return printable("".join(lines), _TRACEBACK_CHARACTERS)

@@ -1,6 +1,10 @@
-"""The words of dataload as types: records, batches, and the protocols that sources and samplers satisfy.
+"""The vocabulary of dataload as types: records, batches, and the protocols of sources, samplers, codecs and writers.
 
-Everything here is structural. A class of yours that has the methods fits; nothing needs to be inherited.
+The protocols are structural: a class that has the methods satisfies them without inheriting anything.
+
+To plug in data of your own, write a `RandomAccessSource`. The other source protocols are optional and only make it
+faster: `BatchReader` reads many records at once, `ColumnReader` reads a batch as columns, `Sharded` tells where files
+begin and end.
 """
 
 from __future__ import annotations
@@ -34,13 +38,14 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 BytesArray: TypeAlias = npt.NDArray[np.uint8]
 
 Value: TypeAlias = "Array | bytes | str | int | float"
-"""What a field holds."""
+"""The value of one field of a record."""
 
 Record: TypeAlias = dict[str, Any]
-"""One record of a source with fields: field name -> `Value`."""
+"""One record of a source with fields, as a dict from field name to `Value`."""
 
 Batch: TypeAlias = dict[str, Any]
-"""Columns: field name -> array of shape ``(rows, *shape)``, or a list of `rows` values for bytes and text."""
+"""Several records as columns: a dict from field name to an array of shape ``(rows, *shape)``. Bytes and text have a
+list of `rows` values instead."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -49,12 +54,12 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """What is known about a field without reading its records.
+    """The dtype and shape of a field, as far as they are known without reading records.
 
     Attributes:
-        dtype: A numpy dtype name, or ``"bytes"``, ``"str"``; ``"unknown"`` where only a record would tell.
-        shape: Shape of one record's value; None for a length that varies from record to record, and None
-            for the whole when even the number of dimensions is unknown or varies.
+        dtype: A numpy dtype name, ``"bytes"``, ``"str"``, or ``"unknown"`` if only a record can tell.
+        shape: Shape of the value in one record. An axis is None if its length varies between records; the whole
+            shape is None if the number of dimensions is unknown or varies.
     """
 
     dtype: str
@@ -68,12 +73,15 @@ class FieldSpec:
 
 @runtime_checkable
 class RandomAccessSource(Protocol[T_co]):
-    """Records by index: all that a source of your own needs.
+    """A source of records by index. This is all that a source of your own needs.
 
-    Torch's map-style data sets and Grain's sources fit as they are. The loader calls `__getitem__` from
-    several threads at once, may ask for any index at any time and more than once, and expects the same record
-    for the same index each time. A record that was returned belongs to the caller. For worker processes the
-    source is pickled, so it should carry its settings and reopen its files on first use.
+    PyTorch's map-style datasets and Grain's data sources satisfy it as they are. A source must meet these obligations:
+
+    - `__getitem__` is thread-safe, and may be called with any index, in any order and repeatedly.
+    - The same index always gives the same record.
+    - A returned record belongs to the caller; later reads do not change it.
+    - The source pickles, if it is used with worker processes. It should pickle its settings and reopen its files on
+      first use.
 
     Example:
         >>> class Squares:
@@ -87,98 +95,105 @@ class RandomAccessSource(Protocol[T_co]):
     """
 
     def __len__(self) -> int:
-        """Number of records, constant for the life of the object."""
+        """Return the number of records, which is constant for the life of the object."""
         ...
 
     def __getitem__(self, index: SupportsIndex, /) -> T_co:
-        """The record at `index` in [0, len).
+        """Return the record at `index`.
 
         Raises:
-            IndexError: `index` is outside.
+            IndexError: `index` is outside [0, len).
         """
         ...
 
 
 @runtime_checkable
 class BatchReader(Protocol[T]):
-    """Optional: many records in one call, which is where a format can be fast.
+    """Optional: reads many records in one call, which is usually much faster than one call per record.
 
-    The name is the one that torch's own fetcher calls.
+    PyTorch's `DataLoader` calls a method of the same name.
     """
 
     def __getitems__(self, indices: Any, /) -> list[T]:
-        """Records in the order of the request. Duplicates are allowed; [] gives []; never a partial result."""
+        """Return the records at `indices`, in the order requested.
+
+        Indices may repeat, and no indices give an empty list. If any index is out of range, raise IndexError instead
+        of returning some of the records.
+        """
         ...
 
 
 @runtime_checkable
 class ColumnReader(Protocol):
-    """Optional: a batch as columns, without making a record of each row first."""
+    """Optional: reads a batch as columns, without building a record for each row first."""
 
     def read_batch(self, indices: Any, fields: Sequence[str] | None = None) -> Batch:
-        """Equal to ``default_collate(self.__getitems__(indices))`` of the chosen fields."""
+        """Return the records at `indices` as columns; `fields` limits and orders the fields.
+
+        The result equals ``default_collate(self.__getitems__(indices))``, restricted to `fields`.
+        """
         ...
 
 
 @runtime_checkable
 class Sharded(Protocol):
-    """Optional: how the records lie in files."""
+    """Optional: tells how the records are divided among files."""
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
-        """Records per file, in index order; the sum is ``len``."""
+        """The number of records in each file, in index order. They add up to ``len``."""
         ...
 
 
 @runtime_checkable
 class Sampler(Protocol):
-    """An order: which index stands at which position of an epoch.
+    """An order of records: maps positions in an epoch to indices in a source.
 
-    A sampler is a frozen value and a pure function of its fields, the epoch and the positions: no state, no
-    generator, no worker count. So any part of an order can be computed anywhere, and a position is all that a
-    checkpoint needs.
+    A sampler is immutable, and `indices` is a pure function of the sampler's fields, the epoch and the positions. It
+    keeps no state, no random generator and no worker count. So any part of the order can be computed anywhere, and a
+    position is all that a checkpoint needs.
     """
 
     def __len__(self) -> int:
-        """Positions per epoch."""
+        """Return the number of positions in an epoch."""
         ...
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
-        """Indices at `positions`.
+        """Return the indices of the records at `positions`.
 
         Args:
-            positions: (n,) int64, each in [0, len); any order, duplicates allowed. Not modified.
-            epoch: 0, 1, 2, ...
+            positions: (n,) int64, each in [0, len), in any order and possibly repeated. Must not be modified.
+            epoch: Number of the epoch, counted from 0.
 
         Returns:
-            (n,) int64.
+            (n,) int64, the index for each position.
         """
         ...
 
 
 class Codec(Protocol):
-    """Turns the bytes of a record into a record with fields, and back."""
+    """Decodes the bytes of a record into a record with fields, and encodes it again."""
 
     def decode(self, data: bytes | memoryview) -> Any:
-        """The record that `data` holds. Values must not refer to `data` afterwards."""
+        """Return the record encoded in `data`. Its values must not refer to the memory of `data`."""
         ...
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
-        """The bytes that `decode` turns back into `record`."""
+        """Return the bytes that `decode` turns back into `record`."""
         ...
 
 
 class RecordWriter(Protocol[T_contra]):
-    """Writes records one after another; nothing is visible at the destination before `close`."""
+    """Writes records one after another. Nothing appears at the destination until `close` is called."""
 
     def write(self, record: T_contra, /) -> None:
         """Append one record."""
         ...
 
     def close(self) -> None:
-        """Make everything durable and put it in its place."""
+        """Finish the data, make it durable and publish it at the destination."""
         ...
 
 
 Transform: TypeAlias = Callable[..., Any]
-"""``f(sample) -> sample`` or ``f(sample, context) -> sample``."""
+"""A function ``f(sample) -> sample`` or ``f(sample, context) -> sample``."""

@@ -1,4 +1,4 @@
-"""Checks of settings that several modules make."""
+"""Checks of settings that several modules share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["check_choice", "check_count", "check_directory"]
 
 
 def check_count(name: str, value: Any, *, least: int, below: int | None = None) -> int:
-    """`value` as an int in [least, below).
+    """Return `value` as an int in [least, below), or in [least, infinity) if `below` is None.
 
     Raises:
-        ConfigError: It is no integer, or outside; the message names key, value and what is allowed.
+        ConfigError: `value` is not an integer or is out of range.
     """
     allowed = f"an integer >= {least}" if below is None else f"an integer in [{least}, {below})"
     try:
@@ -29,20 +29,24 @@ def check_count(name: str, value: Any, *, least: int, below: int | None = None) 
 
 
 def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """See that a setting has one of some values.
+    """Check that the setting `name` has one of the `allowed` values.
 
     Raises:
-        ConfigError: It has not; the message names key, value, what is allowed, and the closest of that.
+        ConfigError: It does not; the message suggests the closest allowed value and lists all of them.
     """
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}: {closest(value, allowed)}", key=name, value=value)
 
 
 def check_directory(path: str, key: str) -> None:
-    """See that there is a directory for a file to be written, before there is work to lose.
+    """Check that the directory of an output file exists, before any work is done that could be lost.
+
+    Args:
+        path: The file to be written.
+        key: Name of the setting that holds the path.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The directory does not exist.
     """
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):

@@ -1,4 +1,4 @@
-"""Arithmetic of data sets that lie in several files. Pure (no I/O)."""
+"""Checks of indices, and arithmetic for datasets stored in several files. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from dataload.types import Int64Array
 
-__all__ = ["as_indices", "check_index", "expand_braces", "split_by_shard"]
+__all__ = ["as_indices", "check_index", "even_split", "expand_braces", "split_by_shard"]
 
 
 def check_index(index: SupportsIndex, length: int) -> int:
-    """`index` as an int in [0, length), negative ones counted from the end.
+    """Return `index` as an int in [0, length); a negative index counts from the end.
 
     Raises:
-        IndexError: It is outside; the message names index and length.
-        TypeError: It is no integer (a bool is none).
+        IndexError: `index` is out of range.
+        TypeError: `index` is not an integer, or is a bool.
     """
     if isinstance(index, bool):
         raise TypeError(f"an index must be an integer, got {index}")
@@ -31,24 +31,24 @@ def check_index(index: SupportsIndex, length: int) -> int:
 
 
 def as_indices(indices: Any, length: int) -> Int64Array:
-    """`indices` as a checked int64 array of one dimension.
+    """Return `indices` as a checked int64 array of one dimension.
 
     Args:
-        indices: An integer array or any iterable of integers; negative ones count from the end.
+        indices: An integer array or any iterable of integers; negative indices count from the end.
         length: Number of records.
 
     Returns:
-        (rows,) int64, all in [0, length). The caller's own array when it already is that.
+        (rows,) int64, all in [0, length). This is `indices` itself if nothing had to be converted.
 
     Raises:
-        IndexError: One index is outside; nothing was read.
-        TypeError: Something is no integer (bools and floats are none).
+        IndexError: An index is out of range.
+        TypeError: An index is not an integer. Bools and floats are not accepted.
     """
     if isinstance(indices, np.ndarray):
         array = indices
     elif isinstance(indices, range):
         for end in (indices[0], indices[-1]) if indices else ():
-            check_index(end, length)  # before an array of that many is made
+            check_index(end, length)  # before allocating the array
         array = np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
     else:
         items: list[Any] = indices if isinstance(indices, list) else list(indices)
@@ -71,7 +71,7 @@ def as_indices(indices: Any, length: int) -> Int64Array:
         array = array.astype(np.int64)
     if array.size == 0:
         return array
-    # Reading the extremes as unsigned makes one comparison of two: negative numbers become huge.
+    # Viewed as unsigned, negative numbers are huge, so a single comparison checks both bounds.
     if int(np.maximum.reduce(array.view(np.uint64))) < length:
         return array
     outside = array[(array < -length) | (array >= length)]
@@ -81,20 +81,19 @@ def as_indices(indices: Any, length: int) -> Int64Array:
 
 
 def split_by_shard(ends: Int64Array, indices: Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-    """Take a request apart by shard.
+    """Split a request by shard.
 
     Args:
-        ends: (shards,) int64, cumulative sum of the records per shard; rises.
+        ends: (shards,) int64, cumulative number of records per shard.
         indices: (rows,) int64, each in [0, ends[-1]).
 
     Yields:
-        For each shard that is asked for, in order of shard: its number, the indices within it in rising order,
-        (k,) int64, and which rows of the request they are, (k,) int64.
+        For each requested shard, in shard order: its number; the indices within it in ascending order, (k,) int64;
+        and the rows of the request that they belong to, (k,) int64.
     """
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
-    # cuts[s] is where shard s ends in the sorted request; one search per shard, not per row, unless there
-    # are more shards than rows.
+    # Search once per shard or once per row, whichever are fewer. cuts[s] is where shard s ends in the sorted request.
     if len(ends) <= len(indices):
         cuts = np.searchsorted(ordered, ends, side="left")
         shards = np.flatnonzero(np.diff(cuts, prepend=0)).tolist()
@@ -116,7 +115,7 @@ _BRACE_LIST = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """`{000..127}` and `{a,b}` in a path, as a shell expands them; the first brace varies slowest.
+    """Expand `{000..127}` and `{a,b}` in a path as a shell does; the first brace varies slowest.
 
     Example:
         >>> expand_braces("train-{08..10}.tar")
@@ -129,7 +128,7 @@ def expand_braces(pattern: str) -> list[str]:
     choices: Iterable[str]
     if match is numbers:
         first, last = match.group(1), match.group(2)
-        # A leading zero asks for a fixed width, as in bash.
+        # As in bash, a leading zero means a fixed width.
         padded = any(len(n) > 1 and n.startswith("0") for n in (first, last))
         width = max(len(first), len(last)) if padded else 0
         step = 1 if int(last) >= int(first) else -1
@@ -141,6 +140,6 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def even_split(total: int, parts: int) -> Sequence[tuple[int, int]]:
-    """`parts` contiguous, half-open spans of [0, total) whose lengths differ by one at most."""
+    """Split [0, total) into `parts` contiguous half-open spans whose lengths differ by at most one."""
     edges = [total * i // parts for i in range(parts + 1)]
     return list(itertools.pairwise(edges))

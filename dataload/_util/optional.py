@@ -11,23 +11,23 @@ __all__ = ["load_optional"]
 
 
 def load_optional(module: str, *, needed_by: str, extra: str, package: str | None = None) -> Any:
-    """Import `module`, or say which command installs it.
+    """Import a module of an optional package and return it.
 
     Args:
         module: Module to import, for example ``"bson"``.
-        needed_by: What needs it, as the message shall say it: ``"format 'syrah'"``.
-        extra: The extra of dataload that brings it.
-        package: Name of the package where it differs from the module's.
+        needed_by: What needs the module, worded for the error message: ``"format 'syrah'"``.
+        extra: The extra of dataload that installs the package.
+        package: Name of the package, if it differs from the top-level module's.
 
     Raises:
-        MissingDependencyError: The package is not installed.
+        MissingDependencyError: The package is not installed; the message says how to install it.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         name = package or module.partition(".")[0]
-        # Another package with the same module name (there is a `bson` besides pymongo's) imports, but lacks
-        # what is needed; say so instead of claiming that nothing is there.
+        # Another package can provide a module of the same name (there is a `bson` besides pymongo's) that lacks what
+        # is needed. Report the actual failure then, instead of claiming that nothing is installed.
         found = "" if isinstance(error, ModuleNotFoundError) else f" (importing it failed: {error})"
         raise MissingDependencyError(
             f"{needed_by} needs {name}{found}: pip install 'dataload[{extra}]'", name=name

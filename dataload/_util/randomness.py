@@ -1,8 +1,8 @@
-"""Randomness has an address: every random choice is a function of a key, and a key of what it is for.
+"""Random numbers by address: every random choice is a pure function of a seed, a purpose and an epoch or index.
 
-There is no generator that is carried along and no ``seed + epoch`` (with which seed 3, epoch 1 would equal
-seed 4, epoch 0). Keys come from BLAKE2b, bits from a 64-bit finalizer, both written out here, so that an order
-does not change with the version of numpy.
+No generator is carried along, and nothing computes ``seed + epoch``, which would make epoch 1 of seed 3 equal epoch 0
+of seed 4. Keys are BLAKE2b hashes, and bits come from the 64-bit finalizer written out below, so an order does not
+depend on the version of numpy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataload.errors import ConfigError
 __all__ = ["ORDER_VERSION", "check_seed", "derive_key", "generator", "hash64"]
 
 ORDER_VERSION = 1
-"""Raised whenever any order changes for the same seed; a saved state refuses another version."""
+"""Version of all orders, raised when any order changes for the same seed. A state of another version is refused."""
 
 UInt64Array = npt.NDArray[np.uint64]
 
@@ -30,10 +30,10 @@ _SHIFT_30, _SHIFT_27, _SHIFT_31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def check_seed(seed: Any) -> int:
-    """`seed` as a Python int.
+    """Return `seed` as a Python int.
 
     Raises:
-        ConfigError: It is no integer; a float or a string would be rounded or hashed behind the user's back.
+        ConfigError: `seed` is not an integer. Floats and strings are refused rather than silently rounded or hashed.
     """
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise ConfigError(f"seed must be an integer, got {seed!r} ({type(seed).__name__})", key="seed", value=seed)
@@ -41,11 +41,11 @@ def check_seed(seed: Any) -> int:
 
 
 def derive_key(seed: int, purpose: str, *address: int | str, words: int = 4) -> UInt64Array:
-    """Key for one purpose at one address, independent of every other.
+    """Return the key for one purpose at one address, statistically independent of all other keys.
 
     Args:
         seed: The user's seed, any integer.
-        purpose: What the randomness is for, for example ``"shuffle"``.
+        purpose: What the random numbers are for, for example ``"shuffle"``.
         address: The rest of the address, for example the epoch.
         words: Length of the key, at most 8.
 
@@ -58,19 +58,19 @@ def derive_key(seed: int, purpose: str, *address: int | str, words: int = 4) -> 
 
 
 def _address_part(part: int | str) -> str:
-    # By value, not by type: epoch 3 of an array is epoch 3.
+    # By value and not by type: numpy's 3 and Python's 3 are the same epoch.
     return f"str:{part}" if isinstance(part, str) else f"int:{operator.index(part)}"
 
 
 def hash64(key: np.uint64, values: npt.NDArray[Any]) -> UInt64Array:
-    """64 well-mixed bits for each value: the output function of SplitMix64 (Steele, Lea, Flood 2014).
+    """Hash each value to 64 well-mixed bits, with the output function of SplitMix64 (Steele, Lea, Flood 2014).
 
     Args:
         key: One word of a key.
         values: (n,) integers.
 
     Returns:
-        (n,) uint64; a bijection of the values for each key.
+        (n,) uint64. For a given key, distinct values have distinct hashes.
     """
     bits = values.astype(np.uint64)  # a copy: the steps below work in place
     bits *= _GOLDEN_GAMMA
@@ -84,6 +84,6 @@ def hash64(key: np.uint64, values: npt.NDArray[Any]) -> UInt64Array:
 
 
 def generator(seed: int, purpose: str, *address: int | str) -> np.random.Generator:
-    """A numpy generator at an address, for what users do with random numbers (augmentation)."""
-    # Philox takes the key as it is; SeedSequence would hash it once more.
+    """Return a numpy generator for an address, for use in transforms (augmentation)."""
+    # Philox takes the key directly; SeedSequence would hash it again.
     return np.random.Generator(np.random.Philox(key=derive_key(seed, purpose, *address, words=2)))

@@ -35,7 +35,7 @@ def make_error(kind):
         "stop": (StopIteration(3), "StopIteration: 3"),
         "demanding": (Demanding(3, "no"), "Demanding: 3: no"),
         "holding": (Holding(), "Holding: holds a lock"),
-        "mute": (Mute(), "Mute: (its message cannot be made: RuntimeError)"),
+        "mute": (Mute(), "Mute: (no message: its __str__ raised RuntimeError)"),
         "huge": (ValueError("x" * 3_000_000), "ValueError: xxx"),
         "control": (ValueError("\x1b[2J\0\udc80"), "ValueError: \\x1b[2J\\x00\\udc80"),
         "exit": (SystemExit(3), "SystemExit: 3"),

@@ -418,7 +418,7 @@ class Awkward(Exception):
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (Awkward(), r"Awkward: \(its message cannot be made: RuntimeError\)"),
+        (Awkward(), r"Awkward: \(no message: its __str__ raised RuntimeError\)"),
         (ValueError("\x1b[2J\udc80"), r"ValueError: \\x1b\[2J\\udc80"),
         (ValueError("x" * 5_000_000), r"ValueError: x{1400,1500} \.\.\.\(4,998,0\d\d characters\)\.\.\. x{500}"),
         (StopIteration(3), "StopIteration: 3"),

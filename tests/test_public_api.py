@@ -18,7 +18,7 @@ PUBLIC = {
         BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport
         PackedBatchSampler PoolShuffle Repeat Sequential ShardSequential Subset Weighted order_report pool_size_for
     """,
-    "dataload.streams": "RowMixture StreamSampler reset_state",
+    "dataload.streams": "MultiStreamLoader MultiStreamStatistics RowMixture StreamContext StreamSampler reset_state",
     "dataload.torch": "DeviceLoader DistributedPlace SourceDataset distributed_place to_pinned to_tensors",
 }
 

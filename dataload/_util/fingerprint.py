@@ -1,55 +1,103 @@
-"""How contents and orders are identified. Pure (no I/O)."""
+"""Digests that identify data and orders across processes and releases. Pure (no I/O)."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
 
-__all__ = ["digest", "fingerprint", "identify"]
+__all__ = ["digest", "fingerprint", "identify", "shows_address"]
+
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]+", re.IGNORECASE)
+_MAX_DEPTH = 32
 
 
 def digest(*parts: Any) -> str:
-    """32 hexadecimal digits for values whose repr is the same in every process."""
+    """Return 32 hexadecimal digits for values whose repr is the same in every process."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def identify(source: Any) -> str:
-    """The fingerprint of a source: its own, or its class and length."""
+    """Return the fingerprint of a source.
+
+    A source without a `fingerprint` method is known by the name of its class and its length only, so a state is also
+    accepted by a source of the same class and length that holds other data.
+    """
     own = getattr(source, "fingerprint", None)
     return str(own()) if callable(own) else digest(type(source).__qualname__, len(source))
 
 
 def fingerprint(value: Any) -> str:
-    """Identify a value object, such as a sampler: its class and its fields, arrays by their content.
+    """Identify a value object, such as a sampler, by its class and its content.
 
     Args:
-        value: A frozen dataclass (nested ones included), or anything with a `fingerprint` method or a repr.
+        value: A frozen dataclass, anything with a `fingerprint` method, or anything with a repr of its own. An object
+            whose repr shows its address is identified by the name of its class and what pickle would keep of it;
+            a function, and an object that pickle refuses, by its name alone.
     """
-    return digest(_canonical(value))
+    return digest(_canonical(value, ()))
 
 
-def _canonical(value: Any) -> Any:
+def shows_address(value: Any) -> bool:
+    """Return True if the repr of a value contains an address, so that it differs from process to process."""
+    return _ADDRESS.search(repr(value)) is not None
+
+
+def _canonical(value: Any, outer: tuple[int, ...]) -> Any:
+    """Return nested lists and tuples whose repr depends on the content alone.
+
+    Args:
+        value: Any value.
+        outer: Identities of the objects around it, outermost first.
+    """
     own = getattr(value, "fingerprint", None)
     if callable(own):
         return own()
+    if isinstance(value, (str, bytes, int, float)):
+        return repr(value)
+    if id(value) in outer:
+        return "cycle", outer.index(id(value))
+    outer = (*outer, id(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [(f.name, _canonical(getattr(value, f.name))) for f in dataclasses.fields(value) if f.compare]
+        fields = [(f.name, _canonical(getattr(value, f.name), outer)) for f in dataclasses.fields(value) if f.compare]
         return type(value).__qualname__, fields
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, Any]", np.ascontiguousarray(value))
-        return (
-            str(array.dtype),
-            array.shape,
-            hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest(),
-        )
+        if array.dtype.hasobject:  # its bytes are addresses
+            return str(array.dtype), array.shape, _canonical(array.tolist(), outer)
+        return str(array.dtype), array.shape, hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()
     if isinstance(value, (set, frozenset)):  # their order depends on PYTHONHASHSEED
-        return sorted(repr(_canonical(item)) for item in cast("set[Any]", value))
+        return sorted(repr(_canonical(item, outer)) for item in cast("set[Any]", value))
     if isinstance(value, (list, tuple)):
-        return [_canonical(item) for item in cast("list[Any]", value)]
+        return [_canonical(item, outer) for item in cast("list[Any]", value)]
     if isinstance(value, Mapping):
-        return sorted((str(key), _canonical(item)) for key, item in cast("Mapping[Any, Any]", value).items())
-    return repr(value)
+        items = cast("Mapping[Any, Any]", value).items()
+        return sorted((_name(key, outer), _canonical(item, outer)) for key, item in items)
+    return _attributes(value, outer) if shows_address(value) else repr(value)
+
+
+def _name(key: Any, outer: tuple[int, ...]) -> str:
+    return repr(_canonical(key, outer)) if not isinstance(key, (str, bytes)) and shows_address(key) else str(key)
+
+
+def _attributes(value: Any, outer: tuple[int, ...]) -> Any:
+    """Return the name of an object, or of its class, and what pickle would keep of the object."""
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    if len(outer) > _MAX_DEPTH:
+        return name
+    try:
+        reduced: Any = value.__reduce_ex__(2)
+    except Exception:  # a function, a lock, an open file: no state to see
+        return name
+    if isinstance(reduced, str):
+        return name
+    parts = [*reduced[1:5], None, None, None]  # arguments, state, items and pairs: see `object.__reduce__`
+    arguments, state, items, pairs = cast("list[Any]", parts)[:4]
+    content = chain(arguments, items or (), pairs or ())
+    plain = [part.__qualname__ if isinstance(part, type) else part for part in content]
+    return name, _canonical([plain, state], outer)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from dataload._util.cpus import usable_cpus
 from dataload.executors.base import (
@@ -52,9 +52,11 @@ class _Task:
         self.status: WorkerStatus | None = None
 
     def run(self) -> bool:
-        if not self._pool.lets_consumer_help():
+        if not self._pool.lets_consumer_help() or not self.run_in(threading.current_thread(), WorkerStatus()):
             return False
-        return self.run_in(threading.current_thread(), WorkerStatus())
+        if self._error is not None and not isinstance(self._error, Exception):
+            self._raise()  # Ctrl-C is for the consumer, who may never ask for this result
+        return True
 
     def run_in(self, thread: threading.Thread, status: WorkerStatus) -> bool:
         if not self._unclaimed.acquire(blocking=False):
@@ -81,13 +83,17 @@ class _Task:
         if self._cancelled:
             raise_closed()
         if self._error is not None:
-            # The traceback of a stored exception refers to this frame: without this the two keep each other alive.
-            error, self._error = self._error, None
-            try:
-                raise error
-            finally:
-                del error
+            self._raise()
         return self._value
+
+    def _raise(self) -> NoReturn:
+        # The traceback of a stored exception refers to this frame: without this the two keep each other alive.
+        error, self._error = self._error, None
+        assert error is not None, "checked by the caller"
+        try:
+            raise error
+        finally:
+            del error
 
     def cancel(self) -> None:
         if self._unclaimed.acquire(blocking=False):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, Self, TypeVar
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import is_dataclass
+from typing import Any, Generic, Literal, Self, TypeVar, cast
 
 from dataload._util.checks import check_count
 from dataload._util.cpus import usable_cpus
-from dataload._util.fingerprint import fingerprint, identify
+from dataload._util.fingerprint import fingerprint, identify, shows_address
 from dataload._util.randomness import check_seed
 from dataload.collate import Policy
 from dataload.errors import ClosedSourceError
-from dataload.executors import StartMethod, TimeoutPolicy, WorkerLostError
+from dataload.executors import Executor, StartMethod, TimeoutPolicy, WorkerLostError
 from dataload.loader.execution import ExecutorName, Scaling, check_fields, check_seconds, choose_collate, make_executor
 from dataload.loader.fetch import Fetcher, make_policy
 from dataload.loader.order import Shuffle, plan_batches
@@ -24,15 +26,21 @@ from dataload.loader.recorder import Recorder
 from dataload.loader.rescue import Budget, OnError
 from dataload.loader.state import LoaderState
 from dataload.loader.statistics import Statistics
-from dataload.loader.step import StepResult, StepWork
+from dataload.loader.step import JobResult, StepRange, StepResult, StepWork
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
+from dataload.sources.base import Source
 from dataload.transforms import compose
 from dataload.types import RandomAccessSource, Sampler, Transform
 
 __all__ = ["Loader"]
 
 BatchT = TypeVar("BatchT")
+
+_ADDRESS_HINT = (
+    ". This sampler's repr shows its memory address, by which dataload 0.1 identified it, so a state that 0.1 saved "
+    "never matches: if the order is the same, copy 'order' from this loader's state_dict() into the state"
+)
 
 
 class Loader(Generic[BatchT]):
@@ -42,6 +50,14 @@ class Loader(Generic[BatchT]):
     for any number of workers, and together the same for any number of ranks.
 
     A `WorkerError` at step k comes after the batches before it; its ``__cause__`` is the original.
+
+    A state identifies the data by the source's ``fingerprint()``. A source without that method is known by its class
+    name and length only: other data of the same length are then accepted. A sampler is identified by its class and
+    fields, by its repr, or where the repr shows an address by its attributes when the loader is built.
+
+    A source that is a context manager, and not one of dataload's, is entered in this process before the first batch
+    is read, and exited when the loader is closed or dropped. Worker processes get a copy of the entered source.
+    dataload's own sources belong to whoever opened them.
 
     Args:
         source: Anything with ``__len__`` and ``__getitem__``; with more from `dataload.types` it is read faster.
@@ -163,7 +179,8 @@ class Loader(Generic[BatchT]):
             start_method=start_method,
             timeouts=TimeoutPolicy(check_seconds("timeout", timeout)),
         )
-        weakref.finalize(self, self._executor.close)
+        self._opened = ExitStack()  # leaves the source, if the loader has entered it
+        weakref.finalize(self, _close, self._executor, self._opened)
         self._workers = workers
         self._prefetch_bytes = check_count("prefetch_bytes", prefetch_bytes, least=1)
         self._in_order = bool(in_order)
@@ -176,7 +193,11 @@ class Loader(Generic[BatchT]):
         self._cursor = Cursor(0, 0)
         self._upcoming: Cursor | None = None  # where the next `for` starts, if that was said
         self._pass: EpochIteration | None = None  # the `for` that is under way
-        self._fingerprints: tuple[str, str] | None = None
+        # An order that is not a value may change while it is used: fill a cache, for example.
+        order = self._planner.order
+        self._order = None if is_dataclass(order) else fingerprint(order)
+        self._identity: str | None = None
+        self._entered = isinstance(source, Source) or not isinstance(source, AbstractContextManager)
         self._closed = False
 
     @property
@@ -284,6 +305,9 @@ class Loader(Generic[BatchT]):
         return batch
 
     def _deliver(self) -> Delivery:
+        if not self._entered:
+            self._opened.enter_context(cast("Any", self._source))
+            self._entered = True
         self._delivery = Delivery(
             self._executor,
             self._plans,
@@ -366,23 +390,30 @@ class Loader(Generic[BatchT]):
         """
         saved = LoaderState.from_json(state)
         plans, cursor = EpochPlanners.resume(self._planner, saved)
-        saved.check(self._state(plans, cursor))
+        here = self._state(plans, cursor)
+        saved.check(
+            here, hint=_ADDRESS_HINT if saved.order != here.order and shows_address(self._planner.order) else ""
+        )
         self._move(cursor, plans)
         self._upcoming = cursor
         self._pass = None
 
     def _state(self, plans: EpochPlanners, cursor: Cursor) -> LoaderState:
-        if self._fingerprints is None:
-            self._fingerprints = identify(self._source), fingerprint(self._planner.order)
-        source, order = self._fingerprints
-        return plans.state(cursor, source=source, order=order)
+        if self._identity is None:
+            self._identity = identify(self._source)
+        if self._order is None:
+            self._order = fingerprint(self._planner.order)
+        return plans.state(cursor, source=self._identity, order=self._order)
 
     def close(self) -> None:
-        """Stop the workers, after the batches that they are at. May be called twice; leaves the source open."""
+        """Stop the workers after their current batches. May be called twice.
+
+        A `dataload` source stays open: it belongs to whoever opened it. For other sources see the class.
+        """
         self._closed = True
         self._pass = None
         self._stop_delivery()
-        self._executor.close()
+        _close(self._executor, self._opened)
 
     def __enter__(self) -> Self:
         return self
@@ -395,3 +426,8 @@ class Loader(Generic[BatchT]):
         ranks = f", rank {p.rank} of {p.world_size}" if p.world_size > 1 else ""
         place = f"epoch {self.epoch}, step {self.step}"
         return f"Loader({len(self._source)} records, {p.rows_per_step} rows a step{ranks}, {place})"
+
+
+def _close(executor: Executor[StepRange, JobResult], opened: ExitStack) -> None:
+    executor.close()
+    opened.close()

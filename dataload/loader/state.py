@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self, cast
@@ -11,14 +11,90 @@ from typing import Any, Self, cast
 from dataload._util.randomness import ORDER_VERSION
 from dataload.errors import StateMismatchError
 
-__all__ = ["STATE_VERSION", "LoaderState"]
+__all__ = ["LoaderState", "check_same", "is_count", "upgrade"]
 
-STATE_VERSION = 2
+
+def upgrade(
+    state: object, kind: type[Any], name: str, migrations: Sequence[Callable[[dict[str, Any]], dict[str, Any]]]
+) -> dict[str, Any]:
+    """Return a saved state with the keys of the current version.
+
+    Args:
+        state: What was loaded from a checkpoint.
+        kind: The dataclass whose fields are the keys.
+        name: The class that saves such states, for messages.
+        migrations: Functions that make a state of version 2 from one of version 1, 3 from 2, and so on.
+
+    Raises:
+        StateMismatchError: `state` is not a dict of these keys, or was saved by a newer release.
+    """
+    if not isinstance(state, Mapping):  # from a file it may be anything
+        raise StateMismatchError(f"the state of a {name} is a dict, found {type(state).__name__}")
+    values = dict(cast("Mapping[str, Any]", state))
+    version, current = values.get("version"), len(migrations) + 1
+    if not is_count(version) or not 0 < cast("int", version) <= current:
+        newer = is_count(version) and version
+        raise StateMismatchError(
+            "the state was saved by a newer release of dataload: update dataload to load it"
+            if newer
+            else f"this is not a state of a {name}",
+            differences=[f"version: {version!r} in the state, {current} here"],
+        )
+    for migrate in migrations[cast("int", version) - 1 :]:
+        values = migrate(values)
+    values["version"] = current
+    names = {f.name for f in dataclasses.fields(kind)}
+    if set(values) != names:
+        wrong = ", ".join(sorted(names ^ set(values)))
+        raise StateMismatchError(f"this is not a state of a {name}: missing or unknown keys: {wrong}")
+    return values
+
+
+def check_same(saved: object, here: object, meanings: Mapping[str, str], *, hint: str = "") -> None:
+    """Check that a state was saved with the data and the order of the loader that loads it.
+
+    Args:
+        saved: The state.
+        here: The loader's own state.
+        meanings: Field -> its meaning, for each field that must be equal.
+        hint: More for the message.
+
+    Raises:
+        StateMismatchError: They differ; the message has one line per field.
+    """
+    differences = [
+        f"{name} ({meaning}): {getattr(saved, name)} in the state, {getattr(here, name)} here"
+        for name, meaning in meanings.items()
+        if getattr(saved, name) != getattr(here, name)
+    ]
+    if differences:
+        raise StateMismatchError(
+            "the state was saved with other data or another order: load it into a loader with the same settings, "
+            f"or start over{hint}",
+            differences=differences,
+        )
+
+
+def is_count(value: Any) -> bool:
+    """Return True if the value is an int of 0 or more, and not a bool."""
+    return type(value) is int and value >= 0
+
+
+_MIGRATIONS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (
+    lambda state: {**state, "missing": [], "step_size": 0},
+)
+_MEANINGS = {
+    "source": "the data set",
+    "order": "the sampler or its seed",
+    "length": "records per epoch",
+    "order_version": "the release's orders",
+    "step_size": "rows of all ranks per step, which must be the same for a state of in_order=False",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderState:
-    """Where a loader stands: the same on every rank, and independent of workers and prefetch.
+    """Serialized position of a loader in its data: the same on every rank, for any number of workers.
 
     Attributes:
         epoch: Number of the epoch.
@@ -26,9 +102,9 @@ class LoaderState:
         length: Positions per epoch.
         source: Fingerprint of the data.
         order: Fingerprint of the sampler, seed included.
-        missing: With ``in_order=False``, where the steps begin that this rank has not received though they lie before
-            `position`; rising.
-        step_size: Positions per step, if there are such; else 0.
+        missing: With ``in_order=False``, the first positions of the steps before `position` that this rank has not
+            received, in rising order.
+        step_size: Positions per step if any are missing, else 0.
     """
 
     epoch: int
@@ -39,40 +115,31 @@ class LoaderState:
     missing: tuple[int, ...] = ()
     step_size: int = 0
     order_version: int = ORDER_VERSION
-    version: int = STATE_VERSION
+    version: int = len(_MIGRATIONS) + 1
 
     def to_json(self) -> dict[str, Any]:
-        """As a dict of numbers and text, under 1 KiB as JSON."""
+        """Return a dict of numbers and text, under 1 KiB as JSON."""
         return {**dataclasses.asdict(self), "missing": list(self.missing)}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """Read what `to_json` gave.
+        """Read what `to_json` returned, in this release or an earlier one.
 
         Raises:
-            StateMismatchError: It is no such dict, or of another version.
+            StateMismatchError: It is not such a dict, or was saved by a newer release.
         """
-        names = {f.name for f in dataclasses.fields(cls)}
-        if not isinstance(cast("object", state), Mapping):  # from a file it may be anything
-            raise StateMismatchError(f"a loader's state is a dict, found {type(state).__name__}")
-        if state.get("version") != STATE_VERSION:
-            raise StateMismatchError(
-                "this is not a loader's state that this release can read",
-                differences=[f"version: {state.get('version')!r} in the state, {STATE_VERSION} here"],
-            )
-        if set(state) != names:
-            wrong = ", ".join(sorted(names ^ set(state)))
-            raise StateMismatchError(f"the state is incomplete or has foreign keys: {wrong}")
-        if not isinstance(state["missing"], (list, tuple)):
-            raise StateMismatchError(f"missing in the state is {state['missing']!r}; it is a list of positions")
-        values: dict[str, Any] = {**state, "missing": tuple(state["missing"])}
+        values = upgrade(state, cls, "Loader", _MIGRATIONS)
+        if not isinstance(values["missing"], (list, tuple)):
+            raise StateMismatchError(f"missing in the state must be a list of positions, found {values['missing']!r}")
+        values["missing"] = tuple(values["missing"])
         loaded = cls(**values)
         for name in ("epoch", "position", "length", "step_size"):
-            value = getattr(loaded, name)
-            if type(value) is not int or value < 0:
-                raise StateMismatchError(f"{name} in the state is {value!r}; it is a number of 0 or more")
+            if not is_count(getattr(loaded, name)):
+                raise StateMismatchError(
+                    f"{name} in the state must be an integer >= 0, found {getattr(loaded, name)!r}"
+                )
         if loaded.position > loaded.length:
-            raise StateMismatchError(f"the state stands at position {loaded.position} of {loaded.length}")
+            raise StateMismatchError(f"the state is at position {loaded.position} of {loaded.length}")
         loaded._check_missing()
         return loaded
 
@@ -80,35 +147,16 @@ class LoaderState:
         missing, size = self.missing, self.step_size
         if not missing:
             return
-        rise = all(type(position) is int for position in missing) and all(a < b for a, b in pairwise(missing))
-        if not rise or missing[0] < 0 or missing[-1] >= self.position:
+        rising = all(type(position) is int for position in missing) and all(a < b for a, b in pairwise(missing))
+        if not rising or missing[0] < 0 or missing[-1] >= self.position:
             raise StateMismatchError(
-                f"missing in the state is {list(missing)}; they are rising positions before {self.position}"
+                f"missing in the state must be rising positions before {self.position}, found {list(missing)}"
             )
         if not size or any((position - missing[0]) % size for position in missing):
-            raise StateMismatchError(f"missing in the state is {list(missing)}; they lie whole steps of {size} apart")
-
-    def check(self, here: LoaderState) -> None:
-        """Refuse a state of other data or another order.
-
-        Raises:
-            StateMismatchError: One line per field that differs.
-        """
-        meanings = {
-            "source": "the data set",
-            "order": "the sampler or its seed",
-            "length": "records per epoch",
-            "order_version": "the release's orders",
-            "step_size": "rows of all ranks a step, which a state of in_order=False needs",
-        }
-        differences = [
-            f"{name} ({meaning}): {getattr(self, name)} in the state, {getattr(here, name)} here"
-            for name, meaning in meanings.items()
-            if getattr(self, name) != getattr(here, name)
-        ]
-        if differences:
             raise StateMismatchError(
-                "the state was saved with other data or another order; load it into a loader built as then, "
-                "or start anew",
-                differences=differences,
+                f"positions missing in the state must be multiples of {size} apart, found {list(missing)}"
             )
+
+    def check(self, here: LoaderState, *, hint: str = "") -> None:
+        """Refuse a state of other data or another order; see `check_same`."""
+        check_same(self, here, _MEANINGS, hint=hint)

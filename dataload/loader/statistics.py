@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, TypeAlias
 
 __all__ = ["StageStatistics", "Statistics", "Workplace"]
 
 Workplace: TypeAlias = Literal["serial", "threads", "processes"]
 """Where batches are made; serial is the consumer's own thread."""
+
+_NOT_COUNTED = {"counted": False}
+"""Metadata of a number that is not a total, so that the difference of two says nothing."""
 
 _FEW_STEPS = 3  # with fewer there is no verdict
 _WAITS = 0.05  # of the time: a consumer that waits less than this is the limit
@@ -34,6 +37,9 @@ class StageStatistics:
 
     runs: int = 0
     seconds: float = 0.0
+
+    def __sub__(self, earlier: StageStatistics) -> StageStatistics:
+        return StageStatistics(self.runs - earlier.runs, self.seconds - earlier.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +73,13 @@ class Statistics:
     first_wait_seconds: float = 0.0
     consumer_seconds: float
     stages: dict[str, StageStatistics]
-    workers: int
+    workers: int = field(metadata=_NOT_COUNTED)
     executor: Workplace
     transforms: tuple[str, ...] = ()
     bad: int = 0
     retries: int = 0
-    depth: float = 0.0
-    cpus: int
+    depth: float = field(default=0.0, metadata=_NOT_COUNTED)
+    cpus: int = field(metadata=_NOT_COUNTED)
     cpu_seconds: float = 0.0
     cpu_clock_seconds: float = 0.0
 
@@ -231,23 +237,19 @@ class Statistics:
         cpus = f"{self.cpus} CPU{'' if self.cpus == 1 else 's'}"
         return f"one worker more cannot help{unless}: this process may use {cpus}"
 
-    def since(self, earlier: Statistics) -> Statistics:
-        """What was done after `earlier`, of the same loader."""
-        steps = self.steps - earlier.steps
-        counted = ("rows", "nbytes", "wait_seconds", "first_wait_seconds", "consumer_seconds", "bad", "retries")
-        clocks = ("cpu_seconds", "cpu_clock_seconds")
-        none = StageStatistics()
-        return dataclasses.replace(
-            self,
-            steps=steps,
-            **{name: getattr(self, name) - getattr(earlier, name) for name in (*counted, *clocks)},
-            depth=_ratio(self.depth * self.steps - earlier.depth * earlier.steps, steps),
-            stages={
-                name: StageStatistics(stage.runs - before.runs, stage.seconds - before.seconds)
-                for name, stage in self.stages.items()
-                for before in (earlier.stages.get(name, none),)
-            },
-        )
+    def since(self, earlier: Self) -> Self:
+        """Return the statistics of what was done after `earlier`, which is of the same loader.
+
+        Every field that is a number is a total, and is subtracted, unless it is marked as `_NOT_COUNTED`.
+        """
+        totals = {
+            f.name: getattr(self, f.name) - getattr(earlier, f.name)
+            for f in dataclasses.fields(self)
+            if f.type in (int, float, "int", "float") and f.metadata.get("counted", True)
+        }
+        stages = {name: stage - earlier.stages.get(name, StageStatistics()) for name, stage in self.stages.items()}
+        depth = _ratio(self.depth * self.steps - earlier.depth * earlier.steps, totals["steps"])
+        return dataclasses.replace(self, **totals, stages=stages, depth=depth)
 
     def to_json(self) -> dict[str, Any]:
         """As a dict of numbers and text."""

@@ -10,12 +10,13 @@ from typing import Any, Self, cast
 from dataload._util.fingerprint import digest
 from dataload._util.randomness import ORDER_VERSION
 from dataload.errors import StateMismatchError
+from dataload.loader.state import check_same, is_count, upgrade
 from dataload.streams.order import Cursor
 from dataload.streams.rows import RowStart
 
-__all__ = ["STATE_VERSION", "MultiStreamState", "identify_sequences"]
+__all__ = ["MultiStreamState", "identify_sequences"]
 
-STATE_VERSION = 1
+_MIGRATIONS = ()  # see `dataload.loader.state.upgrade`
 
 _MEANINGS = {
     "sequences": "how many there are, or their own fingerprint",
@@ -65,7 +66,7 @@ class MultiStreamState:
     rank: int
     world_size: int
     order_version: int = ORDER_VERSION
-    version: int = STATE_VERSION
+    version: int = len(_MIGRATIONS) + 1
 
     def starts(self) -> tuple[RowStart, ...]:
         """Where each row goes on."""
@@ -83,26 +84,16 @@ class MultiStreamState:
         Raises:
             StateMismatchError: It is no such dict, or of another version.
         """
-        if not isinstance(cast("object", state), Mapping):  # from a file it may be anything
-            raise StateMismatchError(f"a loader's state is a dict, found {type(state).__name__}")
-        if state.get("version") != STATE_VERSION or "streams" not in state:
-            raise StateMismatchError(
-                "this is not a state of a MultiStreamLoader that this release can read",
-                differences=[f"version: {state.get('version')!r} in the state, {STATE_VERSION} here"],
-            )
-        names = {f.name for f in dataclasses.fields(cls)}
-        if set(state) != names:
-            wrong = ", ".join(sorted(names ^ set(state)))
-            raise StateMismatchError(f"the state is incomplete or has foreign keys: {wrong}")
+        values = upgrade(state, cls, "MultiStreamLoader", _MIGRATIONS)
         for name in ("epoch", "step"):
-            if not _is_count(state[name]):
-                raise StateMismatchError(f"{name} in the state is {state[name]!r}; it is a number of 0 or more")
-        rows, streams = state["rows"], state["streams"]
+            if not is_count(values[name]):
+                raise StateMismatchError(f"{name} in the state must be an integer >= 0, found {values[name]!r}")
+        rows, streams = values["rows"], values["streams"]
         if not (isinstance(rows, (list, tuple)) and all(map(_is_cursor, cast("list[Any]", rows)))):
-            raise StateMismatchError(f"rows in the state is {rows!r}; it is a list of three numbers for each row")
+            raise StateMismatchError(f"rows in the state must be a list of three integers for each row, found {rows!r}")
         if not isinstance(streams, (list, tuple)) or len(cast("list[Any]", streams)) not in (0, len(rows)):
-            raise StateMismatchError("streams in the state is a list of nothing, or of one state for each row")
-        values: dict[str, Any] = {**state, "rows": tuple(Cursor(*row) for row in rows), "streams": tuple(streams)}
+            raise StateMismatchError("streams in the state must be empty or have one state for each row")
+        values.update(rows=tuple(Cursor(*row) for row in rows), streams=tuple(streams))
         return cls(**values)
 
     def check(self, here: MultiStreamState) -> None:
@@ -111,24 +102,14 @@ class MultiStreamState:
         Raises:
             StateMismatchError: One line per field that differs.
         """
-        differences = [
-            f"{name} ({meaning}): {getattr(self, name)} in the state, {getattr(here, name)} here"
-            for name, meaning in _MEANINGS.items()
-            if getattr(self, name) != getattr(here, name)
-        ]
-        if differences:
-            raise StateMismatchError(
-                "the state was saved with other sequences or another order; load it into a loader built as then, "
-                "or start anew",
-                differences=differences,
-            )
+        check_same(self, here, _MEANINGS)
         if len(self.rows) != self.batch_size:
             raise StateMismatchError(f"the state has {len(self.rows)} rows, and its batch_size is {self.batch_size}")
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
 def _is_cursor(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(cast("list[Any]", value)) == 3 and all(map(_is_count, value))
+    return (
+        isinstance(value, (list, tuple))
+        and len(cast("list[Any]", value)) == 3
+        and all(map(is_count, cast("list[Any]", value)))
+    )

@@ -513,7 +513,6 @@ def test_states(golden, name):
     assert after(CASES[name], kept["state"]) == kept["next"]
 
 
-@pytest.mark.xfail(raises=dataload.StateMismatchError, reason="states of version 1 are refused, not brought up to date")
 @pytest.mark.parametrize("name", VERSION_1)
 def test_states_of_version_1(golden, name):
     assert after(CASES[name], VERSION_1[name]) == golden["states"][name]["next"]

@@ -9,6 +9,7 @@ import weakref
 import pytest
 
 from dataload.executors import SerialExecutor, ThreadExecutor, TimeoutPolicy, WorkerLostError, worker_name
+from dataload.loader.prefetch import ordered_map
 
 
 def threads():
@@ -109,6 +110,29 @@ def test_a_cancelled_task_is_not_begun_and_the_consumer_may_do_one_itself():
     assert blocking.result()
     executor.close()
     assert ran == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_ctrl_c_while_the_consumer_helps_is_raised_at_once(error):
+    executor, begun, go_on = ThreadExecutor(call, 1), threading.Event(), threading.Event()
+
+    def block():
+        begun.set()
+        go_on.wait(10)
+
+    def interrupt():
+        go_on.set()
+        raise error
+
+    def tasks():
+        yield block
+        begun.wait(10)
+        yield interrupt
+
+    batches = ordered_map(executor.submit, tasks(), window=lambda: 1, helps=lambda: True)
+    with pytest.raises(error):
+        next(batches)
+    executor.close()
 
 
 def test_where_time_is_limited_the_consumer_does_none_itself():

@@ -372,9 +372,9 @@ def test_a_state_of_something_else_is_refused_line_by_line():
     with pytest.raises(StateMismatchError) as caught:
         Loader(RangeSource(11), batch_size=2, shuffle=True, seed=1).load_state_dict(state)
     assert [line.split(" ")[0] for line in caught.value.differences] == ["source", "order", "length"]
-    with pytest.raises(StateMismatchError, match="version: None in the state, 2 here"):
+    with pytest.raises(StateMismatchError, match="not a state of a Loader\n  version: None in the state, 2 here"):
         Loader(RangeSource(10), batch_size=2).load_state_dict({})
-    with pytest.raises(StateMismatchError, match="incomplete or has foreign keys: x"):
+    with pytest.raises(StateMismatchError, match="missing or unknown keys: x"):
         Loader(RangeSource(10), batch_size=2).load_state_dict({**state, "x": 1})
 
 
@@ -564,6 +564,123 @@ def test_repr():
     loader = Loader(RangeSource(10), batch_size=3, rank=1, world_size=2)
     assert repr(loader) == "Loader(10 records, 3 rows a step, rank 1 of 2, epoch 0, step 0)"
     assert dataload.Loader is Loader
+
+
+# Sources that are context managers
+
+
+class Managed(Counting):
+    """A source as Grain's protocol has it: loaders enter and leave it."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.events = []
+
+    def __enter__(self):
+        self.events.append("enter")
+
+    def __exit__(self, *_):
+        self.events.append("exit" if not loader_threads() else "exit with threads")
+
+    def __getitem__(self, index):
+        assert self.events == ["enter"]
+        return super().__getitem__(index)
+
+
+@WORKERS
+def test_a_source_that_is_a_context_manager_is_entered_once_and_left_on_close(workers):
+    source = Managed(6)
+    with Loader(source, batch_size=2, num_workers=workers) as loader:
+        iter(loader)
+        loader.load_state_dict(loader.state_dict())
+        assert source.events == []
+        for _ in range(3):
+            list(loader)
+            loader.set_epoch(0)
+        assert source.events == ["enter"]
+    loader.close()
+    assert source.events == ["enter", "exit"]
+
+
+@WORKERS
+def test_a_dropped_loader_leaves_its_source(workers, no_collector):
+    source = Managed(6)
+    loader = Loader(source, batch_size=2, num_workers=workers)
+    next(iter(loader))
+    del loader
+    assert source.events == ["enter", "exit"]
+
+
+def test_a_loader_that_never_read_does_not_enter_its_source():
+    source = Managed(6)
+    Loader(source, batch_size=2).close()
+    assert source.events == []
+
+
+def test_a_source_that_cannot_be_entered_is_tried_again():
+    class Shy(Managed):
+        def __enter__(self):
+            if not self.events:
+                self.events.append("refused")
+                raise OSError("not today")
+            self.events = ["enter"]
+
+    source = Shy(6)
+    with Loader(source, batch_size=2) as loader:
+        with pytest.raises(OSError, match="not today"):
+            next(iter(loader))
+        assert indices(loader) == [[0, 1], [2, 3], [4, 5]]
+    assert source.events == ["enter", "exit"]
+
+
+def test_sources_of_dataload_stay_open(tmp_path):
+    with dataload.create(tmp_path / "a.syr") as writer:
+        writer.write({"index": 3})
+    with dataload.open(tmp_path / "a.syr") as source:
+        for _ in range(2):
+            with Loader(source, batch_size=1) as loader:
+                assert indices(loader) == [[3]]
+        assert source[0]["index"] == 3
+
+
+# Samplers without a repr
+
+
+class Reversed:
+    """A sampler with the default repr."""
+
+    def __init__(self, length, start=0):
+        self.length, self.start, self.cache = length, start, {}
+
+    def __len__(self):
+        return self.length
+
+    def indices(self, positions, *, epoch):
+        self.cache[epoch] = positions
+        return (self.start - 1 - positions) % self.length
+
+
+def test_a_sampler_without_a_repr_resumes_in_another_process():
+    loader = Loader(RangeSource(6), batch_size=2, sampler=Reversed(6))
+    assert next(iter(loader))["index"].tolist() == [5, 4]
+    state = loader.state_dict()
+    again = Loader(RangeSource(6), batch_size=2, sampler=Reversed(6))
+    again.load_state_dict(state)
+    assert indices(again) == [[3, 2], [1, 0]]
+    with pytest.raises(StateMismatchError, match="order"):
+        Loader(RangeSource(6), batch_size=2, sampler=Reversed(6, start=1)).load_state_dict(state)
+
+
+def test_a_state_with_an_address_says_how_to_load_it():
+    def make():
+        return Loader(RangeSource(6), batch_size=2, sampler=Reversed(6))
+
+    old = {**make().state_dict(), "position": 2, "order": "address"}
+    with pytest.raises(StateMismatchError, match=r"by which dataload 0\.1 identified it.*: if the order is the same,"):
+        make().load_state_dict(old)
+    loader = make()
+    loader.load_state_dict({**old, "order": make().state_dict()["order"]})
+    assert indices(loader) == [[3, 2], [1, 0]]
 
 
 # Resuming
@@ -805,7 +922,7 @@ def test_an_unordered_state_with_gaps_is_of_one_step_size():
     assert len(indices(loader)) == 7
     for other in ({"batch_size": 4}, {"rank": 0, "world_size": 2}):
         loader = Loader(Counting(22), **{"batch_size": 2, "shuffle": True, "seed": 4, **other})
-        with pytest.raises(StateMismatchError, match=r"step_size .rows of all ranks a step.*: 2 in the state, 4 here"):
+        with pytest.raises(StateMismatchError, match=r"step_size .rows of all ranks per .*: 2 in the state, 4 here"):
             loader.load_state_dict(state)
     loader = Loader(Counting(22), batch_size=4, shuffle=True, seed=4)
     loader.load_state_dict({**state, "missing": [], "step_size": 0})  # without gaps any other goes on

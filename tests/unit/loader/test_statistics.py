@@ -3,7 +3,7 @@
 import json
 import random
 import re
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from typing import NamedTuple
 
 import pytest
@@ -224,6 +224,23 @@ def test_since_is_what_came_after():
     assert found.first_wait_seconds == 0
     assert found.depth == pytest.approx((2 + 4 * 1) / 5)  # with collate, one more request comes too early
     assert earlier.since(earlier).depth == 0
+
+
+def test_since_subtracts_every_number_unless_it_is_marked():
+    @dataclass(frozen=True, kw_only=True)
+    class More(Statistics):
+        added: int = 0
+        added_seconds: "float" = 0.0
+
+    def at(value):
+        numbers = {f.name: value for f in fields(More) if f.type in (int, float, "int", "float")}
+        return More(**{**numbers, "stages": {"read": StageStatistics(value, value)}, "executor": "threads"})
+
+    found = at(7).since(at(4))
+    assert {f.name for f in fields(More) if getattr(found, f.name) == 7} == {"workers", "cpus"}
+    assert found.depth == (7 * 7 - 4 * 4) / 3  # a mean over steps
+    assert found.stages == {"read": StageStatistics(3, 3)}
+    assert found.added == found.added_seconds == found.cpu_seconds == 3
 
 
 # A loader's

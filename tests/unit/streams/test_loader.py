@@ -700,13 +700,13 @@ def test_a_state_of_something_else_is_refused(changes, match):
     ("changes", "match"),
     [
         ({"version": 7}, "version: 7 in the state, 1 here"),
-        ({"streams": ...}, "not a state of a MultiStreamLoader"),
-        ({"more": 1}, "foreign keys: more"),
-        ({"step": -1}, "step in the state is -1; it is a number of 0 or more"),
-        ({"epoch": 1.0}, r"epoch in the state is 1\.0"),
-        ({"rows": [[0, 0]]}, "rows in the state is .* a list of three numbers for each row"),
+        ({"streams": ...}, "not a state of a MultiStreamLoader: missing or unknown keys: streams"),
+        ({"more": 1}, "unknown keys: more"),
+        ({"step": -1}, "step in the state must be an integer >= 0, found -1"),
+        ({"epoch": 1.0}, r"epoch in the state must be .*, found 1\.0"),
+        ({"rows": [[0, 0]]}, "rows in the state must be a list of three integers for each row"),
         ({"rows": [[0, 0, 0]]}, "the state has 1 rows, and its batch_size is 2"),
-        ({"streams": [1]}, "streams in the state is a list of nothing, or of one state for each row"),
+        ({"streams": [1]}, "streams in the state must be empty or have one state for each row"),
     ],
 )
 def test_a_broken_state_is_refused(changes, match):

@@ -1,0 +1,168 @@
+"""Fingerprints: the same in every process, for the same content and nothing else."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from dataload._util.fingerprint import _canonical, digest, fingerprint, identify
+
+
+@dataclass(frozen=True)
+class Inner:
+    weights: object
+    names: object = ("a",)
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: object
+    seed: int = 0
+    cache: dict = field(default_factory=dict, compare=False)
+
+
+class Identified:
+    def __init__(self, text):
+        self.text = text
+
+    def fingerprint(self):
+        return self.text
+
+
+def test_fingerprint_sees_every_field_at_every_depth():
+    different = [
+        Outer(Inner(np.arange(3))),
+        Outer(Inner(np.arange(3)), seed=1),
+        Outer(Inner(np.arange(4))),
+        Outer(Inner(np.arange(3, dtype=np.int32))),
+        Outer(Inner(np.arange(3).reshape(3, 1))),
+        Outer(Inner(np.arange(3), names=("b",))),
+        Outer(Inner(np.arange(3), names={"a": 1})),
+        Outer(Inner(np.arange(3), names={"a": 2})),
+        Outer(Identified("x")),
+        Outer(Identified("y")),
+        Inner(np.arange(3)),
+    ]
+    assert len({fingerprint(value) for value in different}) == len(different)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Outer(Inner(np.arange(3)), cache={"x": 1}), Outer(Inner(np.arange(3)), cache={})),
+        (Inner(np.arange(6)[::2]), Inner(np.array([0, 2, 4]))),
+        (Inner({"a": 1, "b": 2}), Inner({"b": 2, "a": 1})),
+        (Inner({"x", "y", "z"}), Inner({"z", "y", "x"})),
+        (Inner(np.array(5)), Inner(np.array(5))),
+    ],
+)
+def test_fingerprint_sees_nothing_else(one, other):
+    assert fingerprint(one) == fingerprint(other)
+
+
+@pytest.mark.slow
+def test_fingerprint_does_not_depend_on_the_hash_seed():
+    program = (
+        "from dataload._util.fingerprint import fingerprint;"
+        "print(fingerprint({'names': {'a', 'b', 'c', 'd'}, 'deep': [frozenset({'x', 'y'})], 'n': (1, 2.5)}))"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=50,
+        ).stdout
+        for seed in "12"
+    }
+    assert len(texts) == 1
+
+
+def test_digest_is_the_same_in_every_release():
+    """It stands in saved states."""
+    assert digest("a", 1, ("b", None)) == "f94fcd0261326f89ef36f783d2838cb4"
+
+
+class Plain:
+    """An object with the default repr."""
+
+    def __init__(self, **values):
+        self.__dict__.update(values)
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Shown(Plain):
+    def __repr__(self):
+        return f"Shown({self.__dict__})"
+
+
+def function():
+    pass
+
+
+def opaque():
+    """Builds objects whose repr shows an address, new ones in each call."""
+    loop = Plain(n=1)
+    loop.self = [loop]
+    return {
+        "no attributes": Plain(),
+        "attributes": Plain(n=1, weights=np.arange(3), parts={"a": [Plain()]}),
+        "other attributes": Plain(n=2, weights=np.arange(3), parts={"a": [Plain()]}),
+        "other array": Plain(n=1, weights=np.arange(4), parts={"a": [Plain()]}),
+        "cycle": loop,
+        "slots": Slotted(1),
+        "other slots": Slotted(Plain()),
+        "in a repr": Shown(n=Plain()),
+        "in a dataclass": Outer(Plain(n=3)),
+        "function": function,
+        "lambda": lambda: 0,
+        "partial": functools.partial(function, 1),
+        "other partial": functools.partial(function, 2),
+        "lock": Plain(lock=threading.Lock()),
+        "array of objects": np.array([Plain(), function], object),
+        "key": {Plain(n=1): 2},
+        "items": deque([Plain(n=1)]),
+        "generator": np.random.default_rng(3),
+        "method": Plain(n=5).__init__,
+    }
+
+
+def test_no_address_is_in_a_fingerprint():
+    first, second = opaque(), opaque()
+    for name, value in first.items():
+        assert "0x" not in repr(_canonical(value, ())).lower(), name
+        assert fingerprint(value) == fingerprint(second[name]), name
+    assert len({fingerprint(value) for value in first.values()}) == len(first)
+
+
+def test_a_long_chain_of_objects_is_no_endless_recursion():
+    chain = Plain()
+    for _ in range(5000):
+        chain = Plain(next=chain)
+    assert fingerprint(chain) == fingerprint(Plain(next=chain.next))
+
+
+@pytest.mark.parametrize("value", ["look at 0x1f", b"at 0x1f", ("at 0x1f",)])
+def test_text_that_looks_like_an_address_counts(value):
+    assert fingerprint([value]) == digest([repr(value)] if not isinstance(value, tuple) else [["'at 0x1f'"]])
+
+
+def test_a_source_is_identified_by_what_it_says_or_by_its_class_and_length():
+    assert identify(Identified("my data")) == "my data"
+    assert identify([1, 2, 3]) == identify([4, 5, 6]) == digest("list", 3)
+    assert len({identify(value) for value in ([1], [1, 2], (1,))}) == 3

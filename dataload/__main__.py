@@ -1,4 +1,4 @@
-"""The command ``dataload``, also as ``python -m dataload``."""
+"""The command ``dataload``, also available as ``python -m dataload``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run the command line of this process.
+    """Run the command line with the arguments of this process.
 
     Returns:
-        The exit code: 0; 1 when data are bad; 2 when the command or a setting is wrong; 130 after Ctrl-C.
+        The exit code: 0 on success, 1 for bad data, 2 for a wrong command or setting, 130 after Ctrl-C.
     """
     try:
         for package in ("typer", "rich"):

@@ -1,1 +1,1 @@
-"""The command line. Only this package imports typer, and only this one and `dataload.analysis.live` rich."""
+"""The command line. No other package imports typer; besides this one, only `dataload.analysis.live` imports rich."""

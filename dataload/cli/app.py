@@ -1,4 +1,4 @@
-"""The commands together, and what becomes of errors."""
+"""The application: all commands, and how errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _USAGE_ERRORS = (ConfigError, MissingDependencyError, SourceNotFoundError, TypeE
 
 
 class _Group(TyperGroup):
-    """Ends every command with an exit code and at most one line about what went wrong."""
+    """A group whose commands all end with an exit code and, on failure, a one-line message."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         arguments = list(sys.argv[1:] if args is None else args)
-        if "--debug" in arguments:  # whoever adds it adds it at the end
+        if "--debug" in arguments:  # accept it after the command too, where people usually append it
             arguments.remove("--debug")
             arguments.insert(0, "--debug")
         extra["standalone_mode"] = False
@@ -45,30 +45,26 @@ class _Group(TyperGroup):
                 warnings.showwarning = _show_warning
                 code = super().main(arguments, *rest, **extra)
         except SystemExit as end:
-            # `dataload inspect x | head`: nobody reads any more, which typer and rich answer by leaving with 1.
+            # With a closed pipe (`dataload inspect x | head`), typer and rich exit with 1.
             code = BROKEN_PIPE if isinstance(end.__context__, BrokenPipeError) else end.code
         except KeyboardInterrupt:
             code = INTERRUPTED
-        except Exception as error:  # the end of the program: all that is left to do is to say it
-            code = _explain(error, debug="--debug" in arguments)
+        except Exception as error:  # nothing is left to do but report it
+            code = _report(error, debug="--debug" in arguments)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """A warning as a line, without the place in our code that Python would show."""
+    """Print a warning as one line, without the source location that Python would show."""
     print_warning(str(message))
 
 
-def _explain(error: Exception, *, debug: bool) -> int:
-    """Print what went wrong.
-
-    Returns:
-        The exit code.
-    """
+def _report(error: Exception, *, debug: bool) -> int:
+    """Print an error and return the exit code."""
     if debug:
         traceback.print_exception(error)
     render = getattr(error, "format_message", None)
-    if callable(render):  # typer's own: a wrong option, a missing argument
+    if callable(render):  # a usage error of typer: an unknown option, a missing argument
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
         print_error(f"{render()}{hint}")
@@ -78,7 +74,7 @@ def _explain(error: Exception, *, debug: bool) -> int:
     elif isinstance(error, OSError):
         print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     else:
-        hint = "" if debug else "; --debug shows where"
+        hint = "" if debug else "; use --debug for the traceback"
         print_error(f"unexpected {type(error).__name__}: {error}{hint}")
     return BAD_USAGE if isinstance(error, _USAGE_ERRORS) else BAD_DATA
 
@@ -103,29 +99,28 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
 ) -> None:
-    """Look at training data, check it, and turn any format into any other."""
+    """Inspect, verify and convert training data, and analyze how it is loaded."""
 
 
-app.command("inspect")(inspect_command)
-app.command("index")(index_command)
-app.command("convert")(convert_command)
-app.command("verify")(verify_command)
-app.command("order")(order_command)
-app.command("timeline")(timeline_command)
-app.command("bench")(bench_command)
-app.command("schema")(schema_command)
+for _command in (
+    inspect_command,
+    index_command,
+    convert_command,
+    verify_command,
+    order_command,
+    timeline_command,
+    bench_command,
+    schema_command,
+):
+    app.command(_command.__name__.removesuffix("_command"))(_command)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command.
-
-    Returns:
-        Its exit code.
-    """
+    """Run one command and return its exit code."""
     try:
         app(list(arguments), prog_name="dataload")
     except SystemExit as end:

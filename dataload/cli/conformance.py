@@ -1,4 +1,4 @@
-"""``dataload verify module:factory``: a source of somebody else's, put to the conformance suite."""
+"""``dataload verify module:function``: run the conformance suite on a user's own source."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = ["names_factory", "open_with", "print_checks", "print_verdict"]
 
 
 def names_factory(path: str) -> bool:
-    """Whether what stands in the place of a path is ``module:name``, and neither a file nor ``format:path``."""
+    """Return whether `path` is ``module:name`` and neither a file nor ``format:path``."""
     named = re.fullmatch(REFERENCE_PATTERN, path) is not None
     return named and split_prefix(path)[0] is None and not os.path.exists(path)
 
 
 def open_with(reference: str, options: Mapping[str, Any]) -> Any:
-    """What the function or class that `reference` names gives; or what it names, if that is a source already.
+    """Return the source that a function or class makes, or the object itself if `reference` names a source.
 
     Raises:
-        ConfigError: There is no such name, it does not take these options, or it gives no source.
-        SourceError: It raised something that is no error of dataload.
+        ConfigError: There is no such name, it does not take these options, or it does not return a source.
+        SourceError: The function raised an error that is not one of dataload's.
     """
     found = resolve_reference(reference, "PATH")
     if callable(found):
@@ -42,7 +42,7 @@ def open_with(reference: str, options: Mapping[str, Any]) -> Any:
             inspect.signature(found).bind(**options)
         except TypeError as error:
             raise ConfigError(
-                f"{reference} cannot be called with {_listed(options)}: {error}", key="--option"
+                f"{reference} cannot be called with {_format(options)}: {error}", key="--option"
             ) from None
         try:
             found = found(**options)
@@ -51,23 +51,25 @@ def open_with(reference: str, options: Mapping[str, Any]) -> Any:
         except Exception as error:
             raise SourceError(f"{reference} raised {type(error).__name__}: {error}") from error
     elif options:
-        raise ConfigError(f"{reference} is a {type(found).__name__}, which takes no --option", key="--option")
+        raise ConfigError(f"{reference} is a {type(found).__name__}, which does not take --option", key="--option")
     if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
         raise ConfigError(
-            f"{reference} gives a {type(found).__name__}, which is no source: those have __len__ and __getitem__",
+            f"{reference} returns {type(found).__name__!r}, not a source: a source has __len__ and __getitem__",
             key="PATH",
             value=reference,
         )
     return found
 
 
-def _listed(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in options.items()) or "no options; give them as -o name=value"
+def _format(options: Mapping[str, Any]) -> str:
+    return (
+        ", ".join(f"{name}={value!r}" for name, value in options.items()) or "no options (pass them as -o name=value)"
+    )
 
 
 def print_checks(source: Any, sample: int, *, quiet: bool) -> list[CheckResult]:
-    """Run the checks, and print each as it ends, what failed with the rule that it breaks."""
-    from dataload.testing.verify import check_source  # twenty modules that no other command needs
+    """Run the checks and print each result; a failed check is followed by the rule it enforces."""
+    from dataload.testing.verify import check_source  # imports twenty modules that no other command needs
 
     def show(result: CheckResult) -> None:
         print_line(str(result), "red" if result.status == "failed" else "")
@@ -78,10 +80,10 @@ def print_checks(source: Any, sample: int, *, quiet: bool) -> list[CheckResult]:
 
 
 def print_verdict(name: str, results: list[CheckResult], records: int, bad: list[Any], *, json: bool) -> None:
-    """The last line, or all of it as JSON.
+    """Print the summary line, or everything as JSON.
 
     Raises:
-        typer.Exit: A check failed, or a record cannot be read: the exit code is 1.
+        typer.Exit: A check failed or a record cannot be read; the exit code is 1.
     """
     counts = Counter(result.status for result in results)
     good = not counts["failed"] and not bad

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
 from dataload.cli.options import (
     Codec,
@@ -12,15 +13,14 @@ from dataload.cli.options import (
     Fields,
     Options,
     SourceOptions,
-    named,
     parse_options,
+    resolve_codec,
     split_prefix,
     takes,
 )
-from dataload.cli.output import ProgressBar, as_typed, count_of, human_bytes, print_line
+from dataload.cli.output import ProgressBar, as_typed, count_of, print_line
 from dataload.convert import convert
 from dataload.convert.plan import destination_format
-from dataload.sources.registry import Format
 
 __all__ = ["convert_command"]
 
@@ -28,48 +28,52 @@ __all__ = ["convert_command"]
 def convert_command(
     source: Annotated[str, typer.Argument(help="A path, pattern, directory, or format:path.", metavar="SRC")],
     destination: Annotated[
-        str,
-        typer.Argument(help="A path, or format:path; for shards with {shard:05d} in it, if you like.", metavar="DST"),
+        str, typer.Argument(help="A path or format:path. Shard names may contain {shard:05d}.", metavar="DST")
     ],
     format: Annotated[  # noqa: A002 - the option's name
-        str | None, typer.Option("--format", help="Format to write; by default the name of DST decides.")
+        str | None, typer.Option("--format", help="Format to write. Default: detected from the suffix of DST.")
     ] = None,
     from_format: Annotated[
-        str | None, typer.Option("--from", help="Format of SRC; by default its name decides, then the content.")
+        str | None, typer.Option("--from", help="Format of SRC. Default: detected from the name or content.")
     ] = None,
-    shards: Annotated[int | None, typer.Option("--shards", help="Write so many files.")] = None,
+    shards: Annotated[int | None, typer.Option("--shards", help="Number of files to write.")] = None,
     records_per_shard: Annotated[
-        int | None, typer.Option("--records-per-shard", help="Write files of at most so many records.")
+        int | None, typer.Option("--records-per-shard", help="Maximum number of records per file.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run was interrupted.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted conversion.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     keep_key: Annotated[bool, typer.Option("--keep-key", help="Keep the __key__ of tar samples as a field.")] = False,
     field: Fields = None,
     codec: Codec = None,
     to_codec: Annotated[
-        str | None, typer.Option("--to-codec", help="Codec for writing, where it is not the one for reading.")
+        str | None, typer.Option("--to-codec", help="Codec for writing, if it differs from the one for reading.")
     ] = None,
     decode: Decode = None,
     option: Options = None,
     to_option: Annotated[
-        list[str] | None, typer.Option("--to-option", help="An option of the writer, as key=value.")
+        list[str] | None, typer.Option("--to-option", help="An option of the writer, as key=value. Repeatable.")
     ] = None,
 ) -> None:
-    """Turn a data set into another format, in shards, in the order of its records.
+    """Convert a data set to another format, in shards, keeping the order of its records.
 
-    --codec counts for whichever of the two formats stores plain bytes, and for both if both do.
+    --codec applies to whichever of the two formats stores plain bytes, or to
+    both.
     """
     prefix, path = split_prefix(destination) if format is None else (format, destination)
     entry = destination_format(path, prefix)
     wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
     if codec is not None and takes(wanted.shards()[0], "source", "codec"):
-        wanted.options["codec"] = named(codec, "--codec")
+        wanted.options["codec"] = resolve_codec(codec)
+    writer_options = parse_options(to_option)
+    writer_codec = to_codec or codec
+    if writer_codec is not None and takes(entry, "writer", "codec"):
+        writer_options["codec"] = resolve_codec(writer_codec)
     with wanted.open() as opened, ProgressBar(f"converting to {entry.name}") as bar:
         report = convert(
             opened,
             path,
             format=entry.name,
-            writer_options=_writer_options(entry, to_codec or codec, to_option),
+            writer_options=writer_options,
             shards=shards,
             records_per_shard=records_per_shard,
             keep_key=keep_key,
@@ -79,12 +83,5 @@ def convert_command(
         )
     for note in report.notes:
         print_line(f"note: {as_typed(note)}")
-    resumed = f", {count_of(report.resumed, 'record')} of them earlier" if report.resumed else ""
-    print_line(f"{count_of(report.records, 'record')} in {report.pattern} ({human_bytes(report.bytes)}{resumed})")
-
-
-def _writer_options(entry: Format, codec: str | None, options: list[str] | None) -> dict[str, Any]:
-    parsed = parse_options(options)
-    if codec is not None and takes(entry, "writer", "codec"):
-        parsed["codec"] = named(codec, "--codec")
-    return parsed
+    resumed = f", {count_of(report.resumed, 'record')} from an earlier run" if report.resumed else ""
+    print_line(f"{count_of(report.records, 'record')} in {report.pattern} ({decimal(report.bytes)}{resumed})")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -16,57 +15,50 @@ __all__ = ["index_command"]
 
 
 def index_command(
-    archives: Annotated[list[str], typer.Argument(help="Archives: paths, patterns, directories.", metavar="TAR...")],
+    archives: Annotated[list[str], typer.Argument(help="Tar archives, patterns or directories.", metavar="TAR...")],
     directory: Annotated[
-        str | None, typer.Option("--directory", "-d", help="Where the index files go; by default beside the archives.")
+        str | None,
+        typer.Option("--directory", "-d", help="Where to write the index files. Default: beside the archives."),
     ] = None,
     strict: Annotated[
-        bool,
-        typer.Option(help="Refuse archives in which samples are torn apart or have two files of one extension."),
+        bool, typer.Option(help="Reject archives with split samples, or with two files of one extension in a sample.")
     ] = True,
 ) -> None:
-    """Write index files as DALI reads them, and check the archives on the way.
+    """Write DALI-compatible index files for tar archives and validate the archives.
 
-    A bad archive gets no index and does not keep the others from theirs; the exit code is then 1.
+    A bad archive gets no index; the others are still indexed, and the exit
+    code is 1.
     """
     from dataload.sources.tar.writer import write_index
 
     if directory is not None and not os.path.isdir(directory):
         raise ConfigError(f"there is no directory {directory}", key="directory", value=directory)
-    found, missing = _find(archives)
-    for error in missing:
-        print_error(str(error))
-    failed, samples = len(missing), 0
+    found: list[str] = []
+    failed, samples = 0, 0
+    for pattern in archives:
+        try:
+            found += find_shards(pattern, format="tar")[1]
+        except DataloadError as error:
+            failed += 1
+            print_error(str(error))
+    total = len(found) + failed
     with ProgressBar("indexing") as bar:
         for done, archive in enumerate(found, start=1):
             try:
                 count = write_index(archive, _index_path(archive, directory), overwrite=True, strict=strict)
             except (DataloadError, OSError) as error:
                 failed += 1
-                with bar.aside():
+                with bar.hidden():
                     print_error(str(error))
             else:
                 samples += count
-                with bar.aside():
+                with bar.hidden():
                     print_line(f"{archive}: {count_of(count, 'sample')}")
             bar(done, len(found))
-    total = len(found) + len(missing)
     if total > 1:
         print_line(f"{count_of(samples, 'sample')} in {total - failed} of {count_of(total, 'archive')}")
     if failed:
         raise typer.Exit(1)
-
-
-def _find(patterns: Sequence[str]) -> tuple[list[str], list[DataloadError]]:
-    """The archives that exist, and an error for each pattern that matches none."""
-    found: list[str] = []
-    missing: list[DataloadError] = []
-    for pattern in patterns:
-        try:
-            found += find_shards(pattern, format="tar")[1]
-        except DataloadError as error:
-            missing.append(error)
-    return found, missing
 
 
 def _index_path(archive: str, directory: str | None) -> str | None:

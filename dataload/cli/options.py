@@ -1,4 +1,4 @@
-"""Options that several commands share, and the sources that they describe."""
+"""Options shared by several commands, and the sources they describe."""
 
 from __future__ import annotations
 
@@ -27,46 +27,44 @@ __all__ = [
     "Picture",
     "SourceFormat",
     "SourceOptions",
-    "named",
     "parse_options",
+    "resolve_codec",
     "split_prefix",
     "takes",
 ]
 
 SourceFormat: TypeAlias = Annotated[
-    str | None, typer.Option("--format", help="Format of the data; by default the name decides, then the content.")
+    str | None, typer.Option("--format", help="Format of the data. Default: detected from the name or content.")
 ]
-Fields: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--field", help="Read only this field; may be given several times.")
-]
+Fields: TypeAlias = Annotated[list[str] | None, typer.Option("--field", help="Read only this field. Repeatable.")]
 Codec: TypeAlias = Annotated[
     str | None,
-    typer.Option("--codec", help="What turns bytes into fields: tensorprotos, example, msgpack, npz, module:function."),
+    typer.Option("--codec", help="Codec of byte records: tensorprotos, example, msgpack, npz, or module:function."),
 ]
 Decode: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--decode", help="tar: 'auto', or extension=decoder; may be given several times."),
+    typer.Option("--decode", help="Decoder for tar members: 'auto', or extension=decoder. Repeatable."),
 ]
 Options: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--option", "-o", help="Another option of the format, as key=value: -o 'shapes.x=[2, 3]'."),
+    typer.Option("--option", "-o", help="Any other option of the format, such as 'shapes.x=[2, 3]'. Repeatable."),
 ]
 JsonFlag: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-ConfigFile: TypeAlias = Annotated[str, typer.Argument(help="A config in TOML, YAML or JSON.", metavar="CONFIG")]
+ConfigFile: TypeAlias = Annotated[str, typer.Argument(help="A config file: TOML, YAML or JSON.", metavar="CONFIG")]
 Overrides: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--set", help="Replace a setting: loader.batch_size=64; may be given again.")
+    list[str] | None, typer.Option("--set", help="Override a setting, such as loader.batch_size=64. Repeatable.")
 ]
-Picture: TypeAlias = Annotated[str | None, typer.Option("--picture", help="Draw it: a .png, .svg or .pdf.")]
+Picture: TypeAlias = Annotated[str | None, typer.Option("--picture", help="Save a picture: .png, .svg or .pdf.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """How a data set shall be opened.
+    """A data set and how to open it.
 
     Attributes:
-        path: As `dataload.open` takes it.
+        path: Any path that `dataload.open` takes, without a format prefix.
         format: Name of the format, or None.
-        options: Options of the format, fields included.
+        options: Options of the format, including ``fields``.
     """
 
     path: str
@@ -84,43 +82,41 @@ class SourceOptions:
         decode: Sequence[str] | None = None,
         options: Sequence[str] | None = None,
     ) -> SourceOptions:
-        """From what stands on the command line.
+        """Parse the arguments of a command.
 
         Raises:
-            ConfigError: An option is no ``key=value``, or names a function that does not exist.
+            ConfigError: An option is not ``key=value``, or names a function that does not exist.
         """
         if format is None:
-            prefix, path = split_prefix(path)
-        else:
-            prefix = format
+            format, path = split_prefix(path)  # noqa: A001
         parsed = parse_options(options)
         if fields:
             parsed["fields"] = list(fields)
         if codec is not None:
-            parsed["codec"] = named(codec, "--codec")
+            parsed["codec"] = resolve_codec(codec)
         if decode:
             parsed["decode"] = _parse_decode(decode)
-        return cls(path=path, format=prefix, options=parsed)
+        return cls(path=path, format=format, options=parsed)
 
     def shards(self) -> tuple[Format, list[str]]:
-        """Format and files, unopened; no files for a format that is made from something else."""
+        """Return the format and the files without opening them; no files if the format does not take paths."""
         if self.format is not None and not get_format(self.format).takes_paths:
             return get_format(self.format), []
         return find_shards(self.path, format=self.format)
 
     def open(self, path: str | None = None, format: str | None = None) -> Source[Any]:  # noqa: A002
-        """The data set, or one file of it."""
+        """Open the data set, or one of its files."""
         return open_source(path or self.path, format=format or self.format, **self.options)
 
 
 def split_prefix(path: str) -> tuple[str | None, str]:
-    """``"tar:x"`` as ``("tar", "x")``, if that is a format; anything else stays whole."""
+    """Split ``"tar:x"`` into ``("tar", "x")``; a path without a known format before the colon stays whole."""
     prefix, colon, rest = path.partition(":")
     return (prefix, rest) if colon and prefix in format_names() else (None, path)
 
 
 def parse_options(options: Sequence[str] | None) -> dict[str, Any]:
-    """``["a=1", "b.c=2"]`` as ``{"a": 1, "b": {"c": 2}}``."""
+    """Parse ``["a=1", "b.c=2"]`` into ``{"a": 1, "b": {"c": 2}}``."""
     parsed: dict[str, Any] = {}
     for option in options or ():
         keys, value = parse_assignment(option)
@@ -128,13 +124,13 @@ def parse_options(options: Sequence[str] | None) -> dict[str, Any]:
         for key in keys[:-1]:
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
-                raise ConfigError(f"{option!r}: {key!r} has a value already", key=key)
+                raise ConfigError(f"{option!r}: {key!r} already has a value", key=key)
         table[keys[-1]] = value
     return parsed
 
 
-def named(name: str, key: str) -> Any:
-    """A name as it is, or the function that ``"module:function"`` names."""
+def resolve_codec(name: str, key: str = "--codec") -> Any:
+    """Return the function that ``"module:function"`` refers to; any other name is returned unchanged."""
     return resolve_reference(name, key) if ":" in name else name
 
 
@@ -145,11 +141,11 @@ def _parse_decode(decode: Sequence[str]) -> str | dict[str, Any]:
     for item in decode:
         extension, equals, decoder = item.partition("=")
         if not equals:
-            raise ConfigError(f"--decode {item!r}: give one name for all, or extension=decoder each", key="decode")
-        table[extension] = named(decoder, "--decode")
+            raise ConfigError(f"--decode {item!r}: pass one decoder for all, or extension=decoder each", key="decode")
+        table[extension] = resolve_codec(decoder, "--decode")
     return table
 
 
 def takes(entry: Format, role: str, option: str) -> bool:
-    """Whether the source or writer of a format has an option."""
+    """Return whether a format's source or writer (`role`) has an option."""
     return option in signature(load(entry, role)).parameters

@@ -1,4 +1,4 @@
-"""What ``dataload order`` says of rows that continue: that they mix badly is no news."""
+"""The report of ``dataload order`` on streams, which are judged by continuity instead of mixing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _SHOWN_ROWS = 10
 
 
 def stream_facts(planner: StreamPlanner, report: StreamReport) -> dict[str, Any]:
-    """All that is known of it, as JSON. A pair of `first_rows` is a row's ``stream_id`` and ``offset``."""
+    """Return everything that ``--json`` prints, except the name of the picture.
+
+    `first_rows` has a pair of ``stream_id`` and ``offset`` for each row of the first steps.
+    """
     first = follow(planner, range(min(_SHOWN_STEPS, report.steps)), epoch=report.epoch)
     return {
         "order": repr(planner),
@@ -25,49 +28,33 @@ def stream_facts(planner: StreamPlanner, report: StreamReport) -> dict[str, Any]
         "world_size": planner.world_size,
         "first_rows": np.stack([first.stream_id, first.offset], axis=2)[:, :_SHOWN_ROWS].tolist(),
         "streams": report.to_json(),
-        "picture": None,
     }
 
 
 def print_streams(facts: dict[str, Any], report: StreamReport) -> None:
-    """The facts as text."""
+    """Print the facts as text."""
+    lengths = f"{report.shortest:,} to {report.longest:,} records"
+    if report.shortest == report.longest:
+        lengths = count_of(report.longest, "record")
+    chunks = f", {report.chunk:,} records per row" if report.chunk > 1 else ""
     print_line(facts["order"], "bold")
     print_line(
-        f"{count_of(facts['records'], 'record')} in {count_of(report.sequences, 'sequence')} of {_extent(report)}; "
+        f"{count_of(facts['records'], 'record')} in {count_of(report.sequences, 'sequence')} of {lengths}; "
         f"epoch {report.epoch} has {count_of(report.steps, 'step')} of {count_of(report.rows, 'row')} on "
-        f"{count_of(facts['world_size'], 'rank')}{_chunks(report)}"
+        f"{count_of(facts['world_size'], 'rank')}{chunks}"
     )
-    print_line("sequence:offset of the first record of each row")
+    print_line("sequence:offset of the first record in each row")
     for step, rows in enumerate(facts["first_rows"]):
         shown = ("-" if stream_id < 0 else f"{stream_id}:{offset}" for stream_id, offset in rows)
         print_line(f"step {step}: {' '.join(shown)}{' ...' if len(rows) < report.rows else ''}")
     print_line()
-    for name, verdict in _verdicts(report).items():
-        print_line(f"{name}: {verdict}")
+    print_line(f"continuing: {_continuing(report)}")
+    print_line(f"beginnings: {_beginnings(report)}")
+    print_line(f"sequences: each step has rows from {report.per_batch:.1f} different sequences")
+    print_line(f"filler: {f'{report.filler:.1%} of the slots hold no record' if report.filler else 'none'}")
+    print_line(f"multiplicity: {report.multiplicity.verdict}")
     if report.sampled:
         print_line(f"note: all figures are from a sample of {count_of(report.looked_at, 'step')}")
-    if facts["picture"] is not None:
-        print_line(f"picture in {facts['picture']}")
-
-
-def _extent(report: StreamReport) -> str:
-    if report.shortest == report.longest:
-        return count_of(report.longest, "record")
-    return f"{report.shortest:,} to {report.longest:,} records"
-
-
-def _chunks(report: StreamReport) -> str:
-    return f", {report.chunk:,} records a row" if report.chunk > 1 else ""
-
-
-def _verdicts(report: StreamReport) -> dict[str, str]:
-    return {
-        "continuing": _continuing(report),
-        "beginnings": _beginnings(report),
-        "sequences": f"the rows of a step follow {report.per_batch:.1f} different sequences",
-        "filler": f"{report.filler:.1%} of the places hold no record" if report.filler else "none",
-        "multiplicity": report.multiplicity.verdict,
-    }
 
 
 def _continuing(report: StreamReport) -> str:
@@ -78,8 +65,8 @@ def _continuing(report: StreamReport) -> str:
 
 def _beginnings(report: StreamReport) -> str:
     if report.run_steps is None or report.run_records is None:
-        return "none" if report.continuing else "each chunk, for no row continues"
+        return "none" if report.continuing else "every chunk, because no row continues"
     return (
-        f"a row begins anew every {report.run_steps:.1f} steps ({report.run_records:.1f} records) on average, "
-        f"{count_of(report.beginnings, 'time')} in all"
+        f"a row starts a new sequence every {report.run_steps:.1f} steps ({report.run_records:.1f} records) on "
+        f"average, {count_of(report.beginnings, 'time')} in total"
     )

@@ -1,4 +1,4 @@
-"""What the commands print: text for people on a terminal, the same without control characters in a pipe."""
+"""Output of the commands: rich text on a terminal, plain text without control characters in a pipe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import typer
 from rich.console import Console
@@ -20,7 +20,6 @@ __all__ = [
     "ProgressBar",
     "as_typed",
     "count_of",
-    "human_bytes",
     "print_error",
     "print_json",
     "print_line",
@@ -28,11 +27,11 @@ __all__ = [
     "print_warning",
 ]
 
-_PIPE_WIDTH = 10_000  # rich would cut lines at 80 columns where there is no terminal
+_PIPE_WIDTH = 10_000  # without a terminal, rich would wrap lines at 80 columns
 
 
 def _console(*, stderr: bool = False) -> Console:
-    # Made anew each time: it keeps the stream that it was made with, and tests and callers replace streams.
+    # Made anew each time: a console keeps its stream, but tests and callers replace the streams.
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
@@ -40,89 +39,72 @@ def _console(*, stderr: bool = False) -> Console:
 
 
 def _safe(text: str) -> str:
-    """`text` with control characters escaped: names and messages may come from a file that means harm."""
-    return printable(text, None, kept="\n")  # a tab would tear a table
+    """Escape control characters: names and messages may come from a malicious file."""
+    return printable(text, None, kept="\n")  # a tab would break tables
 
 
 def as_typed(message: str) -> str:
-    """A message of the library with its arguments as options: ``overwrite=True`` is ``--overwrite`` here."""
+    """Return a message of the library with keyword arguments as options: ``overwrite=True`` becomes ``--overwrite``."""
     return re.sub(r"\b(overwrite|resume|keep_key)=True", lambda m: f"--{m[1].replace('_', '-')}", message)
 
 
 def print_line(text: str = "", style: str = "") -> None:
-    """One line to stdout."""
+    """Print one line to stdout."""
     _console().print(Text(_safe(text), style), soft_wrap=True)
 
 
 def print_error(message: str) -> None:
-    """``error: message`` to stderr, in red."""
+    """Print ``error: message`` to stderr, in red."""
     _console(stderr=True).print(Text(f"error: {_safe(message)}", "red"), soft_wrap=True)
 
 
 def print_warning(message: str) -> None:
-    """``warning: message`` to stderr, in yellow."""
+    """Print ``warning: message`` to stderr, in yellow."""
     _console(stderr=True).print(Text(f"warning: {_safe(message)}", "yellow"), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """A value as JSON to stdout."""
-    # In ASCII, so that nothing in it can be a control character; DEL is the one that JSON leaves as it is.
+    """Print a value as JSON to stdout."""
+    # ASCII output cannot contain control characters, except DEL, which JSON leaves as it is.
     typer.echo(json.dumps(value, indent=2, default=str).replace("\x7f", "\\u007f"))
 
 
 def print_table(columns: Mapping[str, str], rows: list[tuple[str, ...]]) -> None:
-    """A table to stdout.
+    """Print a table to stdout.
 
     Args:
         columns: Heading -> ``"left"`` or ``"right"``.
-        rows: As many texts each.
+        rows: One text per column each.
     """
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for heading, side in columns.items():
-        table.add_column(heading, justify="right" if side == "right" else "left", overflow="fold")
+        table.add_column(heading, justify=cast("Any", side), overflow="fold")
     for row in rows:
         table.add_row(*(Text(_safe(cell)) for cell in row))
     console = _console()
     with console.capture() as capture:
         console.print(table)
-    # Columns are filled up to their width; blanks at the end of a line help nobody.
+    # rich pads every line to the width of the table.
     console.print(Text.from_ansi("\n".join(line.rstrip() for line in capture.get().splitlines())), soft_wrap=True)
 
 
-def human_bytes(number: int) -> str:
-    """A number of bytes as people read it: ``"1.5 MB"``, powers of 1,000."""
-    size = float(number)
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            return f"{number} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError("the last unit has no limit")
-
-
-def count_of(number: int, noun: str) -> str:
-    """``"1 record"``, ``"2,000 records"``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def count_of(number: int, noun: str, plural: str | None = None) -> str:
+    """Return ``"1 record"``, ``"2,000 records"``."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 class ProgressBar:
-    """A bar on stderr, gone when the work is done; nothing where stderr is no terminal.
-
-    Args:
-        description: What is going on.
-    """
+    """A transient progress bar on stderr; it shows nothing if stderr is not a terminal."""
 
     def __init__(self, description: str) -> None:
         console = _console(stderr=True)
-        columns = (
+        # With redirection, rich would send stdout to its own console, which writes to stderr.
+        self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}", markup=False),
             TimeRemainingColumn(),
-        )
-        # rich would send what is printed meanwhile to its own console, which is stderr's.
-        self._progress = Progress(
-            *columns,
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -139,14 +121,14 @@ class ProgressBar:
         self._progress.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` are done."""
+        """Show that `done` of `total` units are done."""
         speed = self._progress.tasks[0].speed
         rate = f"{speed:,.0f}/s" if speed else ""
         self._progress.update(self._task, completed=done, total=total, rate=rate)
 
     @contextmanager
-    def aside(self) -> Generator[None]:
-        """Take the bar away while something is printed."""
+    def hidden(self) -> Generator[None]:
+        """Hide the bar while something else is printed."""
         self._progress.stop()
         try:
             yield

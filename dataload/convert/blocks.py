@@ -1,4 +1,4 @@
-"""Reading a source front to back in bounded memory, ahead of whoever writes."""
+"""Sequential reads of a source in blocks: bounded memory, one block ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from dataload.loader.prefetch import ordered_map
 __all__ = ["BlockSize", "read_ahead", "read_records", "size_of"]
 
 _TARGET_BYTES = 16 << 20
-_MOST_RECORDS = 4096
+_MAX_RECORDS = 4096
 
 
 class BlockSize:
-    """How many records to read at once: as many as make about 16 MiB, judged by those read so far.
+    """The number of records to read at once, adapted so that a block holds about 16 MiB.
 
-    A format's cost of a call is shared by many records, and the memory does not depend on their size.
+    Large blocks share the fixed cost of a read; the byte target keeps memory independent of the record size.
 
     Attributes:
-        records: The present answer.
+        records: Number of records for the next block.
     """
 
     def __init__(self) -> None:
         self.records = 1
 
     def learn(self, records: list[Any]) -> None:
-        """Take a block that was read into account."""
+        """Adapt the size to a block that was just read."""
         mean = sum(map(size_of, records)) // max(1, len(records))
         fitting = _TARGET_BYTES // max(1, mean)
-        # Growing by steps: the first record may be a small one.
-        self.records = max(1, min(fitting, self.records * 8, _MOST_RECORDS))
+        # Grow in steps: the first record may be unusually small.
+        self.records = max(1, min(fitting, self.records * 8, _MAX_RECORDS))
 
 
 def size_of(value: Any) -> int:
-    """Bytes that a record holds, roughly."""
+    """Return the approximate number of bytes in a record."""
     if isinstance(value, Mapping):
         return sum(map(size_of, cast("Mapping[str, Any]", value).values()))
     if isinstance(value, (bytes, str)):
@@ -47,16 +47,16 @@ def size_of(value: Any) -> int:
 
 
 def read_records(source: Any, start: int, stop: int) -> list[Any]:
-    """Records [start, stop) of anything with ``__getitem__``, in one call where it can do that."""
+    """Return records [start, stop), in one call if the source has ``__getitems__``."""
     if hasattr(source, "__getitems__"):
         return source.__getitems__(np.arange(start, stop, dtype=np.int64))
     return [source[index] for index in range(start, stop)]
 
 
 def read_ahead(source: Any, start: int, stop: int) -> Iterator[tuple[int, list[Any]]]:
-    """Blocks of the records [start, stop): the index of the first, and the records.
+    """Yield records [start, stop) in blocks: the index of the first record, and the records.
 
-    One block is read while the one before is used; three are in memory at most.
+    A thread reads the next block while the current one is in use; at most three blocks are in memory.
     """
     size = BlockSize()
 

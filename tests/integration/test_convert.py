@@ -79,21 +79,6 @@ def test_any_format_to_any_format(originals, tmp_path, origin, target):
         assert os.path.basename(path) in os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["lmdb", "array_record"])
-def test_formats_of_bytes_say_which_codec_they_were_given(originals, tmp_path, name):
-    report = convert(dataload.open(originals / "a.syr"), tmp_path / f"b{FORMATS[name][0]}")
-    assert report.notes == (
-        "the fields of a record become bytes by the codec 'tensorprotos': open with it to read them",
-    )
-
-
-@pytest.mark.parametrize("codec", ["tensorprotos", "msgpack", "npz"])
-def test_another_codec(originals, tmp_path, codec):
-    report = convert(dataload.open(originals / "a.syr"), tmp_path / "b.lmdb", writer_options={"codec": codec})
-    assert report.notes == ()
-    assert_same_records(list(dataload.open(tmp_path / "b.lmdb", codec=codec)), make_records())
-
-
 @pytest.mark.parametrize("target", ["lmdb", "array_record"])
 @pytest.mark.parametrize("origin", ["lmdb", "array_record"])
 def test_plain_bytes_stay_what_they_are(originals, tmp_path, origin, target):
@@ -108,7 +93,7 @@ def test_plain_bytes_stay_what_they_are(originals, tmp_path, origin, target):
 def test_plain_bytes_become_a_field_where_there_are_only_fields(originals, tmp_path, target):
     source = dataload.open(originals / "a.lmdb")
     report = convert(source, tmp_path / f"b{FORMATS[target][0]}")
-    assert report.notes == ("the records have no fields: each becomes the field 'data'",)
+    assert report.notes == ("records have no fields: each is stored as the field 'data'",)
     found = [{k: v for k, v in record.items() if k != "__key__"} for record in open_format(report.pattern, target)]
     assert found == [{"data": record} for record in source]
 

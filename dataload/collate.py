@@ -1,8 +1,8 @@
-"""Samples to batches. Pure functions over what the samples hold; the sources use them to build columns."""
+"""Batches from samples: pure functions, which sources also use to build columns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
@@ -11,17 +11,28 @@ import numpy as np
 from dataload.errors import ConfigError, closest
 from dataload.types import Array, Batch, Int64Array
 
-__all__ = ["Collate", "Pack", "Packing", "Policy", "Ragged", "default_collate", "empty_like", "scatter_columns"]
+__all__ = [
+    "Collate",
+    "Pack",
+    "Packing",
+    "Policy",
+    "Ragged",
+    "choose_collate",
+    "default_collate",
+    "empty_like",
+    "in_chunks",
+    "scatter_columns",
+]
 
 Policy: TypeAlias = Literal["stack", "pad", "ragged", "list"]
-"""What to do with values of one field whose shapes differ; `stack` refuses."""
+"""How to combine the values of one field if their shapes differ; `stack` refuses."""
 
 
 class Ragged(NamedTuple):
-    """Values of different lengths, back to back.
+    """Values of different lengths, one after another in one array.
 
     Attributes:
-        values: (total, *shape), the rows' values along the first axis.
+        values: (total, *shape), the values of all rows along the first axis.
         offsets: (rows + 1,) int64; row i is ``values[offsets[i]:offsets[i + 1]]``.
     """
 
@@ -33,18 +44,17 @@ class Ragged(NamedTuple):
 class Collate:
     """Stacks samples into a batch, field by field.
 
-    Arrays and numbers of equal shape become one array of shape ``(rows, *shape)``; bytes and text become a
-    list; dicts and tuples are collated inside. No sample gives ``{}``.
+    Arrays and numbers of equal shape become one array of shape ``(rows, *shape)``. Bytes and text become a list. Dicts
+    and tuples are collated inside. No samples give ``{}``.
 
     Attributes:
-        policies: Field name -> what to do when shapes differ along the first axis. `pad` fills with
-            `pad_value` and adds the true lengths as ``<field>_length``, (rows,) int64; `ragged` gives a
-            `Ragged`; `list` gives a list.
-        pad_value: What `pad` fills with.
+        policies: What to do if the shapes of a field differ, by field name. `pad` fills up with `pad_value` and adds
+            the true lengths as ``<field>_length``, (rows,) int64; `ragged` gives a `Ragged`; `list` gives a list.
+        pad_value: The value that `pad` fills up with.
 
     Raises:
-        ConfigError: A policy has no such name; or, when called, shapes, dtypes or fields of the samples differ
-            and no policy says what to do.
+        ConfigError: A policy is unknown; or, when called, the samples have different fields, or shapes or dtypes that
+            their policy does not allow.
     """
 
     policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy])
@@ -57,7 +67,7 @@ class Collate:
                 raise ConfigError(message, key=f"collate.{name}", value=policy)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """The batch of `samples`, in their order."""
+        """Return the batch of `samples`, in their order."""
         if not samples:
             return {}
         return self._collate(list(samples), "")
@@ -104,9 +114,7 @@ class Collate:
         if len(lengths) > 1:
             raise ConfigError(f"samples are tuples of different lengths: {sorted(lengths)}", key=name or None)
         columns = (list(column) for column in zip(*samples, strict=True))
-        collated = [
-            self._collate(column, f"{name}.{place}" if name else str(place)) for place, column in enumerate(columns)
-        ]
+        collated = [self._collate(column, f"{name}.{i}" if name else str(i)) for i, column in enumerate(columns)]
         make = getattr(type(samples[0]), "_make", tuple)  # a named tuple stays one
         return make(collated)
 
@@ -114,8 +122,32 @@ class Collate:
 default_collate = Collate()
 
 
+def choose_collate(collate: Callable[..., Any] | Mapping[str, Policy] | None, *, packs: bool) -> Callable[..., Any]:
+    """Return the function that makes batches, from a loader's argument.
+
+    Raises:
+        ConfigError: The argument is not a function or policies, or it is not a `Pack` although rows are packed.
+    """
+    if packs:
+        if collate is not None and not isinstance(collate, Pack):
+            raise ConfigError(
+                f"packed rows are laid out by dataload.Pack: leave collate out, or pass Pack(pad_value=...), got "
+                f"{collate!r}",
+                key="collate",
+                value=collate,
+            )
+        return collate or Pack()
+    if collate is None:
+        return default_collate
+    if isinstance(collate, Mapping):
+        return Collate(policies=collate) if collate else default_collate
+    if not callable(collate):
+        raise ConfigError(f"collate is a function of a list of samples, got {collate!r}", key="collate", value=collate)
+    return collate
+
+
 def ragged(arrays: Sequence[Array]) -> Ragged:
-    """Arrays one after another along the first axis, with the offsets that part them."""
+    """Return arrays one after another along the first axis, with their offsets."""
     lengths = [array.shape[0] if array.ndim else 1 for array in arrays]
     offsets = np.zeros(len(arrays) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -123,7 +155,7 @@ def ragged(arrays: Sequence[Array]) -> Ragged:
 
 
 def pad(arrays: Sequence[Array], value: float) -> Array:
-    """Arrays filled up to the greatest extent along each axis, as ``(rows, *greatest)``."""
+    """Return arrays filled up to the largest extent along each axis, as ``(rows, *largest)``."""
     shape = tuple(max(extents) for extents in zip(*(array.shape for array in arrays), strict=True))
     out = np.full((len(arrays), *shape), value, arrays[0].dtype)
     for row, array in enumerate(arrays):
@@ -135,7 +167,7 @@ def _stack(values: list[Any], name: str) -> Any:
     if isinstance(values[0], (bool, int, float)):
         return _stack_numbers(values, name)
     if not (isinstance(values[0], (np.ndarray, np.generic)) or hasattr(values[0], "__array__")):
-        return values  # objects of the user's own: nothing to stack
+        return values  # objects of the user's own classes
     arrays = [np.asarray(value) for value in values]
     first = arrays[0]
     for row, array in enumerate(arrays):
@@ -155,8 +187,8 @@ def _stack_numbers(values: list[Any], name: str) -> Any:
 
 
 def _comparable(arrays: list[Array], name: str, policy: str) -> list[Array]:
-    """The arrays in their common dtype, if they differ in nothing that `policy` cannot bridge."""
-    # An empty Python list became float64, and says nothing of the dtype.
+    """Return the arrays in their common dtype, or raise if they differ in more than `policy` allows."""
+    # An empty Python list became float64, which says nothing about the dtype.
     first = next((array for array in arrays if array.size), arrays[0])
     fixed = 1 if policy == "ragged" else first.ndim  # axes from here on must agree
     what = f"cannot collate {f'field {name!r}' if name else 'the samples'} by {policy!r}"
@@ -189,14 +221,14 @@ def _unequal(name: str, row: int, one: str, other_row: int, other: str) -> Confi
 
 
 def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Batch:
-    """One batch from batches of parts of its rows, in any order.
+    """Return one batch from the columns of its parts.
 
     Args:
-        pieces: For each part its row numbers, (k,) int64, and its columns.
-        rows: Rows of the whole; every row is in exactly one part.
+        pieces: The row numbers, (k,) int64, and the columns of each part, in any order.
+        rows: Rows of the whole batch; every row is in exactly one part.
 
     Raises:
-        ConfigError: Fields, dtypes or shapes of the parts differ.
+        ConfigError: The parts have different fields, dtypes or shapes.
     """
     out: Batch = {}
     nested: dict[str, list[tuple[Int64Array, Batch]]] = {}
@@ -230,7 +262,7 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Ba
 
 
 def _kind(column: Any) -> str:
-    return "no array" if isinstance(column, (list, dict)) else f"{column.dtype} {column.shape[1:]}"
+    return "not an array" if isinstance(column, (list, dict)) else f"{column.dtype} {column.shape[1:]}"
 
 
 def _column_like(column: Any, rows: int) -> Any:
@@ -242,7 +274,7 @@ def _column_like(column: Any, rows: int) -> Any:
 
 
 def empty_like(batch: Any) -> Any:
-    """A batch of no rows with the fields, dtypes and shapes of `batch`."""
+    """Return a batch without rows, with the fields, dtypes and shapes of `batch`."""
     if isinstance(batch, Mapping):
         return {name: empty_like(column) for name, column in batch.items()}
     if isinstance(batch, Ragged):
@@ -252,16 +284,47 @@ def empty_like(batch: Any) -> Any:
     return batch[:0]
 
 
+def in_chunks(batch: Any, rows: int, chunk: int, unfit: Callable[[Any, int, int, str], Any], name: str = "") -> Any:
+    """Return a batch whose first axis is split in two: rows, and records of a row.
+
+    Args:
+        batch: Columns of ``rows * chunk`` values: arrays, tensors and lists, in mappings and tuples.
+        rows: Number of rows.
+        chunk: Records of each row.
+        unfit: Gives the replacement of any other value, from the value, `rows`, `chunk` and the name of its field.
+        name: Name of the field that `batch` is; "" for a whole batch.
+    """
+    records = rows * chunk
+    if isinstance(batch, Mapping):
+        columns = cast("Mapping[str, Any]", batch).items()
+        return {
+            key: in_chunks(value, rows, chunk, unfit, f"{name}.{key}" if name else str(key)) for key, value in columns
+        }
+    if isinstance(batch, tuple) and not isinstance(batch, Ragged):
+        values = cast("tuple[Any, ...]", batch)
+        parts = [
+            in_chunks(value, rows, chunk, unfit, f"{name}.{i}" if name else str(i)) for i, value in enumerate(values)
+        ]
+        return getattr(values, "_make", tuple)(parts)
+    if isinstance(batch, list) and len(cast("list[Any]", batch)) == records:
+        values = cast("list[Any]", batch)
+        return [values[start : start + chunk] for start in range(0, records, chunk)]
+    array = cast("Any", batch)
+    shape = tuple(getattr(array, "shape", ()))
+    fits = not isinstance(batch, Ragged) and shape[:1] == (records,)
+    return array.reshape((rows, chunk, *shape[1:])) if fits else unfit(array, rows, chunk, name)
+
+
 _ADDED = ("segment_ids", "positions")
 
 
 class Packing(NamedTuple):
-    """Where the records of a step stand in rows that hold several.
+    """The positions of a step's records in rows that hold several records.
 
     Attributes:
-        rows: (records,) int64, the row of each; rises.
-        starts: (records,) int64, its first place in the row; rises within a row.
-        lengths: (records,) int64, its length. What does not fit into the row is cut off.
+        rows: (records,) int64, the row of each record; ascending.
+        starts: (records,) int64, its first position in the row; ascending within a row.
+        lengths: (records,) int64, its length. The part that does not fit into the row is cut off.
         shape: (rows, row_length) of the batch.
     """
 
@@ -273,26 +336,26 @@ class Packing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Lays records out as a `Packing` says.
+    """Lays out several records in each row of a batch, according to a `Packing`.
 
     All fields are sequences along their first axis, of the record's length. Each becomes ``(rows, row_length, *rest)``.
-    Added are, both ``(rows, row_length)`` int32:
+    Two fields are added, both ``(rows, row_length)`` int32:
 
-    - ``segment_ids``: 1 for the places of a row's first record, 2 for those of its second, ...; 0 for filling;
-    - ``positions``: the place within the record, from 0.
+    - ``segment_ids``: 1 for the first record of a row, 2 for the second, ...; 0 for padding;
+    - ``positions``: the position within the record, from 0.
 
     Attributes:
-        pad_value: What places without a record hold.
+        pad_value: The value of padding.
 
     Raises:
-        ConfigError: When called, a record has another length than the packing says, dtypes differ, or a field is no
-            sequence or has the name of one that is added.
+        ConfigError: When called: a field is not a sequence of the length in the packing, dtypes differ, or a field has
+            the name of an added one.
     """
 
     pad_value: float = 0
 
     def __call__(self, samples: Sequence[Any], packing: Packing) -> Batch:
-        """The batch of `samples`, one for each record of the packing; of none, one sample that shows the fields."""
+        """Return the batch of `samples`: one per record, or a single one that shows the fields if there are none."""
         records = [sample if isinstance(sample, Mapping) else {"data": sample} for sample in samples]
         first = cast("Mapping[str, Any]", records[0])
         batch = {name: self._lay_out([record[name] for record in records], name, packing) for name in first}
@@ -309,15 +372,14 @@ class Pack:
         first = arrays[0]
         row_length = packing.shape[1]
         out = np.full((*packing.shape, *first.shape[1:]), self.pad_value, first.dtype)
-        places = zip(packing.rows.tolist(), packing.starts.tolist(), packing.lengths.tolist(), strict=True)
-        # With no record in the packing there is one sample, and no place for it.
-        for i, (row, start, length) in enumerate(places):
+        positions = zip(packing.rows.tolist(), packing.starts.tolist(), packing.lengths.tolist(), strict=True)
+        for i, (row, start, length) in enumerate(positions):
             array = arrays[i]
             if array.shape[:1] != (length,) or array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
                 raise ConfigError(
                     f"cannot pack field {name!r}: {array.dtype} {array.shape} in record {i} of the step, expected "
-                    f"{first.dtype} {(length, *first.shape[1:])} by the lengths given; choose sequences with "
-                    "fields=[...], or count the lengths anew",
+                    f"{first.dtype} {(length, *first.shape[1:])} from the given lengths; choose sequences "
+                    "with fields=[...], or compute the lengths again",
                     key=name,
                 )
             out[row, start : start + length] = array[: row_length - start]
@@ -325,15 +387,15 @@ class Pack:
 
 
 def _describe_packing(packing: Packing) -> tuple[Array, Array]:
-    """Segment ids and positions, (rows, row_length) int32 each."""
+    """Return segment ids and positions, (rows, row_length) int32 each."""
     rows, starts, lengths, shape = packing
     lengths = np.minimum(lengths, shape[1] - starts)
     is_new = np.diff(rows, prepend=-1) != 0
     number = np.arange(len(rows))
     segment = number - np.maximum.accumulate(np.where(is_new, number, 0)) + 1  # within the row, from 1
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    places = np.repeat(rows * shape[1] + starts, lengths) + within
+    flat = np.repeat(rows * shape[1] + starts, lengths) + within
     segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    segments.ravel()[places] = np.repeat(segment, lengths)
-    positions.ravel()[places] = within
+    segments.ravel()[flat] = np.repeat(segment, lengths)
+    positions.ravel()[flat] = within
     return segments, positions

@@ -1,4 +1,4 @@
-"""What a transform may know about its sample, and how it is called."""
+"""Transforms of samples, and the context that they may ask for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dataload._util.randomness import generator
 from dataload.errors import ConfigError
 from dataload.types import Transform
 
-__all__ = ["SampleContext", "Step", "compose"]
+__all__ = ["NamedTransform", "SampleContext", "compose"]
 
 
 @dataclass(frozen=True)
 class SampleContext:
-    """Where a sample stands, and its own random numbers.
+    """The index and the epoch of a sample, and random numbers of its own.
 
     Attributes:
         index: Index of the record in the source.
@@ -33,18 +33,18 @@ class SampleContext:
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """Random numbers of this sample in this epoch: the same for any number of workers, and after a resume."""
+        """The sample's generator in this epoch: the same for any number of workers, and after a resume."""
         return generator(self.seed, "transform", self.epoch, self.index)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class NamedTransform:
     """One transform, with its name for messages.
 
     Attributes:
         function: ``f(sample)`` or ``f(sample, context)``.
-        name: As a user knows it.
-        takes_context: Which of the two.
+        name: Qualified name of the function.
+        takes_context: Whether the function takes a context.
     """
 
     function: Callable[..., Any]
@@ -52,34 +52,34 @@ class Step:
     takes_context: bool
 
     def __call__(self, sample: Any, context: SampleContext) -> Any:
-        """The transformed sample."""
+        """Return the transformed sample."""
         return self.function(sample, context) if self.takes_context else self.function(sample)
 
 
-def compose(transform: Transform | Sequence[Transform] | None) -> tuple[Step, ...]:
-    """The steps of a transform or of a list of them, in order.
+def compose(transform: Transform | Sequence[Transform] | None) -> tuple[NamedTransform, ...]:
+    """Return the transforms of a setting that is None, a function or a list of functions.
 
     Raises:
-        ConfigError: Something in it cannot be called with a sample.
+        ConfigError: One of them is not callable.
     """
     if transform is None:
         return ()
-    several = transform if isinstance(transform, (list, tuple)) else [transform]
-    return tuple(_step(function) for function in several)
+    functions = transform if isinstance(transform, (list, tuple)) else [transform]
+    return tuple(_named(function) for function in functions)
 
 
-def _step(function: Any) -> Step:
+def _named(function: Any) -> NamedTransform:
     if not callable(function):
         raise ConfigError(f"a transform is a function of a sample, got {function!r}", key="transform", value=function)
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    return Step(function, name, _takes_context(function))
+    return NamedTransform(function, name, _takes_context(function))
 
 
 def _takes_context(function: Callable[..., Any]) -> bool:
-    """Whether it asks for the context: a second parameter without a default, or one called ``context``."""
+    """Return whether the second parameter is called ``context`` or has no default."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # functions written in C may not tell
+    except (TypeError, ValueError):  # functions written in C may have no signature
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) < 2:

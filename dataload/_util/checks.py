@@ -9,7 +9,7 @@ from typing import Any
 
 from dataload.errors import ConfigError, closest
 
-__all__ = ["check_choice", "check_count", "check_directory"]
+__all__ = ["check_choice", "check_count", "check_directory", "check_fields", "check_seconds"]
 
 
 def check_count(name: str, value: Any, *, least: int, below: int | None = None) -> int:
@@ -51,3 +51,25 @@ def check_directory(path: str, key: str) -> None:
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
         raise ConfigError(f"there is no directory {directory} to write to", key=key, value=path)
+
+
+def check_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the names of the fields to read; None means all.
+
+    Raises:
+        ConfigError: `fields` is a string, whose letters would be taken as names.
+    """
+    if isinstance(fields, str):
+        raise ConfigError(f"fields must be a list of names, got the text {fields!r}", key="fields", value=fields)
+    return None if fields is None else tuple(fields)
+
+
+def check_seconds(name: str, value: Any) -> float | None:
+    """Return a positive duration in seconds, or None.
+
+    Raises:
+        ConfigError: `value` is neither.
+    """
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
+        raise ConfigError(f"{name} must be a number of seconds above 0, or None; got {value!r}", key=name, value=value)
+    return value

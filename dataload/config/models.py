@@ -15,9 +15,9 @@ from dataload.config.samplers import LengthBucketsConfig, OrderConfig, PackingCo
 from dataload.config.section import Section
 from dataload.config.streams import StreamsConfig
 from dataload.executors import StartMethod
-from dataload.loader.execution import ExecutorName
-from dataload.loader.order import Shuffle, place_of
+from dataload.loader.order import Shuffle, rank_and_world_size
 from dataload.loader.rescue import OnError
+from dataload.loader.workers import ExecutorName
 from dataload.samplers import BatchPlanner
 from dataload.samplers.batch import Tail
 from dataload.sources.base import Source
@@ -215,7 +215,7 @@ class DataloadConfig(Section):
             parts=source.sources if isinstance(source, ConcatSource) else (source,),
             seed=self.loader.seed,
             batch_size=self.loader.batch_size,
-            world_size=place_of(self.loader.rank, self.loader.world_size)[1],
+            world_size=rank_and_world_size(self.loader.rank, self.loader.world_size)[1],
         )
         built = self.sampler.build(context)
         if not isinstance(built, BatchPlanner):

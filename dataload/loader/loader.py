@@ -9,24 +9,26 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import is_dataclass
 from typing import Any, Generic, Literal, Self, TypeVar, cast
 
-from dataload._util.checks import check_count
+from dataload._util.checks import check_count, check_fields, check_seconds
 from dataload._util.cpus import usable_cpus
 from dataload._util.fingerprint import fingerprint, identify, shows_address
 from dataload._util.randomness import check_seed
-from dataload.collate import Policy
+from dataload.collate import Policy, choose_collate
 from dataload.errors import ClosedSourceError
 from dataload.executors import Executor, StartMethod, TimeoutPolicy, WorkerLostError
-from dataload.loader.execution import ExecutorName, Scaling, check_fields, check_seconds, choose_collate, make_executor
-from dataload.loader.fetch import Fetcher, make_policy
+from dataload.loader.autoscale import Scaling
+from dataload.loader.bad_records import Budget, read_excluded
+from dataload.loader.fetch import Fetcher
 from dataload.loader.order import Shuffle, plan_batches
 from dataload.loader.pipeline import Delivery, EpochPlanners, apply_in_consumer, lost_step
 from dataload.loader.prefetch import TaskSizer
 from dataload.loader.progress import Cursor, EpochIteration, Progress
 from dataload.loader.recorder import Recorder
-from dataload.loader.rescue import Budget, OnError
+from dataload.loader.rescue import ErrorPolicy, OnError
 from dataload.loader.state import LoaderState
 from dataload.loader.statistics import Statistics
 from dataload.loader.step import JobResult, StepRange, StepResult, StepWork
+from dataload.loader.workers import ExecutorName, make_executor
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
 from dataload.sources.base import Source
@@ -167,7 +169,7 @@ class Loader(Generic[BatchT]):
             collate=choose_collate(collate, packs=isinstance(self._planner, PackedBatchSampler)),
             batch_transform=None if self._finish else batch_transform,
             seed=self._seed,
-            policy=make_policy(on_error, exclude, source),
+            policy=ErrorPolicy(on_error, read_excluded(exclude, source)),
         )
         self._work = StepWork(fetch, self._planner, reseeds=executor == "processes" and workers > 0)
         self._prefetch = check_count("prefetch", prefetch, least=1)

@@ -1,4 +1,4 @@
-"""From a loader's arguments to its plan: which order, dealt to which ranks, in batches of which size."""
+"""The plan of a loader, from its arguments: the order, the ranks it is dealt to, and the batch size."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ __all__ = [
     "BlockedPlans",
     "Shuffle",
     "default_pool_size",
-    "place_of",
     "plan_batches",
+    "rank_and_world_size",
     "shard_lengths",
     "shuffled",
 ]
 
 Shuffle: TypeAlias = Literal["global", "shards"]
-"""All records at once; or shards in a random order, behind a pool."""
+"""Shuffle all records at once; or read shards in a random order, through a pool."""
 
 _SMALLEST_POOL = 1024
-_LONGEST_PIECE = 32_768
+_LONGEST_PIECE = 32_768  # records
 BLOCK_ROWS = 16_384
-"""Rows whose plans are computed together: in blocks of a few hundred an index costs ten times more, and the arrays of
-much longer ones are given back to the system and faulted in again."""
+"""Rows whose plans are computed together. In blocks of a few hundred rows an index costs ten times more; the arrays of
+much longer blocks are returned to the system and faulted in again."""
 
 
 def plan_batches(
@@ -54,12 +54,13 @@ def plan_batches(
     rank: int | None,
     world_size: int | None,
 ) -> BatchPlanner:
-    """The plan that the arguments of `dataload.Loader` ask for.
+    """Return the plan that the arguments of `dataload.Loader` ask for.
 
     Raises:
-        ConfigError: Arguments contradict each other, or the plan would read records that the source has not.
+        ConfigError: Arguments contradict each other, or the plan would read records that the source does not have.
+        TypeError: `sampler` is not a sampler.
     """
-    rank, world_size = place_of(rank, world_size, batch_sampler)
+    rank, world_size = rank_and_world_size(rank, world_size, batch_sampler)
     if tail is None:
         tail = "partial" if world_size == 1 else "pad"
     if batch_sampler is not None:
@@ -67,7 +68,7 @@ def plan_batches(
         for name, value in given.items():
             if value is not None:
                 raise ConfigError(
-                    f"batch_sampler chooses order and batches, and {name} does, too: leave one out",
+                    f"batch_sampler and {name} both choose order and batches: leave one of them out",
                     key=name,
                     value=value,
                 )
@@ -93,10 +94,10 @@ def plan_batches(
 
 
 def shuffled(source: RandomAccessSource[Any], shuffle: Literal[True] | Shuffle, seed: int) -> Sampler:
-    """The order that ``shuffle=`` stands for.
+    """Return the order that ``shuffle=`` stands for.
 
-    True chooses by the source: all records at once, unless it says (`reads_in_order`) that it reads much faster in
-    order. A property of the data, never of the machine: the order must be the same on another one.
+    True shuffles all records at once, unless the source reads much faster in order (`reads_in_order`). That is a
+    property of the data, never of the machine, because every machine must get the same order.
     """
     if shuffle is True:
         shuffle = "shards" if getattr(source, "reads_in_order", False) else "global"
@@ -106,10 +107,10 @@ def shuffled(source: RandomAccessSource[Any], shuffle: Literal[True] | Shuffle, 
 
 
 def shard_lengths(source: RandomAccessSource[Any]) -> tuple[int, ...]:
-    """Records per shard, in index order, for an order by shards; one shard where the source does not say.
+    """Return the records per shard, in index order, for an order by shards; one shard if the source does not say.
 
-    Long shards are cut into equal pieces that a pool can hold two of: of one large file read front to back, no pool
-    would mix the start with the end, and a piece is still long enough to be read as fast as the whole.
+    Long shards are cut into equal pieces, short enough for a pool to hold two. Otherwise no pool could mix the start
+    of one large file with its end. A piece is still long enough to be read as fast as the whole file.
     """
     lengths = source.shard_lengths if isinstance(source, Sharded) else (len(source),)
     pieces = ((length, -(-length // _LONGEST_PIECE) or 1) for length in lengths)
@@ -117,9 +118,9 @@ def shard_lengths(source: RandomAccessSource[Any]) -> tuple[int, ...]:
 
 
 def default_pool_size(source: RandomAccessSource[Any]) -> int:
-    """Positions in a pool that shuffles the shards of `source`.
+    """Return the size of a pool that shuffles the shards of `source`, in records.
 
-    Two shards' worth of records, so that neighbours in a batch come from several; not less than is cheap.
+    Two shards fit, so that neighbours in a batch come from several shards; a pool of 1,024 is always cheap.
     """
     return max(2 * len(source) // len(shard_lengths(source)), _SMALLEST_POOL)
 
@@ -133,45 +134,53 @@ def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffl
     if shuffle:
         raise ConfigError("shuffle and sampler both choose the order: give one of them", key="shuffle", value=shuffle)
     if not isinstance(sampler, Sampler):
-        raise TypeError(f"a sampler has __len__ and indices(positions, epoch=); {type(sampler).__name__} has not both")
+        raise TypeError(
+            f"a sampler needs __len__ and indices(positions, epoch=); {type(sampler).__name__} does not have both"
+        )
     return sampler
 
 
-def place_of(rank: int | None, world_size: int | None, plan: Any = None) -> tuple[int, int]:
-    """Rank and number of ranks: those given, those of the plan, or those of the environment.
+def rank_and_world_size(
+    rank: int | None = None, world_size: int | None = None, plan: Any = None, advice: str = ""
+) -> tuple[int, int]:
+    """Return the rank and the number of ranks: as given, else those of the plan, else those of the environment.
+
+    The environment variables are RANK and WORLD_SIZE, as torchrun sets them; without both, it is rank 0 of 1. Nothing
+    else in dataload reads them.
+
+    Args:
+        rank: The rank, if it is given.
+        world_size: The number of ranks, if it is given.
+        plan: A `BatchPlanner`, or anything else that does not know.
+        advice: Ends the message about a wrong environment.
 
     Raises:
-        ConfigError: Only one of the two is known.
+        ConfigError: Only one of the two is known, or a variable is not an integer.
     """
     if (rank is None) != (world_size is None):
-        raise ConfigError("rank and world_size go together: give both or none", key="rank", value=rank)
+        raise ConfigError("rank and world_size go together: give both or neither", key="rank", value=rank)
     if rank is not None and world_size is not None:
         return rank, world_size
     if isinstance(plan, BatchPlanner) and plan.world_size > 1:
         return plan.rank, plan.world_size
-    return _place_of_environment()
-
-
-def _place_of_environment() -> tuple[int, int]:
-    """RANK and WORLD_SIZE as torchrun sets them; 0 of 1 without."""
     given = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE") if name in os.environ}
     if not given:
         return 0, 1
     try:
         return int(given["RANK"]), int(given["WORLD_SIZE"])
     except (KeyError, ValueError):
-        # Not to notice would give every rank all of the data.
+        # Going on would give every rank all of the data.
         found = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise ConfigError(
             f"the environment has {found}: RANK and WORLD_SIZE are both needed, as integers; set them, or pass rank= "
-            "and world_size=",
+            f"and world_size={advice}",
             key="rank",
             value=given.get("RANK"),
         ) from None
 
 
 class BlockedPlans:
-    """Plans of one epoch, computed in blocks by whichever worker needs one first."""
+    """The plans of one epoch, computed in blocks by the worker that needs a block first."""
 
     def __init__(self, planner: BatchPlanner, epoch: int) -> None:
         self._planner = planner
@@ -186,14 +195,14 @@ class BlockedPlans:
         return self._steps
 
     def __getitem__(self, step: int) -> BatchPlan:
-        block, place = divmod(step, self._block_steps)
+        block, offset = divmod(step, self._block_steps)
         with self._lock:
             plans = self._blocks.get(block)
             if plans is None:
                 start = block * self._block_steps
                 steps = range(start, min(start + self._block_steps, self._steps))
                 plans = self._blocks[block] = self._planner.plans(steps, epoch=self._epoch)
-                # A worker that lags may still want the block before; none wants an older one.
+                # A slow worker may still need the previous block, but no older one.
                 for old in [number for number in self._blocks if number < block - 1]:
                     del self._blocks[old]
-        return plans[place]
+        return plans[offset]

@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from dataload.errors import WorkerError, message_of, traceback_of
 from dataload.executors import Executor, Result, SerialExecutor, WorkerLostError, worker_name
-from dataload.loader.fetch import shorten
 from dataload.loader.prefetch import TaskSizer, ordered_map, unordered_map
 from dataload.loader.progress import Cursor
+from dataload.loader.rescue import shorten
 from dataload.loader.state import LoaderState
 from dataload.loader.step import JobResult, StepRange, StepResult
 from dataload.samplers import BatchPlanner

@@ -1,83 +1,60 @@
-"""Records that cannot be read or transformed: what to do about them, and what is kept of them."""
+"""Steps that cannot be loaded straight: they fail, have no rows, or have excluded records. Entered only then."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast, get_args
+import contextlib
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, get_args
 
 import numpy as np
 
 from dataload._util.checks import check_choice
 from dataload._util.randomness import derive_key, hash64
-from dataload.errors import ConfigError, WorkerError, printable
+from dataload.collate import empty_like
+from dataload.errors import (
+    ClosedSourceError,
+    ConfigError,
+    MissingDependencyError,
+    SourceError,
+    WorkerError,
+    message_of,
+    printable,
+    text_of,
+    traceback_of,
+)
+from dataload.executors import worker_name
+from dataload.loader.bad_records import BadRecord
+from dataload.samplers import BatchPlan
+from dataload.sources.base import locate
 from dataload.types import Int64Array
 
-__all__ = ["BadRecord", "Budget", "ErrorPolicy", "OnError", "append_report", "read_excluded", "substitute"]
+if TYPE_CHECKING:
+    from dataload.loader.fetch import Fetcher, Trace
+
+__all__ = ["ErrorPolicy", "OnError", "Rescue", "StageError", "is_for_consumer", "shorten", "substitute"]
 
 OnError: TypeAlias = Literal["raise", "skip", "replace"]
-"""What becomes of a record that fails."""
+"""What to do about a record that fails."""
 
-_SHOWN = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BadRecord:
-    """One record that failed, at one step.
-
-    Attributes:
-        epoch: Number of the epoch.
-        step: Number of the step.
-        index: Index in the source.
-        source: The source's repr.
-        shard: The file or part of the data set it is in, as far as the source tells.
-        record: Its number there; the index where the source does not tell.
-        key: Its own name there, as far as the source tells.
-        stage: What failed: ``"read"``, or the transform with its name.
-        error: Class of the exception.
-        cause: Its message; of a very long one the beginning and the end.
-        replaced_by: Index of the record in its place, or None.
-    """
-
-    epoch: int
-    step: int
-    index: int
-    source: str
-    shard: str | None
-    record: int
-    key: str | None
-    stage: str
-    error: str
-    cause: str
-    replaced_by: int | None = None
-
-    @property
-    def text(self) -> str:
-        """Stage, class and message, for messages."""
-        return f"{self.stage}: {self.error}: {self.cause}"
-
-    def to_json(self) -> dict[str, Any]:
-        """As a dict of numbers and text."""
-        return dataclasses.asdict(self)
+_SHOWN_INDICES = 8
+_SHOWN_SOURCE_CHARACTERS = 200
+_EXAMPLES_TRIED = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
     """What to do about records that fail.
 
-    Only reading and transforming a record can be its fault. A collate or batch transform that fails, a source that
-    is closed and a package that is missing are raised whatever `action` is.
+    Only reading and transforming are a record's own fault. A failing collate or batch transform, a closed source and
+    a missing package are raised whatever `action` is.
 
     Attributes:
-        action: `raise` ends the iteration; `skip` leaves the row out, and a step without any good record gives a
-            batch of no rows; `replace` puts another record of the same step in its place, and a step without any is
-            an error. Packed records have their places by length, so no other record fits there: `replace` leaves a
-            gap in the row, as `skip` does.
-        excluded: (n,) int64, rising: records that are known to be bad, and never read. `raise` leaves them out, too.
+        action: `raise` ends the iteration. `skip` leaves the row out; a step without a good record gives a batch
+            without rows. `replace` puts another record of the same step in the row; a step without a good record is
+            an error. Packed records have a place for their length, so `replace` leaves a gap there, as `skip` does.
+        excluded: (n,) int64, ascending: records known to be bad, which are never read. `raise` leaves them out, too.
     """
 
     action: OnError = "raise"
@@ -87,209 +64,292 @@ class ErrorPolicy:
         check_choice("on_error", self.action, get_args(OnError))
 
     def excluded_among(self, indices: Int64Array) -> set[int]:
-        """Those of `indices` that are not to be read."""
+        """Return those of `indices` that must not be read."""
         if self.excluded is None or not len(self.excluded):
             return set()
-        places = np.minimum(np.searchsorted(self.excluded, indices), len(self.excluded) - 1)
-        return set(indices[self.excluded[places] == indices].tolist())
+        positions = np.minimum(np.searchsorted(self.excluded, indices), len(self.excluded) - 1)
+        return set(indices[self.excluded[positions] == indices].tolist())
 
     def examples(self, length: int, most: int) -> list[int]:
-        """Some records of a source that may be read, spread over all of it, for a shard may be damaged as a whole.
+        """Return up to `most` records that may be read, out of `length`.
 
-        Args:
-            length: Records of the source.
-            most: How many to give.
+        They are spread over the whole source, because a whole shard may be damaged.
         """
         excluded = np.empty(0, np.int64) if self.excluded is None else self.excluded
         left = length - len(excluded)
         ranks = np.unique(np.linspace(0, left - 1, min(most, left)).astype(np.int64))
-        # Before the r-th record that is left stand those excluded whose own rank among the left ones is r at most.
+        # The r-th remaining record follows those excluded records that have at most r remaining ones before them.
         return (ranks + np.searchsorted(excluded - np.arange(len(excluded)), ranks, side="right")).tolist()
 
 
-class Budget:
-    """Counts bad records as they are received, reports them, and says when they are too many.
+class StageError(Exception):
+    """A failure and the stage in which it happened. Internal: it becomes a `WorkerError`.
 
-    It counts from when it was made, over all epochs: a record that fails in each of them counts each time.
-
-    Args:
-        most: How many there may be.
-        report: A JSONL file to add them to, or None. It is made at once, so that a path that cannot be written to
-            shows before the first batch.
-
-    Raises:
-        ConfigError: The report cannot be written.
+    Attributes:
+        stage: The stage that failed; "" if it happened between stages.
+        error: The original exception.
+        index: The record at fault, if it is a single one.
     """
 
-    def __init__(self, most: int, report: str | os.PathLike[str] | None) -> None:
-        self._most = most
-        self._report = None if report is None else _writable(report)
-        self.spent = 0
+    def __init__(self, stage: str, error: BaseException, index: int | None = None) -> None:
+        super().__init__(stage, error)
+        self.stage = stage
+        self.error = error
+        self.index = index
 
-    def spend(self, bad: Sequence[BadRecord], worker: str) -> None:
-        """Note the bad records of a step that was received. That they cannot be reported any more is a warning.
+    @property
+    def record_may_be_at_fault(self) -> bool:
+        """Whether other records might succeed."""
+        return (
+            self.stage.startswith(("read", "transform"))
+            and isinstance(self.error, Exception)
+            and not isinstance(self.error, (ClosedSourceError, MissingDependencyError))
+        )
+
+
+class Rescue:
+    """Makes the batch of one step from those of its records that are good.
+
+    Args:
+        fetch: Reads, transforms and collates.
+        plan: The rows.
+        epoch: Number of the epoch.
+        trace: Filled with what happens.
+    """
+
+    def __init__(self, fetch: Fetcher, plan: BatchPlan, epoch: int, trace: Trace) -> None:
+        self._fetch = fetch
+        self._policy = fetch.policy
+        self._plan = plan
+        self._epoch = epoch
+        self._trace = trace
+        self._excluded = fetch.policy.excluded_among(plan.indices)
+        self._bad: dict[int, BadRecord] = {}
+
+    def load_rest(self) -> Any:
+        """Return the batch of a step without rows or with excluded records; raise whatever goes wrong."""
+        plan, _ = self._arrange()
+        if len(plan.indices):
+            return self._fetch.load(plan, self._epoch, self._trace)
+        return self._collate([self._example()[1]], plan)
+
+    def recover(self, failure: StageError) -> Any:
+        """Return the batch of a step that failed, if the policy allows it.
 
         Raises:
-            WorkerError: They are more than there may be; its `indices` are those of the bad records.
+            WorkerError: It does not, or nothing helps.
         """
-        if self._report is not None:
+        if not failure.record_may_be_at_fault:
+            self._fail(failure)
+        if self._policy.action == "raise":
+            self._fail(self._narrow(failure))
+        try:
+            return self._salvage()
+        except BaseException as error:
+            if is_for_consumer(error):
+                raise
+            self._fail(self._trace.failure(error))  # without a name: the traceback refers to this frame
+
+    def _salvage(self) -> Any:
+        """Return the batch without its bad records, or with others in their rows."""
+        good: dict[int, Any] = {}
+        for index in dict.fromkeys(self._plan.indices.tolist()):
+            if index in self._excluded:
+                continue
             try:
-                append_report(self._report, bad)
-            except OSError as error:
-                warnings.warn(
-                    f"error_report: {len(bad)} bad records of step {bad[0].step} of epoch {bad[0].epoch} are not in "
-                    f"{self._report}: {error}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        self.spent += len(bad)
-        if self.spent > self._most:
-            last = bad[-1]
-            raise WorkerError(
-                f"step {last.step} of epoch {last.epoch} failed: bad records so far: {self.spent}, and max_bad allows "
-                f"{self._most}; the last is index {last.index}, in {last.text}",
-                step=last.step,
-                epoch=last.epoch,
-                indices=tuple(record.index for record in bad),
-                worker=worker,
+                good[index] = self._sample(index)
+            except StageError as failure:
+                if not failure.record_may_be_at_fault:
+                    raise
+                # Keep text only: the traceback refers to this frame, and a name in this frame would refer to it.
+                self._bad[index] = self._bad_record(index, failure)
+        plan, replaced = self._arrange()
+        wanted = set(self._plan.wanted.tolist())
+        self._trace.bad += [
+            replace(bad, replaced_by=replaced.get(index)) for index, bad in self._bad.items() if index in wanted
+        ]
+        for index in set(plan.indices.tolist()) - good.keys():
+            good[index] = self._sample(index)
+        return self._collate(_one_per_row(good, plan.indices) or [self._example()[1]], plan)
+
+    def _arrange(self) -> tuple[BatchPlan, dict[int, int]]:
+        """Return the plan without its bad and excluded records or with others instead, and which replace which."""
+        plan, gone = self._plan, self._excluded | self._bad.keys()
+        if not gone:
+            return plan, {}
+        is_gone = np.isin(plan.indices, list(gone))
+        good = plan.indices[~is_gone]
+        replaces = self._policy.action == "replace"
+        if plan.columns is not None and not (replaces and len(good)):
+            return plan.filled(is_gone, int(good[0]) if len(good) else self._example()[0]), {}
+        if not replaces or plan.packing is not None:
+            return plan.without(is_gone), {}
+        if len(good):
+            seed = self._fetch.seed
+            replaced = {index: substitute(seed, self._epoch, index, good) for index in gone}
+        elif not len(plan.wanted):  # rows that only fill up the batch; any record can do that
+            replaced = dict.fromkeys(gone, self._example()[0])
+        else:
+            reason = f"; the last: {self._last_text()}" if self._bad else ", all of them by exclude="
+            error = SourceError(
+                f"all {len(gone)} records of the step are bad, and only records of the same step can replace them"
+                f"{reason}. Use a larger batch_size, or on_error='skip'"
             )
+            raise StageError("on_error='replace'", error)
+        indices = np.array([replaced.get(index, index) for index in plan.indices.tolist()], np.int64)
+        return replace(plan, indices=indices), replaced
+
+    def _example(self) -> tuple[int, Any]:
+        """Return some good record and its sample, so that a step without rows has the usual fields and shapes."""
+        reason = self._last_text() or "the source has no others"
+        tried = self._policy.examples(len(self._fetch.source), _EXAMPLES_TRIED)
+        for index in tried:
+            try:
+                return index, self._sample(index)
+            except StageError as failure:
+                if not failure.record_may_be_at_fault:
+                    raise
+                reason = f"{failure.stage}: {message_of(failure.error)}"
+        error = SourceError(
+            f"the step has no good record, and none of {len(tried)} others could be read to show the fields of a batch "
+            f"without rows; the last: {reason}"
+        )
+        raise StageError("on_error", error)
+
+    def _last_text(self) -> str:
+        """Return the failure of the last bad record; "" if there is none."""
+        last = next(reversed(self._bad.values()), None)
+        return last.text if last else ""
+
+    def _sample(self, index: int, *, transforms: bool = True) -> Any:
+        """Return one sample, read by itself.
+
+        Raises:
+            StageError: It cannot be read or transformed.
+        """
+        fetch, trace = self._fetch, self._trace
+        trace.status.at_index(index)
+        trace.enter("read", index)
+        try:
+            (sample,) = fetch.read(np.array([index], np.int64))
+            if transforms and fetch.transform:
+                trace.enter("transform")
+                sample = fetch.transformed(sample, index, self._epoch, trace)
+        except BaseException as error:
+            if is_for_consumer(error):
+                raise
+            raise trace.failure(error) from error
+        trace.leave()
+        return sample
+
+    def _narrow(self, failure: StageError) -> StageError:
+        """Return the failure of the first record that fails by itself, if several were read at once."""
+        if failure.index is None and not isinstance(failure.error, ConfigError):
+            for index in self._plan.indices.tolist():
+                try:
+                    if index not in self._excluded:
+                        self._sample(index, transforms=False)
+                except StageError as found:
+                    return found
+        return failure
+
+    def _collate(self, samples: list[Any], plan: BatchPlan) -> Any:
+        """Return the batch of samples: one per row, or a single one that shows the fields if there are no rows."""
+        self._trace.enter("collate")
+        batch = self._fetch.collated(samples, plan)
+        if not len(plan.indices) and plan.packing is None:
+            batch = _without_rows(batch)
+        return self._fetch.finish(batch, plan, self._trace)
+
+    def _bad_record(self, index: int, failure: StageError) -> BadRecord:
+        location = locate(self._fetch.source, index)
+        path = getattr(failure.error, "path", None)
+        return BadRecord(
+            epoch=self._epoch,
+            step=self._plan.step,
+            index=index,
+            source=_shown(self._fetch.source),
+            shard=path if location.shard is None and isinstance(path, str) else location.shard,
+            record=location.record,
+            key=location.key,
+            stage=failure.stage,
+            error=type(failure.error).__name__,
+            cause=text_of(failure.error),
+        )
+
+    def _fail(self, failure: StageError) -> NoReturn:
+        indices = tuple(self._plan.indices.tolist())
+        where = f" in {failure.stage}" if failure.stage else ""
+        lines = [f"source: {_shown(self._fetch.source)}"]
+        if failure.index is not None:
+            where += f" on index {failure.index}"
+            location = locate(self._fetch.source, failure.index)
+            if location.shard is not None or location.key is not None:
+                lines.append(f"location: {printable(str(location))}")
+        lines.append(f"indices of the step: {shorten(indices)}")
+        step, epoch = self._plan.step, self._epoch
+        raise WorkerError(
+            "\n  ".join([f"step {step} of epoch {epoch} failed{where}: {message_of(failure.error)}", *lines]),
+            step=step,
+            epoch=epoch,
+            indices=indices,
+            worker=worker_name(),
+            traceback_text=traceback_of(failure.error),
+        ) from failure.error
+
+
+def is_for_consumer(error: BaseException) -> bool:
+    """Return whether `error` is meant to end the consumer's thread: Ctrl-C, or what a signal handler raises.
+
+    Workers never receive these. In a worker, such an exception was raised by, say, a transform that calls `sys.exit`.
+    """
+    return not isinstance(error, Exception) and not worker_name().startswith("dataload-")
 
 
 def substitute(seed: int, epoch: int, index: int, good: Int64Array) -> int:
-    """The record to put in the place of a bad one: the same on every run, and another for each bad record.
+    """Return the record that replaces a bad one: the same in every run, and a different one for each bad record.
 
     Args:
         seed: The loader's seed.
         epoch: Number of the epoch.
         index: The bad record.
-        good: (n,) int64, at least one: the good records of the same step, so that nothing comes in that the order
-            does not serve.
+        good: (n,) int64, at least one: the good records of the same step, so that no record is served that the order
+            does not have.
     """
     candidates = np.unique(good)
     key = derive_key(seed, "replace", epoch, index, words=1)[0]
     return int(candidates[np.argmin(hash64(key, candidates))])
 
 
-def append_report(path: str, bad: Iterable[BadRecord]) -> None:
-    """Add records to a JSONL report: one object a line, all in one write, so that ranks can share a file.
+def shorten(indices: Sequence[int]) -> str:
+    """Return the first few of some indices, for messages."""
+    return ", ".join(map(str, indices[:_SHOWN_INDICES])) + (", ..." if len(indices) > _SHOWN_INDICES else "")
 
-    Raises:
-        OSError: They cannot be written.
-    """
-    lines = "".join(json.dumps(record.to_json()) + "\n" for record in bad).encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+def _one_per_row(samples: Mapping[int, Any], indices: Int64Array) -> list[Any]:
+    """Return a sample for each row. Rows of one record get copies, as if each had been read."""
+    given: set[int] = set()
+    rows: list[Any] = []
+    for index in indices.tolist():
+        rows.append(copy.deepcopy(samples[index]) if index in given else samples[index])
+        given.add(index)
+    return rows
+
+
+def _without_rows(batch: Any) -> Any:
     try:
-        written = os.write(descriptor, lines)
-    finally:
-        os.close(descriptor)
-    if written < len(lines):
-        raise OSError(f"only {written} of {len(lines)} bytes could be written")
-
-
-def _writable(path: Any) -> str:
-    """`path`, absolute, for the process may go elsewhere; refused if it cannot be appended to."""
-    try:
-        found = os.path.abspath(os.fspath(path))
-        append_report(found, [])
-    except (OSError, TypeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        return empty_like(batch)
+    except (TypeError, IndexError, KeyError, AttributeError) as error:
         raise ConfigError(
-            f"error_report must be the path of a file that can be written to, got {path!r}: {reason}",
-            key="error_report",
-            value=path,
+            f"a step without rows needs a batch without rows, and the result of collate cannot be cut to that "
+            f"({error}): let its values be arrays and lists, or avoid such steps with tail='drop' or "
+            "on_error='replace'",
+            key="collate",
         ) from error
-    return found
 
 
-def read_excluded(exclude: Any, length: int, locate: Callable[[int], Any] | None = None) -> Int64Array | None:
-    """The records that are never read, from indices or from a report.
-
-    They change what becomes of some rows, not the order: no step or position is another one without them. So they
-    are no part of a loader's state, and one that was saved before a record was found to be bad goes on with the
-    record excluded, or the other way round.
-
-    Args:
-        exclude: None, integers in [0, length), or the path of a JSONL report.
-        length: Records of the source.
-        locate: Gives the `Location` of an index: a report that has a record in another place is of other data.
-
-    Returns:
-        (n,) int64, rising, each once; None if there is none.
-
-    Raises:
-        ConfigError: It is neither, the report cannot be read or is of other data, an index is none of the source's,
-            or no record is left.
-    """
-    if exclude is None:
-        return None
-    if isinstance(exclude, (str, os.PathLike)):
-        found = _read_report(os.fspath(cast("Any", exclude)), length, locate)
-    else:
-        found = _as_indices(exclude, length)
-    indices = np.unique(np.array(found, np.int64))
-    if length and len(indices) == length:
-        raise ConfigError(f"exclude names all {length} records of the source: none is left", key="exclude")
-    return indices if len(indices) else None
-
-
-def _as_indices(exclude: Any, length: int) -> list[int]:
-    if isinstance(exclude, Iterable) and not isinstance(exclude, (bytes, bytearray)):
-        items: list[Any] = list(cast("Iterable[Any]", exclude))
-        wrong = [item for item in items if not _is_index(item, length)]
-        if not wrong:
-            return [int(item) for item in items]
-        shown = ", ".join(printable(repr(item), 80) for item in wrong[:_SHOWN]) + (", ..." if wrong[_SHOWN:] else "")
-    else:
-        shown = printable(repr(exclude), 80)
-    raise ConfigError(
-        f"exclude must be indices in [0, {length}) or the path of an error report, got {shown}",
-        key="exclude",
-        value=exclude,
-    )
-
-
-def _is_index(value: Any, length: int) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and 0 <= int(value) < length
-
-
-def _read_report(path: Any, length: int, locate: Callable[[int], Any] | None) -> list[int]:
-    def wrong(reason: str) -> ConfigError:
-        message = f"exclude must be an error report, JSON with an 'index' in each line; {path}{reason}"
-        return ConfigError(message, key="exclude", value=path)
-
-    found: dict[int, None] = {}
-    try:
-        with open(path, encoding="utf-8") as stream:
-            for number, line in _numbered(stream):
-                try:
-                    entry: Any = json.loads(line)
-                except ValueError as error:
-                    raise wrong(f", line {number}: {error}") from error
-                index: Any = entry.get("index") if isinstance(entry, dict) else None
-                if not _is_index(index, length):
-                    raise wrong(f", line {number} has {index!r}, and the source has {length} records")
-                if index not in found and locate is not None:
-                    differs = _other_place(entry, locate(index))
-                    if differs:
-                        raise wrong(f", line {number} is of other data: record {index} is {differs}")
-                found[index] = None
-    except (OSError, UnicodeDecodeError) as error:
-        raise wrong(f" cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    return list(found)
-
-
-def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    return ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
-
-
-def _other_place(entry: dict[str, Any], here: Any) -> str:
-    """How the place of a reported record differs from where it is here; empty if it does not."""
-    for name in ("record", "key"):
-        there = entry.get(name)
-        if there is not None and there != getattr(here, name):
-            return f"{name} {there!r} there, {getattr(here, name)!r} here"
-    there, shard = entry.get("shard"), here.shard
-    # The data may have been moved, but not renamed.
-    if there is not None and os.path.basename(str(there)) != os.path.basename(shard or ""):
-        return f"in {there!r} there, in {shard!r} here"
-    return ""
+def _shown(source: Any) -> str:
+    text = f"{type(source).__name__} without a repr"
+    with contextlib.suppress(Exception):
+        text = repr(source)
+    return printable(text, _SHOWN_SOURCE_CHARACTERS)

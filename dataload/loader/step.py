@@ -1,4 +1,4 @@
-"""The work of a task: several steps of one epoch, one after another. Pickled once for each worker process."""
+"""The work of one task: several steps of one epoch, one after another."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dataload._util.memo import Memo
 from dataload._util.randomness import derive_key
 from dataload.errors import WorkerError, message_of, traceback_of
 from dataload.executors import WorkerStatus, worker_name
-from dataload.loader.fetch import Fetcher
+from dataload.loader.bad_records import BadRecord
+from dataload.loader.fetch import Fetcher, Trace
 from dataload.loader.order import BlockedPlans
-from dataload.loader.rescue import BadRecord
-from dataload.loader.stages import Trace
+from dataload.loader.rescue import is_for_consumer
 from dataload.samplers import BatchPlan, BatchPlanner
 
 __all__ = ["JobResult", "StepRange", "StepResult", "StepWork"]
@@ -30,7 +30,7 @@ class StepRange(NamedTuple):
         epoch: Number of the epoch.
         origin: First item of its step 0; see `BatchPlanner`.
         start: First step.
-        stop: The step behind the last.
+        stop: The step after the last one.
     """
 
     epoch: int
@@ -40,14 +40,14 @@ class StepRange(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What became of one step.
+    """The batch of one step, or its error.
 
     Attributes:
         epoch: Number of the epoch.
         step: Number of the step.
-        batch: The batch; None if it failed.
-        error: Why it failed; None if it did not.
-        rows: Rows of the plan.
+        batch: The batch; None if the step failed.
+        error: The error; None if the step did not fail.
+        rows: Rows of the plan; 0 if there is no plan.
         nbytes: Bytes of the batch's arrays.
         spans: Stage, begin and end in seconds of `time.perf_counter`.
         bad: Records that were left out or replaced.
@@ -66,11 +66,11 @@ class StepResult(NamedTuple):
 
 
 class JobResult(NamedTuple):
-    """What became of a job.
+    """The results of a `StepRange`.
 
     Attributes:
-        loaded: Its steps, up to the first that failed.
-        seconds: What it took.
+        loaded: Its steps, up to the first one that failed.
+        seconds: Time that it took.
     """
 
     loaded: list[StepResult]
@@ -78,13 +78,13 @@ class JobResult(NamedTuple):
 
 
 class StepWork:
-    """Makes the batches of a job; called by several threads at once.
+    """Makes the batches of a `StepRange`. Thread-safe; pickled once for each worker process.
 
     Args:
         fetch: Makes one batch.
         planner: Knows the rows of each step.
-        reseeds: Whether to set the global generators of `random`, numpy and torch before each step: a safety net for
-            transforms that do not use their context's, in processes where nobody else uses these.
+        reseeds: Whether to seed the global generators of `random`, numpy and torch before each step. A safety net for
+            transforms that use them, in processes where nobody else does.
     """
 
     def __init__(self, fetch: Fetcher, planner: BatchPlanner, *, reseeds: bool = False) -> None:
@@ -94,52 +94,23 @@ class StepWork:
         self._plans: Memo[BlockedPlans] = Memo()
 
     def __call__(self, job: StepRange, status: WorkerStatus) -> JobResult:
-        """The batches of `job`; where one fails, those before it and the error."""
+        """Return the batches of `job`, or those before the first error and the error."""
         begun = perf_counter()
-        worker = worker_name()
         together = self.fetch.reads_together and job.stop - job.start > 1
-        loaded = self._load_together(job, status, worker) if together else []
+        loaded = self._load_together(job, status) if together else []
         for step in range(job.start + len(loaded), job.stop):
             if self._reseeds:
                 _reseed(self.fetch.seed, job.epoch, step)
-            # No name here may hold the error: its traceback refers to this frame, and the two would keep each other,
-            # and the source, until the garbage collector comes.
-            loaded.append(self._load(job, step, Trace(status), worker))
+            # No name in this frame may hold the error: its traceback refers to this frame, so the two would keep each
+            # other and the source alive until the garbage collector runs.
+            loaded.append(self._load(job, step, Trace(status)))
             if loaded[-1].error is not None:
                 break
         return JobResult(loaded, perf_counter() - begun)
 
-    def _load_together(self, job: StepRange, status: WorkerStatus, worker: str) -> list[StepResult]:
-        """All steps of a job from one read; none where that cannot be done, or anything fails."""
-        try:
-            plans = [self._plan(job, step) for step in range(job.start, job.stop)]
-            status.at(job.epoch, job.start)
-            trace = Trace(status)
-            batches = self.fetch.together(plans, trace)
-        except Exception:  # said by the step that it belongs to
-            return []
-        if batches is None:
-            return []
-        ((stage, begun, ended),) = trace.spans
-        share = (ended - begun) / len(plans)
-        return [
-            StepResult(
-                job.epoch,
-                plan.step,
-                batch,
-                None,
-                plan.rows,
-                nbytes(batch),
-                [(stage, begun + i * share, begun + (i + 1) * share)],
-                [],
-                worker,
-            )
-            for i, (plan, batch) in enumerate(zip(plans, batches, strict=True))
-        ]
-
-    def _load(self, job: StepRange, step: int, trace: Trace, worker: str) -> StepResult:
-        """One step, whatever becomes of it."""
-        rows = 0
+    def _load(self, job: StepRange, step: int, trace: Trace) -> StepResult:
+        """Return the result of one step, whether it fails or not."""
+        worker, rows = worker_name(), 0
         try:
             plan = self._plan(job, step)
             rows = plan.rows
@@ -148,14 +119,41 @@ class StepWork:
             return StepResult(job.epoch, step, None, error, rows, 0, trace.spans, trace.bad, worker)
         return StepResult(job.epoch, step, batch, None, rows, nbytes(batch), trace.spans, trace.bad, worker)
 
+    def _load_together(self, job: StepRange, status: WorkerStatus) -> list[StepResult]:
+        """Return the results of all steps from one read; none if that is not possible or anything fails."""
+        trace, worker = Trace(status), worker_name()
+        try:
+            plans = [self._plan(job, step) for step in range(job.start, job.stop)]
+            status.at(job.epoch, job.start)
+            batches = self.fetch.load_together(plans, trace)
+        except BaseException as error:
+            if is_for_consumer(error):
+                raise
+            return []  # the step at fault will fail by itself
+        if batches is None:
+            return []
+        ((stage, begun, ended),) = trace.spans
+        share = (ended - begun) / len(plans)
+        loaded: list[StepResult] = []
+        for plan, batch in zip(plans, batches, strict=True):
+            spans = [(stage, begun + len(loaded) * share, begun + (len(loaded) + 1) * share)]
+            loaded.append(StepResult(job.epoch, plan.step, batch, None, plan.rows, nbytes(batch), spans, [], worker))
+        return loaded
+
     def _plan(self, job: StepRange, step: int) -> BatchPlan:
         try:
             return self.plans(job.epoch, job.origin)[step]
         except Exception as error:
-            raise _order_error(step, job.epoch, error) from error
+            raise WorkerError(
+                f"step {step} of epoch {job.epoch} failed in the order: {message_of(error)}",
+                step=step,
+                epoch=job.epoch,
+                worker=worker_name(),
+                traceback_text=traceback_of(error),
+            ) from error
 
     def plans(self, epoch: int, origin: int) -> BlockedPlans:
-        """The plans of an epoch; those of two are kept, for prefetching crosses from one to the next."""
+        """Return the plans of an epoch. Two epochs are kept, because prefetching crosses from one to the next."""
         key = epoch, origin
         plans = self._plans.recall(key)
         if plans is None:
@@ -164,20 +162,9 @@ class StepWork:
         return plans
 
 
-def _order_error(step: int, epoch: int, error: Exception) -> WorkerError:
-    """What it means that a sampler cannot say which records a step has."""
-    return WorkerError(
-        f"step {step} of epoch {epoch} failed in the order: {message_of(error)}",
-        step=step,
-        epoch=epoch,
-        worker=worker_name(),
-        traceback_text=traceback_of(error),
-    )
-
-
 def nbytes(batch: Any) -> int:
-    """Bytes of the arrays, tensors and byte strings in a batch."""
-    if isinstance(batch, np.ndarray):  # first, for to ask whether it is a mapping takes longer than all of the rest
+    """Return the bytes of the arrays, tensors and byte strings in a batch."""
+    if isinstance(batch, np.ndarray):  # first, because asking whether it is a mapping takes longer than all the rest
         return batch.nbytes
     if isinstance(batch, (dict, Mapping)):
         return sum(map(nbytes, cast("Mapping[str, Any]", batch).values()))
@@ -191,7 +178,7 @@ def nbytes(batch: Any) -> int:
 def _reseed(seed: int, epoch: int, step: int) -> None:
     word = int(derive_key(seed, "global generators", epoch, step, words=1)[0])
     random.seed(word)
-    np.random.seed(word & 0xFFFFFFFF)  # noqa: NPY002 - the very generator that is to be made harmless
+    np.random.seed(word & 0xFFFFFFFF)  # noqa: NPY002 - the generator to be made harmless
     torch = sys.modules.get("torch")  # whoever uses its generator has imported it
     if torch is not None:
         torch.manual_seed(word)

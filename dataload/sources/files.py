@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from dataload._util.checks import check_fields
 from dataload._util.fingerprint import digest
 from dataload._util.indexing import split_by_shard
 from dataload.collate import default_collate, scatter_columns
@@ -116,9 +117,7 @@ class FileSource(Source[T_co]):
         self._paths = tuple(os.fspath(path) for path in several)
         if not self._paths:
             raise ConfigError("a source needs at least one path, got an empty list", key="paths", value=paths)
-        if isinstance(fields, str):
-            raise ConfigError(f"fields must be a list of names, got the text {fields!r}", key="fields", value=fields)
-        self._selected = None if fields is None else tuple(fields)
+        self._selected = check_fields(fields)
         self._options = {name: value for name, value in options.items() if value is not None}
         self._opened: _Opened[T_co] | None = None
         self._locks: dict[int, threading.Lock] = {}

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from dataload.collate import default_collate
+from dataload.collate import default_collate, in_chunks
 from dataload.errors import ConfigError, WorkerError, message_of, traceback_of
 from dataload.executors import worker_name
-from dataload.loader.batches import in_chunks
 from dataload.streams.columns import Stacked, join, samples_of, spread
 from dataload.streams.parts import Rows
 

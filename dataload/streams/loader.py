@@ -11,14 +11,14 @@ from typing import Any, Self, get_args
 
 import numpy as np
 
-from dataload._util.checks import check_choice, check_count
+from dataload._util.checks import check_choice, check_count, check_seconds
 from dataload._util.randomness import check_seed
-from dataload.collate import Policy
+from dataload.collate import Policy, choose_collate
 from dataload.errors import ClosedSourceError, SourceError, WorkerError
 from dataload.executors import Result, StartMethod, WorkerLostError
-from dataload.loader.execution import ExecutorName, check_seconds, choose_collate
-from dataload.loader.order import place_of
+from dataload.loader.order import rank_and_world_size
 from dataload.loader.prefetch import ordered_map
+from dataload.loader.workers import ExecutorName
 from dataload.streams.batches import BatchMaker
 from dataload.streams.order import Cursor, Mode, SequenceOrder
 from dataload.streams.parts import Part, Rows
@@ -123,7 +123,7 @@ class MultiStreamLoader:
         check_streams(make_stream, sequences)
         for key, value, kind in (("mode", mode, Mode), ("ends", ends, Ends), ("tail", tail or "pad", Tail)):
             check_choice(key, value, get_args(kind))
-        rank, world_size = place_of(rank, world_size)
+        rank, world_size = rank_and_world_size(rank, world_size)
         self._sequences = sequences
         self._size = check_count("batch_size", batch_size, least=1)
         self._world_size = check_count("world_size", world_size, least=1)

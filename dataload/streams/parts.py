@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dataload.errors import WorkerError, message_of, traceback_of
 from dataload.executors import WorkerStatus, worker_name
-from dataload.loader.stages import is_for_consumer
+from dataload.loader.rescue import is_for_consumer
 from dataload.streams.columns import Stacked, stack
 from dataload.streams.order import Cursor
 from dataload.streams.rows import Item, RowStart, RowStream, StreamPlan, describe

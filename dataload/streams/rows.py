@@ -14,7 +14,7 @@ import numpy as np
 from dataload._util.randomness import generator
 from dataload.errors import SourceError, StateMismatchError, printable
 from dataload.streams.order import Cursor, RowOrder, SequenceOrder
-from dataload.transforms import Step
+from dataload.transforms import NamedTransform
 
 __all__ = ["Ends", "Item", "RowStart", "RowStream", "StreamContext", "StreamPlan", "describe"]
 
@@ -59,7 +59,7 @@ class StreamPlan:
         stacks: Whether samples become columns in the worker; else the consumer collates them.
     """
 
-    make_stream: Step
+    make_stream: NamedTransform
     sequences: Sequence[Any]
     order: SequenceOrder
     chunk: int

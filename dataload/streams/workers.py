@@ -20,7 +20,7 @@ from dataload.executors import (
 )
 from dataload.executors.base import StallMonitor
 from dataload.executors.serialization import check_pickle
-from dataload.loader.execution import ExecutorName
+from dataload.loader.workers import ExecutorName
 from dataload.streams.parts import Part, PartTask, PartWork
 from dataload.streams.rows import RowStart, StreamPlan, describe
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, TypedDict
 
 from torch import distributed
 
 from dataload.errors import ConfigError
+from dataload.loader.order import rank_and_world_size
 
 __all__ = ["DistributedPlace", "distributed_place"]
 
@@ -51,17 +51,7 @@ def distributed_place(group: Any = None) -> DistributedPlace:
         raise ConfigError(
             "a process group has ranks once torch.distributed.init_process_group was called", key="group", value=group
         )
-    variables = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if variables == (None, None):
-        return DistributedPlace(rank=0, world_size=1)
-    try:
-        rank, world_size = (int(variable or "") for variable in variables)
-    except ValueError:
-        raise ConfigError(
-            "the environment variables RANK and WORLD_SIZE must both be numbers, got "
-            f"RANK={variables[0]!r} and WORLD_SIZE={variables[1]!r}; set both, or call "
-            "torch.distributed.init_process_group first",
-            key="rank",
-            value=variables[0],
-        ) from None
+    rank, world_size = rank_and_world_size(
+        advice=", or call torch.distributed.init_process_group before distributed_place"
+    )
     return DistributedPlace(rank=rank, world_size=world_size)

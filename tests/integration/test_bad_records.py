@@ -466,7 +466,7 @@ def test_damaged_files(name, tmp_path):
     assert numbers(Loader(source, exclude=report, **settings)) == kept
     assert numbers(Loader(source, exclude=report, max_bad=0, on_error="skip", num_workers=1, **settings)) == kept
     for other in (RangeSource(12), source[1:]):
-        with pytest.raises(ConfigError, match="line 1 is of other data: record 5 is "):
+        with pytest.raises(ConfigError, match="line 1 is about other data: record 5 is "):
             Loader(other, exclude=report, **settings)
 
 

@@ -203,7 +203,7 @@ def rows(*numbers):
             [(rows(0), {"x": np.zeros(1)}), (rows(1), {"x": np.zeros(1, F32)})],
             r"row 0 is float64 \(\), row 1 is float32 \(\)",
         ),
-        ([(rows(0), {"x": ["a"]}), (rows(1), {"x": np.zeros(1)})], r"row 0 is no array, row 1 is float64 \(\)"),
+        ([(rows(0), {"x": ["a"]}), (rows(1), {"x": np.zeros(1)})], r"row 0 is not an array, row 1 is float64 \(\)"),
     ],
 )
 def test_scatter_columns_names_parts_that_differ(pieces, message):
@@ -217,7 +217,7 @@ def test_scatter_columns_reaches_into_dicts():
         (rows(1), {"n": {"x": np.array([4]), "t": ["b"]}, "y": np.array([7])}),
     ]
     equal(scatter_columns(parts, 3), {"n": {"x": np.array([3, 4, 5]), "t": ["a", "b", "c"]}, "y": np.array([2, 7, 1])})
-    with pytest.raises(ConfigError, match=r"field 'n': row 2 is no array, row 1 is int64 \(\)"):
+    with pytest.raises(ConfigError, match=r"field 'n': row 2 is not an array, row 1 is int64 \(\)"):
         scatter_columns([parts[0], (rows(1), {"n": np.array([1]), "y": np.array([7])})], 3)
 
 

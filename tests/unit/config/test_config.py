@@ -16,10 +16,10 @@ from dataload.config.models import LoaderConfig, SourceConfig
 from dataload.config.overrides import parse_assignment, parse_value
 from dataload.errors import ConfigError, MissingDependencyError
 from dataload.executors import StartMethod
-from dataload.loader.execution import ExecutorName
 from dataload.loader.loader import Loader
 from dataload.loader.order import Shuffle
 from dataload.loader.rescue import OnError
+from dataload.loader.workers import ExecutorName
 from dataload.samplers import GlobalShuffle, Sequential
 from dataload.sources.range import RangeSource
 from dataload.sources.registry import format_names, get_format, load

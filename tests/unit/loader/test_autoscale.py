@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataload import Loader, RangeSource
-from dataload.loader.execution import Scaling, ThroughputSample, workers_to_use
+from dataload.loader.autoscale import Scaling, ThroughputSample, workers_to_use
 from dataload.loader.recorder import Recorder
 from dataload.samplers import GlobalShuffle
 
@@ -154,7 +154,7 @@ def test_a_consumer_that_becomes_quicker_gets_more_workers():
 
 
 def test_the_limit_is_the_cpus_of_the_process(monkeypatch):
-    monkeypatch.setattr("dataload.loader.execution.usable_cpus", lambda: 3)
+    monkeypatch.setattr("dataload.loader.autoscale.usable_cpus", lambda: 3)
     scaling = Scaling()
     Simulation(cpu=0.05).run(2000, scaling)
     assert scaling.workers == 3
@@ -165,11 +165,11 @@ def test_the_limit_is_the_cpus_of_the_process(monkeypatch):
 
 @pytest.mark.parametrize("executor", ["threads", "processes"])
 def test_a_loader_that_grows_gives_the_same_batches_and_says_how_many_workers_it_has(monkeypatch, executor):
-    monkeypatch.setattr("dataload.loader.execution.usable_cpus", lambda: 3)
+    monkeypatch.setattr("dataload.loader.autoscale.usable_cpus", lambda: 3)
     monkeypatch.setattr("dataload.loader.loader.usable_cpus", lambda: 3)
-    monkeypatch.setattr("dataload.loader.execution._LEAST_SECONDS", 0.0)
-    monkeypatch.setattr("dataload.loader.execution._START_SECONDS", {executor: 0.0})
-    monkeypatch.setattr("dataload.loader.execution.workers_to_use", lambda _, now, limit: min(limit, now.workers + 1))
+    monkeypatch.setattr("dataload.loader.autoscale._LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("dataload.loader.autoscale._START_SECONDS", {executor: 0.0})
+    monkeypatch.setattr("dataload.loader.autoscale.workers_to_use", lambda _, now, limit: min(limit, now.workers + 1))
     seen = set()
     with Loader(RangeSource(400), batch_size=4, shuffle=True, seed=5, num_workers="auto", executor=executor) as loader:
         for epoch in range(2):
@@ -184,8 +184,8 @@ def test_a_loader_that_grows_gives_the_same_batches_and_says_how_many_workers_it
 
 
 def test_a_loader_whose_workers_wait_takes_more_of_them(monkeypatch):
-    monkeypatch.setattr("dataload.loader.execution.usable_cpus", lambda: 3)
-    monkeypatch.setattr("dataload.loader.execution._LEAST_SECONDS", 0.02)
+    monkeypatch.setattr("dataload.loader.autoscale.usable_cpus", lambda: 3)
+    monkeypatch.setattr("dataload.loader.autoscale._LEAST_SECONDS", 0.02)
     from time import sleep
 
     def slow(sample):

@@ -1,89 +1,94 @@
-"""One step with bad records among its own, against a plain model: rows left out, replaced, or raised."""
+"""Batches of good records: one or several steps per read, and the chunks, masks and columns that plans add."""
 
-import contextlib
-import gc
 import re
-import threading
-import weakref
+from collections import namedtuple
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload import (
-    ClosedSourceError,
-    ConfigError,
-    CorruptFileError,
-    Loader,
-    MemorySource,
-    MissingDependencyError,
-    Pack,
-    WorkerError,
-)
+from dataload import Collate, ConfigError, Loader, MemorySource, Ragged, WorkerError
 from dataload.collate import Packing, default_collate
-from dataload.loader.fetch import Fetcher, Trace, make_policy, shorten
+from dataload.executors import WorkerStatus
+from dataload.loader.fetch import Fetcher, Trace, complete
 from dataload.loader.rescue import ErrorPolicy
+from dataload.loader.step import StepRange, StepWork
 from dataload.samplers import BatchPlan
-from dataload.sources.base import Source
 from dataload.streams import StreamSampler
+from dataload.testing.compare import difference
 from dataload.transforms import compose
 
-LENGTH = 12
+LENGTHS = [5, 3, 6]
+RECORDS = sum(LENGTHS)
+Pair = namedtuple("Pair", "one two")
 
 
 def record(index):
-    return {"index": index, "x": np.full(2, index, np.float32), "name": f"r{index}"}
+    return {"index": index, "x": np.full((2, 3), index, np.float32), "text": f"r{index}", "raw": bytes([index])}
+
+
+SOURCE = MemorySource([record(i) for i in range(RECORDS)])
 
 
 class Plain:
-    """Of somebody's own: one record at a time; some fail. Keeps what was read."""
-
-    def __init__(self, bad=(), length=LENGTH):
-        self.bad, self.length, self.seen = frozenset(bad), length, []
+    """Of somebody's own: no columns."""
 
     def __len__(self):
-        return self.length
+        return RECORDS
 
     def __getitem__(self, index):
-        self.seen.append(index)
-        if index in self.bad:
-            raise CorruptFileError("damaged", path="/data/part.bin", index=index)
         return record(index)
 
-    def __repr__(self):
-        return "Plain()"
+
+def streams(chunk=2, mode="split", ends="pad", rows=3):
+    return StreamSampler(sequence_lengths=LENGTHS, rows=rows, chunk=chunk, mode=mode, ends=ends)
 
 
-class Batched(Plain):
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
+def assert_rows(batch, plan):
+    """Whether the fields are those of the plan's records, chunk by chunk."""
+    shape = (plan.rows,) if plan.chunk == 1 else (plan.rows, plan.chunk)
+    indices = plan.indices.reshape(shape)
+    assert np.array_equal(batch["index"], indices)
+    assert batch["x"].shape == (*shape, 2, 3)
+    assert (batch["x"].dtype, batch["valid"].dtype) == (np.float32, bool)
+    assert (batch["x"] == indices[..., None, None]).all()
+    nested = np.vectorize(lambda index: f"r{index}")(indices).tolist()
+    assert batch["text"] == nested
+    assert batch["raw"] == [[bytes([i]) for i in row] if plan.chunk > 1 else bytes([row]) for row in indices.tolist()]
+    for name, column in {**plan.columns, "valid": plan.valid}.items():
+        assert np.array_equal(batch[name], column)
+    assert (batch["is_first"].shape, batch["valid"].shape, batch["offset"].shape) == (shape, shape, shape[:1])
 
 
-class Columns(Source):
-    """One of ours: reads columns."""
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("source", "settings"),
+    [
+        (SOURCE, {}),  # several steps from one read of columns
+        (SOURCE, {"on_error": "skip", "exclude": []}),
+        (SOURCE, {"transform": lambda sample: sample}),
+        (Plain(), {}),
+        (SOURCE, {"collate": {"x": "pad"}}),
+        (SOURCE, {"batch_transform": lambda batch: batch}),
+    ],
+    ids=["columns", "skip", "transform", "plain", "pad", "batch_transform"],
+)
+def test_every_way_to_read_gives_the_same(chunk, source, settings):
+    planner = streams(chunk)
+    with Loader(source, batch_sampler=planner, num_workers=1, **settings) as loader:
+        batches = list(loader)
+    plans = planner.plans(range(planner.steps(0)), epoch=0)
+    for batch, plan in zip(batches, plans, strict=True):
+        assert_rows(batch, plan)
+        lengths = batch.pop("x_length", None)
+        assert (lengths is not None) == ("collate" in settings)
+        if lengths is not None:
+            assert np.array_equal(lengths, np.full(plan.valid.shape, 2))
+        assert list(batch) == [*record(0), "stream_id", "offset", "is_first", "valid"]
 
-    def __init__(self, bad=(), length=LENGTH):
-        self.plain = Plain(bad, length)
 
-    @property
-    def seen(self):
-        return self.plain.seen
-
-    def __len__(self):
-        return len(self.plain)
-
-    def _read(self, indices):
-        return [self.plain[index] for index in indices.tolist()]
-
-    def fingerprint(self):
-        return "0" * 32
-
-
-KINDS = pytest.mark.parametrize("kind", [Plain, Batched, Columns])
-
-
-def fetcher(source, action="raise", *, exclude=None, transform=None, collate=default_collate, batch_transform=None):
+def fetcher(source=SOURCE, *, transform=None, collate=default_collate, batch_transform=None, excluded=None):
     return Fetcher(
         source=source,
         fields=None,
@@ -91,610 +96,224 @@ def fetcher(source, action="raise", *, exclude=None, transform=None, collate=def
         collate=collate,
         batch_transform=batch_transform,
         seed=0,
-        policy=make_policy(action, exclude, source),
+        policy=ErrorPolicy("skip", excluded),
     )
 
 
-def plan(indices, valid=None, packing=None):
-    mask = None if valid is None else np.array(valid, bool)
-    return BatchPlan(7, np.array(indices, np.int64), mask, packing)
-
-
-def rows(batch):
-    """The indices of a batch, after a look at its other fields."""
-    found = batch["index"].tolist()
-    assert batch["x"].tolist() == [[index, index] for index in found]
-    assert batch["x"].shape == (len(found), 2)
-    assert batch["x"].dtype == np.float32
-    assert batch["name"] == [f"r{index}" for index in found]
-    return found
-
-
-def failing(*indices):
-    """A transform that fails for these."""
-
-    def check(sample):
-        if sample["index"] in indices:
-            raise ZeroDivisionError(f"no {sample['index']}")
-        return sample
-
-    return check
-
-
-@KINDS
-@given(
-    indices=st.lists(st.integers(0, LENGTH - 1), min_size=1, max_size=8),
-    unreadable=st.frozensets(st.integers(0, LENGTH - 2), max_size=6),
-    untransformable=st.frozensets(st.integers(0, LENGTH - 2), max_size=4),
-    excluded=st.frozensets(st.integers(0, LENGTH - 2), max_size=4),
-    action=st.sampled_from(["skip", "replace"]),
-    padded=st.integers(0, 8),
-    transforms=st.booleans(),
-)
-def test_equals_the_model(kind, indices, unreadable, untransformable, excluded, action, padded, transforms):
-    failing_ones = unreadable | untransformable if transforms else unreadable
-    gone = failing_ones | excluded
-    valid = [place < padded for place in range(len(indices))]
-    step = plan(indices, valid if padded < 8 else None)
-    source = kind(unreadable)
-    fetch = fetcher(
-        source, action, exclude=sorted(excluded), transform=failing(*untransformable) if transforms else None
-    )
-    trace = Trace()
-    wanted = {index for index, is_valid in zip(indices, valid, strict=True) if is_valid or padded == 8}
-    good = [index for index in indices if index not in gone]
-
-    if action == "replace" and not good and wanted:
-        with pytest.raises(WorkerError, match=r"all \d+ records of the step are bad"):
-            fetch(step, 3, trace)
-        return
-    batch = fetch(step, 3, trace)
-    found = rows(batch)
-    replaced = {bad.index: bad.replaced_by for bad in trace.bad}
-    assert set(replaced) == (wanted & failing_ones) - excluded
-    if action == "skip":
-        assert found == good
-        assert set(replaced.values()) <= {None}
-        kept = [is_valid for index, is_valid in zip(indices, valid, strict=True) if index not in gone]
-    else:
-        assert len(found) == len(indices)
-        assert set(found) <= (set(good) or set(range(LENGTH)) - gone)
-        mapping = dict(zip(indices, found, strict=True))  # equal indices are replaced alike
-        assert found == [mapping[index] for index in indices]
-        assert all(mapping[index] == index for index in good)
-        assert all(mapping[index] == other for index, other in replaced.items())
-        kept = valid
-        again = fetcher(kind(unreadable | (failing_ones - excluded)), action, exclude=sorted(excluded))
-        reverse = plan(indices[::-1], None if step.valid is None else valid[::-1])
-        assert rows(again(reverse, 3)) == found[::-1]  # on whatever the record has failed, and in whichever order
-    if step.valid is not None:
-        assert batch["valid"].tolist() == kept
-    assert not set(source.seen) & excluded
-
-
-@KINDS
-@pytest.mark.parametrize("action", ["raise", "skip", "replace"])
-def test_good_steps_are_read_in_one_go(kind, action):
-    source = kind([11])
-    assert rows(fetcher(source, action, exclude=[11])(plan([3, 1, 3]), 0)) == [3, 1, 3]
-    assert source.seen == [3, 1, 3]
-
-
-@KINDS
-def test_a_step_without_excluded_records_of_its_own_reads_the_others_in_one_go(kind):
-    for action, expected in (("raise", [1, 2]), ("skip", [1, 2])):
-        source = kind()
-        assert rows(fetcher(source, action, exclude=[0])(plan([1, 0, 2]), 0)) == expected
-        assert source.seen == expected
-    source = kind()
-    first, middle, last = rows(fetcher(source, "replace", exclude=[0])(plan([1, 0, 2]), 0))
-    assert (first, last) == (1, 2)
-    assert middle in (1, 2)
-    assert source.seen == [1, middle, 2]
-
-
-@KINDS
-@pytest.mark.parametrize(
-    ("indices", "valid"), [([2, 3], None), ([2, 3], [True, False]), ([], None), ([], []), ([2, 2], None)]
-)
-@pytest.mark.parametrize("exclude", [None, [0, 2, 3]])
-def test_a_step_without_a_good_record_keeps_fields_and_shapes(kind, indices, valid, exclude):
-    source = kind([1, 2, 3])
-    batch = fetcher(source, "skip", exclude=exclude)(plan(indices, valid), 0)
-    assert rows(batch) == []
-    whole = default_collate([record(5)])
-    assert list(batch) == [*whole, *(["valid"] if valid is not None else [])]
-    assert batch["index"].dtype == whole["index"].dtype
-    if valid is not None:
-        assert (batch["valid"].dtype, batch["valid"].shape) == (bool, (0,))
-    assert not set(source.seen) & set(exclude or ())
-
-
-@pytest.mark.parametrize("action", ["raise", "skip", "replace"])
-def test_a_rank_without_rows_does_not_care_for_bad_records(action):
-    source = Plain([0, 11])
-    assert rows(fetcher(source, action)(plan([]), 0)) == []
-    trace = Trace()
-    fetcher(source, action)(plan([]), 0, trace)
-    assert trace.bad == []
-
-
-def test_where_nothing_can_show_the_fields_the_error_says_so():
-    message = (
-        r"failed in on_error: SourceError: the step has no good record, nor is any of 12 others that could show the "
-        r"fields of a batch without rows; the last: read: CorruptFileError: /data/part.bin, record 11: damaged"
-    )
-    with pytest.raises(WorkerError, match=message):
-        fetcher(Plain(range(LENGTH)), "skip")(plan([1]), 0)
-    with pytest.raises(WorkerError, match=r"others .*; the last: the source has no other"):
-        fetcher([], "skip")(plan([]), 0)
-
-
-def test_many_bad_records_at_the_front_do_not_hide_the_fields():
-    source = Plain(range(9_000), 10_000)
-    assert rows(fetcher(source, "skip")(plan([5]), 0)) == []
-    assert len(source.seen) < 110
-
-
-def test_replacing_in_a_step_without_a_good_record_is_an_error_that_says_so():
-    with pytest.raises(
-        WorkerError,
-        match=r"step 7 of epoch 2 failed in on_error='replace': SourceError: all 2 records of the step are bad, and "
-        r"only others of the same step can take their places; the last: read: CorruptFileError: "
-        r"/data/part.bin, record 3: damaged. Use a greater batch_size, or on_error='skip'",
-    ):
-        fetcher(Plain([1, 3]), "replace")(plan([1, 3, 1]), 2)
-    with pytest.raises(WorkerError, match=r"all 2 records of the step are bad, .* places, all of them by exclude="):
-        fetcher(Plain(), "replace", exclude=[1, 3])(plan([1, 3, 1]), 2)
-
-
-def test_rows_that_only_fill_up_are_no_reason_to_stop():
-    trace = Trace()
-    batch = fetcher(Plain([3]), "replace")(plan([3, 3], [False, False]), 0, trace)
-    assert len(set(rows(batch))) == 1
-    assert set(rows(batch)) != {3}
-    assert batch["valid"].tolist() == [False, False]
-    assert trace.bad == []
-    # A good filling row may replace a bad real one, which is then reported.
-    batch = fetcher(Plain([3]), "replace")(plan([3, 4], [True, False]), 0, trace)
-    assert rows(batch) == [4, 4]
-    assert [(bad.index, bad.replaced_by) for bad in trace.bad] == [(3, 4)]
-
-
-LENGTHS = np.array([2, 3, 1, 2, 4])
-
-
-def packed(indices, **bad):
-    """Two rows of six places, the first two records in the first row, others in the second."""
-    lengths = LENGTHS[indices]
-    placed = np.array([0, 0, 1, 1][: len(indices)], np.int64)
-    starts = np.array([0, lengths[0], 0, lengths[2]] if len(indices) else [], np.int64)
-    return plan(indices, **bad, packing=Packing(placed, starts, lengths, (2, 6)))
-
-
-def sequences():
-    return [{"t": np.full(length, index)} for index, length in enumerate(LENGTHS)]
-
-
-@pytest.mark.parametrize("action", ["skip", "replace"])
-def test_packed_rows_get_gaps(action):
-    def check(sample, context):
-        if context.index == 1:
-            raise ValueError("one")
-        return sample
-
-    trace = Trace()
-    fetch = fetcher(MemorySource(sequences()), action, transform=check, collate=Pack(pad_value=-1))
-    batch = fetch(packed([0, 1, 2, 3], valid=[True, False]), 0, trace)
-    assert batch["t"].tolist() == [[0, 0, -1, -1, -1, -1], [2, 3, 3, -1, -1, -1]]
-    assert batch["segment_ids"].tolist() == [[1, 1, 0, 0, 0, 0], [1, 2, 2, 0, 0, 0]]
-    assert batch["valid"].tolist() == [True, False]
-    assert [(bad.index, bad.replaced_by) for bad in trace.bad] == [(1, None)]
-
-
-@pytest.mark.parametrize("action", ["skip", "replace"])
-def test_packed_rows_without_a_good_record_are_filling(action):
-    def check(sample, context):
-        if context.index < 4:
-            raise ValueError("less than four")
-        return sample
-
-    fetch = fetcher(MemorySource(sequences()), action, transform=check, collate=Pack(pad_value=-1))
-    for step in (packed([0, 1, 2, 3]), packed([])):
-        batch = fetch(step, 0)
-        assert batch["t"].tolist() == [[-1] * 6] * 2
-        assert batch["segment_ids"].tolist() == batch["positions"].tolist() == [[0] * 6] * 2
-
-
-@pytest.mark.parametrize("action", ["skip", "replace"])
-@pytest.mark.parametrize("bad", [(), (1,)])
-def test_what_is_no_records_fault_is_raised(action, bad):
-    def fail(_):
-        raise ValueError("not so")
-
-    for name in ("collate", "batch_transform"):
-        trace = Trace()
-        with pytest.raises(WorkerError, match=rf"step 7 of epoch 0 failed in {name}: ValueError: not so\n"):
-            fetcher(Plain(bad), action, **{name: fail})(plan([0, 1, 2]), 0, trace)
-    unequal = MemorySource([{"x": np.zeros(n)} for n in (1, 2, 3)])  # stacked while they are read
-    with pytest.raises(WorkerError, match=r"failed in collate: ConfigError: cannot stack field 'x'"):
-        fetcher(unequal, action)(plan([0, 1]), 0)
-
-
-@pytest.mark.parametrize(
-    "error", [MissingDependencyError("needs lmdb", name="lmdb"), ClosedSourceError("it is closed")], ids=repr
-)
-def test_a_source_that_cannot_read_at_all_is_not_a_row_of_bad_records(error):
-    class Unable(Plain):
-        def __getitem__(self, index):
-            self.seen.append(index)
-            raise error
-
-    source, trace = Unable(), Trace()
-    with pytest.raises(WorkerError, match=f"{type(error).__name__}: {error}") as caught:
-        fetcher(source, "skip")(plan([0, 1, 2]), 0, trace)
-    assert caught.value.__cause__ is error
-    assert trace.bad == []
-    assert len(source.seen) == 1
-
-
-def test_a_source_that_gives_too_few_records_is_found_out():
-    class Partial(Plain):
-        def __getitems__(self, indices):
-            return [self[index] for index in indices if index != 2]
-
-    with pytest.raises(WorkerError, match="the source's __getitems__ gave 0 records for 1 indices"):
-        fetcher(Partial())(plan([0, 1, 2]), 0)
-    trace = Trace()
-    assert rows(fetcher(Partial(), "skip")(plan([0, 1, 2]), 0, trace)) == [0, 1]
-    assert [bad.index for bad in trace.bad] == [2]
-
-
-@KINDS
-def test_the_record_that_failed_is_named(kind):
-    with pytest.raises(WorkerError) as caught:
-        fetcher(kind([3, 4]))(plan([5, 1, 4, 3]), 2)
-    lines = str(caught.value).splitlines()
-    assert lines[0] == (
-        "step 7 of epoch 2 failed in read on index 4: CorruptFileError: /data/part.bin, record 4: damaged"
-    )
-    assert lines[-1] == "  indices of the step: 5, 1, 4, 3"
-    assert (caught.value.step, caught.value.epoch, caught.value.indices) == (7, 2, (5, 1, 4, 3))
-    assert "in __getitem__" in caught.value.traceback_text
-    assert "StageError" not in caught.value.traceback_text
-
-
-def test_a_wrong_setting_is_no_record():
-    source = MemorySource([{"a": 1}, {"a": 2}])
-    fetch = Fetcher(
-        source=source, fields=("c",), transform=(), collate=default_collate, batch_transform=None, seed=0
-    )  # fmt: skip
-    with pytest.raises(WorkerError, match="failed in read: ConfigError: there is no field 'c'"):
-        fetch(plan([0, 1]), 0)
-
-
-def test_the_place_of_a_record_is_told():
-    class Placed(Columns):
-        def _locate(self, index):
-            return super()._locate(index)._replace(shard="b.bin", key="k\x1b3")
-
-    with pytest.raises(WorkerError, match=re.escape("\n  place: b.bin, record 3, key 'k\\x1b3'\n")):
-        fetcher(Placed([3]))(plan([2, 3]), 0)
-    trace = Trace()
-    fetcher(Placed([3]), "skip")(plan([2, 3]), 0, trace)
-    assert [(bad.shard, bad.record, bad.key) for bad in trace.bad] == [("b.bin", 3, "k\x1b3")]
-
-
-def test_what_is_kept_of_a_bad_record():
-    trace = Trace()
-    fetch = fetcher(Plain([3]), "replace", transform=[failing(), failing(4)])
-    fetch(plan([3, 5, 4]), 2, trace)
-    read, transformed = trace.bad
-    assert read.to_json() == {
-        "epoch": 2,
-        "step": 7,
-        "index": 3,
-        "source": "Plain()",
-        "shard": "/data/part.bin",  # from the error, where the source does not tell
-        "record": 3,
-        "key": None,
-        "stage": "read",
-        "error": "CorruptFileError",
-        "cause": "/data/part.bin, record 3: damaged",
-        "replaced_by": 5,
-    }
-    assert (transformed.index, transformed.error, transformed.cause) == (4, "ZeroDivisionError", "no 4")
-    assert transformed.stage == "transform 'failing.<locals>.check'"
-    assert (transformed.shard, transformed.replaced_by) == (None, 5)
-
-
-class Awkward(Exception):
-    path = 7  # an attribute of that name that is no path
-
-    def __str__(self):
-        raise RuntimeError("no text")
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (Awkward(), r"Awkward: \(no message: its __str__ raised RuntimeError\)"),
-        (ValueError("\x1b[2J\udc80"), r"ValueError: \\x1b\[2J\\udc80"),
-        (ValueError("x" * 5_000_000), r"ValueError: x{1400,1500} \.\.\.\(4,998,0\d\d characters\)\.\.\. x{500}"),
-        (StopIteration(3), "StopIteration: 3"),
-        (KeyError("x"), "KeyError: 'x'"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_any_exception_has_a_text(error, text):
-    def fail(_):
-        raise error
-
-    with pytest.raises(WorkerError, match=rf"failed in transform '.*fail' on index 1: {text}\n  source") as caught:
-        fetcher(Plain(), transform=fail)(plan([1]), 0)
-    assert caught.value.__cause__ is error
-    assert str(caught.value).encode()
-    assert caught.value.traceback_text.encode()
-    assert len(caught.value.traceback_text) < 21_000
-    trace = Trace()
-    fetcher(Plain(), "skip", transform=lambda sample: fail(sample) if sample["index"] == 1 else sample)(
-        plan([0, 1]), 0, trace
-    )
-    assert re.fullmatch(text, f"{trace.bad[0].error}: {trace.bad[0].cause}")
-    assert trace.bad[0].shard is None
-
-
-def test_a_source_without_a_repr():
-    class Shy(Plain):
-        def __repr__(self):
-            raise RuntimeError("no repr")
-
-    with pytest.raises(WorkerError, match=r"\n  source: Shy without a repr\n"):
-        fetcher(Shy([0]))(plan([0]), 0)
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
-@pytest.mark.parametrize("action", ["raise", "skip"])
-@pytest.mark.parametrize("place", ["transform", "collate", "batch_transform", "read"])
-def test_what_ends_a_thread_ends_the_consumers_and_is_an_error_of_a_worker(error, action, place):
-    def fail(*_):
-        raise error
-
-    source = Plain()
-    if place == "read":
-        source = type("Ending", (Plain,), {"__getitem__": fail})()
-    fetch = fetcher(source, action, **({} if place == "read" else {place: fail}))
-    with pytest.raises(type(error)):
-        fetch(plan([0, 1]), 0)
-
-    found = []
-
-    def work():
-        try:
-            fetch(plan([0, 1]), 0)
-        except BaseException as raised:
-            found.append(raised)
-
-    thread = threading.Thread(target=work, name="dataload-0")
-    thread.start()
-    thread.join()
-    assert isinstance(found[0], WorkerError)
-    assert found[0].__cause__ is error
-    assert type(error).__name__ in str(found[0])
-
-
-def test_rows_of_one_record_do_not_share_memory():
-    fetch = fetcher(Plain([0]), "replace", collate=list)
-    first, second, third = fetch(plan([0, 5, 5]), 0)
-    for sample in (first, second, third):
-        assert sample["index"] == 5
-        sample["x"] += 1
-        assert sample["x"].tolist() == [6, 6]
-
-
-def test_a_substitute_has_the_random_numbers_of_its_own():
-    def noise(sample, context):
-        return {**sample, "noise": context.generator.random()}
-
-    whole = fetcher(Plain(), transform=noise)(plan([4, 5]), 3)
-    mended = fetcher(Plain([0]), "replace", transform=noise)(plan([4, 0, 5]), 3)
-    expected = dict(zip(whole["index"].tolist(), whole["noise"].tolist(), strict=True))
-    assert [expected[index] for index in mended["index"].tolist()] == mended["noise"].tolist()
-
-
-def test_values_that_cannot_be_cut_to_no_rows():
-    fetch = fetcher(Plain([1]), "skip", collate=lambda samples: {"count": len(samples)})
-    message = r"failed in collate: ConfigError: a step without rows needs .* cannot be cut to that \('int' object"
-    with pytest.raises(WorkerError, match=message):
-        fetch(plan([1]), 0)
-
-
-def test_a_failure_that_does_not_come_again_is_no_bad_record():
-    class Once(Columns):
-        failed = False
-
-        def _read_columns(self, indices, fields):
-            if not self.failed:
-                self.failed = True
-                raise OSError("try again")
-            return super()._read_columns(indices, fields)
-
-    trace = Trace()
-    assert rows(fetcher(Once(), "skip")(plan([1, 2]), 0, trace)) == [1, 2]
-    assert trace.bad == []
-    with pytest.raises(WorkerError, match="failed in read: OSError: try again"):
-        fetcher(Once())(plan([1, 2]), 0)
-
-
-@pytest.mark.parametrize("action", ["raise", "skip", "replace"])
-def test_nothing_is_left_for_the_garbage_collector(action):
-    gc.collect()
-    gc.disable()
-    try:
-        source = Batched([1, 3])
-        gone = weakref.ref(source)
-        fetch = fetcher(source, action)
-        with contextlib.suppress(WorkerError):
-            fetch(plan([0, 1, 2, 3]), 0)
-        with contextlib.suppress(WorkerError):
-            fetch(plan([1, 3]), 0)
-        del fetch, source
-        assert gone() is None
-    finally:
-        gc.enable()
-
-
-def test_strict_policies_have_nothing_to_exclude():
-    assert make_policy("raise", None, Plain()) == ErrorPolicy()
-    with pytest.raises(ConfigError, match=r"exclude must be indices in \[0, 12\)"):
-        make_policy("raise", [12], Plain())
-
-
-def test_shorten():
-    assert shorten(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7"
-    assert shorten(range(9)) == "0, 1, 2, 3, 4, 5, 6, 7, ..."
-    assert shorten([]) == ""
-
-
-# Several steps from one read
+def plan_of(*indices, **settings):
+    return BatchPlan(7, np.array(indices, np.int64), **settings)
 
 
 @given(
-    steps=st.lists(st.lists(st.integers(0, LENGTH - 1), min_size=1, max_size=5), min_size=1, max_size=5),
+    steps=st.lists(st.lists(st.integers(0, RECORDS - 1), min_size=1, max_size=5), min_size=1, max_size=5),
     pads=st.booleans(),
 )
 def test_steps_read_together_are_those_read_one_by_one(steps, pads):
-    fetch = fetcher(Columns())
-    plans = [BatchPlan(i, np.array(rows), np.arange(len(rows)) < 2 if pads else None) for i, rows in enumerate(steps)]
-    together = fetch.together(plans, Trace())
+    plans = [plan_of(*rows, valid=np.arange(len(rows)) < 2 if pads else None) for rows in steps]
+    check_together(plans + plans[:1])
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_steps_of_streams_read_together_are_those_read_one_by_one(chunk):
+    planner = streams(chunk)
+    check_together(planner.plans(range(planner.steps(0)), epoch=0))
+
+
+def check_together(plans):
+    fetch = fetcher()
+    together = fetch.load_together(plans, Trace())
+    assert len(together) == len(plans) > 1
     for found, expected in zip(together, [fetch(plan, 0) for plan in plans], strict=True):
-        assert found.keys() == expected.keys()
-        for name, column in expected.items():
-            assert type(found[name]) is type(column)
-            assert np.array_equal(found[name], column)
-            assert getattr(found[name], "dtype", None) == getattr(column, "dtype", None)
+        assert difference(found, expected, "batch") is None
 
 
 def test_steps_read_together_take_one_read_and_do_not_share_rows():
-    source = Columns()
-    first, second = fetcher(source).together([plan([3, 1]), plan([1, 4])], Trace())
-    assert source.seen == [3, 1, 1, 4]
+    class Counting(MemorySource):
+        seen = ()
+
+        def _read_columns(self, indices, fields):
+            self.seen += tuple(indices.tolist())
+            return super()._read_columns(indices, fields)
+
+    source = Counting([record(i) for i in range(RECORDS)])
+    first, second = fetcher(source).load_together([plan_of(3, 1), plan_of(1, 4)], Trace())
+    assert source.seen == (3, 1, 1, 4)
     first["x"][:] = -1
-    assert second["x"].tolist() == [[1, 1], [4, 4]]
+    assert second["x"][:, 0, 0].tolist() == [1, 4]
+
+
+PACKED = plan_of(1, packing=Packing(np.zeros(1, int), np.zeros(1, int), np.ones(1, int), (1, 4)))
 
 
 @pytest.mark.parametrize(
-    ("settings", "rows"),
+    ("settings", "plan"),
     [
-        ({"transform": dict}, [1]),
-        ({"batch_transform": dict}, [1]),
-        ({"collate": list}, [1]),
-        ({"action": "skip", "exclude": [1]}, [1]),
-        ({}, []),
-        ({}, [5]),  # which is bad
+        ({"transform": dict}, plan_of(1)),
+        ({"batch_transform": dict}, plan_of(1)),
+        ({"collate": list}, plan_of(1)),
+        ({"excluded": np.array([1])}, plan_of(1)),
+        ({"source": Plain()}, plan_of(1)),
+        ({}, plan_of()),
+        ({}, PACKED),
     ],
 )
-def test_what_each_step_has_to_do_by_itself(settings, rows):
-    fetch = fetcher(Columns(bad=[5]), **settings)
-    assert fetch.together([plan([0]), plan(rows)], Trace()) is None
+def test_what_each_step_has_to_do_by_itself(settings, plan):
+    assert fetcher(**settings).load_together([plan_of(0), plan], Trace()) is None
 
 
-def test_packed_steps_and_sources_without_columns_are_not_read_together():
-    packed = BatchPlan(0, np.array([1]), None, Packing(np.zeros(1, int), np.zeros(1, int), np.ones(1, int), (1, 4)))
-    assert fetcher(Columns()).together([plan([0]), packed], Trace()) is None
-    assert fetcher(Plain()).together([plan([0]), plan([1])], Trace()) is None
+@pytest.mark.parametrize("source", [SOURCE, Plain()], ids=["columns", "one by one"])
+def test_spans_are_those_of_the_stages_one_after_another(source):
+    fetch, trace = fetcher(source, transform=None if source is SOURCE else dict, batch_transform=dict), Trace()
+    fetch(plan_of(1, 2), 0, trace)
+    stages = ["read", "batch_transform"] if source is SOURCE else ["read", "transform", "collate", "batch_transform"]
+    assert [stage for stage, _, _ in trace.spans] == stages
+    times = [time for _, begun, ended in trace.spans for time in (begun, ended)]
+    assert times == sorted(times)
+    assert trace.stage == ""
 
 
-def stream_plan(indices, valid, chunk):
-    """Rows of streams, which keep their places whatever becomes of a record."""
-    rows = len(indices) // chunk
-    shape = (rows,) if chunk == 1 else (rows, chunk)
-    columns = {"offset": np.arange(rows), "is_first": np.ones(shape, bool)}
-    return BatchPlan(7, np.array(indices, np.int64), np.array(valid, bool).reshape(shape), chunk=chunk, columns=columns)
+def test_a_transform_sees_samples_and_a_batch_transform_chunks():
+    def double(sample):
+        assert sample["x"].shape == (2, 3)
+        return {"x": 2 * sample["x"]}
+
+    def shape(batch):
+        return batch["x"].shape
+
+    with Loader(SOURCE, batch_sampler=streams(4), transform=double, batch_transform=shape) as loader:
+        assert list(loader) == [(3, 4, 2, 3)] * len(loader)
 
 
-@KINDS
-@given(
-    rows_=st.integers(1, 4),
-    chunk=st.integers(1, 3),
-    unreadable=st.frozensets(st.integers(0, LENGTH - 2), max_size=8),
-    untransformable=st.frozensets(st.integers(0, LENGTH - 2), max_size=4),
-    excluded=st.frozensets(st.integers(0, LENGTH - 2), max_size=4),
-    action=st.sampled_from(["raise", "skip", "replace"]),
-    transforms=st.booleans(),
-    data=st.data(),
+def test_records_of_different_lengths_are_padded():
+    source = MemorySource([{"x": np.full(1 + i % 3, i)} for i in range(RECORDS)])
+    with Loader(source, batch_sampler=streams(2, "pack"), collate={"x": "pad"}) as loader:
+        for batch in loader:
+            assert batch["x"].shape == (3, 2, batch["x_length"].max())
+            assert batch["x_length"].shape == (3, 2)
+            assert np.array_equal(batch["x_length"], 1 + batch["x"][:, :, 0] % 3)
+
+
+def test_a_list_of_whatever_they_are_is_nested():
+    source = MemorySource([{"x": np.full(1 + i % 3, i)} for i in range(RECORDS)])
+    with Loader(source, batch_sampler=streams(2), collate={"x": "list"}) as loader:
+        batch = next(iter(loader))
+    assert [[len(x) for x in row] for row in batch["x"]] == [[1 + x[0] % 3 for x in row] for row in batch["x"]]
+
+
+def test_tensors_of_a_custom_collate():
+    torch = pytest.importorskip("torch")
+
+    def collate(samples):
+        x = torch.stack([torch.from_numpy(sample["x"]) for sample in samples])
+        return {
+            "x": x,
+            "turned": x.transpose(1, 2),
+            "pair": Pair(x[:, 0, 0], (x[:, :, 0], [s["text"] for s in samples])),
+        }
+
+    planner = streams(2)
+    with Loader(SOURCE, batch_sampler=planner, collate=collate) as loader:
+        for batch, plan in zip(loader, planner.plans(range(planner.steps(0)), epoch=0), strict=True):
+            assert batch["x"].shape == (3, 2, 2, 3)
+            assert batch["turned"].shape == (3, 2, 3, 2)
+            assert batch["x"][:, :, 0, 0].tolist() == plan.indices.reshape(3, 2).tolist()
+            assert type(batch["pair"]) is Pair
+            assert torch.equal(batch["pair"].one, batch["x"][:, :, 0, 0])
+            assert batch["pair"].two[0].shape == (3, 2, 2)
+            assert batch["pair"].two[1] == [[f"r{i}" for i in row] for row in plan.indices.reshape(3, 2).tolist()]
+
+
+def test_fields_inside_of_fields():
+    source = MemorySource([{"outer": {"a": i, "b": (i, f"{i}")}} for i in range(RECORDS)])
+    planner = streams(3)
+    (plan, *_) = planner.plans(range(1), epoch=0)
+    with Loader(source, batch_sampler=planner) as loader:
+        batch = next(iter(loader))
+    indices = plan.indices.reshape(3, 3)
+    assert np.array_equal(batch["outer"]["a"], indices)
+    assert np.array_equal(batch["outer"]["b"][0], indices)
+    assert batch["outer"]["b"][1] == [[str(i) for i in row] for row in indices.tolist()]
+
+
+def chunked(rows=3, chunk=2, **settings):
+    return BatchPlan(0, np.arange(rows * chunk), np.ones((rows, chunk), bool), chunk=chunk, **settings)
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        ({"x": Ragged(np.zeros(6), np.arange(7))}, "Ragged for 'x'"),
+        ({"x": np.zeros(6), "a": {"b": (np.zeros(6), 3)}}, "int for 'a.b.1'"),
+        (np.zeros((5, 2)), r"ndarray of shape \(5, 2\)"),
+        ({"time first": np.zeros((7, 6))}, r"ndarray of shape \(7, 6\) for 'time first'"),
+        ({"x": np.float32(3)}, "float32 for 'x'"),
+        ({"x": ["a"] * 5}, "list for 'x'"),
+        ({"x": "abcdef"}, "str for 'x'"),
+        ({"x": None}, "NoneType for 'x'"),
+    ],
 )
-def test_rows_of_streams_keep_their_places(
-    kind, rows_, chunk, unreadable, untransformable, excluded, action, transforms, data
-):
-    places = rows_ * chunk
-    indices = data.draw(st.lists(st.integers(0, LENGTH - 1), min_size=places, max_size=places))
-    valid = data.draw(st.lists(st.booleans(), min_size=places, max_size=places))
-    step = stream_plan(indices, valid, chunk)
-    failing_ones = (unreadable | untransformable if transforms else unreadable) - excluded
-    source = kind(unreadable)
-    fetch = fetcher(
-        source, action, exclude=sorted(excluded), transform=failing(*untransformable) if transforms else None
-    )
-    trace = Trace()
-    if action == "raise" and failing_ones & set(indices):
-        with pytest.raises(WorkerError, match=r"step 7 of epoch 3 failed in (read|transform .*) on index"):
-            fetch(step, 3, trace)
-        return
-    batch = fetch(step, 3, trace)
-    gone = failing_ones | excluded
-    is_good = np.array([index not in gone for index in indices])
-    replaces = action == "replace" and is_good.any()
-    assert batch["x"].shape == (*step.valid.shape, 2)
-    found = batch["index"].ravel()
-    assert np.array_equal(batch["x"], np.stack([batch["index"]] * 2, axis=-1))
-    assert found[is_good].tolist() == np.array(indices)[is_good].tolist()
-    assert not set(found.tolist()) & gone
-    if is_good.any():
-        assert set(found.tolist()) <= set(np.array(indices)[is_good].tolist())
-    expected = step.valid if replaces else step.valid & is_good.reshape(step.valid.shape)
-    assert np.array_equal(batch["valid"], expected)
-    for name, column in step.columns.items():
-        assert np.array_equal(batch[name], column)
-    assert list(batch) == ["index", "x", "name", "offset", "is_first", "valid"]
-    wanted = {index for index, is_valid in zip(indices, valid, strict=True) if is_valid}
-    mapping = dict(zip(indices, found.tolist(), strict=True))
-    reported = {bad.index: bad.replaced_by for bad in trace.bad}
-    assert reported == {index: mapping[index] if replaces else None for index in wanted & failing_ones}
-    assert not set(source.seen) & excluded
+def test_what_cannot_be_cut_into_chunks_is_named(batch, found):
+    with pytest.raises(
+        ConfigError,
+        match=rf"chunks of 2 records need arrays, tensors or lists of 6 values from collate, got {found}: use chunk=1, "
+        "or a policy other than 'ragged'",
+    ):
+        complete(batch, chunked())
+    kept = complete(batch, BatchPlan(0, np.arange(6), np.ones(6, bool)))
+    assert (kept["data"] if not isinstance(batch, dict) else {name: kept[name] for name in batch}) is not None
 
 
-@KINDS
-@pytest.mark.parametrize("chunk", [1, 2])
-@pytest.mark.parametrize("action", ["skip", "replace"])
-def test_a_step_of_streams_without_a_good_record_keeps_its_rows(kind, chunk, action):
-    step = stream_plan([1, 2, 3, 1], [True, True, False, True], chunk)
-    for unreadable, excluded, reported in (([1, 2, 3], [], [1, 2]), ([], [1, 2, 3], []), ([2, 3], [1], [2])):
-        trace = Trace()
-        batch = fetcher(kind(unreadable), action, exclude=excluded)(step, 0, trace)
-        assert batch["x"].shape == (*step.valid.shape, 2)
-        assert not batch["valid"].any()
-        assert len(set(batch["index"].ravel().tolist())) == 1
-        assert [(bad.index, bad.replaced_by) for bad in trace.bad] == [(index, None) for index in reported]
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ragged_chunks_are_refused_by_the_loader(workers):
+    source = MemorySource([{"x": np.full(1 + i % 3, i)} for i in range(RECORDS)])
+    with (
+        Loader(source, batch_sampler=streams(2), collate={"x": "ragged"}, num_workers=workers) as loader,
+        pytest.raises(
+            WorkerError, match=r"step 0 of epoch 0 failed: ConfigError: chunks of 2 records .* Ragged for 'x'"
+        ),
+    ):
+        next(iter(loader))
+    with Loader(source, batch_sampler=streams(1), collate=Collate({"x": "ragged"})) as loader:
+        assert all(len(batch["x"].offsets) == 4 for batch in loader)
 
 
-def test_where_no_record_can_stand_in_a_row_of_streams_the_error_says_so():
-    with pytest.raises(WorkerError, match=r"failed in on_error: SourceError: the step has no good record"):
-        fetcher(Plain(range(LENGTH)), "skip")(stream_plan([1, 2], [True, True], 1), 0)
+@pytest.mark.parametrize("name", ["stream_id", "offset", "is_first", "valid"])
+@pytest.mark.parametrize("kind", [MemorySource, list])
+def test_fields_of_the_same_names_are_refused(name, kind):
+    source = kind([{name: i} for i in range(RECORDS)])
+    message = f"streams add '{name}' to each batch, and the samples have a field of that name: rename it"
+    with (
+        Loader(source, batch_sampler=streams(), num_workers=1) as loader,
+        pytest.raises(WorkerError, match=f"ConfigError: {message}"),
+    ):
+        list(loader)
+    with Loader(source, batch_sampler=streams(), transform=lambda sample: {"x": sample[name]}) as loader:
+        assert "x" in next(iter(loader))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("settings", [{"on_error": "skip"}, {"exclude": [3, 4, 9]}, {"on_error": "replace"}])
-def test_rows_of_streams_go_on_behind_bad_records(workers, settings):
-    streams = StreamSampler(sequence_lengths=[LENGTH], rows=2, chunk=3)
-    source = Plain(() if "exclude" in settings else (3, 4, 9))
-    good = np.array([[False, False, True], [False, True, True]])
-    with Loader(source, batch_sampler=streams, num_workers=workers, epochs=2, **settings) as loader:
-        for _ in range(2):
-            first, second = loader
-            assert (first["offset"].tolist(), second["offset"].tolist()) == ([0, 6], [3, 9])
-            assert first["index"].tolist() == [[0, 1, 2], [6, 7, 8]]
-            assert first["valid"].all()
-            assert second["index"][good].tolist() == [5, 10, 11]
-            assert np.array_equal(second["valid"], good | (settings.get("on_error") == "replace"))
-        assert loader.statistics().bad == (0 if "exclude" in settings else 6)
+def test_the_mask_of_a_tail_is_told_from_that_of_streams():
+    plan = BatchPlan(0, np.arange(2), np.ones(2, bool))
+    with pytest.raises(ConfigError, match=re.escape("tail='pad' adds the mask 'valid' to each batch")) as caught:
+        complete({"valid": np.zeros(2)}, plan)
+    assert (caught.value.key, caught.value.value) == ("tail", "pad")
+
+
+def test_a_plan_that_adds_nothing_leaves_the_batch_alone():
+    batch = {"x": np.zeros(2)}
+    assert complete(batch, BatchPlan(0, np.arange(2))) is batch
+
+
+def test_what_is_added_belongs_to_the_batch():
+    plan = chunked(columns={"offset": np.arange(3)})
+    batch = complete({"x": np.zeros(6)}, plan)
+    batch["offset"][:], batch["valid"][:] = -7, False
+    assert plan.columns["offset"].tolist() == [0, 1, 2]
+    assert plan.valid.all()
+
+
+@pytest.mark.parametrize("transform", [None, dict], ids=["together", "one by one"])
+def test_rows_are_counted_and_not_records(transform):
+    planner = streams(2)
+    work = StepWork(fetcher(transform=transform), planner)
+    made = work(StepRange(0, 0, 0, planner.steps(0)), WorkerStatus())
+    assert [loaded.rows for loaded in made.loaded] == [3] * planner.steps(0)

@@ -537,7 +537,11 @@ def test_an_empty_source_has_no_batches():
         ({"rank": 0}, ConfigError, "rank and world_size go together"),
         ({"rank": 2, "world_size": 2}, ConfigError, r"rank must be an integer in \[0, 2\), got 2"),
         ({"shuffle": True, "sampler": Sequential(3)}, ConfigError, "shuffle and sampler both choose the order"),
-        ({"sampler": [1, 2]}, TypeError, r"a sampler has __len__ and indices\(positions, epoch=\); list has not both"),
+        (
+            {"sampler": [1, 2]},
+            TypeError,
+            r"a sampler needs __len__ and indices\(positions, epoch=\); list does not",
+        ),
         ({"fields": "x"}, ConfigError, "fields must be a list of names, got the text 'x'"),
         ({"collate": 3}, ConfigError, "collate is a function of a list of samples, got 3"),
         ({"collate": {"x": "padd"}}, ConfigError, "collate policy of field 'x' is 'padd': did you mean 'pad'"),

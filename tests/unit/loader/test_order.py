@@ -102,9 +102,9 @@ def test_no_tail_at_all_is_named():
     ("settings", "match"),
     [
         ({}, "give batch_size, or a batch_sampler"),
-        ({"batch_size": 1, "batch_sampler": 1}, "batch_sampler chooses order and batches, and batch_size does, too"),
-        ({"shuffle": True, "batch_sampler": 1}, "batch_sampler chooses order and batches, and shuffle does, too"),
-        ({"sampler": Sequential(1), "batch_sampler": 1}, "chooses order and batches, and sampler does, too"),
+        ({"batch_size": 1, "batch_sampler": 1}, "batch_sampler and batch_size both choose order and batches"),
+        ({"shuffle": True, "batch_sampler": 1}, "batch_sampler and shuffle both choose order and batches"),
+        ({"sampler": Sequential(1), "batch_sampler": 1}, "batch_sampler and sampler both choose order and batches"),
         ({"batch_sampler": [[0, 1]]}, r"batch_sampler must be a BatchPlanner, .*, got \[\[0, 1\]\]"),
         ({"batch_size": 1, "shuffle": "shard"}, "shuffle must be True, False, 'global', 'shards', got 'shard'"),
         ({"batch_size": 1, "shuffle": "global", "sampler": Sequential(1)}, "shuffle and sampler both choose the order"),
@@ -126,7 +126,7 @@ def test_no_tail_at_all_is_named():
                 "batch_sampler": PackedBatchSampler(sampler=Sequential(2), lengths=[1, 1], row_length=2, batch_size=1),
                 "collate": {"x": "pad"},
             },
-            r"packed rows are laid out by dataload.Pack: pass Pack\(pad_value=...\) or nothing",
+            r"packed rows are laid out by dataload.Pack: leave collate out, or pass Pack\(pad_value=...\)",
         ),
     ],
 )

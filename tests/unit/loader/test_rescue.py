@@ -1,40 +1,549 @@
-"""Policies, budgets, reports and exclude lists, by themselves."""
+"""One step with bad records among its own, against a plain model: rows left out, replaced, or raised."""
 
-import json
-import os
+import contextlib
+import gc
 import re
-import shutil
-import subprocess
-import sys
-import textwrap
+import threading
+import weakref
+from dataclasses import asdict
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dataload import ConfigError, WorkerError
-from dataload.loader.rescue import BadRecord, Budget, ErrorPolicy, append_report, read_excluded, substitute
-from dataload.sources.base import Location
+from dataload import (
+    ClosedSourceError,
+    ConfigError,
+    CorruptFileError,
+    Loader,
+    MemorySource,
+    MissingDependencyError,
+    Pack,
+    WorkerError,
+)
+from dataload.collate import Packing, default_collate
+from dataload.loader.bad_records import read_excluded
+from dataload.loader.fetch import Fetcher, Trace
+from dataload.loader.rescue import ErrorPolicy, shorten, substitute
+from dataload.samplers import BatchPlan
+from dataload.sources.base import Source
+from dataload.streams import StreamSampler
+from dataload.transforms import compose
+
+LENGTH = 12
 
 
-def bad(index=3, step=2, **changes):
-    values = {
-        "epoch": 1,
-        "step": step,
-        "index": index,
-        "source": "S()",
-        "shard": "/data/a.tar",
-        "record": index,
-        "key": f"key{index}",
+def record(index):
+    return {"index": index, "x": np.full(2, index, np.float32), "name": f"r{index}"}
+
+
+class Plain:
+    """Of somebody's own: one record at a time; some fail. Keeps what was read."""
+
+    def __init__(self, bad=(), length=LENGTH):
+        self.bad, self.length, self.seen = frozenset(bad), length, []
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.seen.append(index)
+        if index in self.bad:
+            raise CorruptFileError("damaged", path="/data/part.bin", index=index)
+        return record(index)
+
+    def __repr__(self):
+        return "Plain()"
+
+
+class Batched(Plain):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class Columns(Source):
+    """One of ours: reads columns."""
+
+    def __init__(self, bad=(), length=LENGTH):
+        self.plain = Plain(bad, length)
+
+    @property
+    def seen(self):
+        return self.plain.seen
+
+    def __len__(self):
+        return len(self.plain)
+
+    def _read(self, indices):
+        return [self.plain[index] for index in indices.tolist()]
+
+    def fingerprint(self):
+        return "0" * 32
+
+
+KINDS = pytest.mark.parametrize("kind", [Plain, Batched, Columns])
+
+
+def fetcher(source, action="raise", *, exclude=None, transform=None, collate=default_collate, batch_transform=None):
+    return Fetcher(
+        source=source,
+        fields=None,
+        transform=compose(transform),
+        collate=collate,
+        batch_transform=batch_transform,
+        seed=0,
+        policy=ErrorPolicy(action, read_excluded(exclude, source)),
+    )
+
+
+def plan(indices, valid=None, packing=None):
+    mask = None if valid is None else np.array(valid, bool)
+    return BatchPlan(7, np.array(indices, np.int64), mask, packing)
+
+
+def rows(batch):
+    """The indices of a batch, after a look at its other fields."""
+    found = batch["index"].tolist()
+    assert batch["x"].tolist() == [[index, index] for index in found]
+    assert batch["x"].shape == (len(found), 2)
+    assert batch["x"].dtype == np.float32
+    assert batch["name"] == [f"r{index}" for index in found]
+    return found
+
+
+def failing(*indices):
+    """A transform that fails for these."""
+
+    def check(sample):
+        if sample["index"] in indices:
+            raise ZeroDivisionError(f"no {sample['index']}")
+        return sample
+
+    return check
+
+
+@KINDS
+@given(
+    indices=st.lists(st.integers(0, LENGTH - 1), min_size=1, max_size=8),
+    unreadable=st.frozensets(st.integers(0, LENGTH - 2), max_size=6),
+    untransformable=st.frozensets(st.integers(0, LENGTH - 2), max_size=4),
+    excluded=st.frozensets(st.integers(0, LENGTH - 2), max_size=4),
+    action=st.sampled_from(["skip", "replace"]),
+    padded=st.integers(0, 8),
+    transforms=st.booleans(),
+)
+def test_equals_the_model(kind, indices, unreadable, untransformable, excluded, action, padded, transforms):
+    failing_ones = unreadable | untransformable if transforms else unreadable
+    gone = failing_ones | excluded
+    valid = [place < padded for place in range(len(indices))]
+    step = plan(indices, valid if padded < 8 else None)
+    source = kind(unreadable)
+    fetch = fetcher(
+        source, action, exclude=sorted(excluded), transform=failing(*untransformable) if transforms else None
+    )
+    trace = Trace()
+    wanted = {index for index, is_valid in zip(indices, valid, strict=True) if is_valid or padded == 8}
+    good = [index for index in indices if index not in gone]
+
+    if action == "replace" and not good and wanted:
+        with pytest.raises(WorkerError, match=r"all \d+ records of the step are bad"):
+            fetch(step, 3, trace)
+        return
+    batch = fetch(step, 3, trace)
+    found = rows(batch)
+    replaced = {bad.index: bad.replaced_by for bad in trace.bad}
+    assert set(replaced) == (wanted & failing_ones) - excluded
+    if action == "skip":
+        assert found == good
+        assert set(replaced.values()) <= {None}
+        kept = [is_valid for index, is_valid in zip(indices, valid, strict=True) if index not in gone]
+    else:
+        assert len(found) == len(indices)
+        assert set(found) <= (set(good) or set(range(LENGTH)) - gone)
+        mapping = dict(zip(indices, found, strict=True))  # equal indices are replaced alike
+        assert found == [mapping[index] for index in indices]
+        assert all(mapping[index] == index for index in good)
+        assert all(mapping[index] == other for index, other in replaced.items())
+        kept = valid
+        again = fetcher(kind(unreadable | (failing_ones - excluded)), action, exclude=sorted(excluded))
+        reverse = plan(indices[::-1], None if step.valid is None else valid[::-1])
+        assert rows(again(reverse, 3)) == found[::-1]  # on whatever the record has failed, and in whichever order
+    if step.valid is not None:
+        assert batch["valid"].tolist() == kept
+    assert not set(source.seen) & excluded
+
+
+@KINDS
+@pytest.mark.parametrize("action", ["raise", "skip", "replace"])
+def test_good_steps_are_read_in_one_go(kind, action):
+    source = kind([11])
+    assert rows(fetcher(source, action, exclude=[11])(plan([3, 1, 3]), 0)) == [3, 1, 3]
+    assert source.seen == [3, 1, 3]
+
+
+@KINDS
+def test_a_step_without_excluded_records_of_its_own_reads_the_others_in_one_go(kind):
+    for action, expected in (("raise", [1, 2]), ("skip", [1, 2])):
+        source = kind()
+        assert rows(fetcher(source, action, exclude=[0])(plan([1, 0, 2]), 0)) == expected
+        assert source.seen == expected
+    source = kind()
+    first, middle, last = rows(fetcher(source, "replace", exclude=[0])(plan([1, 0, 2]), 0))
+    assert (first, last) == (1, 2)
+    assert middle in (1, 2)
+    assert source.seen == [1, middle, 2]
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("indices", "valid"), [([2, 3], None), ([2, 3], [True, False]), ([], None), ([], []), ([2, 2], None)]
+)
+@pytest.mark.parametrize("exclude", [None, [0, 2, 3]])
+def test_a_step_without_a_good_record_keeps_fields_and_shapes(kind, indices, valid, exclude):
+    source = kind([1, 2, 3])
+    batch = fetcher(source, "skip", exclude=exclude)(plan(indices, valid), 0)
+    assert rows(batch) == []
+    whole = default_collate([record(5)])
+    assert list(batch) == [*whole, *(["valid"] if valid is not None else [])]
+    assert batch["index"].dtype == whole["index"].dtype
+    if valid is not None:
+        assert (batch["valid"].dtype, batch["valid"].shape) == (bool, (0,))
+    assert not set(source.seen) & set(exclude or ())
+
+
+@pytest.mark.parametrize("action", ["raise", "skip", "replace"])
+def test_a_rank_without_rows_does_not_care_for_bad_records(action):
+    source = Plain([0, 11])
+    assert rows(fetcher(source, action)(plan([]), 0)) == []
+    trace = Trace()
+    fetcher(source, action)(plan([]), 0, trace)
+    assert trace.bad == []
+
+
+def test_where_nothing_can_show_the_fields_the_error_says_so():
+    message = (
+        r"failed in on_error: SourceError: the step has no good record, and none of 12 others could be read to "
+        r"show the fields of a batch without rows; the last: read: CorruptFileError: /data/part.bin, record 11: damaged"
+    )
+    with pytest.raises(WorkerError, match=message):
+        fetcher(Plain(range(LENGTH)), "skip")(plan([1]), 0)
+    with pytest.raises(WorkerError, match=r"others .*; the last: the source has no others"):
+        fetcher([], "skip")(plan([]), 0)
+
+
+def test_many_bad_records_at_the_front_do_not_hide_the_fields():
+    source = Plain(range(9_000), 10_000)
+    assert rows(fetcher(source, "skip")(plan([5]), 0)) == []
+    assert len(source.seen) < 110
+
+
+def test_replacing_in_a_step_without_a_good_record_is_an_error_that_says_so():
+    with pytest.raises(
+        WorkerError,
+        match=r"step 7 of epoch 2 failed in on_error='replace': SourceError: all 2 records of the step are bad, and "
+        r"only records of the same step can replace them; the last: read: CorruptFileError: "
+        r"/data/part.bin, record 3: damaged. Use a larger batch_size, or on_error='skip'",
+    ):
+        fetcher(Plain([1, 3]), "replace")(plan([1, 3, 1]), 2)
+    with pytest.raises(WorkerError, match=r"all 2 records of the step are bad, .* all of them by exclude="):
+        fetcher(Plain(), "replace", exclude=[1, 3])(plan([1, 3, 1]), 2)
+
+
+def test_rows_that_only_fill_up_are_no_reason_to_stop():
+    trace = Trace()
+    batch = fetcher(Plain([3]), "replace")(plan([3, 3], [False, False]), 0, trace)
+    assert len(set(rows(batch))) == 1
+    assert set(rows(batch)) != {3}
+    assert batch["valid"].tolist() == [False, False]
+    assert trace.bad == []
+    # A good filling row may replace a bad real one, which is then reported.
+    batch = fetcher(Plain([3]), "replace")(plan([3, 4], [True, False]), 0, trace)
+    assert rows(batch) == [4, 4]
+    assert [(bad.index, bad.replaced_by) for bad in trace.bad] == [(3, 4)]
+
+
+LENGTHS = np.array([2, 3, 1, 2, 4])
+
+
+def packed(indices, **bad):
+    """Two rows of six places, the first two records in the first row, others in the second."""
+    lengths = LENGTHS[indices]
+    placed = np.array([0, 0, 1, 1][: len(indices)], np.int64)
+    starts = np.array([0, lengths[0], 0, lengths[2]] if len(indices) else [], np.int64)
+    return plan(indices, **bad, packing=Packing(placed, starts, lengths, (2, 6)))
+
+
+def sequences():
+    return [{"t": np.full(length, index)} for index, length in enumerate(LENGTHS)]
+
+
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_packed_rows_get_gaps(action):
+    def check(sample, context):
+        if context.index == 1:
+            raise ValueError("one")
+        return sample
+
+    trace = Trace()
+    fetch = fetcher(MemorySource(sequences()), action, transform=check, collate=Pack(pad_value=-1))
+    batch = fetch(packed([0, 1, 2, 3], valid=[True, False]), 0, trace)
+    assert batch["t"].tolist() == [[0, 0, -1, -1, -1, -1], [2, 3, 3, -1, -1, -1]]
+    assert batch["segment_ids"].tolist() == [[1, 1, 0, 0, 0, 0], [1, 2, 2, 0, 0, 0]]
+    assert batch["valid"].tolist() == [True, False]
+    assert [(bad.index, bad.replaced_by) for bad in trace.bad] == [(1, None)]
+
+
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_packed_rows_without_a_good_record_are_filling(action):
+    def check(sample, context):
+        if context.index < 4:
+            raise ValueError("less than four")
+        return sample
+
+    fetch = fetcher(MemorySource(sequences()), action, transform=check, collate=Pack(pad_value=-1))
+    for step in (packed([0, 1, 2, 3]), packed([])):
+        batch = fetch(step, 0)
+        assert batch["t"].tolist() == [[-1] * 6] * 2
+        assert batch["segment_ids"].tolist() == batch["positions"].tolist() == [[0] * 6] * 2
+
+
+@pytest.mark.parametrize("action", ["skip", "replace"])
+@pytest.mark.parametrize("bad", [(), (1,)])
+def test_what_is_no_records_fault_is_raised(action, bad):
+    def fail(_):
+        raise ValueError("not so")
+
+    for name in ("collate", "batch_transform"):
+        trace = Trace()
+        with pytest.raises(WorkerError, match=rf"step 7 of epoch 0 failed in {name}: ValueError: not so\n"):
+            fetcher(Plain(bad), action, **{name: fail})(plan([0, 1, 2]), 0, trace)
+    unequal = MemorySource([{"x": np.zeros(n)} for n in (1, 2, 3)])  # stacked while they are read
+    with pytest.raises(WorkerError, match=r"failed in collate: ConfigError: cannot stack field 'x'"):
+        fetcher(unequal, action)(plan([0, 1]), 0)
+
+
+@pytest.mark.parametrize(
+    "error", [MissingDependencyError("needs lmdb", name="lmdb"), ClosedSourceError("it is closed")], ids=repr
+)
+def test_a_source_that_cannot_read_at_all_is_not_a_row_of_bad_records(error):
+    class Unable(Plain):
+        def __getitem__(self, index):
+            self.seen.append(index)
+            raise error
+
+    source, trace = Unable(), Trace()
+    with pytest.raises(WorkerError, match=f"{type(error).__name__}: {error}") as caught:
+        fetcher(source, "skip")(plan([0, 1, 2]), 0, trace)
+    assert caught.value.__cause__ is error
+    assert trace.bad == []
+    assert len(source.seen) == 1
+
+
+def test_a_source_that_gives_too_few_records_is_found_out():
+    class Partial(Plain):
+        def __getitems__(self, indices):
+            return [self[index] for index in indices if index != 2]
+
+    with pytest.raises(WorkerError, match="the source's __getitems__ returned 0 records for 1 indices"):
+        fetcher(Partial())(plan([0, 1, 2]), 0)
+    trace = Trace()
+    assert rows(fetcher(Partial(), "skip")(plan([0, 1, 2]), 0, trace)) == [0, 1]
+    assert [bad.index for bad in trace.bad] == [2]
+
+
+@KINDS
+def test_the_record_that_failed_is_named(kind):
+    with pytest.raises(WorkerError) as caught:
+        fetcher(kind([3, 4]))(plan([5, 1, 4, 3]), 2)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == (
+        "step 7 of epoch 2 failed in read on index 4: CorruptFileError: /data/part.bin, record 4: damaged"
+    )
+    assert lines[-1] == "  indices of the step: 5, 1, 4, 3"
+    assert (caught.value.step, caught.value.epoch, caught.value.indices) == (7, 2, (5, 1, 4, 3))
+    assert "in __getitem__" in caught.value.traceback_text
+    assert "StageError" not in caught.value.traceback_text
+
+
+def test_a_wrong_setting_is_no_record():
+    source = MemorySource([{"a": 1}, {"a": 2}])
+    fetch = Fetcher(
+        source=source, fields=("c",), transform=(), collate=default_collate, batch_transform=None, seed=0
+    )  # fmt: skip
+    with pytest.raises(WorkerError, match="failed in read: ConfigError: there is no field 'c'"):
+        fetch(plan([0, 1]), 0)
+
+
+def test_the_place_of_a_record_is_told():
+    class Placed(Columns):
+        def _locate(self, index):
+            return super()._locate(index)._replace(shard="b.bin", key="k\x1b3")
+
+    with pytest.raises(WorkerError, match=re.escape("\n  location: b.bin, record 3, key 'k\\x1b3'\n")):
+        fetcher(Placed([3]))(plan([2, 3]), 0)
+    trace = Trace()
+    fetcher(Placed([3]), "skip")(plan([2, 3]), 0, trace)
+    assert [(bad.shard, bad.record, bad.key) for bad in trace.bad] == [("b.bin", 3, "k\x1b3")]
+
+
+def test_what_is_kept_of_a_bad_record():
+    trace = Trace()
+    fetch = fetcher(Plain([3]), "replace", transform=[failing(), failing(4)])
+    fetch(plan([3, 5, 4]), 2, trace)
+    read, transformed = trace.bad
+    assert asdict(read) == {
+        "epoch": 2,
+        "step": 7,
+        "index": 3,
+        "source": "Plain()",
+        "shard": "/data/part.bin",  # from the error, where the source does not tell
+        "record": 3,
+        "key": None,
         "stage": "read",
         "error": "CorruptFileError",
-        "cause": "damaged",
-        "replaced_by": None,
+        "cause": "/data/part.bin, record 3: damaged",
+        "replaced_by": 5,
     }
-    return BadRecord(**{**values, **changes})
+    assert (transformed.index, transformed.error, transformed.cause) == (4, "ZeroDivisionError", "no 4")
+    assert transformed.stage == "transform 'failing.<locals>.check'"
+    assert (transformed.shard, transformed.replaced_by) == (None, 5)
 
 
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+class Awkward(Exception):
+    path = 7  # an attribute of that name that is no path
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (Awkward(), r"Awkward: \(no message: its __str__ raised RuntimeError\)"),
+        (ValueError("\x1b[2J\udc80"), r"ValueError: \\x1b\[2J\\udc80"),
+        (ValueError("x" * 5_000_000), r"ValueError: x{1400,1500} \.\.\.\(4,998,0\d\d characters\)\.\.\. x{500}"),
+        (StopIteration(3), "StopIteration: 3"),
+        (KeyError("x"), "KeyError: 'x'"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_any_exception_has_a_text(error, text):
+    def fail(_):
+        raise error
+
+    with pytest.raises(WorkerError, match=rf"failed in transform '.*fail' on index 1: {text}\n  source") as caught:
+        fetcher(Plain(), transform=fail)(plan([1]), 0)
+    assert caught.value.__cause__ is error
+    assert str(caught.value).encode()
+    assert caught.value.traceback_text.encode()
+    assert len(caught.value.traceback_text) < 21_000
+    trace = Trace()
+    fetcher(Plain(), "skip", transform=lambda sample: fail(sample) if sample["index"] == 1 else sample)(
+        plan([0, 1]), 0, trace
+    )
+    assert re.fullmatch(text, f"{trace.bad[0].error}: {trace.bad[0].cause}")
+    assert trace.bad[0].shard is None
+
+
+def test_a_source_without_a_repr():
+    class Shy(Plain):
+        def __repr__(self):
+            raise RuntimeError("no repr")
+
+    with pytest.raises(WorkerError, match=r"\n  source: Shy without a repr\n"):
+        fetcher(Shy([0]))(plan([0]), 0)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize("action", ["raise", "skip"])
+@pytest.mark.parametrize("place", ["transform", "collate", "batch_transform", "read"])
+def test_what_ends_a_thread_ends_the_consumers_and_is_an_error_of_a_worker(error, action, place):
+    def fail(*_):
+        raise error
+
+    source = Plain()
+    if place == "read":
+        source = type("Ending", (Plain,), {"__getitem__": fail})()
+    fetch = fetcher(source, action, **({} if place == "read" else {place: fail}))
+    with pytest.raises(type(error)):
+        fetch(plan([0, 1]), 0)
+
+    found = []
+
+    def work():
+        try:
+            fetch(plan([0, 1]), 0)
+        except BaseException as raised:
+            found.append(raised)
+
+    thread = threading.Thread(target=work, name="dataload-0")
+    thread.start()
+    thread.join()
+    assert isinstance(found[0], WorkerError)
+    assert found[0].__cause__ is error
+    assert type(error).__name__ in str(found[0])
+
+
+def test_rows_of_one_record_do_not_share_memory():
+    fetch = fetcher(Plain([0]), "replace", collate=list)
+    first, second, third = fetch(plan([0, 5, 5]), 0)
+    for sample in (first, second, third):
+        assert sample["index"] == 5
+        sample["x"] += 1
+        assert sample["x"].tolist() == [6, 6]
+
+
+def test_a_substitute_has_the_random_numbers_of_its_own():
+    def noise(sample, context):
+        return {**sample, "noise": context.generator.random()}
+
+    whole = fetcher(Plain(), transform=noise)(plan([4, 5]), 3)
+    mended = fetcher(Plain([0]), "replace", transform=noise)(plan([4, 0, 5]), 3)
+    expected = dict(zip(whole["index"].tolist(), whole["noise"].tolist(), strict=True))
+    assert [expected[index] for index in mended["index"].tolist()] == mended["noise"].tolist()
+
+
+def test_values_that_cannot_be_cut_to_no_rows():
+    fetch = fetcher(Plain([1]), "skip", collate=lambda samples: {"count": len(samples)})
+    message = r"failed in collate: ConfigError: a step without rows needs .* cannot be cut to that \('int' object"
+    with pytest.raises(WorkerError, match=message):
+        fetch(plan([1]), 0)
+
+
+def test_a_failure_that_does_not_come_again_is_no_bad_record():
+    class Once(Columns):
+        failed = False
+
+        def _read_columns(self, indices, fields):
+            if not self.failed:
+                self.failed = True
+                raise OSError("try again")
+            return super()._read_columns(indices, fields)
+
+    trace = Trace()
+    assert rows(fetcher(Once(), "skip")(plan([1, 2]), 0, trace)) == [1, 2]
+    assert trace.bad == []
+    with pytest.raises(WorkerError, match="failed in read: OSError: try again"):
+        fetcher(Once())(plan([1, 2]), 0)
+
+
+@pytest.mark.parametrize("action", ["raise", "skip", "replace"])
+def test_nothing_is_left_for_the_garbage_collector(action):
+    gc.collect()
+    gc.disable()
+    try:
+        source = Batched([1, 3])
+        gone = weakref.ref(source)
+        fetch = fetcher(source, action)
+        with contextlib.suppress(WorkerError):
+            fetch(plan([0, 1, 2, 3]), 0)
+        with contextlib.suppress(WorkerError):
+            fetch(plan([1, 3]), 0)
+        del fetch, source
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_actions_are_known():
@@ -83,217 +592,102 @@ def test_a_substitute_depends_on_the_bad_record_the_epoch_and_the_seed_alone():
     assert by_epoch[0] != by_epoch[1]
 
 
-def test_the_budget_counts_exactly_and_raises_where_it_is_exceeded(tmp_path):
-    path = tmp_path / "bad.jsonl"
-    budget = Budget(3, path)
-    budget.spend([bad(1), bad(2)], "dataload-0")
-    budget.spend([bad(3)], "dataload-0")
-    assert budget.spent == 3
-    with pytest.raises(
-        WorkerError,
-        match=r"step 5 of epoch 1 failed: bad records so far: 5, and max_bad allows 3; the last is index 9, in read: "
-        "CorruptFileError: damaged",
-    ) as caught:
-        budget.spend([bad(8, 5), bad(9, 5)], "dataload-1")
-    error = caught.value
-    assert (error.step, error.epoch, error.indices, error.worker) == (5, 1, (8, 9), "dataload-1")
-    assert [line["index"] for line in lines(path)] == [1, 2, 3, 8, 9]
+def test_shorten():
+    assert shorten(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7"
+    assert shorten(range(9)) == "0, 1, 2, 3, 4, 5, 6, 7, ..."
+    assert shorten([]) == ""
 
 
-def test_a_budget_of_none_at_all():
-    with pytest.raises(WorkerError, match="bad records so far: 1, and max_bad allows 0"):
-        Budget(0, None).spend([bad()], "main")
+def stream_plan(indices, valid, chunk):
+    """Rows of streams, which keep their places whatever becomes of a record."""
+    rows = len(indices) // chunk
+    shape = (rows,) if chunk == 1 else (rows, chunk)
+    columns = {"offset": np.arange(rows), "is_first": np.ones(shape, bool)}
+    return BatchPlan(7, np.array(indices, np.int64), np.array(valid, bool).reshape(shape), chunk=chunk, columns=columns)
 
 
-def test_a_report_holds_every_field_of_a_record(tmp_path):
-    path = tmp_path / "bad.jsonl"
-    append_report(os.fspath(path), [bad(cause="\x00 \udc80 \n 漢字", replaced_by=7)])
-    assert lines(path) == [
-        {
-            "epoch": 1,
-            "step": 2,
-            "index": 3,
-            "source": "S()",
-            "shard": "/data/a.tar",
-            "record": 3,
-            "key": "key3",
-            "stage": "read",
-            "error": "CorruptFileError",
-            "cause": "\x00 \udc80 \n 漢字",
-            "replaced_by": 7,
-        }
-    ]
-    assert path.read_bytes().isascii()
-
-
-def test_the_report_is_made_at_once_and_added_to(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Budget(9, "bad.jsonl").spend([bad(1)], "main")
-    budget = Budget(9, "bad.jsonl")
-    assert len(lines(tmp_path / "bad.jsonl")) == 1
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    budget.spend([bad(2)], "main")
-    assert [line["index"] for line in lines(tmp_path / "bad.jsonl")] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("missing/bad.jsonl", "No such file or directory"),
-        (".", "Is a directory"),
-        (7, "expected str, bytes or os.PathLike object, not int"),
-        ("a\0b", "embedded null byte"),
-    ],
+@KINDS
+@given(
+    rows_=st.integers(1, 4),
+    chunk=st.integers(1, 3),
+    unreadable=st.frozensets(st.integers(0, LENGTH - 2), max_size=8),
+    untransformable=st.frozensets(st.integers(0, LENGTH - 2), max_size=4),
+    excluded=st.frozensets(st.integers(0, LENGTH - 2), max_size=4),
+    action=st.sampled_from(["raise", "skip", "replace"]),
+    transforms=st.booleans(),
+    data=st.data(),
 )
-def test_a_report_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch, path, reason):
-    monkeypatch.chdir(tmp_path)
-    message = re.escape(f"error_report must be the path of a file that can be written to, got {path!r}: {reason}")
-    with pytest.raises(ConfigError, match=message) as caught:
-        Budget(1, path)
-    assert (caught.value.key, caught.value.value) == ("error_report", path)
-    assert os.listdir(tmp_path) == []
+def test_rows_of_streams_keep_their_places(
+    kind, rows_, chunk, unreadable, untransformable, excluded, action, transforms, data
+):
+    places = rows_ * chunk
+    indices = data.draw(st.lists(st.integers(0, LENGTH - 1), min_size=places, max_size=places))
+    valid = data.draw(st.lists(st.booleans(), min_size=places, max_size=places))
+    step = stream_plan(indices, valid, chunk)
+    failing_ones = (unreadable | untransformable if transforms else unreadable) - excluded
+    source = kind(unreadable)
+    fetch = fetcher(
+        source, action, exclude=sorted(excluded), transform=failing(*untransformable) if transforms else None
+    )
+    trace = Trace()
+    if action == "raise" and failing_ones & set(indices):
+        with pytest.raises(WorkerError, match=r"step 7 of epoch 3 failed in (read|transform .*) on index"):
+            fetch(step, 3, trace)
+        return
+    batch = fetch(step, 3, trace)
+    gone = failing_ones | excluded
+    is_good = np.array([index not in gone for index in indices])
+    replaces = action == "replace" and is_good.any()
+    assert batch["x"].shape == (*step.valid.shape, 2)
+    found = batch["index"].ravel()
+    assert np.array_equal(batch["x"], np.stack([batch["index"]] * 2, axis=-1))
+    assert found[is_good].tolist() == np.array(indices)[is_good].tolist()
+    assert not set(found.tolist()) & gone
+    if is_good.any():
+        assert set(found.tolist()) <= set(np.array(indices)[is_good].tolist())
+    expected = step.valid if replaces else step.valid & is_good.reshape(step.valid.shape)
+    assert np.array_equal(batch["valid"], expected)
+    for name, column in step.columns.items():
+        assert np.array_equal(batch[name], column)
+    assert list(batch) == ["index", "x", "name", "offset", "is_first", "valid"]
+    wanted = {index for index, is_valid in zip(indices, valid, strict=True) if is_valid}
+    mapping = dict(zip(indices, found.tolist(), strict=True))
+    reported = {bad.index: bad.replaced_by for bad in trace.bad}
+    assert reported == {index: mapping[index] if replaces else None for index in wanted & failing_ones}
+    assert not set(source.seen) & excluded
 
 
-def test_a_report_that_can_be_written_no_more_is_a_warning_and_the_count_goes_on(tmp_path):
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    budget = Budget(1, folder / "bad.jsonl")
-    shutil.rmtree(folder)
-    message = "error_report: 1 bad records of step 2 of epoch 1 are not in .*bad.jsonl: .*No such file"
-    with pytest.warns(RuntimeWarning, match=message):
-        budget.spend([bad()], "main")
-    assert budget.spent == 1
+@KINDS
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_a_step_of_streams_without_a_good_record_keeps_its_rows(kind, chunk, action):
+    step = stream_plan([1, 2, 3, 1], [True, True, False, True], chunk)
+    for unreadable, excluded, reported in (([1, 2, 3], [], [1, 2]), ([], [1, 2, 3], []), ([2, 3], [1], [2])):
+        trace = Trace()
+        batch = fetcher(kind(unreadable), action, exclude=excluded)(step, 0, trace)
+        assert batch["x"].shape == (*step.valid.shape, 2)
+        assert not batch["valid"].any()
+        assert len(set(batch["index"].ravel().tolist())) == 1
+        assert [(bad.index, bad.replaced_by) for bad in trace.bad] == [(index, None) for index in reported]
 
 
-def test_a_line_that_is_written_in_part_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "write", lambda descriptor, data: len(data) - 5)
-    with pytest.raises(OSError, match=r"only \d+ of \d+ bytes could be written"):
-        append_report(os.fspath(tmp_path / "bad.jsonl"), [bad()])
+def test_where_no_record_can_stand_in_a_row_of_streams_the_error_says_so():
+    with pytest.raises(WorkerError, match=r"failed in on_error: SourceError: the step has no good record"):
+        fetcher(Plain(range(LENGTH)), "skip")(stream_plan([1, 2], [True, True], 1), 0)
 
 
-def test_several_processes_share_a_report(tmp_path):
-    program = textwrap.dedent("""
-        import sys
-        from dataload.loader.rescue import BadRecord, append_report
-        path, rank = sys.argv[1], int(sys.argv[2])
-        sys.stdin.read(1)
-        for step in range(200):
-            append_report(path, [BadRecord(epoch=0, step=step, index=rank, source="S", shard=None, record=i, key=None,
-                                           stage="read", error="E", cause="x" * 300) for i in range(3)])
-    """)
-    path = tmp_path / "bad.jsonl"
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", program, path, str(rank)], stdin=subprocess.PIPE) for rank in range(2)
-    ]
-    for rank in ranks:
-        rank.communicate(b"\n", timeout=50)
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    found = [(line["index"], line["step"], line["record"]) for line in lines(path)]
-    expected = [(rank, step, i) for rank in range(2) for step in range(200) for i in range(3)]
-    assert sorted(found) == expected
-    for rank in range(2):
-        assert [entry for entry in found if entry[0] == rank] == [entry for entry in expected if entry[0] == rank]
-
-
-@pytest.mark.parametrize(
-    "exclude", [[3, 1, 3], (1, 3), {1, 3}, np.array([3, 1]), np.array([1, 3], np.uint64), iter([3, 1]), range(1, 4, 2)],
-    ids=lambda value: type(value).__name__,
-)  # fmt: skip
-def test_indices_to_exclude(exclude):
-    found = read_excluded(exclude, 5)
-    assert found.tolist() == [1, 3]
-    assert found.dtype == np.int64
-
-
-@pytest.mark.parametrize("exclude", [None, [], np.empty(0, np.int64), ()])
-def test_nothing_to_exclude(exclude):
-    assert read_excluded(exclude, 5) is None
-
-
-@pytest.mark.parametrize(
-    ("exclude", "shown"),
-    [
-        ([1, 5], "5"),
-        ([-1], "-1"),
-        ([2**70], str(2**70)),
-        ([1.0, 2], r"1\.0"),
-        ([True, False, True, True, False], "True, False, True, ..."),
-        (np.array([True, False]), r"np\.True_, np\.False_|True, False"),
-        (["1"], "'1'"),
-        ([[1], [2, 3]], r"\[1\], \[2, 3\]"),
-        (np.zeros((2, 2), int), r"array\(\[0, 0\]\), array\(\[0, 0\]\)"),
-        (3, "3"),
-        (b"abc", "b'abc'"),
-    ],
-)
-def test_wrong_indices_are_refused(exclude, shown):
-    with pytest.raises(
-        ConfigError, match=rf"exclude must be indices in \[0, 5\) or the path .* got ({shown})$"
-    ) as caught:
-        read_excluded(exclude, 5)
-    assert caught.value.key == "exclude"
-
-
-def test_some_record_must_be_left():
-    assert read_excluded([0, 1], 3).tolist() == [0, 1]
-    with pytest.raises(ConfigError, match="exclude names all 3 records of the source: none is left"):
-        read_excluded([0, 1, 2], 3)
-
-
-def place(index):
-    return Location("/moved/a.tar", index, f"key{index}")
-
-
-@pytest.mark.parametrize("locate", [None, place])
-def test_a_report_is_an_exclude_list(tmp_path, locate):
-    path = tmp_path / "bad.jsonl"
-    append_report(os.fspath(path), [bad(4), bad(1), bad(4, step=9)])
-    with path.open("a") as stream:
-        stream.write("\n")
-    assert read_excluded(path, 5, locate).tolist() == [1, 4]
-    path.write_text("")
-    assert read_excluded(os.fspath(path), 5, locate) is None
-    path.write_text('{"index": 2}\n')  # by hand
-    assert read_excluded(path, 5, locate).tolist() == [2]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (b'{"index": 1}\n{"index": 2', r", line 2: Expecting ',' delimiter"),
-        (b'{"index": 1}\n\n{"step": 2}\n', r", line 3 has None, and the source has 5 records"),
-        (b'{"index": 5}', ", line 1 has 5, and the source has 5 records"),
-        (b'{"index": -1}', ", line 1 has -1,"),
-        (b'{"index": 1.0}', r", line 1 has 1\.0,"),
-        (b'{"index": true}', ", line 1 has True,"),
-        (b"[1]", ", line 1 has None,"),
-        (b"1", ", line 1 has None,"),
-        (b"\xff\xfe\x00", " cannot be read: 'utf-8' codec can't decode"),
-        (None, " cannot be read: No such file or directory"),
-    ],
-)
-def test_wrong_reports_are_refused(tmp_path, text, reason):
-    path = tmp_path / "bad.jsonl"
-    if text is not None:
-        path.write_bytes(text)
-    message = f"exclude must be an error report, JSON with an 'index' in each line; {path}{reason}"
-    with pytest.raises(ConfigError, match=message) as caught:
-        read_excluded(path, 5)
-    assert (caught.value.key, caught.value.value) == ("exclude", os.fspath(path))
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"shard": "/data/b.tar"}, "record 3 is in '/data/b.tar' there, in '/moved/a.tar' here"),
-        ({"record": 4}, "record 3 is record 4 there, 3 here"),
-        ({"key": "other"}, "record 3 is key 'other' there, 'key3' here"),
-    ],
-)
-def test_a_report_of_other_data_is_refused(tmp_path, changes, reason):
-    path = tmp_path / "bad.jsonl"
-    append_report(os.fspath(path), [bad(1), bad(3, **changes)])
-    with pytest.raises(ConfigError, match=f"line 2 is of other data: {reason}"):
-        read_excluded(path, 5, place)
-    assert read_excluded(path, 5).tolist() == [1, 3]
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("settings", [{"on_error": "skip"}, {"exclude": [3, 4, 9]}, {"on_error": "replace"}])
+def test_rows_of_streams_go_on_behind_bad_records(workers, settings):
+    streams = StreamSampler(sequence_lengths=[LENGTH], rows=2, chunk=3)
+    source = Plain(() if "exclude" in settings else (3, 4, 9))
+    good = np.array([[False, False, True], [False, True, True]])
+    with Loader(source, batch_sampler=streams, num_workers=workers, epochs=2, **settings) as loader:
+        for _ in range(2):
+            first, second = loader
+            assert (first["offset"].tolist(), second["offset"].tolist()) == ([0, 6], [3, 9])
+            assert first["index"].tolist() == [[0, 1, 2], [6, 7, 8]]
+            assert first["valid"].all()
+            assert second["index"][good].tolist() == [5, 10, 11]
+            assert np.array_equal(second["valid"], good | (settings.get("on_error") == "replace"))
+        assert loader.statistics().bad == (0 if "exclude" in settings else 6)

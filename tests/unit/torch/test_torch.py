@@ -115,13 +115,13 @@ def test_the_place_by_the_environment(monkeypatch, variables, place):
     assert (loader.batch_sampler.rank, loader.batch_sampler.world_size) == place
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(None, "4"), ("1", None), ("one", "4"), ("1", "")])
+@pytest.mark.parametrize(("rank", "world_size"), [(None, "4"), ("one", "4")])
 def test_half_a_place_is_none(monkeypatch, rank, world_size):
     for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=rf"must both be numbers, got RANK={rank!r} and WORLD_SIZE={world_size!r}"):
+    with pytest.raises(ConfigError, match=r"RANK and WORLD_SIZE are both needed, .* or call torch.distributed.init"):
         distributed_place()
 
 

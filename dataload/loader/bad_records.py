@@ -1,0 +1,222 @@
+"""Bad records: what is known of each, how many are allowed, and the reports that list them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from dataload.errors import ConfigError, WorkerError, printable
+from dataload.sources.base import locate
+from dataload.storage.local.files import append_text, read_text
+from dataload.types import Int64Array
+
+__all__ = ["BadRecord", "Budget", "append_report", "read_excluded"]
+
+_SHOWN_ITEMS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRecord:
+    """One record that failed at one step. Its fields are those of a line of an error report.
+
+    Attributes:
+        epoch: Number of the epoch.
+        step: Number of the step.
+        index: Index in the source.
+        source: Repr of the source.
+        shard: The file or the part of the data set that holds the record; None if the source does not say.
+        record: Number of the record in the shard, or `index` if the source does not say.
+        key: Name of the record in the shard; None if the source does not say.
+        stage: What failed: ``"read"``, or the transform with its name.
+        error: Class of the exception.
+        cause: Message of the exception; the beginning and the end of a very long one.
+        replaced_by: Index of the record that replaced it, or None.
+    """
+
+    epoch: int
+    step: int
+    index: int
+    source: str
+    shard: str | None
+    record: int
+    key: str | None
+    stage: str
+    error: str
+    cause: str
+    replaced_by: int | None = None
+
+    @property
+    def text(self) -> str:
+        """Stage, class and message, for messages."""
+        return f"{self.stage}: {self.error}: {self.cause}"
+
+
+class Budget:
+    """Counts bad records as the consumer receives their steps, reports them, and raises when there are too many.
+
+    The count goes on over all epochs, so a record that fails in each of them counts each time.
+
+    Args:
+        most: How many bad records are allowed.
+        report: A JSONL file to append them to, or None. It is created at once, so that an error shows before the
+            first batch.
+
+    Raises:
+        ConfigError: The report cannot be written.
+    """
+
+    def __init__(self, most: int, report: str | os.PathLike[str] | None) -> None:
+        self._most = most
+        self._report = None if report is None else _writable(report)
+        self.spent = 0
+
+    def spend(self, bad: Sequence[BadRecord], worker: str) -> None:
+        """Count and report the bad records of one step. Warn if the report can no longer be written.
+
+        Raises:
+            WorkerError: There are more bad records than allowed; `indices` are those of this step.
+        """
+        if self._report is not None:
+            try:
+                append_report(self._report, bad)
+            except OSError as error:
+                warnings.warn(
+                    f"error_report: {len(bad)} bad records of step {bad[0].step} of epoch {bad[0].epoch} are missing "
+                    f"from {self._report}: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        self.spent += len(bad)
+        if self.spent > self._most:
+            last = bad[-1]
+            raise WorkerError(
+                f"step {last.step} of epoch {last.epoch} failed: bad records so far: {self.spent}, and max_bad allows "
+                f"{self._most}; the last is index {last.index}, in {last.text}",
+                step=last.step,
+                epoch=last.epoch,
+                indices=tuple(record.index for record in bad),
+                worker=worker,
+            )
+
+
+def append_report(path: str, bad: Iterable[BadRecord]) -> None:
+    """Append records to a report, one JSON object per line, in a single write, so that ranks can share a file.
+
+    Raises:
+        OSError: The report cannot be written.
+    """
+    append_text(path, "".join(json.dumps(dataclasses.asdict(record)) + "\n" for record in bad))
+
+
+def _writable(path: Any) -> str:
+    """Return `path` made absolute, because the working directory may change; raise if it cannot be appended to."""
+    try:
+        absolute = os.path.abspath(os.fspath(path))
+        append_report(absolute, [])
+    except (OSError, TypeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"error_report must be the path of a file that can be written to, got {path!r}: {reason}",
+            key="error_report",
+            value=path,
+        ) from error
+    return absolute
+
+
+def read_excluded(exclude: Any, source: Any) -> Int64Array | None:
+    """Return the records that are never read, given as indices or as an error report.
+
+    Excluding records changes rows, but no step and no position of the order. It is therefore not part of a loader's
+    state: a state that was saved before a record was excluded stays valid, and so does one saved after.
+
+    Args:
+        exclude: None, integers in [0, len(source)), or the path of a JSONL report.
+        source: The source. A report must agree with it on where its records lie.
+
+    Returns:
+        (n,) int64, ascending and unique; None if there are none.
+
+    Raises:
+        ConfigError: `exclude` is something else, has an index out of range or excludes every record; or the report
+            cannot be read or is about other data.
+    """
+    if exclude is None:
+        return None
+    length = len(source)
+    if isinstance(exclude, (str, os.PathLike)):
+        found = _read_report(os.fspath(cast("Any", exclude)), source, length)
+    else:
+        found = _as_indices(exclude, length)
+    indices = np.unique(np.array(found, np.int64))
+    if length and len(indices) == length:
+        raise ConfigError(f"exclude names all {length} records of the source: none is left", key="exclude")
+    return indices if len(indices) else None
+
+
+def _as_indices(exclude: Any, length: int) -> list[int]:
+    if isinstance(exclude, Iterable) and not isinstance(exclude, (bytes, bytearray)):
+        items: list[Any] = list(cast("Iterable[Any]", exclude))
+        wrong = [item for item in items if not _is_index(item, length)]
+        if not wrong:
+            return [int(item) for item in items]
+        more = ", ..." if len(wrong) > _SHOWN_ITEMS else ""
+        shown = ", ".join(printable(repr(item), 80) for item in wrong[:_SHOWN_ITEMS]) + more
+    else:
+        shown = printable(repr(exclude), 80)
+    raise ConfigError(
+        f"exclude must be indices in [0, {length}) or the path of an error report, got {shown}",
+        key="exclude",
+        value=exclude,
+    )
+
+
+def _is_index(value: Any, length: int) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and 0 <= int(value) < length
+
+
+def _read_report(path: str, source: Any, length: int) -> list[int]:
+    def wrong(reason: object) -> ConfigError:
+        message = f"exclude must be an error report, JSON with an 'index' in each line; {path}{reason}"
+        return ConfigError(message, key="exclude", value=path)
+
+    try:
+        lines = read_text(path).split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise wrong(f" cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    found: dict[int, None] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entry: Any = json.loads(line)
+        except ValueError as error:
+            raise wrong(f", line {number}: {error}") from error
+        index: Any = entry.get("index") if isinstance(entry, dict) else None
+        if not _is_index(index, length):
+            raise wrong(f", line {number} has index {index!r}, and the source has {length} records")
+        if index not in found:
+            differs = _location_difference(entry, locate(source, index))
+            if differs:
+                raise wrong(f", line {number} is about other data: record {index} is {differs}")
+        found[index] = None
+    return list(found)
+
+
+def _location_difference(entry: dict[str, Any], here: Any) -> str:
+    """Describe how the location in a report differs from the one in the source; "" if it does not."""
+    for name in ("record", "key"):
+        there = entry.get(name)
+        if there is not None and there != getattr(here, name):
+            return f"{name} {there!r} there, {getattr(here, name)!r} here"
+    there, shard = entry.get("shard"), here.shard
+    # The data may have been moved, but not renamed.
+    if there is not None and os.path.basename(str(there)) != os.path.basename(shard or ""):
+        return f"in {there!r} there, in {shard!r} here"
+    return ""

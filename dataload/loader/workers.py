@@ -1,0 +1,69 @@
+"""The workers of a loader: the executor that its arguments ask for."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias, get_args
+
+from dataload._util.checks import check_choice
+from dataload.errors import ConfigError
+from dataload.executors import Executor, SerialExecutor, StartMethod, ThreadExecutor, TimeoutPolicy
+from dataload.executors.serialization import check_pickle
+from dataload.loader.step import JobResult, StepRange, StepWork
+
+__all__ = ["ExecutorName", "check_pickles", "make_executor"]
+
+ExecutorName: TypeAlias = Literal["threads", "processes"]
+"""Where batches are made if `num_workers` is not 0."""
+
+_SLOTS_BEYOND_WINDOW = 3  # the batch that the consumer has, the one before it, and one on its way
+
+
+def make_executor(
+    work: StepWork, name: ExecutorName, workers: int, *, window: int, start_method: StartMethod, timeouts: TimeoutPolicy
+) -> Executor[StepRange, JobResult]:
+    """Return the executor that does `work`; it runs in the consumer's thread if `workers` is 0.
+
+    Raises:
+        ConfigError: The name or the start method is unknown, or something cannot be pickled for worker processes.
+    """
+    for key, value, kind in (("executor", name, ExecutorName), ("start_method", start_method, StartMethod)):
+        check_choice(key, value, get_args(kind))
+    if not workers:
+        return SerialExecutor(work)
+    if name == "threads":
+        return ThreadExecutor(work, workers, timeouts=timeouts)
+    from dataload.executors.processes import ProcessExecutor  # `multiprocessing` takes long to import
+
+    if start_method != "fork":
+        fetch = work.fetch
+        check_pickles(
+            ("source", "the source", fetch.source),
+            *(("transform", f"the transform {each.name!r}", each.function) for each in fetch.transform),
+            ("collate", "collate", fetch.collate),
+            ("batch_transform", "batch_transform", fetch.batch_transform),
+            ("sampler", "the sampler", work.planner),
+        )
+    slots = window + _SLOTS_BEYOND_WINDOW
+    return ProcessExecutor(work, workers, slots=slots, start_method=start_method, timeouts=timeouts)
+
+
+def check_pickles(*parts: tuple[str, str, Any]) -> None:
+    """Check that worker processes can get copies of some settings.
+
+    Args:
+        parts: For each its key, its name in messages, and its value.
+
+    Raises:
+        ConfigError: A value cannot be pickled.
+    """
+    for key, name, value in parts:
+        try:
+            check_pickle(value)
+        except Exception as error:
+            raise ConfigError(
+                f"worker processes need a copy of {name}, and {value!r} cannot be pickled "
+                f"({type(error).__name__}: {error}); define it at the top level of a module, use executor='threads', "
+                "or start_method='fork'",
+                key=key,
+                value=value,
+            ) from error

@@ -12,7 +12,7 @@ from dataload.config.problems import Problem, named_as
 from dataload.config.sampler_section import BatchesSection, BuildContext
 from dataload.errors import ConfigError
 from dataload.samplers import BatchPlanner
-from dataload.samplers.streams.sampler import Ends, Mode
+from dataload.samplers.streams.sampler import ChunkEnd, StreamMode
 from dataload.sources.sequences import sequence_lengths
 from dataload.streams import RowMixture, StreamSampler
 
@@ -36,8 +36,8 @@ class StreamsConfig(BatchesSection):
     )
     shards: bool = Field(False, description="Each shard (file) is a sequence.")
     chunk: int = Field(1, ge=1, description="Consecutive records of a row in each batch.")
-    mode: Mode = Field("split", description="Which sequences a row follows: see StreamSampler.")
-    ends: Ends = Field("next", description="What becomes of a chunk at the end of a sequence.")
+    mode: StreamMode = Field("split", description="Which sequences a row follows: see StreamSampler.")
+    ends: ChunkEnd = Field("next", description="What becomes of a chunk at the end of a sequence.")
     random_start: bool = Field(False, description="Chunks begin elsewhere in each epoch.")
     epoch_steps: int | None = Field(None, ge=1, description="Steps of an epoch where rows have no end.")
     shuffled_rows: int = Field(

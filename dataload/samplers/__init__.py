@@ -1,5 +1,11 @@
-"""Orders as values: which index stands at which position of an epoch, for any number of workers and machines."""
+"""Orders of records, as frozen values.
 
+A sampler maps positions of an epoch to indices of records. It is a pure function of seed, epoch and position, so it
+gives the same order on any number of workers and machines, and any position can be computed directly. A batch sampler
+distributes an order over steps and ranks.
+"""
+
+from dataload.samplers.basic import Repeat, Sequential, Subset
 from dataload.samplers.batch import BatchPlan, BatchPlanner, BatchSampler
 from dataload.samplers.buckets import BucketBatchSampler
 from dataload.samplers.lanes import Lanes
@@ -8,11 +14,7 @@ from dataload.samplers.packing import PackedBatchSampler
 from dataload.samplers.pool import PoolShuffle
 from dataload.samplers.pool_quality import pool_size_for
 from dataload.samplers.quality import OrderReport, order_report
-from dataload.samplers.repeat import Repeat
-from dataload.samplers.sequential import Sequential
-from dataload.samplers.shards import ShardSequential
-from dataload.samplers.shuffle import GlobalShuffle
-from dataload.samplers.subset import Subset
+from dataload.samplers.shuffle import GlobalShuffle, ShardSequential
 from dataload.samplers.weighted import Weighted
 
 __all__ = [

@@ -1,28 +1,25 @@
-"""From an order to batches: which rows each rank has at each step. Pure (no I/O)."""
+"""Batches of an order: the rows of each rank at each step. Pure (no I/O)."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from dataload._util.checks import check_choice
+from dataload._util.checks import check_choice, check_count
 from dataload.collate import Packing
 from dataload.errors import ConfigError
-from dataload.samplers._checks import check_count, check_sampler, records_of
+from dataload.samplers._common import BoolArray, check_sampler, records_of, set_fields
 from dataload.types import Array, Int64Array, Sampler
 
 __all__ = ["BatchPlan", "BatchPlanner", "BatchSampler", "Tail"]
 
 Tail: TypeAlias = Literal["drop", "pad", "partial"]
-"""What becomes of positions that fill no batch on every rank."""
-
-BoolArray = npt.NDArray[np.bool_]
+"""How an epoch ends when its positions do not fill a batch on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +27,13 @@ class BatchPlan:
     """The rows of one rank at one step.
 
     Attributes:
-        step: Number of the step within the epoch.
-        indices: (rows,) int64, what to read; (records,) where rows are packed; (rows * chunk,) where they have chunks.
-        valid: (rows,) bool, or (rows, chunk), False for what only fills up the batch; None where nothing can.
-        packing: How records are packed into rows; None where none are.
-        chunk: Consecutive records of a row. With more than one the batch's arrays are (rows, chunk, ...).
-        columns: What the plan itself adds to the batch, by name, (rows, ...) each. Rows then keep their places
-            whatever becomes of a record.
+        step: Number of the step in the epoch.
+        indices: Indices to read, int64: (rows,), (rows * chunk,) for rows of chunks, or (records,) for packed rows.
+        valid: (rows,) or (rows, chunk) bool, False for filler. None if the batch has no filler.
+        packing: Layout of records in packed rows. None if rows are not packed.
+        chunk: Consecutive records per row. If more than 1, the batch's arrays have shape (rows, chunk, ...).
+        columns: Columns that the plan adds to the batch, (rows, ...) each. If given, rows keep their positions even
+            when a bad record is replaced.
     """
 
     step: int
@@ -48,16 +45,16 @@ class BatchPlan:
 
     @property
     def rows(self) -> int:
-        """Rows of the batch; records, where they are packed."""
+        """Rows of the batch, or its records if rows are packed."""
         return len(self.indices) // self.chunk
 
     @property
     def wanted(self) -> Int64Array:
-        """The indices without those that only fill up the batch."""
+        """The indices without filler."""
         return self.indices if self.valid is None or self.packing is not None else self.indices[self.valid.ravel()]
 
     def without(self, bad: BoolArray) -> BatchPlan:
-        """The plan without some of its records, (records,) bool. Packed rows keep their number and get gaps."""
+        """Return the plan without the records marked in `bad`, (records,) bool. Packed rows keep gaps instead."""
         good = ~bad
         if self.packing is None:
             return replace(self, indices=self.indices[good], valid=None if self.valid is None else self.valid[good])
@@ -67,7 +64,7 @@ class BatchPlan:
         )
 
     def filled(self, bad: BoolArray, index: int) -> BatchPlan:
-        """The plan with another record in the place of some, (records,) bool, that only fills up the batch."""
+        """Return the plan with record `index` as filler for those marked in `bad`, (records,) bool."""
         shape = (self.rows,) if self.chunk == 1 else (self.rows, self.chunk)
         valid = np.ones(shape, np.bool_) if self.valid is None else self.valid
         return replace(self, indices=np.where(bad, index, self.indices), valid=valid & ~bad.reshape(shape))
@@ -75,23 +72,24 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlanner(ABC):
-    """Deals a sequence of items to steps and ranks.
+    """Base class of batch samplers: distributes a sequence of items over steps and ranks.
 
-    What the items are (positions, whole batches, packed rows) is for subclasses to say; they do not depend on the
-    ranks. A step takes the next ``world_size * items_per_step`` of them, and rank r those that are r modulo
-    `world_size`. So every rank has the same number of steps, and an epoch can go on with other ranks from any item.
+    Subclasses define the items: positions, whole batches, or packed rows. The sequence never depends on the ranks. A
+    step takes the next ``world_size * items_per_step`` items, and rank r gets every `world_size`-th of them, starting
+    with the r-th. So every rank has the same number of steps, and an epoch can continue with another number of ranks
+    from any item.
 
     Attributes:
-        world_size: Number of ranks.
-        rank: This one, in [0, world_size).
-        tail: What becomes of the items behind the last step that is full on every rank. `drop` leaves them out; `pad`
-            repeats the last and marks what is too much in `valid`; `partial` makes the last step shorter, by one item
-            more on some ranks than on others.
-        origin: First item of step 0. Not 0 when an epoch goes on with steps of another size than it began with;
-            items below it have been consumed.
+        world_size: Number of ranks (processes of the training job).
+        rank: Rank of this process, in [0, world_size).
+        tail: How to treat the items left after the last step that is full on every rank. ``"drop"`` omits them;
+            ``"pad"`` repeats the last item and marks the filler in `valid`; ``"partial"`` makes the last step shorter,
+            where ranks may differ by one item.
+        origin: First item of step 0; the items before it were already consumed. It is not 0 if an epoch continues
+            with another step size than it began with.
 
     Raises:
-        ConfigError: A number is out of its range, or there is no such tail.
+        ConfigError: A number is out of its range, or `tail` is unknown.
     """
 
     world_size: int = 1
@@ -103,11 +101,7 @@ class BatchPlanner(ABC):
         self.check_dealing()
 
     def check_dealing(self) -> None:
-        """See whether the items can be dealt like that.
-
-        Raises:
-            ConfigError: They cannot.
-        """
+        """Raise ConfigError unless the items can be distributed with these settings."""
         check_count("world_size", self.world_size, least=1)
         check_count("rank", self.rank, least=0, below=self.world_size)
         check_count("origin", self.origin, least=0)
@@ -116,12 +110,12 @@ class BatchPlanner(ABC):
     @property
     @abstractmethod
     def order(self) -> Any:
-        """A value that tells the sequence of items from any other, whatever the ranks and the tail."""
+        """A value that identifies the sequence of items, independent of ranks and tail."""
 
     @property
     @abstractmethod
     def records(self) -> int:
-        """Indices are below this."""
+        """Upper bound (exclusive) of the indices."""
 
     @property
     @abstractmethod
@@ -131,19 +125,19 @@ class BatchPlanner(ABC):
     @property
     @abstractmethod
     def rows_per_step(self) -> int:
-        """Rows per step of one rank, about."""
+        """Approximate rows per step of one rank."""
 
     @abstractmethod
     def items(self, epoch: int) -> int:
-        """Length of the sequence."""
+        """Return the number of items in an epoch."""
 
     @abstractmethod
     def plans(self, steps: range, *, epoch: int) -> Sequence[BatchPlan]:
-        """The rows of this rank at several consecutive steps, computed together.
+        """Compute the rows of this rank at consecutive steps.
 
         Args:
-            steps: Steps of step size 1, within [0, steps(epoch)).
-            epoch: 0, 1, 2, ...
+            steps: A range of steps with stride 1, within [0, steps(epoch)).
+            epoch: Number of the epoch, from 0.
 
         Returns:
             One plan per step.
@@ -155,68 +149,75 @@ class BatchPlanner(ABC):
         return self.items_per_step * self.world_size
 
     def steps(self, epoch: int) -> int:
-        """Steps of an epoch, the same on every rank."""
+        """Return the number of steps in an epoch, the same on every rank."""
         left = max(0, self.items(epoch) - self.origin)
         size = self.step_size
         return left // size if self.tail == "drop" else -(-left // size)
 
     def position(self, step: int, *, epoch: int) -> int:
-        """Items of the epoch that are consumed before `step`."""
+        """Return the number of items in the epoch that come before `step`."""
         return min(self.origin + step * self.step_size, self.items(epoch))
 
     def with_ranks(self, **dealing: Any) -> Self:
-        """The same items, dealt otherwise: whatever was computed of them (buckets, numbers of rows) is kept.
+        """Return a planner of the same items with other ranks. What was computed from the items is kept.
 
         Args:
-            dealing: `world_size`, `rank`, `tail`, `origin`: those that shall be others.
+            dealing: New values for any of `world_size`, `rank`, `tail`, `origin`.
 
         Raises:
             ConfigError: See `check_dealing`.
         """
         planner = copy.copy(self)
-        for name, value in dealing.items():
-            object.__setattr__(planner, name, value)  # of a copy that nobody else has seen yet
+        set_fields(planner, **dealing)  # nobody else has seen the copy yet
         planner.check_dealing()
         return planner
 
     def resume(self, position: int) -> tuple[Self, int]:
-        """This planner for an epoch of which `position` items are consumed, and the step to go on with."""
+        """Return the planner and the step with which to continue an epoch after `position` items."""
         step, origin = divmod(position, self.step_size)
         return self.with_ranks(origin=origin), step
 
     def deal(self, steps: range, *, epoch: int) -> tuple[Int64Array, BoolArray]:
-        """The items of this rank at `steps`.
+        """Return the items of this rank at `steps`.
 
         Returns:
-            (steps, items_per_step) int64, those behind the end as if there were more; and which of them exist, bool.
+            Item numbers, (steps, items_per_step) int64, continued past the end of the epoch; and a bool array of that
+            shape that tells which of them exist.
         """
         size = self.step_size
         firsts = self.origin + np.arange(steps.start, steps.stop, dtype=np.int64) * size
         items = firsts[:, None] + np.arange(self.rank, size, self.world_size, dtype=np.int64)
         return items, items < self.items(epoch)
 
+    def _settings(self, *omitted: str) -> Any:
+        """Class and settings of a subclass, without `omitted` and the distribution over ranks: a value for `order`."""
+        skipped = {"world_size", "rank", "tail", "origin", *omitted}
+        named = [(f.name, getattr(self, f.name)) for f in fields(self) if f.compare and f.name not in skipped]
+        return type(self).__name__, *named
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSampler(BatchPlanner):
-    """Batches of as many rows each, in the order of a sampler.
+    """Batches of a fixed number of rows, in the order of a sampler.
 
-    With G = batch_size * world_size, step k covers the positions [k G, (k + 1) G) of the order, and rank r has those
-    of them that are r modulo `world_size`: the global batch of a step does not depend on the number of ranks.
+    With ``G = batch_size * world_size``, step k covers positions [k G, (k + 1) G) of the order, and rank r gets the
+    positions p with ``p % world_size == r``. The global batch of a step therefore depends on G only, not on how many
+    ranks share it.
 
     Attributes:
-        sampler: The order.
+        sampler: The order of the records.
         batch_size: Rows per step of one rank.
 
     Raises:
-        ConfigError: A number is out of its range, there is no such tail, or the sampler has lanes, and not as many
-            for each rank.
+        ConfigError: A number is out of its range, `tail` is unknown, or the sampler's number of lanes is not a
+            multiple of `world_size`.
     """
 
     sampler: Sampler
     batch_size: int
 
     def __post_init__(self) -> None:
-        # not super(): a dataclass with slots is made anew, and the cell that super() looks into is of the first
+        # Not super(): dataclass(slots=True) creates a second class, but super() would refer to the first.
         check_sampler("sampler", self.sampler)
         check_count("batch_size", self.batch_size, least=1)
         BatchPlanner.__post_init__(self)
@@ -227,8 +228,8 @@ class BatchSampler(BatchPlanner):
         lanes = getattr(self.sampler, "lanes", self.world_size)
         if lanes % self.world_size:
             raise ConfigError(
-                f"lanes must be a multiple of world_size, {self.world_size}, so that each rank has its own; "
-                f"got {lanes}",
+                f"lanes must be a multiple of world_size, {self.world_size}, so that each rank has its own; got "
+                f"{lanes}",
                 key="lanes",
                 value=lanes,
             )
@@ -240,12 +241,12 @@ class BatchSampler(BatchPlanner):
 
     @property
     def records(self) -> int:
-        """Indices are below this."""
+        """Upper bound (exclusive) of the indices."""
         return records_of(self.sampler)
 
     @property
     def items_per_step(self) -> int:
-        """Positions per step of one rank: the batch size."""
+        """Positions per step of one rank, which is the batch size."""
         return self.batch_size
 
     @property
@@ -258,8 +259,8 @@ class BatchSampler(BatchPlanner):
         """Rows per step of all ranks together."""
         return self.batch_size * self.world_size
 
-    def items(self, epoch: int) -> int:  # noqa: ARG002 - a sampler's length is the same in each epoch
-        """Positions of the order."""
+    def items(self, epoch: int) -> int:  # noqa: ARG002 - the same in each epoch
+        """Return the number of positions in the order."""
         return len(self.sampler)
 
     def __len__(self) -> int:
@@ -275,7 +276,7 @@ class BatchSampler(BatchPlanner):
         if inside.all():
             indices = self._indices(positions, epoch)
             return [BatchPlan(step, indices[i]) for i, step in enumerate(steps)]
-        rows = inside.sum(axis=1)  # (steps,); positions rise, so the rows inside come first
+        rows = inside.sum(axis=1)  # (steps,); positions ascend, so existing rows come first
         flat = self._indices(positions[inside], epoch)
         parts = np.split(flat, np.cumsum(rows)[:-1])
         return [BatchPlan(step, part) for step, part in zip(steps, parts, strict=True)]

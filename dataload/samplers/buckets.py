@@ -1,4 +1,4 @@
-"""Batches of records of about one length."""
+"""Batches of records of similar length."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dataload._util.checks import check_count
 from dataload._util.randomness import check_seed, derive_key
 from dataload.errors import ConfigError
-from dataload.samplers._checks import check_count
-from dataload.samplers._values import ArrayValue, divide, split_by_group
+from dataload.samplers._common import ArrayValue, check_record_lengths, divide, set_fields, split_by_group
 from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array
 
-__all__ = ["BucketBatchSampler", "check_record_lengths"]
+__all__ = ["BucketBatchSampler"]
 
 _GROWTH = 1.25
 
 
 class _Buckets(NamedTuple):
-    """Records by length.
+    """Records grouped by length.
 
     Attributes:
-        members: (records,) int64, indices bucket after bucket, rising within one.
-        firsts: (buckets,) int64, where each begins in `members`.
-        counts: (buckets,) int64, records of each.
-        rows: (buckets,) int64, rows of a full batch of each.
+        members: (records,) int64, indices bucket by bucket, ascending within a bucket.
+        firsts: (buckets,) int64, offset of each bucket in `members`.
+        counts: (buckets,) int64, records per bucket.
+        rows: (buckets,) int64, rows of a full batch per bucket.
     """
 
     members: Int64Array
@@ -40,31 +40,33 @@ class _Buckets(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BucketBatchSampler(ArrayValue, BatchPlanner):
-    """All records in a random order, in batches of about one length: little padding, and few different shapes.
+    """Batches of records of similar length: little padding and few distinct shapes.
 
-    Records are parted into buckets by length. A batch is of one bucket and has a fixed number of rows: `batch_size`, or
-    as many as `max_tokens` allows when each is padded to the longest that the bucket may hold. So the batches of an
-    epoch can be counted before any order is chosen, each epoch has as many, and any of them is found at once.
-    Records are shuffled within their bucket, and the batches of all buckets are mixed.
+    Records are divided into buckets by length. All rows of a batch come from one bucket, and their number is fixed:
+    `batch_size`, or as many as `max_tokens` allows when each row is padded to the bucket's boundary. So every epoch has
+    the same number of batches, known in advance, and any batch can be computed directly. Records are shuffled within
+    their bucket, and the batches of all buckets are mixed.
 
-    A step is one batch for each rank. The batches do not depend on the number of ranks.
+    Each step gives one batch to each rank. The batches do not depend on the number of ranks.
 
     Attributes:
-        lengths: (records,) length of each record, in index order. Kept as int64.
-        max_tokens: Rows times longest length of a batch, at most; or None.
-        batch_size: Rows of a batch; or None. One of the two is given.
-        boundaries: Rising; a bucket holds the records longer than the boundary before it, up to its own. The
-            last is not below the longest record. None takes steps of a quarter from the shortest to the longest.
-        shuffle: False serves buckets and records in order of length and index, as for an evaluation.
-        seed: Any integer.
-        group: So many batches of one bucket come one after the other. With a multiple of the number of ranks, all
-            ranks have the same shape at the same step, but for a few steps at the end of the epoch.
-        tail: For the batches that are left when each rank has had as many, and for the records that are left in a
-            bucket: see `BatchPlanner`.
+        lengths: Length of each record, (records,), in index order. Stored as int64.
+        max_tokens: Upper limit for rows times padded length of a batch. Give either this or `batch_size`.
+        batch_size: Rows of a batch. Give either this or `max_tokens`.
+        boundaries: Upper length limits of the buckets, ascending: a bucket holds the records longer than the previous
+            boundary, up to and including its own. The last must reach the longest record. None uses boundaries that
+            grow by a quarter from the shortest record to the longest.
+        shuffle: Whether to shuffle. If False, buckets come in order of length and records in index order, as suits an
+            evaluation.
+        seed: Seed of the shuffle, any integer.
+        group: Number of consecutive batches from one bucket. If it is a multiple of the number of ranks, all ranks get
+            the same shape at each step, except for a few steps at the end of the epoch.
+        tail: How to treat the batches left when all ranks have had equally many, and the records left in a bucket;
+            see `BatchPlanner`.
 
     Raises:
-        ConfigError: Not one of `max_tokens` and `batch_size` is given, a length is negative, the longest record fits
-            in no batch or bucket, boundaries do not rise, or a number is out of its range.
+        ConfigError: Neither or both of `max_tokens` and `batch_size` are given, a length is negative, the longest
+            record does not fit in a batch or bucket, boundaries do not ascend, or a number is out of its range.
     """
 
     lengths: Sequence[int] | Int64Array
@@ -78,10 +80,8 @@ class BucketBatchSampler(ArrayValue, BatchPlanner):
 
     def __post_init__(self) -> None:
         BatchPlanner.__post_init__(self)
-        set_field = object.__setattr__
         lengths = check_record_lengths(self.lengths)
-        set_field(self, "lengths", lengths)
-        set_field(self, "seed", check_seed(self.seed))
+        set_fields(self, lengths=lengths, seed=check_seed(self.seed))
         check_count("group", self.group, least=1)
         if (self.max_tokens is None) == (self.batch_size is None):
             raise ConfigError(
@@ -90,12 +90,13 @@ class BucketBatchSampler(ArrayValue, BatchPlanner):
                 value=self.max_tokens,
             )
         longest = int(lengths.max(initial=0))
-        if self.boundaries is None:
-            set_field(self, "boundaries", _boundaries(int(lengths.min(initial=longest)), longest))
-        set_field(self, "boundaries", _check_boundaries(self.boundaries, longest))
-        set_field(self, "_buckets", self._part(lengths, np.array(self.boundaries, np.int64)))
+        boundaries = self.boundaries
+        if boundaries is None:
+            boundaries = _default_boundaries(int(lengths.min(initial=longest)), longest)
+        boundaries = _check_boundaries(boundaries, longest)
+        set_fields(self, boundaries=boundaries, _buckets=self._divide(lengths, np.array(boundaries, np.int64)))
 
-    def _part(self, lengths: Int64Array, boundaries: Int64Array) -> _Buckets:
+    def _divide(self, lengths: Int64Array, boundaries: Int64Array) -> _Buckets:
         bucket = np.searchsorted(boundaries, lengths, side="left")
         counts = np.bincount(bucket, minlength=len(boundaries))
         if self.max_tokens is None:
@@ -105,7 +106,7 @@ class BucketBatchSampler(ArrayValue, BatchPlanner):
             too_long = boundaries[(counts > 0) & (boundaries > budget)]
             if too_long.size:
                 raise ConfigError(
-                    f"max_tokens must be at least {too_long[-1]}, the boundary of the longest bucket with records, "
+                    f"max_tokens must be at least {too_long[-1]}, the boundary of the longest bucket that has records, "
                     f"got {budget}",
                     key="max_tokens",
                     value=budget,
@@ -119,26 +120,23 @@ class BucketBatchSampler(ArrayValue, BatchPlanner):
         )
 
     def _batches(self) -> Int64Array:
-        """(buckets,) int64, batches of each."""
+        """Number of batches per bucket, (buckets,) int64."""
         counts, rows = self._buckets.counts, self._buckets.rows
         return counts // rows if self.tail == "drop" else -(-counts // rows)
 
     @property
     def order(self) -> Any:
-        """All but ranks."""
-        return type(self).__name__, *(
-            (name, getattr(self, name))
-            for name in ("lengths", "max_tokens", "batch_size", "boundaries", "shuffle", "seed", "group")
-        )
+        """All settings except the ranks."""
+        return self._settings()
 
     @property
     def records(self) -> int:
-        """Indices are below this."""
+        """Upper bound (exclusive) of the indices."""
         return len(self.lengths)
 
     @property
     def items_per_step(self) -> int:
-        """Batches per step of one rank: one."""
+        """Batches per step of one rank, which is 1."""
         return 1
 
     @property
@@ -146,8 +144,8 @@ class BucketBatchSampler(ArrayValue, BatchPlanner):
         """Mean rows of a batch."""
         return max(1, self.records // max(1, int(self._batches().sum())))
 
-    def items(self, epoch: int) -> int:  # noqa: ARG002 - as many in each epoch
-        """Batches of an epoch."""
+    def items(self, epoch: int) -> int:  # noqa: ARG002 - the same in each epoch
+        """Return the number of batches in an epoch."""
         return int(self._batches().sum())
 
     def __len__(self) -> int:
@@ -170,21 +168,21 @@ class BucketBatchSampler(ArrayValue, BatchPlanner):
         return plans
 
     def _locate(self, numbers: Int64Array, epoch: int) -> tuple[Int64Array, Int64Array]:
-        """Bucket of each batch of the epoch, and its number within the bucket."""
+        """Return the bucket of each batch of the epoch, and the batch's number in its bucket."""
         batches = self._batches()
         groups = batches // self.group
-        left = batches - groups * self.group  # of each bucket, behind its full groups: they come last
+        left = batches - groups * self.group  # per bucket, after its full groups; these batches come last
         whole = int(groups.sum()) * self.group
         bucket, batch = np.empty_like(numbers), np.empty_like(numbers)
 
         grouped = numbers < whole
-        group, place = divide(numbers[grouped], self.group)
+        group, within = divide(numbers[grouped], self.group)
         group = self._mix(group, int(groups.sum()), "bucket-groups", epoch)
-        bucket[grouped], nth = _run(groups, group)
-        batch[grouped] = nth * self.group + place
+        bucket[grouped], nth = _find_run(groups, group)
+        batch[grouped] = nth * self.group + within
 
         rest = self._mix(numbers[~grouped] - whole, int(left.sum()), "bucket-rest", epoch)
-        bucket[~grouped], nth = _run(left, rest)
+        bucket[~grouped], nth = _find_run(left, rest)
         batch[~grouped] = (groups * self.group)[bucket[~grouped]] + nth
         return bucket, batch
 
@@ -194,48 +192,24 @@ class BucketBatchSampler(ArrayValue, BatchPlanner):
         return permute(numbers, length, derive_key(self.seed, purpose, epoch, *address, words=KEY_WORDS))
 
     def _rows(self, bucket: int, batches: Int64Array, epoch: int) -> tuple[Int64Array, Any]:
-        """Indices of several batches of a bucket, (batches, rows), and which of them exist."""
+        """Return the indices of batches of one bucket, (batches, rows), and which of them exist."""
         b = self._buckets
         count, rows = int(b.counts[bucket]), int(b.rows[bucket])
-        places = batches[:, None] * rows + np.arange(rows)
-        valid = places < count
-        places = self._mix(np.minimum(places, count - 1).ravel(), count, "bucket-records", epoch, bucket)
-        return b.members[b.firsts[bucket] + places].reshape(valid.shape), valid
+        members = batches[:, None] * rows + np.arange(rows)
+        valid = members < count
+        members = self._mix(np.minimum(members, count - 1).ravel(), count, "bucket-records", epoch, bucket)
+        return b.members[b.firsts[bucket] + members].reshape(valid.shape), valid
 
 
-def _run(counts: Int64Array, numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Which run each number falls into when runs of `counts` numbers follow one another, and its place there."""
+def _find_run(counts: Int64Array, numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the run of each number, for consecutive runs of `counts` numbers, and its offset in that run."""
     ends = np.cumsum(counts)
     run = np.searchsorted(ends, numbers, side="right")
     return run, numbers - (ends - counts)[run]
 
 
-def check_record_lengths(lengths: Any, *, name: str = "lengths", of: str = "record") -> Int64Array:
-    """`lengths` as a read-only int64 array, one for each record, or whatever they are `of`.
-
-    Raises:
-        ConfigError: They are no integers of 0 or more.
-    """
-    try:
-        given = np.asarray(lengths)
-        checked = given.astype(np.int64) if given.dtype.kind in "iu" or not given.size else None
-    except (TypeError, ValueError, OverflowError):
-        checked = None
-    if checked is None or checked.ndim != 1:
-        raise ConfigError(f"{name} must be integers, one for each {of}", key=name, value=lengths)
-    if checked.size and checked.min() < 0:
-        place = int(np.argmin(checked))
-        raise ConfigError(
-            f"{name} must be 0 or more, got {checked[place]} for {of} {place}",
-            key=name,
-            value=int(checked[place]),
-        )
-    checked.setflags(write=False)
-    return checked
-
-
-def _boundaries(shortest: int, longest: int) -> tuple[int, ...]:
-    """Steps of a quarter from the shortest to the longest."""
+def _default_boundaries(shortest: int, longest: int) -> tuple[int, ...]:
+    """Return boundaries that grow by a quarter from the shortest length to the longest."""
     boundaries = [max(1, longest)]
     while boundaries[-1] > max(1, shortest):
         boundaries.append(min(boundaries[-1] - 1, int(boundaries[-1] / _GROWTH)))
@@ -249,11 +223,11 @@ def _check_boundaries(boundaries: Any, longest: int) -> tuple[int, ...]:
         given = ()
     if not given:
         raise ConfigError(
-            f"boundaries must be one length or more, got {boundaries!r}", key="boundaries", value=boundaries
+            f"boundaries must hold at least one length, got {boundaries!r}", key="boundaries", value=boundaries
         )
     checked = tuple(check_count(f"boundaries[{i}]", value, least=0) for i, value in enumerate(given))
     if any(b <= a for a, b in pairwise(checked)):
-        raise ConfigError(f"boundaries must rise, got {checked}", key="boundaries", value=checked)
+        raise ConfigError(f"boundaries must ascend, got {checked}", key="boundaries", value=checked)
     if checked[-1] < longest:
         raise ConfigError(
             f"boundaries must reach the longest record, {longest}, got {checked[-1]} as the last",

@@ -1,4 +1,4 @@
-"""An order dealt into lanes that ranks take for their own."""
+"""An order divided into lanes, so that each rank reads its own part of the data."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dataload._util.checks import check_count
 from dataload._util.randomness import check_seed, derive_key
-from dataload.samplers._checks import check_count, check_sampler, records_of
-from dataload.samplers._values import divide, split_by_group
-from dataload.samplers.pool import LARGEST_POOL, PoolShuffle
-from dataload.samplers.sequential import Sequential
+from dataload.samplers._common import check_sampler, divide, records_of, set_fields, split_by_group
+from dataload.samplers.basic import Sequential
+from dataload.samplers.pool import PoolShuffle, check_pool_size
 from dataload.types import Int64Array, Sampler
 
 __all__ = ["Lanes"]
 
-_MOST_LANES = 65_536  # each may have a pool, an object of its own
+_MOST_LANES = 65_536  # each may have a pool, which is an object of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The parent's order cut into equal contiguous spans that are then taken in turns.
+    """Another order, cut into equal contiguous spans ("lanes") that are interleaved.
 
-    Position p is place ``p // lanes`` of lane ``p % lanes``; where the length is no multiple of `lanes`, the first
-    lanes have one more. A rank of W takes every W-th position, so where W divides `lanes` it reads its own lanes only:
-    over `ShardSequential` its own part of the shards, with the same global batches for every such W.
+    Position p is offset ``p // lanes`` of lane ``p % lanes``. If the length is not a multiple of `lanes`, the first
+    lanes hold one position more. Rank r of W takes every W-th position, so if W divides `lanes`, each rank reads only
+    its own lanes. Over `ShardSequential` that is its own part of the shards, while the global batches are the same for
+    every such W.
 
     Attributes:
-        parent: The order to deal.
-        lanes: Number of lanes, at most 65,536; a multiple of every number of ranks that shall be possible.
-        pool_size: Size of a shuffle pool in each lane, which never mixes lanes; None leaves lanes as they are.
-        seed: Of the pools; any integer.
+        parent: The order to divide.
+        lanes: Number of lanes, at most 65,536. Use a multiple of every number of ranks you may run on.
+        pool_size: Positions in a shuffle pool of each lane, which never mixes lanes. None does not shuffle lanes.
+        seed: Seed of the pools, any integer.
 
     Raises:
-        ConfigError: `lanes` or `pool_size` is no integer in its range, or `seed` is none.
+        ConfigError: `lanes` or `pool_size` is not an integer in its range, or `seed` is not an integer.
     """
 
     parent: Sampler
@@ -44,19 +45,18 @@ class Lanes:
 
     def __post_init__(self) -> None:
         check_sampler("parent", self.parent)
-        set_field = object.__setattr__
-        set_field(self, "lanes", check_count("lanes", self.lanes, least=1, below=_MOST_LANES + 1))
-        set_field(self, "seed", check_seed(self.seed))
+        lanes = check_count("lanes", self.lanes, least=1, below=_MOST_LANES + 1)
+        set_fields(self, lanes=lanes, seed=check_seed(self.seed))
         if self.pool_size is not None:
-            set_field(self, "pool_size", check_count("pool_size", self.pool_size, least=1, below=LARGEST_POOL + 1))
-            set_field(self, "_pools", tuple(self._pool(lane, self.pool_size) for lane in range(self.lanes)))
+            pool_size = check_pool_size(self.pool_size)
+            set_fields(self, pool_size=pool_size, _pools=tuple(self._pool(lane, pool_size) for lane in range(lanes)))
 
     def _pool(self, lane: int, pool_size: int) -> PoolShuffle:
         start, stop = self._starts(np.array([lane, lane + 1])).tolist()
         return PoolShuffle(Sequential(stop - start), pool_size, int(derive_key(self.seed, "lane", lane, words=1)[0]))
 
     def _starts(self, lanes: Int64Array) -> Int64Array:
-        """First position of the parent's order in each lane."""
+        """First parent position of each lane."""
         quotient, remainder = divmod(len(self.parent), self.lanes)
         return lanes * quotient + np.minimum(lanes, remainder)
 
@@ -65,13 +65,13 @@ class Lanes:
 
     @property
     def records(self) -> int:
-        """Indices are below this."""
+        """Upper bound (exclusive) of the indices."""
         return records_of(self.parent)
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""
-        places, lanes = divide(positions, self.lanes)
+        offsets, lanes = divide(positions, self.lanes)
         if self._pools:
             for lane, rows in split_by_group(lanes):
-                places[rows] = self._pools[lane].indices(places[rows], epoch=epoch)
-        return self.parent.indices(self._starts(lanes) + places, epoch=epoch)
+                offsets[rows] = self._pools[lane].indices(offsets[rows], epoch=epoch)
+        return self.parent.indices(self._starts(lanes) + offsets, epoch=epoch)

@@ -1,4 +1,4 @@
-"""What one looks at to judge an order: runs of steps from all over an epoch, and shards to mix. Pure (no I/O)."""
+"""Samples of an order, from which its quality is judged: runs of steps from all over an epoch. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from dataload._util.checks import check_count
 from dataload._util.randomness import derive_key, hash64
 from dataload.errors import ConfigError
-from dataload.samplers._checks import check_count, check_lengths
+from dataload.samplers._common import Float64Array, check_lengths
 from dataload.samplers.batch import BatchPlanner, BatchSampler
 from dataload.types import Int64Array
 
 __all__ = [
     "PLACES",
     "WHOLE_UP_TO",
-    "Float64Array",
     "GlobalBatches",
     "OrderSample",
     "Shards",
@@ -29,44 +28,42 @@ __all__ = [
 ]
 
 WHOLE_UP_TO = 2**20
-"""Positions up to which an epoch is looked at as a whole."""
+"""Epochs of up to this many positions are measured completely."""
 
 PLACES = 20
-"""Places at which a longer one is: two in each tenth, for each costs a pool shuffle the way back to all its slots."""
-
-Float64Array = npt.NDArray[np.float64]
+"""Number of runs sampled from a longer epoch: two per tenth, because each costs a pool shuffle a full look-back."""
 
 _SAMPLED_ROWS = 2**18
 _PARTS = 100
-_SIZES = 33  # batch sizes for which an expectation is computed; those in between are interpolated
+_SIZES = 33  # batch sizes for which an expectation is computed; the others are interpolated
 _FACTORS = 256
 
 
 class GlobalBatches:
-    """The batches of all ranks together.
+    """The global batches: those of all ranks together.
 
     Args:
-        planner: The plan of any of the ranks.
+        planner: The planner of any rank.
     """
 
     def __init__(self, planner: BatchPlanner) -> None:
         self._planner = planner
-        # A plan of one rank, of which `world_size` steps are one of all ranks. No fillers: those are a rank's.
+        # A planner of one rank, of which `world_size` steps make one of all ranks. Without filler, which ranks add.
         tail = "drop" if planner.tail == "drop" else "partial"
         self._alone = planner.with_ranks(rank=0, world_size=1, tail=tail) if planner.world_size > 1 else planner
 
     def rows(self, steps: range, *, epoch: int) -> tuple[Int64Array, Int64Array]:
-        """The rows of consecutive steps.
+        """Return the rows of consecutive steps.
 
         Args:
-            steps: Steps of step size 1, within [0, planner.steps(epoch)).
-            epoch: 0, 1, 2, ...
+            steps: A range of steps with stride 1, within [0, planner.steps(epoch)).
+            epoch: Number of the epoch, from 0.
 
         Returns:
-            (rows,) int64, indices, step after step; and (steps,) int64, how many rows each step has.
+            Indices step by step, (rows,) int64; and the number of rows per step, (steps,) int64.
         """
         planner = self._planner
-        if isinstance(planner, BatchSampler):  # saves an object for each step
+        if isinstance(planner, BatchSampler):  # avoids one object per step
             bounds = planner.origin + np.arange(steps.start, steps.stop + 1) * planner.global_batch_size
             bounds = np.minimum(bounds, planner.items(epoch))
             return planner.sampler.indices(np.arange(bounds[0], bounds[-1]), epoch=epoch), np.diff(bounds)
@@ -81,17 +78,17 @@ class GlobalBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderSample:
-    """Runs of consecutive steps from all over one epoch, all ranks together; or all of its steps.
+    """All steps of an epoch, or runs of consecutive steps from all over it, for all ranks together.
 
     Attributes:
         epoch: Number of the epoch.
-        whole: Whether these are all its steps.
-        epoch_steps: Steps of the epoch.
-        length: Positions of the epoch.
-        records: Indices are below this.
-        steps: (batches,) int64, numbers of the steps, rising.
-        batches: (rows,) int64, place in `steps` of each row's step.
-        positions: (rows,) int64, estimated where batches differ in size and not all are looked at.
+        whole: Whether the sample has all steps of the epoch.
+        epoch_steps: Steps in the epoch.
+        length: Positions in the epoch.
+        records: Upper bound (exclusive) of the indices.
+        steps: (batches,) int64, the steps in the sample, ascending.
+        batches: (rows,) int64, the offset in `steps` of each row's step.
+        positions: (rows,) int64, estimated if batches differ in size and only some are sampled.
         indices: (rows,) int64.
     """
 
@@ -107,19 +104,19 @@ class OrderSample:
 
 
 def sample_order(planner: BatchPlanner, *, epoch: int = 0) -> OrderSample:
-    """Look at an epoch: at all of it up to `WHOLE_UP_TO` positions, else at 20 places, the same for each epoch.
+    """Sample an epoch: all of it up to `WHOLE_UP_TO` positions, otherwise 20 runs, at the same steps in each epoch.
 
     Args:
-        planner: The plan of any of the ranks.
-        epoch: 0, 1, 2, ...
+        planner: The planner of any rank.
+        epoch: Number of the epoch, from 0.
 
     Raises:
-        ConfigError: The epoch has no step.
+        ConfigError: The epoch has no steps.
     """
     check_count("epoch", epoch, least=0)
     total, items = planner.steps(epoch), planner.items(epoch)
     if not total:
-        raise ConfigError("the order has no step: there is nothing to judge", key="sampler", value=planner.order)
+        raise ConfigError("the order has no steps: there is nothing to judge", key="sampler", value=planner.order)
     rows = planner.rows_per_step * planner.world_size
     whole = total * rows <= WHOLE_UP_TO
     runs = [range(total)] if whole else _runs(total, rows)
@@ -144,10 +141,10 @@ def sample_order(planner: BatchPlanner, *, epoch: int = 0) -> OrderSample:
 
 
 def _runs(total: int, rows: int) -> list[range]:
-    """Equally long runs of steps, one from each of as many equal parts of the epoch."""
+    """Return runs of equal length, one from each of as many equal parts of the epoch."""
     length = min(max(1, _SAMPLED_ROWS // (PLACES * rows)), max(1, total // PLACES))
     count = min(PLACES, total)
-    # Not at equal distances, which may be those of shards or lanes.
+    # Not equidistant, because the distance might coincide with that of shards or lanes.
     bits = hash64(derive_key(0, "order-sample", words=1)[0], np.arange(count)).tolist()
     runs: list[range] = []
     for i in range(count):
@@ -158,10 +155,10 @@ def _runs(total: int, rows: int) -> list[range]:
 
 
 def displacements(sample: OrderSample) -> Float64Array:
-    """(rows,) float64 in [0, 1): how far each record stands from where it stood.
+    """Return how far each record is from index order, (rows,) float64 in [0, 1).
 
-    Places count as fractions, ``|index / records - position / positions|``, so that an epoch may be shorter or longer
-    than the data.
+    That is ``|index / records - position / positions|``; as fractions, so that an epoch may be shorter or longer than
+    the data.
     """
     return np.abs((sample.indices + 0.5) / sample.records - (sample.positions + 0.5) / sample.length)
 
@@ -171,8 +168,8 @@ class Shards:
     """Consecutive parts of the index range, whose mixing is measured.
 
     Attributes:
-        ends: (shards,) int64, the index behind the last record of each.
-        files: Whether they are the data's own, and not equal parts in their place.
+        ends: (shards,) int64, the index after the last record of each shard.
+        files: Whether these are the files of the data set. If False, they are equal parts of it.
     """
 
     ends: Int64Array
@@ -180,10 +177,10 @@ class Shards:
 
     @classmethod
     def of(cls, records: int, shard_lengths: Sequence[int] | None = None) -> Shards:
-        """The shards of the first `records` records, or 100 equal parts where there is but one shard.
+        """Return the shards of the first `records` records, or 100 equal parts if there is only one shard.
 
         Raises:
-            ConfigError: `shard_lengths` are no numbers of records.
+            ConfigError: `shard_lengths` are not numbers of records.
         """
         if shard_lengths is not None:
             ends = np.minimum(np.cumsum(check_lengths("shard_lengths", shard_lengths)), records)
@@ -195,12 +192,12 @@ class Shards:
 
     @property
     def lengths(self) -> Int64Array:
-        """(shards,) int64, records of each."""
+        """Records of each shard, (shards,) int64."""
         return np.diff(self.ends, prepend=0)
 
     @property
     def noun(self) -> str:
-        """What they are called."""
+        """The word for them in reports."""
         return "shards" if self.files else "parts"
 
     def __len__(self) -> int:
@@ -208,17 +205,17 @@ class Shards:
 
 
 def shards_per_batch(sample: OrderSample, shards: Shards) -> Int64Array:
-    """(batches,) int64: from how many shards the rows of each batch come."""
+    """Return how many shards the rows of each batch come from, (batches,) int64."""
     shard = np.searchsorted(shards.ends, sample.indices, side="right")
     occurring = np.unique(sample.batches * len(shards) + shard) // len(shards)
     return np.bincount(occurring, minlength=len(sample.steps))
 
 
 def expected_shards(shards: Shards, sizes: Int64Array) -> Float64Array:
-    """From how many shards batches come on average, when each is drawn from all records without replacement.
+    """Return the expected number of shards in batches drawn from all records without replacement.
 
     Args:
-        shards: Which shards.
+        shards: The shards.
         sizes: (batches,) int64, rows of each batch.
 
     Returns:
@@ -233,9 +230,8 @@ def expected_shards(shards: Shards, sizes: Int64Array) -> Float64Array:
 
 
 def _log_missed(lengths: Int64Array, records: int, size: int) -> Float64Array:
-    """Logarithm of the probability that none of `size` records, drawn without replacement, is of a shard."""
-    # The product of (1 - length / (records - i)) for i < size: factor by factor, or in so many runs of almost
-    # equal ones.
+    """Return the logarithm of the probability that `size` records drawn without replacement miss each shard."""
+    # The product of (1 - length / (records - i)) for i < size, in at most _FACTORS runs of nearly equal factors.
     cuts = np.unique(np.linspace(0, min(size, records), _FACTORS + 1).astype(np.int64)).tolist()
     total = np.zeros(len(lengths))
     with np.errstate(divide="ignore"):  # a shard that cannot be missed

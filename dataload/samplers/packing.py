@@ -1,4 +1,4 @@
-"""Records of different lengths packed into rows of one length."""
+"""Records of different lengths packed into rows of equal length."""
 
 from __future__ import annotations
 
@@ -8,33 +8,31 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from dataload._util.checks import check_choice
+from dataload._util.checks import check_choice, check_count
 from dataload._util.memo import Memo
 from dataload.collate import Packing
 from dataload.errors import ConfigError
-from dataload.samplers._checks import check_count, check_sampler, records_of
-from dataload.samplers._values import ArrayValue
+from dataload.samplers._common import ArrayValue, check_record_lengths, check_sampler, records_of, set_fields
 from dataload.samplers.batch import BatchPlan, BatchPlanner
-from dataload.samplers.buckets import check_record_lengths
 from dataload.types import Int64Array, Sampler
 
 __all__ = ["Overlong", "PackedBatchSampler", "first_fit"]
 
 Overlong: TypeAlias = Literal["error", "truncate"]
-"""What becomes of records longer than a row."""
+"""How to treat records longer than a row."""
 
 _COUNTED_AT_ONCE = 2**18  # records
 
 
 class _Windows(NamedTuple):
-    """Several windows, packed.
+    """Packed windows.
 
     Attributes:
-        indices: (windows, window) int64, what to read.
-        lengths: (windows, window) int64, of each record; -1 behind the end of the order.
-        rows: (windows, window) int64, the row of each within its window.
-        starts: (windows, window) int64, its first place there.
-        counts: (windows,) int64, rows of each window.
+        indices: (windows, window) int64, indices to read.
+        lengths: (windows, window) int64, length of each record; -1 past the end of the order.
+        rows: (windows, window) int64, row of each record in its window.
+        starts: (windows, window) int64, offset of each record in its row.
+        counts: (windows,) int64, rows per window.
     """
 
     indices: Int64Array
@@ -46,26 +44,26 @@ class _Windows(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedBatchSampler(ArrayValue, BatchPlanner):
-    """Rows of `row_length` places, each filled with several records: no padding to speak of, and one shape.
+    """Rows of equal length, each packed with several records: one shape and almost no padding.
 
-    The order is cut into windows of as many records. In a window each record in turn goes into the first row that has
-    room for it (first fit), or opens another. The rows of an epoch, window after window, do not depend on the number
-    of ranks. How many they are depends on the order, so once an epoch all windows are packed to count them, in about
-    0.4 seconds for a million records; afterwards any row is found by packing its window.
+    The order is cut into windows of `window` records. Within a window, each record goes into the first row with room
+    for it, or opens a new row (first fit). The rows of an epoch do not depend on the number of ranks. Their number
+    depends on the order, so all windows are packed once per epoch to count them, which takes about 0.4 seconds for a
+    million records. After that, any row is found by packing its window.
 
-    The loader lays the records out and adds `segment_ids` and `positions`: see `dataload.Pack`.
+    The loader lays out the records and adds the columns `segment_ids` and `positions`; see `dataload.Pack`.
 
     Attributes:
         sampler: The order of the records.
-        lengths: (records,) length of each record, in index order. Kept as int64.
-        row_length: Places in a row.
+        lengths: Length of each record, (records,), in index order. Stored as int64.
+        row_length: Length of a row, in the unit of `lengths`, for example tokens.
         batch_size: Rows per step of one rank.
-        window: Records that are packed together. More fill rows better.
-        overlong: Whether a record longer than a row is an error or cut off.
+        window: Number of records that are packed together. A larger window fills rows better.
+        overlong: Whether a record longer than a row is an ``"error"`` or is cut off (``"truncate"``).
 
     Raises:
-        ConfigError: There are fewer lengths than records, one is negative, a record is longer than a row, or a number
-            is out of its range.
+        ConfigError: There are fewer lengths than records, a length is negative, a record is longer than a row and
+            `overlong` is ``"error"``, or a number is out of its range.
     """
 
     sampler: Sampler
@@ -80,12 +78,12 @@ class PackedBatchSampler(ArrayValue, BatchPlanner):
         BatchPlanner.__post_init__(self)
         check_sampler("sampler", self.sampler)
         lengths = check_record_lengths(self.lengths)
-        object.__setattr__(self, "lengths", lengths)
+        set_fields(self, lengths=lengths)
         for name in ("row_length", "batch_size", "window"):
             check_count(name, getattr(self, name), least=1)
         if len(lengths) < records_of(self.sampler):
             raise ConfigError(
-                f"lengths must be one for each of the {records_of(self.sampler)} records, got {len(lengths)}",
+                f"lengths must hold one length for each of the {records_of(self.sampler)} records, got {len(lengths)}",
                 key="lengths",
                 value=len(lengths),
             )
@@ -93,36 +91,35 @@ class PackedBatchSampler(ArrayValue, BatchPlanner):
         longest = int(lengths.max(initial=0))
         if self.overlong == "error" and longest > self.row_length:
             raise ConfigError(
-                f"row_length must be at least {longest}, the length of record {int(lengths.argmax())}, or overlong "
-                f"'truncate'; got {self.row_length}",
+                f"row_length must be at least {longest}, the length of record {int(lengths.argmax())}, unless overlong "
+                f"is 'truncate'; got {self.row_length}",
                 key="row_length",
                 value=self.row_length,
             )
 
     @property
     def order(self) -> Any:
-        """All but ranks and batch size."""
-        names = ("sampler", "lengths", "row_length", "window", "overlong")
-        return type(self).__name__, *((name, getattr(self, name)) for name in names)
+        """All settings except ranks and batch size."""
+        return self._settings("batch_size")
 
     @property
     def records(self) -> int:
-        """Indices are below this."""
+        """Upper bound (exclusive) of the indices."""
         return records_of(self.sampler)
 
     @property
     def items_per_step(self) -> int:
-        """Rows per step of one rank: the batch size."""
+        """Rows per step of one rank, which is the batch size."""
         return self.batch_size
 
     @property
     def rows_per_step(self) -> int:
-        """Mean records of a step, for that is what there is to read."""
+        """Mean records per step, because records are what a step reads."""
         mean = max(1, int(np.asarray(self.lengths).mean())) if len(self.lengths) else 1
         return self.batch_size * max(1, self.row_length // mean)
 
     def items(self, epoch: int) -> int:
-        """Rows of an epoch."""
+        """Return the number of rows in an epoch."""
         ends = self._window_ends(epoch)
         return int(ends[-1]) if ends.size else 0
 
@@ -133,7 +130,7 @@ class PackedBatchSampler(ArrayValue, BatchPlanner):
         wanted = items[inside]
         windows = np.unique(np.searchsorted(ends, wanted, side="right"))
         packed = self._pack(windows, epoch)
-        # Records by their row of the epoch, and in it by place.
+        # Sort records by their row in the epoch, and within a row by position.
         present = packed.lengths >= 0
         number = (ends[windows] - packed.counts)[:, None] + packed.rows
         order = np.flatnonzero(present.ravel())
@@ -156,7 +153,7 @@ class PackedBatchSampler(ArrayValue, BatchPlanner):
         return plans
 
     def _window_ends(self, epoch: int) -> Int64Array:
-        """(windows,) int64, rows of the epoch up to and with each window."""
+        """Rows of the epoch up to and including each window, (windows,) int64."""
         known = self._ends.recall(epoch)
         if known is not None:
             return known
@@ -178,22 +175,22 @@ class PackedBatchSampler(ArrayValue, BatchPlanner):
 
 
 def first_fit(lengths: Int64Array, row_length: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Pack several lists of records, each for itself: every record goes into the first row that has room.
+    """Pack lists of records independently: each record goes into the first row with room for it.
 
     Args:
-        lengths: (lists, records) int64, none above `row_length`; negative ones stand for no record.
-        row_length: Places in a row.
+        lengths: (lists, records) int64, at most `row_length`. Negative entries are not records.
+        row_length: Length of a row.
 
     Returns:
-        The row of each record and its first place there, both (lists, records) int64, and how many rows each list
-        fills, (lists,) int64.
+        The row of each record and its offset in that row, both (lists, records) int64, and the number of rows per
+        list, (lists,) int64.
     """
     lists, records = lengths.shape
     rows, starts = np.zeros_like(lengths), np.zeros_like(lengths)
     counts = np.zeros(lists, np.int64)
     room = np.full((lists, 8), row_length, np.int32)
     each = np.arange(lists)
-    # Record after record, as first fit is, but of all lists at once.
+    # First fit is sequential in the records, but all lists advance together.
     for i in range(records):
         open_rows = int(counts.max(initial=0)) + 1
         if open_rows > room.shape[1]:

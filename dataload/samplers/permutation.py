@@ -1,4 +1,4 @@
-"""A keyed bijection on [0, n): any element of a shuffled order at once, without the order. Pure (no I/O)."""
+"""A keyed bijection on [0, n): any element of a shuffled order without computing the others. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from dataload.types import Int64Array
 __all__ = ["KEY_WORDS", "MAX_LENGTH", "permute"]
 
 KEY_WORDS = 2
-"""Words of the key that `permute` takes."""
+"""Number of uint64 words in a key for `permute`."""
 
 MAX_LENGTH = 2**48
 
-# Fewer are too few: the differences of positions 2^k apart miss a chi-square by up to 650 standard deviations
-# with four rounds and 41 with five (n = 2^15, 2^17; 40-60 seeds), and by no more than a true permutation's with six.
+# Six is the fewest that pass. The differences of positions 2^k apart fail a chi-square test by up to 650 standard
+# deviations with four rounds and 41 with five (n = 2^15, 2^17; 40-60 seeds); with six they match a true permutation.
 _ROUNDS = 6
 _SMALL = 1024
 
-# Thirty calls of numpy take longer than to walk so many elements one by one.
+# Walking this many elements one by one is faster than thirty numpy calls.
 _FEW = 16
 
 
 def permute(positions: Int64Array, n: int, key: npt.NDArray[np.uint64]) -> Int64Array:
-    """Image of `positions` under the permutation of [0, n) that `key` selects.
+    """Return the image of `positions` under the permutation of [0, n) that `key` selects.
 
-    Up to 1,024 elements are sorted by 64 random bits each, which reaches every order. Beyond, six rounds of
-    add, multiply by an odd number and xor-shift, each a bijection on the next power of two, are repeated until
-    the result falls below n (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+    Up to 1,024 elements are sorted by 64 random bits each, which reaches every order. Larger domains use six rounds of
+    add, multiply by an odd number, and xor-shift, each a bijection on the next power of two. The rounds are repeated
+    until the result is below n (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
 
     Args:
         positions: (m,) int64, each in [0, n). Not modified.
@@ -46,7 +46,7 @@ def permute(positions: Int64Array, n: int, key: npt.NDArray[np.uint64]) -> Int64
         order = np.argsort(hash64(key[1], hash64(key[0], elements)), kind="stable")
         return order.astype(np.int64, copy=False)[positions]
     bits = (n - 1).bit_length()
-    # Arithmetic modulo 2^32 and modulo 2^64 agree on the low 32 bits, and the narrow one is twice as fast.
+    # Arithmetic modulo 2^32 and 2^64 agrees on the low 32 bits, and the narrower type is twice as fast.
     kind = np.uint32 if bits <= 32 else np.uint64
     constants = _round_constants(key, bits, kind)
     found = _rounds(positions.astype(kind), constants)
@@ -62,7 +62,7 @@ def permute(positions: Int64Array, n: int, key: npt.NDArray[np.uint64]) -> Int64
 def _round_constants(key: npt.NDArray[np.uint64], bits: int, kind: Any) -> list[tuple[Any, Any, Any, Any]]:
     mask = (1 << bits) - 1
     words = hash64(key[1], hash64(key[0], np.arange(2 * _ROUNDS))).tolist()
-    # At least half the width, so that the upper half reaches the lower one; uneven, so that rounds differ.
+    # At least half the width, so that the upper half reaches the lower; alternating, so that rounds differ.
     shifts = [(bits + 1) // 2 + r % 2 for r in range(_ROUNDS)]
     return [
         (kind(words[2 * r] & mask), kind(words[2 * r + 1] & mask | 1), kind(mask), kind(shifts[r]))
@@ -71,7 +71,7 @@ def _round_constants(key: npt.NDArray[np.uint64], bits: int, kind: Any) -> list[
 
 
 def _rounds(values: npt.NDArray[Any], constants: list[tuple[Any, Any, Any, Any]]) -> npt.NDArray[Any]:
-    """In place: `values` is the caller's own copy."""
+    """Apply all rounds to `values` in place."""
     scratch = np.empty_like(values)
     for add, multiply, mask, shift in constants:
         values += add
@@ -83,7 +83,7 @@ def _rounds(values: npt.NDArray[Any], constants: list[tuple[Any, Any, Any, Any]]
 
 
 def _walk(values: list[int], n: int, constants: list[tuple[Any, Any, Any, Any]]) -> list[int]:
-    """The rounds for a few elements, each until it falls below n."""
+    """Repeat the rounds for each of a few elements until it is below n."""
     plain = [tuple(map(int, constant)) for constant in constants]
     for i, value in enumerate(values):
         while value >= n:

@@ -1,4 +1,4 @@
-"""Which pool mixes how well: from the law of the pool, without running one. Pure (no I/O)."""
+"""How well shuffle pools mix, computed from their distribution without running one. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.checks import check_count
 from dataload._util.randomness import check_seed, derive_key
 from dataload.errors import ConfigError
-from dataload.samplers._checks import check_count, check_lengths
-from dataload.samplers.order_sample import Float64Array, Shards, expected_shards
+from dataload.samplers._common import Float64Array, check_lengths
+from dataload.samplers.order_sample import Shards, expected_shards
 from dataload.samplers.permutation import KEY_WORDS, permute
-from dataload.samplers.shards import ShardSequential
+from dataload.samplers.shuffle import ShardSequential
 from dataload.samplers.weighted import uniform
 from dataload.types import Int64Array
 
-__all__ = ["pool_mixing", "pool_size_for"]
+__all__ = ["PoolTrial", "pool_size_for"]
 
 _EPOCHS = 16
 _ROWS = 2**16
@@ -26,32 +27,32 @@ _PRECISION = 256
 
 
 def pool_size_for(shard_lengths: Sequence[int], batch_size: int, quality: float, seed: int = 0) -> int | None:
-    """The smallest pool with which batches mix so many shards as a fraction of a uniform shuffle's.
+    """Return the smallest pool size, to about 1%, with which batches mix shards to a given quality.
 
-    For ``PoolShuffle(ShardSequential(shard_lengths, seed), pool_size, seed)``, in the middle of the epoch, as
-    `pool_mixing` finds it; to about one in a hundred.
+    The order is ``PoolShuffle(ShardSequential(shard_lengths, seed), pool_size, seed)``, in the middle of the epoch.
 
     Args:
         shard_lengths: Records of each shard, in index order.
         batch_size: Rows of a batch, all ranks together.
-        quality: Shards in a batch, as a fraction of those in one of a uniform shuffle; above 0 and below 1.
+        quality: Number of shards in a batch as a fraction of that in a uniform shuffle, above 0 and below 1.
         seed: Any integer.
 
     Returns:
-        Positions in the pool; None if no pool smaller than the data does it.
+        Positions in the pool. None if only a pool of the whole data reaches the quality.
 
     Raises:
-        ConfigError: `quality` is out of its range, there is no shard, or `batch_size` is no integer of 1 or more.
+        ConfigError: `quality` or `batch_size` is out of its range, or there are no shards.
 
     Example:
         >>> pool_size_for((1_000,) * 100, batch_size=64, quality=0.5)
         9248
     """
-    if not _is_fraction(quality):
+    given: Any = quality
+    if not (isinstance(given, (int, float)) and 0 < given < 1):
         raise ConfigError(
             f"quality must be a number above 0 and below 1, got {quality!r}", key="quality", value=quality
         )
-    trial = _Trial.of(shard_lengths, batch_size, seed)
+    trial = PoolTrial.of(shard_lengths, batch_size, seed)
     largest = trial.records - 1
     low, high = 0, 1
     while high <= largest and trial.mixing(high) < quality:
@@ -66,32 +67,17 @@ def pool_size_for(shard_lengths: Sequence[int], batch_size: int, quality: float,
     return high
 
 
-def pool_mixing(shard_lengths: Sequence[int], batch_size: int, pool_size: int, seed: int = 0) -> float:
-    """How many shards a batch mixes behind a pool, in the middle of the epoch, as a fraction of a uniform shuffle's.
-
-    Args:
-        shard_lengths: Records of each shard, in index order.
-        batch_size: Rows of a batch, all ranks together.
-        pool_size: Positions in the pool.
-        seed: Any integer.
-
-    Raises:
-        ConfigError: There is no record, or `batch_size` or `pool_size` is no integer of 1 or more.
-    """
-    return _Trial.of(shard_lengths, batch_size, seed).mixing(check_count("pool_size", pool_size, least=1))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Trial:
-    """Random numbers for some batches, the same for every pool, so that a larger pool is seen to be better.
+class PoolTrial:
+    """Batches on which pools are tried. All pools use the same random numbers, so that a larger pool is never worse.
 
     Attributes:
-        orders: The order before the pool, once for each epoch that batches are taken from: each remembers its own.
+        orders: The order before the pool, one object per epoch sampled, because each caches only two epochs.
         shards: The shards.
         starts: (batches,) int64, first position of each batch, in the middle fifth of the epoch.
-        slots: (batches, rows) float64 in (0, 1): which slot is emitted.
-        waits: (batches, rows) float64 in (0, 1): how long ago it was written.
-        ideal: Shards in a batch of a uniform shuffle.
+        slots: (batches, rows) float64 in (0, 1), which slot each row comes from.
+        waits: (batches, rows) float64 in (0, 1), how long ago that slot was written.
+        ideal: Expected shards in a batch of a uniform shuffle.
     """
 
     orders: tuple[ShardSequential, ...]
@@ -102,7 +88,8 @@ class _Trial:
     ideal: float
 
     @classmethod
-    def of(cls, shard_lengths: Sequence[int], batch_size: int, seed: int) -> _Trial:
+    def of(cls, shard_lengths: Sequence[int], batch_size: int, seed: int = 0) -> PoolTrial:
+        """Choose batches from the middle of several epochs; see `pool_size_for` for the arguments."""
         lengths = check_lengths("shard_lengths", shard_lengths)
         records = check_count("the sum of shard_lengths", sum(lengths), least=1)
         rows = min(check_count("batch_size", batch_size, least=1), records)
@@ -123,10 +110,11 @@ class _Trial:
 
     @property
     def records(self) -> int:
+        """Number of records."""
         return len(self.orders[0])
 
     def mixing(self, pool_size: int) -> float:
-        """Shards in a batch, as a fraction of those in one of a uniform shuffle."""
+        """Return the mean number of shards in a batch as a fraction of that in a uniform shuffle."""
         positions = self._emitted(min(pool_size, self.records))
         shard = np.empty_like(positions)
         for epoch, order in enumerate(self.orders):
@@ -138,13 +126,13 @@ class _Trial:
         return float(found.mean()) / self.ideal
 
     def _emitted(self, size: int) -> Int64Array:
-        """Positions of the parent's order in each batch, (batches, rows) int64.
+        """Return the parent positions in each batch, (batches, rows) int64.
 
-        Going back from the batch, each step writes to a random slot. So when the last of the slots that the batch
-        empties were written is a sum of geometric waiting times: until any of them is hit, then any of the rest,
-        and so on. That is the law of the pool exactly, for a few numbers a row, whatever its size.
+        Going back from the batch, each step writes to a random slot. So the times at which the batch's slots were
+        last written are sums of geometric waiting times: until any of them is hit, then any of the rest, and so on.
+        That is the exact distribution, at the cost of a few numbers per row for a pool of any size.
         """
-        steady = self.records - size  # from here on nothing is written: each slot comes once
+        steady = self.records - size  # from here on the pool drains: each slot comes once
         drains = self.starts >= steady
         slots = (self.slots * size).astype(np.int64)
         slots[drains] = self._drained(int(np.count_nonzero(drains)), size)
@@ -155,23 +143,23 @@ class _Trial:
         is_new = np.empty_like(again)
         np.put_along_axis(is_new, order, ~again, 1)
         left = np.cumsum(is_new[:, ::-1], axis=1)[:, ::-1]  # slots of the batch not yet found
-        with np.errstate(divide="ignore"):  # all slots are looked for: the first step finds one
+        with np.errstate(divide="ignore"):  # if all slots are wanted, the first step hits one
             waits = 1 + np.floor(np.log(self.waits) / np.log1p(-left / size))
         back = np.cumsum(np.where(is_new, waits, 0), axis=1)
         written = np.minimum(self.starts, steady)[:, None] - back
-        # Of which slots is all the same to their contents, so they are not permuted; what was never written to
-        # still holds its first content.
+        # Which slot it was does not matter to the content, so slots are not permuted. A slot that was never written
+        # still holds its initial content.
         emitted = np.where(written >= 0, written.astype(np.int64) + size, slots)
-        # What a slot emits for the second time was written in the batch, at the first.
+        # What a slot emits the second time was written in this batch, the first time.
         before = np.take_along_axis(times, order, 1)[:, :-1] + size
         second = np.take_along_axis(emitted, order, 1)
         second[:, 1:] = np.where(again[:, 1:], before, second[:, 1:])
         np.put_along_axis(emitted, order, second, 1)
-        # A batch in which the emptying begins is taken as before it, and may then look too far ahead.
+        # A batch in which draining begins is treated as before it, and might then look too far ahead.
         return np.minimum(emitted, self.records - 1)
 
     def _drained(self, batches: int, size: int) -> Int64Array:
-        """Slots of batches while the pool is emptied, (batches, rows) int64: none twice in a batch."""
+        """Return slots of batches while the pool drains, (batches, rows) int64, without repeats in a batch."""
         rows = self.slots.shape[1]
         at_once = size // rows
         parts = [np.empty(0, np.int64)]
@@ -179,7 +167,3 @@ class _Trial:
             key = derive_key(self.orders[0].seed, "pool-size-drain", first, words=KEY_WORDS)
             parts.append(permute(np.arange(min(at_once, batches - first) * rows), size, key))
         return np.concatenate(parts).reshape(batches, rows)
-
-
-def _is_fraction(value: Any) -> bool:
-    return isinstance(value, (int, float)) and 0 < value < 1

@@ -1,4 +1,4 @@
-"""How well an order mixes, measured on the order itself and compared with a uniform shuffle. Pure (no I/O)."""
+"""The quality of an order: how well it mixes compared with a uniform shuffle. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from dataload.samplers._common import BoolArray, Float64Array
 from dataload.samplers.batch import BatchPlanner
 from dataload.samplers.order_sample import (
     PLACES,
-    Float64Array,
     OrderSample,
     Shards,
     displacements,
@@ -36,19 +35,19 @@ __all__ = [
 ]
 
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-_TOLERANCE = 0.05  # what nobody would call a difference
+_TOLERANCE = 0.05  # relative difference that counts as none
 _SIGMAS = 3
 _FEW_PAIRS = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One number, and what a uniform shuffle would give.
+    """A measured number, and its expectation in a uniform shuffle.
 
     Attributes:
-        found: What was measured.
+        found: The measured number.
         ideal: The expectation in a uniform shuffle.
-        error: Standard error of `found`, from how much it differs between 20 parts of what was looked at.
+        error: Standard error of `found`, estimated from 20 parts of the sample.
     """
 
     found: float
@@ -57,27 +56,27 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """Of found to ideal; None where the ideal is 0."""
+        """Found divided by ideal; None if the ideal is 0."""
         return self.found / self.ideal if self.ideal else None
 
     @property
     def is_ideal(self) -> bool:
-        """Whether found and ideal differ by no more than 5%, or than chance explains."""
+        """Whether found and ideal differ by at most 5%, or by no more than chance explains."""
         return abs(self.found - self.ideal) <= max(_TOLERANCE * self.ideal, _SIGMAS * self.error)
 
     @property
     def proviso(self) -> str:
-        """What to add where chance alone explains more than 5%."""
+        """A qualification for verdicts, if chance alone explains more than 5%."""
         return ", within chance" if _SIGMAS * self.error > _TOLERANCE * self.ideal else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Displacement:
-    """How far records stand from where they stood, ``|index / records - position / positions|``.
+    """How far records are from index order: ``|index / records - position / positions|``.
 
     Attributes:
-        mean: Against 1/3.
-        quantiles: (q, found, ideal), ideal ``1 - sqrt(1 - q)``.
+        mean: The mean; the ideal is 1/3.
+        quantiles: (q, found, ideal) for several q; the ideal is ``1 - sqrt(1 - q)``.
     """
 
     mean: Figure
@@ -85,7 +84,7 @@ class Displacement:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The finding in words."""
         ratio = self.mean.found / self.mean.ideal
         if self.mean.is_ideal:
             return f"records move as far as in a uniform shuffle{self.mean.proviso}"
@@ -96,13 +95,13 @@ class Displacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """From how many shards the rows of a batch of all ranks come.
+    """How many shards the rows of a global batch come from.
 
     Attributes:
-        shards: How many there are.
-        noun: ``"shards"``, or ``"parts"`` where equal parts of one shard stand in their place.
+        shards: Number of shards.
+        noun: ``"shards"``, or ``"parts"`` if equal parts of one shard take their place.
         per_batch: Mean over the batches.
-        middle: Found to ideal in the middle fifth of the epoch; None if that has no step.
+        middle: Ratio of found to ideal in the middle fifth of the epoch. None if that has no steps.
     """
 
     shards: int
@@ -112,7 +111,7 @@ class Mixing:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The finding in words."""
         found, ideal = self.per_batch.found, self.per_batch.ideal
         if self.per_batch.is_ideal:
             return f"a batch mixes as many {self.noun} as in a uniform shuffle{self.per_batch.proviso}"
@@ -124,9 +123,9 @@ class Decay:
     """How the mixing changes over the epoch.
 
     Attributes:
-        tenths: Found to ideal in each tenth, relative to the whole epoch; None for a tenth without a step.
-        error: Standard error of each, from how much 20 parts of what was looked at differ.
-        last_to_middle: The last tenth against the middle fifth; None if one of them has no step.
+        tenths: Ratio of found to ideal in each tenth, relative to the whole epoch. None for a tenth without steps.
+        error: Standard error of each tenth, estimated from 20 parts of the sample.
+        last_to_middle: Ratio of the last tenth to the middle fifth. None if one of them has no steps.
     """
 
     tenths: tuple[float | None, ...]
@@ -135,7 +134,7 @@ class Decay:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The finding in words."""
         known = [tenth for tenth in self.tenths if tenth is not None]
         if len(known) < len(self.tenths) or self.last_to_middle is None:
             return "the epoch is too short to tell"
@@ -149,13 +148,13 @@ class Decay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """Pairs of records that share a batch in this epoch, and share one again in the next.
+    """Pairs of records that share a batch in one epoch and again in the next.
 
     Attributes:
-        pairs: Pairs that share a batch, both seen in the next epoch, too; of a record that comes more than
-            once, the first time counts.
-        again: How many of them share one again, as a fraction; None without pairs. The ideal is that of two
-            records of what was seen: (G - 1) / (n - 1) for n records in batches of G, seen as a whole.
+        pairs: Pairs that share a batch and are both in the sample of the next epoch. If a record comes more than
+            once, its first occurrence counts.
+        again: Fraction of the pairs that share a batch again; None without pairs. The ideal is that of any two records
+            of the sample: (G - 1) / (n - 1) for all n records in batches of G.
     """
 
     pairs: int
@@ -163,7 +162,7 @@ class Repeats:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The finding in words."""
         if self.again is None or self.again.ratio is None:
             return "no pair was seen in both epochs"
         if self.again.is_ideal:
@@ -177,14 +176,14 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multiplicity:
-    """How often records come within the epoch.
+    """How often records come in an epoch.
 
     Attributes:
-        records: How many there are.
-        positions: How many were looked at.
-        whole: Whether that is the whole epoch.
-        repeated: Records that come more than once in what was looked at.
-        never: Records that do not come; None where not all was looked at.
+        records: Number of records.
+        positions: Positions in the sample.
+        whole: Whether the sample is the whole epoch.
+        repeated: Records that come more than once in the sample.
+        never: Records that never come. None if the sample is not the whole epoch.
     """
 
     records: int
@@ -195,13 +194,7 @@ class Multiplicity:
 
     @classmethod
     def of(cls, indices: Int64Array, records: int, *, whole: bool) -> Self:
-        """Count.
-
-        Args:
-            indices: (positions,) int64, what was looked at.
-            records: How many records there are.
-            whole: Whether that is the whole epoch.
-        """
+        """Count records in a sample of (positions,) int64 indices, which may be the whole epoch."""
         counts = np.unique(indices, return_counts=True)[1]
         return cls(
             records=records,
@@ -213,10 +206,10 @@ class Multiplicity:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The finding in words."""
         if not self.whole:
             found = f"{self.repeated:,} records come" if self.repeated else "no record comes"
-            return f"{found} twice or more among the {self.positions:,} positions looked at"
+            return f"{found} twice or more among the {self.positions:,} positions sampled"
         if not self.repeated and not self.never:
             return "each record comes once"
         return f"{self.repeated:,} records come more than once, {self.never:,} of {self.records:,} do not come"
@@ -227,16 +220,16 @@ class OrderReport:
     """How well an order mixes.
 
     Attributes:
-        epoch: The epoch that was looked at; `repeats` also looks at the next.
-        records: Indices are below this.
-        positions: Of the epoch.
-        steps: Of the epoch.
-        looked_at: Positions that the figures rest on.
-        sampled: Whether these are not all.
+        epoch: Number of the measured epoch; `repeats` also uses the next one.
+        records: Upper bound (exclusive) of the indices.
+        positions: Positions in the epoch.
+        steps: Steps in the epoch.
+        looked_at: Positions that were measured.
+        sampled: Whether only a sample was measured.
         displacement: How far records move.
-        mixing: From how many shards batches come.
-        decay: How that changes over the epoch.
-        repeats: Which pairs meet in the next epoch again.
+        mixing: How many shards batches come from.
+        decay: How the mixing changes over the epoch.
+        repeats: How many pairs meet again in the next epoch.
         multiplicity: How often records come.
     """
 
@@ -253,7 +246,7 @@ class OrderReport:
     multiplicity: Multiplicity
 
     def to_json(self) -> dict[str, Any]:
-        """All of it for `json.dumps`, with ratios and verdicts."""
+        """Return the report for `json.dumps`, with ratios and verdicts."""
         return _as_json(self)
 
 
@@ -265,15 +258,15 @@ def _as_json(value: Any) -> Any:
 
 
 def order_report(planner: BatchPlanner, *, shard_lengths: Sequence[int] | None = None, epoch: int = 0) -> OrderReport:
-    """How well the order of an epoch mixes.
+    """Measure how well the order of an epoch mixes.
 
     Args:
-        planner: The plan of any of the ranks; batches are those of all ranks together.
-        shard_lengths: Records of each shard, in index order; None or one shard takes 100 equal parts instead.
-        epoch: 0, 1, 2, ...
+        planner: The planner of any rank. Batches are those of all ranks together.
+        shard_lengths: Records of each shard, in index order. With None or one shard, 100 equal parts take their place.
+        epoch: Number of the epoch, from 0.
 
     Raises:
-        ConfigError: The epoch has no step, or `shard_lengths` are no numbers of records.
+        ConfigError: The epoch has no steps, or `shard_lengths` are not numbers of records.
 
     Example:
         >>> from dataload.samplers import BatchSampler, GlobalShuffle
@@ -285,7 +278,7 @@ def order_report(planner: BatchPlanner, *, shard_lengths: Sequence[int] | None =
 
 
 def judge_order(sample: OrderSample, following: OrderSample, shards: Shards) -> OrderReport:
-    """The report on what was looked at of an epoch and of the one that follows."""
+    """Return the report on samples of an epoch and of the following one."""
     mixing, decay = _mixing(sample, shards)
     return OrderReport(
         epoch=sample.epoch,
@@ -303,10 +296,10 @@ def judge_order(sample: OrderSample, following: OrderSample, shards: Shards) -> 
 
 
 def _displacement(sample: OrderSample) -> Displacement:
-    place = (sample.positions + 0.5) / sample.length
+    at = (sample.positions + 0.5) / sample.length
     moved = displacements(sample)
-    # What a uniform shuffle gives at a place varies between 1/4 and 1/2: that is no error.
-    error = _error(moved - (place**2 - place + 0.5), sample.batches * PLACES // len(sample.steps))
+    # The expectation depends on the position, between 1/4 and 1/2, which is not an error.
+    error = _error(moved - (at**2 - at + 0.5), sample.batches * PLACES // len(sample.steps))
     found = np.quantile(moved, _QUANTILES).tolist()
     return Displacement(
         mean=Figure(found=float(moved.mean()), ideal=1 / 3, error=error),
@@ -315,10 +308,10 @@ def _displacement(sample: OrderSample) -> Displacement:
 
 
 def _error(values: Float64Array, blocks: Int64Array) -> float:
-    """Standard error of the mean of values that depend on one another within a block.
+    """Return the standard error of the mean of values that are dependent within blocks.
 
-    From the differences of neighbouring blocks, so that what changes steadily over the epoch is no error (von Neumann
-    et al., "The mean square successive difference", 1941).
+    It is estimated from differences of neighbouring blocks, so that a steady change over the epoch does not count as
+    an error (von Neumann et al., "The mean square successive difference", 1941).
     """
     counts = np.bincount(blocks)
     present = counts > 0
@@ -337,7 +330,7 @@ def _mixing(sample: OrderSample, shards: Shards) -> tuple[Mixing, Decay]:
     overall = float(found.sum() / ideal.sum())
     tenth = sample.steps * 10 // sample.epoch_steps
 
-    def ratio(of: npt.NDArray[np.bool_]) -> float | None:
+    def ratio(of: BoolArray) -> float | None:
         return float(found[of].sum() / ideal[of].sum()) if of.any() else None
 
     ratios = [ratio(tenth == t) for t in range(10)]
@@ -368,6 +361,6 @@ def _repeats(sample: OrderSample, following: OrderSample) -> Repeats:
 
 
 def _pairs(groups: Int64Array) -> int:
-    """Pairs of elements of the same group."""
+    """Return the number of pairs of elements in the same group."""
     counts = np.unique(groups, return_counts=True)[1]
     return int((counts * (counts - 1) // 2).sum())

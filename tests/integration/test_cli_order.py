@@ -468,7 +468,7 @@ def test_the_picture_of_many_long_rows_shows_some(tmp_path):
         (["train.toml", "--quality", "90"], "got 90.0"),
         (["train.toml", "--picture", "a.gif"], "a.gif"),
         (["train.toml", "--picture", "none/a.png"], "there is no directory none"),
-        (["train.toml", "--set", "source.path=range:0"], "the order has no step"),
+        (["train.toml", "--set", "source.path=range:0"], "the order has no steps"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(config, tmp_path, monkeypatch, arguments, message):

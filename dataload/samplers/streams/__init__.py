@@ -1,1 +1,1 @@
-"""Arithmetic of rows that continue."""
+"""Orders in which each row of a batch continues the same row of the previous batch."""

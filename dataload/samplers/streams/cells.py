@@ -1,32 +1,27 @@
-"""What rows have at several steps, and the plans that follow. Pure (no I/O)."""
+"""The cells of a table of steps by rows, and the batch plans made from them. Pure (no I/O)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
 from dataload.errors import ConfigError
-from dataload.samplers import BatchPlan
+from dataload.samplers._common import BoolArray
+from dataload.samplers.batch import BatchPlan
 from dataload.types import Array, Int64Array
 
-__all__ = ["BoolArray", "Cells", "check_rows", "join", "plans_of"]
-
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
+__all__ = ["Cells", "check_rows", "plans_of"]
 
 
 class Cells(NamedTuple):
-    """What several rows have at several steps.
+    """The content of several rows at several steps.
 
     Attributes:
-        indices: (steps, rows, chunk) int64, what to read.
-        stream_id: (steps, rows) int64, number of the sequence of the row's first record; -1 for a row without
-            any.
-        offset: (steps, rows) int64, place of that record in its sequence; -1 likewise.
-        is_first: (steps, rows, chunk) bool, whether what stands here does not continue what stood before it.
-        valid: (steps, rows, chunk) bool, False for what only fills up the batch.
+        indices: (steps, rows, chunk) int64, indices to read.
+        stream_id: (steps, rows) int64, sequence of the row's first record; -1 for a row without records.
+        offset: (steps, rows) int64, offset of that record in its sequence; -1 for a row without records.
+        is_first: (steps, rows, chunk) bool, True for a record that does not continue the row's previous one.
+        valid: (steps, rows, chunk) bool, False for filler.
     """
 
     indices: Int64Array
@@ -36,21 +31,13 @@ class Cells(NamedTuple):
     valid: BoolArray
 
 
-def join(parts: list[Cells]) -> Cells:
-    """The rows of several, one after another."""
-    return Cells(*(np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True)))
-
-
 def check_rows(rows: int, world_size: int, origin: int = 0) -> None:
-    """See whether each rank has as many rows.
+    """Raise ConfigError unless all ranks have equally many rows and `origin` is the start of a step.
 
     Args:
-        rows: Rows of all ranks.
+        rows: Rows of all ranks together.
         world_size: Number of ranks.
-        origin: See `BatchPlanner`.
-
-    Raises:
-        ConfigError: It has not; or steps are counted from the middle of one.
+        origin: First item of step 0; see `BatchPlanner`.
     """
     if rows % world_size:
         raise ConfigError(
@@ -60,19 +47,19 @@ def check_rows(rows: int, world_size: int, origin: int = 0) -> None:
         )
     if origin % rows:
         raise ConfigError(
-            f"origin must be a multiple of rows, {rows}, for steps of streams have no parts; got {origin}",
+            f"origin must be a multiple of rows, {rows}, because steps of streams cannot be divided; got {origin}",
             key="origin",
             value=origin,
         )
 
 
 def plans_of(cells: Cells, steps: range, columns: Mapping[str, Array] | None = None) -> list[BatchPlan]:
-    """The plans of consecutive steps.
+    """Return the batch plans of consecutive steps.
 
     Args:
-        cells: What the rows have.
+        cells: The content of the rows at these steps.
         steps: Numbers of the steps.
-        columns: Other columns of each batch, (rows, ...).
+        columns: Additional columns of each batch, (rows, ...).
     """
     chunk = cells.indices.shape[2]
     is_first, valid = (mask[:, :, 0] if chunk == 1 else mask for mask in (cells.is_first, cells.valid))

@@ -1,6 +1,6 @@
-"""Sequences one after another, in some order, and what stands at which place. Pure (no I/O).
+"""Sequences laid out one after another, in some order. Pure (no I/O).
 
-A place counts *units*: records, where a chunk may go on in the next sequence, and whole chunks where it may not.
+Positions and lengths count *units*: records if a chunk may continue in the next sequence, otherwise whole chunks.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,39 +17,31 @@ from dataload._util.memo import Memo
 from dataload.samplers.permutation import permute
 from dataload.types import Int64Array
 
-__all__ = ["Found", "Layout", "Listed", "Shuffled", "balance"]
+__all__ = ["Found", "Listed", "Shuffled", "balance"]
 
 _SLOTS = 64
 _FIRST_SLOTS = 32 * _SLOTS
 
 
 class Found(NamedTuple):
-    """What stands at some places.
+    """The content of some positions, in arrays of their shape.
 
     Attributes:
-        sequences: int64, numbers of sequences.
-        within: int64, units of the sequence before the place.
+        sequences: int64, numbers of the sequences.
+        within: int64, offsets in these sequences, in units.
     """
 
     sequences: Int64Array
     within: Int64Array
 
 
-class Layout(Protocol):
-    """Sequences one after another."""
-
-    def find(self, places: Int64Array) -> Found:
-        """What stands at `places`, each below the units of all: of any shape, which the results have, too."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """Sequences in an order that is written down.
+    """Sequences in an explicit order.
 
     Attributes:
-        units: (n,) int64, units of each sequence in this order.
-        sequences: (n,) int64, which they are; None for their own order.
+        units: (n,) int64, units of each sequence, in this order.
+        sequences: (n,) int64, their numbers. None if they are in order of number.
     """
 
     units: Int64Array
@@ -57,25 +49,25 @@ class Listed:
 
     @cached_property
     def ends(self) -> Int64Array:
-        """(n,) int64, the place behind each."""
+        """Position after each sequence, (n,) int64."""
         return np.cumsum(self.units)
 
-    def find(self, places: Int64Array) -> Found:
-        """See `Layout`."""
-        slots = np.searchsorted(self.ends, places, side="right")
-        within = places - (self.ends[slots] - self.units[slots])
+    def find(self, positions: Int64Array) -> Found:
+        """Return the sequences at `positions`, int64 of any shape, each in [0, sum of units)."""
+        slots = np.searchsorted(self.ends, positions, side="right")
+        within = positions - (self.ends[slots] - self.units[slots])
         return Found(slots if self.sequences is None else self.sequences[slots], within)
 
 
 @dataclass(frozen=True, eq=False)
 class Shuffled:
-    """Sequences in an order that is computed; only where every 64th stands is kept.
+    """Sequences in a shuffled order, of which only the position of every 64th sequence is stored.
 
-    So an order costs one byte for eight sequences, and each row can have one of its own.
+    An order costs one byte per eight sequences, so that each row can have its own.
 
     Attributes:
-        units: (n,) int64, units of each sequence by its number.
-        key: (2,) uint64 of the order.
+        units: (n,) int64, units of each sequence, by number.
+        key: (2,) uint64, key of the permutation.
     """
 
     units: Int64Array
@@ -84,19 +76,19 @@ class Shuffled:
     _ends: Memo[Int64Array] = field(default_factory=lambda: Memo(1), init=False, repr=False)
     _blocks: Memo[tuple[Int64Array, Int64Array]] = field(default_factory=lambda: Memo(1), init=False, repr=False)
 
-    def find(self, places: Int64Array) -> Found:
-        """See `Layout`."""
-        block_ends = self._block_ends(int(places.max(initial=-1)))
-        needed = np.unique(np.searchsorted(block_ends, places.ravel(), side="right"))
-        # Who comes back soon comes back for the same blocks.
+    def find(self, positions: Int64Array) -> Found:
+        """See `Listed.find`."""
+        block_ends = self._block_ends(int(positions.max(initial=-1)))
+        needed = np.unique(np.searchsorted(block_ends, positions.ravel(), side="right"))
+        # Consecutive calls usually need the same blocks.
         known = self._blocks.recall(needed.tobytes())
         ends, sequences = known or self._blocks.keep(needed.tobytes(), self._slots_of(needed, block_ends))
-        at = np.searchsorted(ends, places, side="right")
+        at = np.searchsorted(ends, positions, side="right")
         found = sequences[at]
-        return Found(found, places - (ends[at] - self.units[found]))
+        return Found(found, positions - (ends[at] - self.units[found]))
 
     def _slots_of(self, blocks: Int64Array, block_ends: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """The place behind each slot of some blocks, which rises over them as over all, and the slots' sequences."""
+        """Return the position after each slot of some blocks, ascending, and the sequences in these slots."""
         slots = blocks[:, None] * _SLOTS + np.arange(_SLOTS)
         sequences = self._sequences(np.minimum(slots, len(self.units) - 1).ravel())
         units = np.where(slots.ravel() < len(self.units), self.units[sequences], 0)
@@ -104,10 +96,9 @@ class Shuffled:
         return (sums + (block_ends[blocks] - sums[:, -1])[:, None]).ravel(), sequences
 
     def _block_ends(self, last: int) -> Int64Array:
-        """(blocks,) int64, the place behind each block; of all up to the one that `last` is in, at least.
+        """Return the position after each block, (blocks,) int64, at least up to the block that holds `last`.
 
-        A row seldom comes far into an order of its own, and to go through all of many sequences for each row takes
-        long.
+        A row seldom gets far into its own order, and computing all of it for each row would take long.
         """
         ends = self._ends.recall(None)
         ends = np.zeros(0, np.int64) if ends is None else ends
@@ -124,17 +115,17 @@ class Shuffled:
 
 
 def balance(units: Int64Array, rows: int, order: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Give whole sequences to rows, about equally much to each: the longest first, each to the row with least.
+    """Assign whole sequences to rows of similar total length: the longest first, each to the emptiest row.
 
-    Graham, "Bounds on Multiprocessing Timing Anomalies" (1969): no row has more than 4/3 of the least possible.
+    No row gets more than 4/3 of the least possible (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
 
     Args:
         units: (n,) int64, units of each sequence.
         rows: Number of rows.
-        order: (n,) int64, a permutation: in it come the sequences of a row, and equally long ones are taken.
+        order: (n,) int64, a permutation: the order of the sequences in a row, and of assignment if equally long.
 
     Returns:
-        (n,) int64, the sequences row after row; and (rows + 1,) int64, where the rows begin among them.
+        The sequences row by row, (n,) int64; and the offset of each row among them, (rows + 1,) int64.
     """
     row_of = np.empty(len(units), np.int64)
     loads = [(0, row) for row in range(rows)]

@@ -1,4 +1,4 @@
-"""Rows that continue beside rows from anywhere, in one batch. Pure (no I/O)."""
+"""Batches that mix rows of several stream samplers. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from dataload._util.memo import Memo
 from dataload.errors import ConfigError
-from dataload.samplers import BatchPlan, BatchPlanner
-from dataload.samplers._values import ArrayValue
-from dataload.samplers.streams.cells import check_rows, join, plans_of
+from dataload.samplers._common import ArrayValue, set_fields
+from dataload.samplers.batch import BatchPlan, BatchPlanner
+from dataload.samplers.streams.cells import Cells, check_rows, plans_of
 from dataload.samplers.streams.sampler import StreamSampler
 
 __all__ = ["RowMixture"]
@@ -20,19 +20,21 @@ __all__ = ["RowMixture"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowMixture(ArrayValue, BatchPlanner):
-    """Batches with rows of several sorts: half that continue and half from anywhere, say.
+    """Batches that mix rows of several stream samplers, for example half continuing and half shuffled.
 
-    First come the rows of the first part, then those of the next, and so on; on several ranks each has as many of each
-    part. The column ``is_stream``, (rows,) bool, tells which continue: all but those of ``mode="shuffled"``.
+    The rows of the first part come first, then those of the next, and so on. Every rank has equally many rows of each
+    part. The column ``is_stream``, (rows,) bool, is True for rows that continue: all except those of parts with
+    ``mode="shuffled"``.
 
-    An epoch is one of the first part. The others go on and on meanwhile, through all of their chunks before any comes
-    again.
+    The first part determines the epoch. The other parts continue endlessly across epochs; each serves all of its
+    chunks before it repeats one.
 
     Attributes:
-        parts: Rows of one `chunk`; all but the first ``"shuffled"`` or ``"independent"``, and without `epoch_steps`.
+        parts: The stream samplers, with equal `chunk`. All but the first must have ``mode="shuffled"`` or
+            ``"independent"`` and no `epoch_steps`.
 
     Raises:
-        ConfigError: There are no such parts.
+        ConfigError: `parts` is empty, or a part is not a stream sampler or does not fit the first.
 
     Example:
         >>> from dataload.streams import RowMixture, StreamSampler
@@ -47,25 +49,25 @@ class RowMixture(ArrayValue, BatchPlanner):
 
     def __post_init__(self) -> None:
         parts: tuple[Any, ...] = tuple(self.parts)
-        object.__setattr__(self, "parts", parts)
+        set_fields(self, parts=parts)
         if not parts or not all(isinstance(part, StreamSampler) for part in parts):
-            raise ConfigError(f"parts must be one StreamSampler or more, got {parts!r}", key="parts", value=parts)
+            raise ConfigError(f"parts must hold at least one StreamSampler, got {parts!r}", key="parts", value=parts)
         for i, part in enumerate(parts[1:], 1):
             if part.mode not in ("shuffled", "independent") or part.epoch_steps is not None:
                 raise ConfigError(
-                    f"parts[{i}] must have mode='shuffled' or 'independent' and no epoch_steps, for its epochs are "
-                    f"those of parts[0]; got {part!r}",
+                    f"parts[{i}] must have mode='shuffled' or 'independent' and no epoch_steps, because parts[0] "
+                    f"determines the epoch; got {part!r}",
                     key="parts",
                     value=part,
                 )
             if part.chunk != parts[0].chunk:
                 raise ConfigError(
-                    f"parts must have one chunk, got {parts[0].chunk} in parts[0] and {part.chunk} in parts[{i}]",
+                    f"parts must have equal chunk, got {parts[0].chunk} in parts[0] and {part.chunk} in parts[{i}]",
                     key="chunk",
                     value=part.chunk,
                 )
             if not part.items(0) and parts[0].items(0):
-                raise ConfigError(f"parts[{i}] has no chunk to serve: {part!r}", key="parts", value=part)
+                raise ConfigError(f"parts[{i}] has no chunks to serve: {part!r}", key="parts", value=part)
         BatchPlanner.__post_init__(self)
 
     def check_dealing(self) -> None:
@@ -80,7 +82,7 @@ class RowMixture(ArrayValue, BatchPlanner):
 
     @property
     def rows(self) -> int:
-        """Rows of all ranks together."""
+        """Rows per step of all ranks together."""
         return sum(part.rows for part in self.parts)
 
     @property
@@ -90,12 +92,12 @@ class RowMixture(ArrayValue, BatchPlanner):
 
     @property
     def records(self) -> int:
-        """Indices are below this."""
+        """Upper bound (exclusive) of the indices."""
         return max(part.records for part in self.parts)
 
     @property
     def items_per_step(self) -> int:
-        """Rows of one rank."""
+        """Rows per step of one rank."""
         return self.rows // self.world_size
 
     @property
@@ -104,11 +106,11 @@ class RowMixture(ArrayValue, BatchPlanner):
         return self.items_per_step * self.parts[0].chunk
 
     def items(self, epoch: int) -> int:
-        """Rows of all steps of an epoch."""
+        """Return the number of rows in all steps of an epoch."""
         return self._whole()[0].steps(epoch) * self.rows
 
     def resume(self, position: int) -> tuple[Self, int]:
-        """See `BatchPlanner.resume`. Where it is no step that this order has, its state is of another order."""
+        """See `BatchPlanner.resume`. Positions are multiples of `rows`, because steps cannot be divided."""
         return self.with_ranks(origin=0), position // self.rows
 
     def plans(self, steps: range, *, epoch: int) -> Sequence[BatchPlan]:
@@ -116,12 +118,13 @@ class RowMixture(ArrayValue, BatchPlanner):
         first = self.origin // self.rows
         block = range(first + steps.start, first + steps.stop)
         rows = [np.arange(self.rank, part.rows, self.world_size) for part in self.parts]
-        cells = [part.cells(mine, block, epoch=epoch) for part, mine in zip(self._whole(), rows, strict=True)]
+        parts = [part.cells(mine, block, epoch=epoch) for part, mine in zip(self._whole(), rows, strict=True)]
+        cells = Cells(*(np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True)))
         is_stream = np.repeat([part.mode != "shuffled" for part in self.parts], list(map(len, rows)))
-        return plans_of(join(cells), steps, {"is_stream": is_stream})
+        return plans_of(cells, steps, {"is_stream": is_stream})
 
     def _whole(self) -> tuple[StreamSampler, ...]:
-        """The parts on all ranks together; all but the first with its epochs, and without an end."""
+        """The parts for all ranks together; all but the first endless, with epochs as long as the first's."""
         whole = self._endless.recall(self.tail)
         if whole is None:
             first, *others = (part.with_ranks(rank=0, world_size=1, origin=0, tail=self.tail) for part in self.parts)

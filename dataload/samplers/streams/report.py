@@ -1,4 +1,4 @@
-"""What rows follow over an epoch: how long they continue, and how much only fills them up. Pure (no I/O)."""
+"""A report on streams: how long rows continue, and how much of a batch is filler. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dataload.samplers._common import BoolArray
 from dataload.samplers.order_sample import sample_order
 from dataload.samplers.quality import Multiplicity
-from dataload.samplers.streams.cells import BoolArray
 from dataload.samplers.streams.mixture import RowMixture
 from dataload.samplers.streams.sampler import StreamSampler
 from dataload.types import Int64Array
@@ -17,19 +17,19 @@ from dataload.types import Int64Array
 __all__ = ["Followed", "StreamPlanner", "StreamReport", "follow", "stream_report"]
 
 StreamPlanner: TypeAlias = StreamSampler | RowMixture
-"""What plans rows that continue."""
+"""A batch sampler whose rows continue."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Followed:
-    """What the rows of all ranks have at some consecutive steps.
+    """The content of the rows of all ranks at consecutive steps; see `Cells`.
 
     Attributes:
-        stream_id: (steps, rows) int64, -1 for a row without any record.
-        offset: (steps, rows) int64.
+        stream_id: (steps, rows) int64, -1 for a row without records.
+        offset: (steps, rows) int64, -1 for a row without records.
         is_first: (steps, rows, chunk) bool.
         valid: (steps, rows, chunk) bool.
-        continues: (rows,) bool, False for rows that take chunks from anywhere.
+        continues: (rows,) bool, False for rows of shuffled chunks.
     """
 
     stream_id: Int64Array
@@ -40,12 +40,12 @@ class Followed:
 
 
 def follow(planner: StreamPlanner, steps: range, *, epoch: int = 0) -> Followed:
-    """Look at some steps of an epoch.
+    """Return the content of all rows at some steps of an epoch.
 
     Args:
-        planner: The plan of any of the ranks.
-        steps: Steps of step size 1, within [0, planner.steps(epoch)).
-        epoch: 0, 1, 2, ...
+        planner: The planner of any rank.
+        steps: A range of steps with stride 1, within [0, planner.steps(epoch)).
+        epoch: Number of the epoch, from 0.
     """
     parts = _parts(planner)
     plans = planner.with_ranks(rank=0, world_size=1).plans(steps, epoch=epoch)
@@ -62,23 +62,23 @@ def follow(planner: StreamPlanner, steps: range, *, epoch: int = 0) -> Followed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamReport:
-    """What rows follow over an epoch, all ranks together.
+    """How rows follow sequences over an epoch, all ranks together.
 
     Attributes:
-        epoch: The epoch that was looked at.
-        steps: Of the epoch.
-        rows: Of a step.
-        continuing: How many of them continue; the others take chunks from anywhere.
+        epoch: Number of the epoch.
+        steps: Steps in the epoch.
+        rows: Rows per step.
+        continuing: Rows per step that continue; the others hold shuffled chunks.
         chunk: Records per row and step.
-        sequences: How many have records; of a `RowMixture` those of its first part.
-        shortest: Records of the shortest of them.
-        longest: Records of the longest.
-        looked_at: Steps that the figures rest on.
-        beginnings: How often a row that continues begins anew there.
-        run_steps: Steps from one beginning to the next, mean of the rows that continue; None if none begins.
-        run_records: Records from one to the next.
-        per_batch: Different sequences that the rows of a step follow, mean.
-        filler: Share of the places that hold no record.
+        sequences: Sequences with records. For a `RowMixture`, those of its first part.
+        shortest: Records of the shortest of these.
+        longest: Records of the longest of these.
+        looked_at: Steps that were measured.
+        beginnings: How often a continuing row starts anew in these steps.
+        run_steps: Mean steps from one start of a continuing row to the next. None without a start.
+        run_records: Mean records from one start to the next. None without a start.
+        per_batch: Mean number of different sequences in a step.
+        filler: Fraction of the cells that hold no record.
         multiplicity: How often records come.
     """
 
@@ -100,24 +100,24 @@ class StreamReport:
 
     @property
     def sampled(self) -> bool:
-        """Whether not all steps were looked at."""
+        """Whether only a sample of the steps was measured."""
         return self.looked_at < self.steps
 
     def to_json(self) -> dict[str, Any]:
-        """All of it for `json.dumps`, with the verdict on multiplicity."""
+        """Return the report for `json.dumps`, with the verdict on multiplicity."""
         multiplicity = {**asdict(self.multiplicity), "verdict": self.multiplicity.verdict}
         return {**asdict(self), "multiplicity": multiplicity, "sampled": self.sampled}
 
 
 def stream_report(planner: StreamPlanner, *, epoch: int = 0) -> StreamReport:
-    """What rows follow over an epoch; a long one is sampled.
+    """Measure how rows follow sequences over an epoch, or over a sample of a long one.
 
     Args:
-        planner: The plan of any of the ranks.
-        epoch: 0, 1, 2, ...
+        planner: The planner of any rank.
+        epoch: Number of the epoch, from 0.
 
     Raises:
-        ConfigError: The epoch has no step.
+        ConfigError: The epoch has no steps.
 
     Example:
         >>> from dataload.streams import StreamSampler
@@ -161,6 +161,6 @@ def _parts(planner: StreamPlanner) -> tuple[StreamSampler, ...]:
 
 
 def _distinct(stream_id: Int64Array) -> Int64Array:
-    """(steps,) int64, how many sequences the rows of each step follow."""
+    """Return the number of different sequences in each step, (steps,) int64."""
     ordered = np.sort(stream_id, axis=1)
     return (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1) + 1 - (ordered[:, 0] < 0)

@@ -1,4 +1,4 @@
-"""Rows that continue: which records each row of a batch has at each step. Pure (no I/O)."""
+"""Rows that continue from batch to batch: the records of each row at each step. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -9,38 +9,36 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dataload._util.checks import check_choice
+from dataload._util.checks import check_choice, check_count
 from dataload._util.memo import Memo
 from dataload._util.randomness import check_seed, derive_key, hash64
 from dataload.errors import ConfigError
-from dataload.samplers import BatchPlan, BatchPlanner
-from dataload.samplers._checks import check_count
-from dataload.samplers._values import ArrayValue
-from dataload.samplers.buckets import check_record_lengths
+from dataload.samplers._common import ArrayValue, BoolArray, check_record_lengths, set_fields
+from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.permutation import KEY_WORDS, MAX_LENGTH, permute
-from dataload.samplers.streams.cells import BoolArray, Cells, check_rows, plans_of
-from dataload.samplers.streams.layout import Layout, Listed, Shuffled, balance
+from dataload.samplers.streams.cells import Cells, check_rows, plans_of
+from dataload.samplers.streams.layout import Listed, Shuffled, balance
 from dataload.types import Int64Array
 
-__all__ = ["Ends", "Mode", "StreamSampler"]
+__all__ = ["ChunkEnd", "StreamMode", "StreamSampler"]
 
-Mode: TypeAlias = Literal["split", "independent", "pack", "shuffled"]
-"""Which sequences a row follows."""
+StreamMode: TypeAlias = Literal["split", "independent", "pack", "shuffled"]
+"""How sequences are assigned to rows."""
 
-Ends: TypeAlias = Literal["next", "pad", "drop"]
-"""What becomes of a chunk at the end of a sequence."""
+ChunkEnd: TypeAlias = Literal["next", "pad", "drop"]
+"""How a chunk ends at the end of a sequence."""
 
 
 class _Run(NamedTuple):
-    """One pass through sequences.
+    """One run through all sequences.
 
     Attributes:
-        layout: Their order.
-        shift: Where in it the pass begins.
-        skip_key: Chooses the records that are left out before the first chunk of a sequence; None leaves out none.
+        layout: The order of the sequences.
+        shift: Position in the layout at which the run begins.
+        skip_key: Key that chooses how many records to skip before a sequence's first chunk. None skips none.
     """
 
-    layout: Layout
+    layout: Listed | Shuffled
     shift: int
     skip_key: np.uint64 | None
 
@@ -49,58 +47,60 @@ class _Visit(NamedTuple):
     """Cells that belong to one run.
 
     Attributes:
-        where: Which of the arrays (steps, rows, units) these are.
+        where: Index of these cells in the arrays (steps, rows, units).
         run: The run.
-        places: int64, where in the run each stands.
-        begins: bool, whether its row begins there, be it in the middle of a sequence.
-        valid: bool, False behind the end.
+        positions: int64, the position of each cell in the run.
+        begins: bool, whether its row begins there, even in the middle of a sequence.
+        valid: bool, False past the end.
     """
 
     where: Any
     run: _Run
-    places: Int64Array
+    positions: Int64Array
     begins: BoolArray
     valid: BoolArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamSampler(ArrayValue, BatchPlanner):
-    """Batches of which row b at step t + 1 continues row b at step t: for models that carry state.
+    """Batches in which row b at step t + 1 continues row b at step t, for models that carry state.
 
-    A sequence is a run of consecutive records, of which each row takes `chunk` a step. Besides its fields the batch has
+    A sequence is a run of consecutive records. Each row takes `chunk` records of its sequence per step. The batch has
+    these columns in addition to its fields:
 
-    - ``stream_id`` and ``offset``, (rows,) int64: the sequence of the row's first record, and its place there;
-    - ``is_first``, (rows,) bool, or (rows, chunk) with `chunk` > 1: what does not continue what stood before it: see
-      `dataload.streams.reset_state`;
-    - ``valid``, of that shape: False for what only fills up the batch. A row without any record has -1 in both.
+    - ``stream_id`` and ``offset``, (rows,) int64: the sequence of the row's first record, and that record's offset in
+      the sequence. Both are -1 for a row without records.
+    - ``is_first``, (rows,) bool, or (rows, chunk) if `chunk` > 1: True for a record that does not continue the row's
+      previous record. See `dataload.streams.reset_state`.
+    - ``valid``, of the same shape: False for filler.
 
-    Rows are numbered over all ranks: rank r has those that are r modulo `world_size`. So the order depends neither on
-    ranks nor on workers, and an epoch can go on with other ranks from any step.
+    Rows are numbered over all ranks: rank r has every `world_size`-th row, starting with row r. So the order depends
+    neither on ranks nor on workers, and an epoch can continue with another number of ranks from any step.
 
     Modes:
 
-    - ``"split"``: all sequences in a shuffled order, one after another, are cut into as many equal spans as there are
-      rows. Each record comes once an epoch. A span may begin in the middle of a sequence.
-    - ``"pack"``: each sequence belongs to one row, whole; the longest are dealt first, each to the row with least. Each
-      record comes once an epoch; rows that end before others are filled up.
-    - ``"independent"``: each row goes through all sequences in an order of its own, over and over; an epoch is only so
-      many steps, and the next one goes on. (The recipe of D. MacLeod, "How to build a streaming DataLoader with
-      PyTorch", Speechmatics.)
-    - ``"shuffled"``: rows take chunks from anywhere, and nothing continues: to compare with, and for `RowMixture`.
+    - ``"split"``: all sequences, in a shuffled order, are concatenated and cut into one equal span per row. Each record
+      comes once per epoch. A span may begin in the middle of a sequence.
+    - ``"pack"``: each sequence is assigned whole to one row, the longest first, each to the emptiest row. Each record
+      comes once per epoch. Rows that end before others are padded.
+    - ``"independent"``: each row goes through all sequences in an order of its own, endlessly. An epoch is a number of
+      steps, and the next epoch continues. (From D. MacLeod, "How to build a streaming DataLoader with PyTorch",
+      Speechmatics.)
+    - ``"shuffled"``: rows take chunks from anywhere and nothing continues. For comparison, and for `RowMixture`.
 
     Attributes:
-        sequence_lengths: (sequences,) records of each, in index order: see `dataload.sequence_lengths`.
-        rows: Rows of all ranks together, a multiple of `world_size`.
-        chunk: Records per row and step.
-        mode: Which sequences a row follows.
-        ends: The end of a sequence: ``"next"`` lets a chunk go on in the row's next sequence; ``"pad"`` fills the last
-            chunk up; ``"drop"`` leaves out what fills none.
-        seed: Any integer.
-        random_start: Whether chunks begin elsewhere in each epoch. With ``ends="next"`` a row's order begins somewhere
-            in a sequence, of which the start then comes last; with ``"drop"`` sequences begin up to so many records
-            late as are left out anyway.
-        epoch_steps: Steps of an epoch of endless rows, for ``"independent"``, where by default an epoch has as many
-            records as the data, and ``"shuffled"``, where by default each chunk comes once an epoch.
+        sequence_lengths: Records of each sequence, (sequences,), in index order. See `dataload.sequence_lengths`.
+        rows: Rows per step of all ranks together, a multiple of `world_size`.
+        chunk: Consecutive records per row and step.
+        mode: How sequences are assigned to rows: ``"split"``, ``"pack"``, ``"independent"`` or ``"shuffled"``.
+        ends: How a chunk ends at the end of a sequence: ``"next"`` continues it in the row's next sequence, ``"pad"``
+            fills it up, and ``"drop"`` omits records that do not fill a chunk.
+        seed: Seed of the order, any integer.
+        random_start: Whether chunks begin at other records in each epoch. With ``ends="next"``, a row's order begins
+            inside a sequence, whose start then comes last. With ``ends="drop"``, each sequence skips some of the
+            records that would be omitted anyway at its start instead of its end.
+        epoch_steps: Steps per epoch, for the endless modes. By default, an epoch of ``"independent"`` has as many
+            records as the data, and in an epoch of ``"shuffled"`` each chunk comes once.
 
     Raises:
         ConfigError: A number is out of its range, or two settings contradict each other.
@@ -109,8 +109,8 @@ class StreamSampler(ArrayValue, BatchPlanner):
     sequence_lengths: Sequence[int] | Int64Array
     rows: int
     chunk: int = 1
-    mode: Mode = "split"
-    ends: Ends = "next"
+    mode: StreamMode = "split"
+    ends: ChunkEnd = "next"
     seed: int = 0
     random_start: bool = False
     epoch_steps: int | None = None
@@ -122,26 +122,25 @@ class StreamSampler(ArrayValue, BatchPlanner):
 
     def __post_init__(self) -> None:
         lengths = check_record_lengths(self.sequence_lengths, name="sequence_lengths", of="sequence")
-        if lengths.sum(dtype=np.float64) > MAX_LENGTH:  # in integers such a sum may overflow
+        if lengths.sum(dtype=np.float64) > MAX_LENGTH:  # an integer sum might overflow
             raise ConfigError(
                 f"sequence_lengths must have a sum of at most {MAX_LENGTH}", key="sequence_lengths", value=lengths
             )
         for name in ("rows", "chunk"):
-            object.__setattr__(self, name, check_count(name, getattr(self, name), least=1))
-        for name, kind in (("mode", Mode), ("ends", Ends)):
-            check_choice(name, getattr(self, name), get_args(kind))
-        _check_together(self)
+            set_fields(self, **{name: check_count(name, getattr(self, name), least=1)})
+        check_choice("mode", self.mode, get_args(StreamMode))
+        check_choice("ends", self.ends, get_args(ChunkEnd))
+        _check_combination(self)
         units = {"next": lengths, "pad": -(-lengths // self.chunk), "drop": lengths // self.chunk}[self.ends]
-        values = {
-            "sequence_lengths": lengths,
-            "seed": check_seed(self.seed),
-            "_units": units,
-            "_firsts": np.cumsum(lengths) - lengths,
-            "_total": int(units.sum()),
-            "_runs": Memo(2 * self.rows if self.mode == "independent" else 2),
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        set_fields(
+            self,
+            sequence_lengths=lengths,
+            seed=check_seed(self.seed),
+            _units=units,
+            _firsts=np.cumsum(lengths) - lengths,
+            _total=int(units.sum()),
+            _runs=Memo(2 * self.rows if self.mode == "independent" else 2),
+        )
         BatchPlanner.__post_init__(self)
 
     def check_dealing(self) -> None:
@@ -150,24 +149,22 @@ class StreamSampler(ArrayValue, BatchPlanner):
         check_rows(self.rows, self.world_size, self.origin)
 
     def __repr__(self) -> str:
-        names = ("rows", "chunk", "mode", "ends", "seed", "random_start", "epoch_steps")
-        settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.order[2:])
         return f"StreamSampler({len(self.sequence_lengths)} sequences, {self.records} records, {settings})"
 
     @property
     def order(self) -> Any:
-        """All but ranks and tail."""
-        names = ("sequence_lengths", "rows", "chunk", "mode", "ends", "seed", "random_start", "epoch_steps")
-        return type(self).__name__, *((name, getattr(self, name)) for name in names)
+        """All settings except ranks and tail."""
+        return self._settings()
 
     @property
     def records(self) -> int:
-        """Indices are below this."""
+        """Upper bound (exclusive) of the indices."""
         return int(np.asarray(self.sequence_lengths).sum())
 
     @property
     def items_per_step(self) -> int:
-        """Rows of one rank."""
+        """Rows per step of one rank."""
         return self.rows // self.world_size
 
     @property
@@ -176,18 +173,18 @@ class StreamSampler(ArrayValue, BatchPlanner):
         return self.items_per_step * self.chunk
 
     def items(self, epoch: int) -> int:
-        """Rows of all steps of an epoch."""
+        """Return the number of rows in all steps of an epoch."""
         return self.rows * self._steps(epoch)
 
     def resume(self, position: int) -> tuple[Self, int]:
-        """See `BatchPlanner.resume`. Where it is no step that this order has, its state is of another order."""
+        """See `BatchPlanner.resume`. Positions are multiples of `rows`, because steps cannot be divided."""
         return self.with_ranks(origin=0), position // self.rows
 
     def with_epoch(self, steps: int) -> Self:
-        """This order as an endless one, with epochs of so many steps.
+        """Return an endless version of this order, with `steps` per epoch.
 
         Raises:
-            ConfigError: It has an end: see `epoch_steps`.
+            ConfigError: The mode is not endless; see `epoch_steps`.
         """
         return replace(self, epoch_steps=steps)
 
@@ -199,20 +196,20 @@ class StreamSampler(ArrayValue, BatchPlanner):
         return plans_of(cells, steps)
 
     def cells(self, rows: Int64Array, steps: range, *, epoch: int) -> Cells:
-        """What some rows have at some steps.
+        """Return the content of some rows at some steps.
 
         Args:
             rows: (rows,) int64, each in [0, self.rows).
             steps: Steps of the epoch, counted from its start.
-            epoch: 0, 1, 2, ...
+            epoch: Number of the epoch, from 0.
         """
         times = np.arange(steps.start, steps.stop, dtype=np.int64)
         shape = len(times), len(rows), self._step_units
         sequences, within, skipped = (np.zeros(shape, np.int64) for _ in range(3))
         begins, valid = np.zeros(shape, np.bool_), np.ones(shape, np.bool_)
         visit = {"independent": self._independently, "shuffled": self._anywhere}.get(self.mode, self._along_spans)
-        for where, run, places, starts, inside in visit(rows, times, epoch):
-            found = run.layout.find((places + run.shift) % self._total if run.shift else places)
+        for where, run, positions, starts, inside in visit(rows, times, epoch):
+            found = run.layout.find((positions + run.shift) % self._total if run.shift else positions)
             sequences[where], within[where], begins[where], valid[where] = *found, starts, inside
             if run.skip_key is not None:
                 spare = np.asarray(self.sequence_lengths)[found.sequences] % self.chunk + 1
@@ -236,19 +233,19 @@ class StreamSampler(ArrayValue, BatchPlanner):
 
     @property
     def _step_units(self) -> int:
-        """Units that a row takes in a step."""
+        """Units that a row takes per step."""
         return self.chunk if self.ends == "next" else 1
 
     @property
     def _chunks(self) -> int:
-        """Chunks of the data, with ``"shuffled"``: where they may go on in the next sequence, the last may be short."""
+        """Chunks of the data in mode ``"shuffled"``; with ``ends="next"``, the last may be short."""
         total, unit = self._total, self._step_units
-        # Endless rows have no tail, and their order does not depend on what becomes of one.
+        # Endless rows have no tail, so their order does not depend on `tail`.
         drops = self.tail == "drop" and self.epoch_steps is None
         return total // unit if drops else -(-total // unit)
 
     def _steps(self, epoch: int) -> int:
-        """Steps of an epoch, from its start."""
+        """Return the number of steps in an epoch, from its start."""
         if not self._total:
             return 0
         if self.epoch_steps is not None:
@@ -264,21 +261,21 @@ class StreamSampler(ArrayValue, BatchPlanner):
     def _along_spans(self, rows: Int64Array, times: Int64Array, epoch: int) -> list[_Visit]:
         bounds = self._bounds(epoch)
         start, stop = bounds[:-1][rows, None], bounds[1:][rows, None]
-        places = start + times[:, None, None] * self._step_units + np.arange(self._step_units)
-        inside = places < stop
-        begins = places == start
-        return [_Visit(..., self._run(epoch), np.clip(places, 0, np.maximum(stop - 1, 0)), begins & inside, inside)]
+        at = start + times[:, None, None] * self._step_units + np.arange(self._step_units)
+        inside = at < stop
+        begins = at == start
+        return [_Visit(..., self._run(epoch), np.clip(at, 0, np.maximum(stop - 1, 0)), begins & inside, inside)]
 
     def _independently(self, rows: Int64Array, times: Int64Array, epoch: int) -> list[_Visit]:
         units = (epoch * self._steps(epoch) + times[:, None]) * self._step_units + np.arange(self._step_units)
-        passes, places = np.divmod(units, self._total)
+        passes, positions = np.divmod(units, self._total)
         yes = np.ones(1, np.bool_)
         visits: list[_Visit] = []
         for number in np.unique(passes).tolist():
-            step, place = np.nonzero(passes == number)
-            inside = places[step, place]
+            step, unit = np.nonzero(passes == number)
+            at = positions[step, unit]
             visits += [
-                _Visit((step, column, place), self._run(row, number), inside, inside == 0, yes)
+                _Visit((step, column, unit), self._run(row, number), at, at == 0, yes)
                 for column, row in enumerate(rows.tolist())
             ]
         return visits
@@ -295,21 +292,21 @@ class StreamSampler(ArrayValue, BatchPlanner):
             where = passes == number
             key = derive_key(self.seed, "stream chunks", number, words=KEY_WORDS)
             starts = permute(numbers[where], self._chunks, key) * self._step_units
-            places = starts[:, None] + np.arange(self._step_units)
-            inside = (places < self._total) & exists[where][:, None]
-            begins = np.zeros(places.shape, np.bool_)
+            at = starts[:, None] + np.arange(self._step_units)
+            inside = (at < self._total) & exists[where][:, None]
+            begins = np.zeros(at.shape, np.bool_)
             begins[:, 0] = True
-            visits.append(_Visit(where, self._run(number), np.minimum(places, self._total - 1), begins, inside))
+            visits.append(_Visit(where, self._run(number), np.minimum(at, self._total - 1), begins, inside))
         return visits
 
     def _bounds(self, epoch: int) -> Int64Array:
-        """(rows + 1,) int64, the units where the rows' spans begin."""
+        """Return the position where each row's span begins, (rows + 1,) int64."""
         if self.mode == "split":
             return np.arange(self.rows + 1, dtype=np.int64) * self._total // self.rows
         return self._packed(epoch)[1]
 
     def _packed(self, epoch: int) -> tuple[Listed, Int64Array]:
-        """Whole sequences, row after row; and (rows + 1,) int64, the units where the rows begin."""
+        """Return whole sequences row by row, and the position where each row begins, (rows + 1,) int64."""
         packed = self._packs.recall(epoch)
         if packed is None:
             order = permute(np.arange(len(self._units)), len(self._units), self._key("streams", epoch))
@@ -319,10 +316,10 @@ class StreamSampler(ArrayValue, BatchPlanner):
         return packed
 
     def _run(self, *address: int) -> _Run:
-        """The pass of an epoch, or of a row and its pass."""
+        """Return the run of an epoch, or of a row and the number of its pass."""
         run = self._runs.recall(address)
         if run is None:
-            layout: Layout
+            layout: Listed | Shuffled
             if self.mode == "pack":
                 layout = self._packed(*address)[0]
             elif self.mode == "shuffled":
@@ -339,33 +336,27 @@ class StreamSampler(ArrayValue, BatchPlanner):
         return derive_key(self.seed, purpose, *address, words=KEY_WORDS)
 
 
-def _check_together(sampler: StreamSampler) -> None:
-    """See whether settings go together.
-
-    Raises:
-        ConfigError: They do not.
-    """
-    mode, ends = sampler.mode, sampler.ends
-    if sampler.epoch_steps is not None:
-        check_count("epoch_steps", sampler.epoch_steps, least=1)
+def _check_combination(sampler: StreamSampler) -> None:
+    """Raise ConfigError if two settings contradict each other."""
+    mode, ends, steps = sampler.mode, sampler.ends, sampler.epoch_steps
+    if steps is not None:
+        check_count("epoch_steps", steps, least=1)
         if mode not in ("independent", "shuffled"):
             raise ConfigError(
-                f"epoch_steps is for rows that have no end, and with mode={mode!r} an epoch is once through the data: "
-                "leave it out, or choose mode='independent'",
+                f"epoch_steps is for endless rows, but with mode={mode!r} an epoch is one pass through the data: "
+                "omit it, or use mode='independent'",
                 key="epoch_steps",
-                value=sampler.epoch_steps,
+                value=steps,
             )
-    if sampler.random_start and ends == "pad":
-        raise ConfigError(
-            "with ends='pad' each record has its place in each epoch: choose ends='next' or 'drop', or leave "
-            "random_start out",
-            key="random_start",
-            value=True,
+    if not sampler.random_start:
+        return
+    problem = ""
+    if ends == "pad":
+        problem = "has no effect with ends='pad': use ends='next' or 'drop', or omit random_start"
+    elif mode == "pack" and ends == "next":
+        problem = (
+            "with ends='next' would cut sequences in two, but mode='pack' keeps them whole: use ends='drop' or another "
+            "mode"
         )
-    if sampler.random_start and mode == "pack" and ends == "next":
-        raise ConfigError(
-            "random_start with ends='next' would cut sequences in two, and mode='pack' keeps them whole: choose "
-            "ends='drop' or another mode",
-            key="random_start",
-            value=True,
-        )
+    if problem:
+        raise ConfigError(f"random_start {problem}", key="random_start", value=True)

@@ -451,7 +451,7 @@ def test_a_batch_sampler_that_does_not_fit_the_lengths(tmp_path, more, key, matc
 @pytest.mark.parametrize(
     ("table", "key", "match"),
     [
-        ({"weights": [1, 1000], "window": 10}, "window", r"window must be at least 1001 for weights\[0\]"),
+        ({"weights": [1, 1000], "window": 10}, "window", r"window must be at least 1001, so that weights\[0\]"),
         (
             {"weights": [1, 1], "samplers": [{"kind": "sequential"}, {"kind": "subset", "indices": [8]}]},
             "samplers[1].indices",
@@ -460,7 +460,7 @@ def test_a_batch_sampler_that_does_not_fit_the_lengths(tmp_path, more, key, matc
         (
             {"weights": [1, 1], "samplers": [{"kind": "subset", "stop": 0}, {"kind": "sequential"}]},
             "samplers[0]",
-            r"samplers\[0\] is empty: give it the weight 0",
+            r"samplers\[0\] is empty: set its weight to 0",
         ),
     ],
 )
@@ -479,7 +479,7 @@ def test_arrays_that_do_not_fit(tmp_path):
         assert error.value.key == "sampler.lengths"
 
     refuse(np.ones(19, int), "lengths must be one for each of the 20 records, got 19")
-    refuse(np.ones(20), "lengths must be integers, one for each record")
+    refuse(np.ones(20), "lengths must be integers, one per record")
     refuse(-np.ones(20, int), "lengths must be 0 or more, got -1 for record 0")
     refuse(np.ones((20, 1), int), r"a\.npy holds an array of shape \(20, 1\): expected one dimension")
     (tmp_path / "text.npy").write_text("1 2 3")

@@ -92,7 +92,7 @@ def test_some_rows_from_anywhere(data):
         ({"shards": True, "shuffled_rows": 2}, "sampler.shuffled_rows", "below loader.batch_size, 2, .*; got 2"),
         ({"field": "speaker"}, "sampler.field", "speaker"),
         ({"shards": True, "mode": "slit"}, "sampler.mode", "split"),
-        ({"shards": True, "epoch_steps": 3}, "sampler.epoch_steps", "for rows that have no end"),
+        ({"shards": True, "epoch_steps": 3}, "sampler.epoch_steps", "for endless rows"),
         ({"lengths": "lengths.txt"}, "sampler.lengths", "npy"),
     ],
 )

@@ -131,12 +131,12 @@ def test_it_is_a_value():
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"row_length": 4}, "row_length must be at least 5, the length of record 1, or overlong 'truncate'; got 4"),
+        ({"row_length": 4}, "row_length must be at least 5, the length of record 1, unless overlong is 'truncate'"),
         ({"row_length": 0}, "row_length must be an integer >= 1, got 0"),
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
         ({"window": 0}, "window must be an integer >= 1, got 0"),
         ({"overlong": "cut"}, "overlong is 'cut': allowed are 'error', 'truncate'|overlong is 'cut'"),
-        ({"lengths": [1, 5]}, "lengths must be one for each of the 3 records, got 2"),
+        ({"lengths": [1, 5]}, "lengths must hold one length for each of the 3 records, got 2"),
         ({"lengths": "abc"}, "lengths must be integers"),
         ({"sampler": 3}, "sampler must be a sampler, with __len__ and indices"),
         ({"world_size": 0}, "world_size must be an integer >= 1, got 0"),

@@ -32,7 +32,7 @@ from dataload.samplers.order_sample import (
     sample_order,
     shards_per_batch,
 )
-from dataload.samplers.pool_quality import pool_mixing, pool_size_for
+from dataload.samplers.pool_quality import PoolTrial, pool_size_for
 from dataload.samplers.quality import Decay, Figure, Mixing, Multiplicity, Repeats, order_report
 
 SIGMAS = 5
@@ -337,11 +337,11 @@ def test_records_that_come_twice_are_counted():
         ),
         (
             Multiplicity(records=9, positions=5, whole=False, repeated=0, never=None),
-            "no record comes twice or more among the 5 positions looked at",
+            "no record comes twice or more among the 5 positions sampled",
         ),
         (
             Multiplicity(records=9, positions=5, whole=False, repeated=2, never=None),
-            "2 records come twice or more among the 5 positions looked at",
+            "2 records come twice or more among the 5 positions sampled",
         ),
         (Decay(tenths=(1.0,) * 9 + (None,), error=0.0, last_to_middle=None), "the epoch is too short to tell"),
         (
@@ -478,7 +478,7 @@ def test_pool_mixing_is_that_of_a_list_that_is_run(pool_size):
         counts += [len({p // length for p in batch}) for batch in batches_of(order, size)]
     expected = shards * (1 - math.comb(8000 - length, size) / math.comb(8000, size))
     error = np.std(counts) / math.sqrt(len(counts)) / expected
-    assert pool_mixing((length,) * shards, size, pool_size) == pytest.approx(
+    assert PoolTrial.of((length,) * shards, size).mixing(pool_size) == pytest.approx(
         np.mean(counts) / expected, abs=5 * error + 0.003
     )
 
@@ -488,8 +488,8 @@ def test_pool_mixing_is_that_of_a_list_that_is_run(pool_size):
 def test_the_pool_size_reaches_the_quality_and_is_the_smallest(lengths, quality):
     size, records = 64, sum(lengths)
     pool_size = pool_size_for(lengths, size, quality, seed=1)
-    assert pool_mixing(lengths, size, pool_size, seed=1) >= quality
-    assert pool_mixing(lengths, size, pool_size - max(1, pool_size // 64), seed=1) < quality
+    assert PoolTrial.of(lengths, size, 1).mixing(pool_size) >= quality
+    assert PoolTrial.of(lengths, size, 1).mixing(pool_size - max(1, pool_size // 64)) < quality
     shards, found = Shards.of(records, lengths), []
     for seed in range(12):
         order = PoolShuffle(ShardSequential(lengths, seed), pool_size, seed)
@@ -521,7 +521,8 @@ def test_pools_for_ten_to_the_ten_records_are_found_in_little_memory():
 def test_the_last_pools_before_the_whole_data_are_tried():
     pool_size = pool_size_for((20,) * 50, 16, 0.99)
     assert 512 < pool_size < 1000, "no power of two"
-    assert pool_mixing((20,) * 50, 16, pool_size) >= 0.99 > pool_mixing((20,) * 50, 16, 512)
+    trial = PoolTrial.of((20,) * 50, 16)
+    assert trial.mixing(pool_size) >= 0.99 > trial.mixing(512)
 
 
 def test_where_no_pool_does_it_there_is_none():
@@ -537,10 +538,10 @@ def test_where_no_pool_does_it_there_is_none():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: order_report(BatchSampler(sampler=GlobalShuffle(0, 0), batch_size=1)), "the order has no step"),
+        (lambda: order_report(BatchSampler(sampler=GlobalShuffle(0, 0), batch_size=1)), "the order has no steps"),
         (
             lambda: order_report(BatchSampler(sampler=GlobalShuffle(3, 0), batch_size=4, tail="drop")),
-            "the order has no step: there is nothing to judge",
+            "the order has no steps: there is nothing to judge",
         ),
         (
             lambda: order_report(BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=4), epoch=-1),
@@ -555,10 +556,9 @@ def test_where_no_pool_does_it_there_is_none():
             for q in (0, 1, -0.5, 90, math.nan, True, "0.5")
         ),
         (lambda: pool_size_for((9, 9), 0, 0.5), "batch_size must be an integer >= 1, got 0"),
-        (lambda: pool_size_for((), 4, 0.5), "shard_lengths must be one number of records or more"),
+        (lambda: pool_size_for((), 4, 0.5), "shard_lengths must hold at least one number of records"),
         (lambda: pool_size_for((0, 0), 4, 0.5), "the sum of shard_lengths must be an integer >= 1, got 0"),
         (lambda: pool_size_for((9, 9), 4, 0.5, seed=0.5), "seed must be an integer"),
-        (lambda: pool_mixing((9, 9), 4, 0), "pool_size must be an integer >= 1, got 0"),
     ],
 )
 def test_wrong_settings_are_named(make, match):

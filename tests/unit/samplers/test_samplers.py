@@ -20,7 +20,7 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
-from dataload.samplers._checks import records_of
+from dataload.samplers._common import records_of
 from dataload.types import Sampler
 
 

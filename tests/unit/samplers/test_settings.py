@@ -60,8 +60,8 @@ COUNTS = [
         lambda: Weighted([1, 0, 2], 3, 0, replacement=False),
         "num_samples",
         3,
-        "num_samples must be at most 2, the number of records with a weight, when they are drawn without replacement; "
-        "got 3",
+        "num_samples must be at most 2, the number of records with a positive weight, if they are drawn "
+        "without replacement; got 3",
     ),
     case(lambda: Mixture((FIVE,), (1,), window=0), "window", 0, "window must be an integer >= 1, got 0"),
     case(lambda: Mixture((FIVE,), (1,), window=1.5), "window", 1.5, "window must be an integer >= 1, got 1.5"),
@@ -84,10 +84,13 @@ LENGTHS = [
         lambda: ShardSequential((), 0),
         "shard_lengths",
         (),
-        "shard_lengths must be one number of records or more, got ()",
+        "shard_lengths must hold at least one number of records, got ()",
     ),
     case(
-        lambda: ShardSequential(5, 0), "shard_lengths", 5, "shard_lengths must be one number of records or more, got 5"
+        lambda: ShardSequential(5, 0),
+        "shard_lengths",
+        5,
+        "shard_lengths must hold at least one number of records, got 5",
     ),
     case(
         lambda: ShardSequential((3, -1), 0), "shard_lengths[1]", -1, "shard_lengths[1] must be an integer >= 0, got -1"
@@ -119,13 +122,13 @@ LENGTHS = [
         lambda: Mixture((FIVE, FIVE), (1, 1), lengths=(5,)),
         "lengths",
         (5,),
-        "lengths must be one for each of the 2 samplers, got 1",
+        "lengths must hold one length for each of the 2 samplers, got 1",
     ),
     case(
         lambda: Mixture((FIVE, FIVE), (1, 1), lengths=(5, 4)),
         "lengths[1]",
         4,
-        "lengths[1] must be at least 5, what samplers[1] chooses from, got 4",
+        "lengths[1] must be at least 5, the records that samplers[1] chooses from, got 4",
     ),
 ]
 
@@ -145,48 +148,56 @@ SAMPLERS = [
 WEIGHTS = [
     case(partial(Weighted, weights, 1, 0), "weights", value, message)
     for weights, value, message in [
-        ([], [], "weights must be one number or more, got []"),
-        (3, 3, "weights must be one number or more, got 3"),
-        ("12", "12", "weights must be one number or more, got '12'"),
-        (["1", "2"], ["1", "2"], "weights must be one number or more, got ['1', '2']"),
-        ([[1, 2]], [[1, 2]], "weights must be one number or more, got [[1, 2]]"),
-        ([1, [2]], [1, [2]], "weights must be one number or more, got [1, [2]]"),
-        ([1j], [1j], "weights must be one number or more, got [1j]"),
-        ([1, {}], [1, {}], "weights must be one number or more, got [1, {}]"),
-        ([1, 10**400], [1, 10**400], "weights must be one number or more, got [1, 1000"),
-        ([1, -2.5], -2.5, "weights must be finite and not negative, got -2.5 at place 1"),
-        ([float("inf"), 1], float("inf"), "weights must be finite and not negative, got inf at place 0"),
+        ([], [], "weights must hold at least one number, got []"),
+        (3, 3, "weights must hold at least one number, got 3"),
+        ("12", "12", "weights must hold at least one number, got '12'"),
+        (["1", "2"], ["1", "2"], "weights must hold at least one number, got ['1', '2']"),
+        ([[1, 2]], [[1, 2]], "weights must hold at least one number, got [[1, 2]]"),
+        ([1, [2]], [1, [2]], "weights must hold at least one number, got [1, [2]]"),
+        ([1j], [1j], "weights must hold at least one number, got [1j]"),
+        ([1, {}], [1, {}], "weights must hold at least one number, got [1, {}]"),
+        ([1, 10**400], [1, 10**400], "weights must hold at least one number, got [1, 1000"),
+        ([1, -2.5], -2.5, "weights must be finite and not negative, got -2.5 at position 1"),
+        ([float("inf"), 1], float("inf"), "weights must be finite and not negative, got inf at position 0"),
         ([0, 0], [0, 0], "weights must not all be zero"),
     ]
     # each its own, not the last of the loop
 ]
 
 MIXTURES = [
-    case(lambda: Mixture(FIVE, (1,)), "samplers", FIVE, "samplers must be one for each part, got Sequential(length=5)"),
-    case(lambda: Mixture((), ()), "weights", (), "weights must be one number or more, got ()"),
-    case(lambda: Mixture((FIVE,), 1), "weights", 1, "weights must be one number or more, got 1"),
     case(
-        lambda: Mixture((FIVE, FIVE), "ab"), "weights", ("a", "b"), "weights must be one number or more, got ('a', 'b')"
+        lambda: Mixture(FIVE, (1,)),
+        "samplers",
+        FIVE,
+        "samplers must hold one sampler per part, got Sequential(length=5)",
+    ),
+    case(lambda: Mixture((), ()), "weights", (), "weights must hold at least one number, got ()"),
+    case(lambda: Mixture((FIVE,), 1), "weights", 1, "weights must hold at least one number, got 1"),
+    case(
+        lambda: Mixture((FIVE, FIVE), "ab"),
+        "weights",
+        ("a", "b"),
+        "weights must hold at least one number, got ('a', 'b')",
     ),
     case(
         lambda: Mixture((FIVE, FIVE), (1, (2, 3))),
         "weights",
         (1, (2, 3)),
-        "weights must be one number or more, got (1, (2, 3))",
+        "weights must hold at least one number, got (1, (2, 3))",
     ),
     case(
         lambda: Mixture((FIVE, FIVE), (1, 2, 3)),
         "weights",
         (1.0, 2.0, 3.0),
-        "weights must be one for each of the 2 samplers, got 3: (1.0, 2.0, 3.0)",
+        "weights must hold one weight for each of the 2 samplers, got 3: (1.0, 2.0, 3.0)",
     ),
     case(
         lambda: Mixture((FIVE, FIVE), ((1, 2), (3,))),
         "weights",
         (3.0,),
-        "weights must be one for each of the 2 samplers, got 1: (3.0,)",
+        "weights must hold one weight for each of the 2 samplers, got 1: (3.0,)",
     ),
-    case(lambda: Mixture((FIVE, FIVE), (1, -1)), "weights", -1.0, "got -1.0 at place 1"),
+    case(lambda: Mixture((FIVE, FIVE), (1, -1)), "weights", -1.0, "got -1.0 at position 1"),
     case(lambda: Mixture((FIVE, FIVE), ((1, 1), (0, 0))), "weights", (0.0, 0.0), "weights must not all be zero"),
     case(
         lambda: Mixture((FIVE, FIVE), (1, 1), stop="frist"),
@@ -199,19 +210,19 @@ MIXTURES = [
         lambda: Mixture((FIVE, Sequential(0)), (1, 1)),
         "samplers[1]",
         0,
-        "samplers[1] is empty: give it the weight 0",
+        "samplers[1] is empty: set its weight to 0",
     ),
     case(
         lambda: Mixture((FIVE, FIVE), (199, 1), window=20),
         "window",
         20,
-        "window must be at least 200 for weights[1], 1.0, to have a place in it, got 20",
+        "window must be at least 200, so that weights[1], 1.0, gets a position; got 20",
     ),
     case(
         lambda: Mixture((Sequential(MOST // 2), FIVE), (1, 3), window=4, stop="longest"),
         "stop",
         "longest",
-        "stop 'longest' would make epochs of 56294995342",
+        "stop='longest' makes epochs of 56294995342",
     ),
 ]
 
@@ -251,7 +262,7 @@ def test_a_wrong_setting_is_named(make, key, value, message):
 def test_an_array_with_a_wrong_weight_is_shown_by_that():
     weights = np.ones(100_000)
     weights[77] = np.nan
-    with pytest.raises(ConfigError, match="weights must be finite and not negative, got nan at place 77"):
+    with pytest.raises(ConfigError, match="weights must be finite and not negative, got nan at position 77"):
         Weighted(weights, 1, 0)
 
 

@@ -19,16 +19,16 @@ def part(mode="shuffled", *, rows=2, lengths=(6, 6), **settings):
 @pytest.mark.parametrize(
     ("parts", "match"),
     [
-        ((), r"parts must be one StreamSampler or more, got \(\)"),
-        ((BatchSampler(sampler=Sequential(4), batch_size=2),), "parts must be one StreamSampler or more, got"),
+        ((), r"parts must hold at least one StreamSampler, got \(\)"),
+        ((BatchSampler(sampler=Sequential(4), batch_size=2),), "parts must hold at least one StreamSampler, got"),
         (
             (part("split"), part("pack")),
-            r"parts\[1\] must have mode='shuffled' or 'independent' and no epoch_steps, for .*; got StreamSampler",
+            r"parts\[1\] must have mode='shuffled' or 'independent' and no epoch_steps, because .*; got StreamSampler",
         ),
         ((part("split"), part(), part("independent", epoch_steps=3)), r"parts\[2\] must have .* no epoch_steps"),
-        ((part("split"), part(chunk=2)), r"parts must have one chunk, got 1 in parts\[0\] and 2 in parts\[1\]"),
-        ((part("split"), part(lengths=(0, 0))), r"parts\[1\] has no chunk to serve: StreamSampler"),
-        ((part("split", chunk=4), part(lengths=[3], chunk=4, ends="drop")), r"parts\[1\] has no chunk to serve"),
+        ((part("split"), part(chunk=2)), r"parts must have equal chunk, got 1 in parts\[0\] and 2 in parts\[1\]"),
+        ((part("split"), part(lengths=(0, 0))), r"parts\[1\] has no chunks to serve: StreamSampler"),
+        ((part("split", chunk=4), part(lengths=[3], chunk=4, ends="drop")), r"parts\[1\] has no chunks to serve"),
     ],
 )
 def test_wrong_parts_are_named(parts, match):

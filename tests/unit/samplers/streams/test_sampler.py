@@ -27,8 +27,8 @@ def sampler(*lengths, **settings):
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"sequence_lengths": 7}, "sequence_lengths must be integers, one for each sequence"),
-        ({"sequence_lengths": [1.5]}, "sequence_lengths must be integers, one for each sequence"),
+        ({"sequence_lengths": 7}, "sequence_lengths must be integers, one per sequence"),
+        ({"sequence_lengths": [1.5]}, "sequence_lengths must be integers, one per sequence"),
         ({"sequence_lengths": [4, -1]}, "sequence_lengths must be 0 or more, got -1 for sequence 1"),
         ({"sequence_lengths": [2**48, 1]}, "sequence_lengths must have a sum of at most 281474976710656"),
         ({"sequence_lengths": [2**62] * 4}, "sequence_lengths must have a sum of at most 281474976710656"),
@@ -40,15 +40,15 @@ def sampler(*lengths, **settings):
         ({"seed": 0.5}, r"seed must be an integer, got 0\.5"),
         ({"tail": "dorp"}, "tail is 'dorp': did you mean 'drop'"),
         ({"mode": "independent", "epoch_steps": 0}, "epoch_steps must be an integer >= 1, got 0"),
-        ({"epoch_steps": 3}, "epoch_steps is for rows that have no end, and with mode='split' an epoch is once"),
-        ({"mode": "pack", "epoch_steps": 3}, "with mode='pack' an epoch is once through the data"),
-        ({"ends": "pad", "random_start": True}, "with ends='pad' each record has its place in each epoch"),
+        ({"epoch_steps": 3}, "epoch_steps is for endless rows, but with mode='split' an epoch is one"),
+        ({"mode": "pack", "epoch_steps": 3}, "with mode='pack' an epoch is one pass through the data"),
+        ({"ends": "pad", "random_start": True}, "random_start has no effect with ends='pad'"),
         ({"mode": "pack", "random_start": True}, "random_start with ends='next' would cut sequences in two"),
         (
             {"rows": 3, "world_size": 2},
             "rows must be a multiple of world_size, 2, so that each rank has its own; got 3",
         ),
-        ({"rows": 4, "origin": 6}, "origin must be a multiple of rows, 4, for steps of streams have no parts; got 6"),
+        ({"rows": 4, "origin": 6}, "origin must be a multiple of rows, 4, because steps of streams cannot be divided"),
         ({"rank": 2, "world_size": 2}, r"rank must be an integer in \[0, 2\), got 2"),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dataload._util.memo import Memo
-from dataload.samplers._values import divide, split_by_group
+from dataload.samplers._common import divide, split_by_group
 
 
 def test_a_memo_holds_the_last_two_keys():

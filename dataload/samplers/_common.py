@@ -1,0 +1,152 @@
+"""What samplers share: validation of settings, equality by content, and integer arithmetic. Pure (no I/O)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dataload._util.checks import check_count
+from dataload._util.fingerprint import fingerprint
+from dataload.errors import ConfigError
+from dataload.samplers.permutation import MAX_LENGTH
+from dataload.types import Int64Array, Sampler
+
+__all__ = [
+    "ArrayValue",
+    "BoolArray",
+    "Float64Array",
+    "check_length",
+    "check_lengths",
+    "check_record_lengths",
+    "check_sampler",
+    "divide",
+    "records_of",
+    "set_fields",
+    "split_by_group",
+]
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+Float64Array: TypeAlias = npt.NDArray[np.float64]
+
+_FEW_GROUPS = 16
+
+
+class ArrayValue:
+    """Equality and hash by content, for a frozen dataclass that has arrays among its fields."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and fingerprint(other) == fingerprint(self)
+
+    def __hash__(self) -> int:
+        return hash(fingerprint(self))
+
+
+def set_fields(value: Any, **fields: Any) -> None:
+    """Set fields of a frozen dataclass that is still under construction."""
+    for name, field in fields.items():
+        object.__setattr__(value, name, field)
+
+
+def check_length(length: Any) -> int:
+    """Return `length` as a number of records, 0 to 2^48; raise ConfigError otherwise."""
+    return check_count("length", length, least=0, below=MAX_LENGTH + 1)
+
+
+def check_lengths(name: str, lengths: Any) -> tuple[int, ...]:
+    """Return `lengths`, one number of records per shard or source, as a tuple of ints.
+
+    Raises:
+        ConfigError: `lengths` is empty, an entry is not a number of records, or the sum exceeds 2^48.
+    """
+    try:
+        given = tuple(lengths)
+    except TypeError:
+        given = ()
+    if not given:
+        raise ConfigError(f"{name} must hold at least one number of records, got {lengths!r}", key=name, value=lengths)
+    checked = given
+    if not all(type(length) is int and length >= 0 for length in given):  # quick: there may be a million
+        checked = tuple(check_count(f"{name}[{i}]", length, least=0) for i, length in enumerate(given))
+    if sum(checked) > MAX_LENGTH:
+        raise ConfigError(
+            f"{name} must have a sum of at most {MAX_LENGTH}, got {sum(checked)}", key=name, value=lengths
+        )
+    return checked
+
+
+def check_record_lengths(lengths: Any, *, name: str = "lengths", of: str = "record") -> Int64Array:
+    """Return `lengths` as a read-only int64 array with one entry per record, or per whatever `of` names.
+
+    Raises:
+        ConfigError: `lengths` is not a sequence of integers of 0 or more.
+    """
+    try:
+        given = np.asarray(lengths)
+        checked = given.astype(np.int64) if given.dtype.kind in "iu" or not given.size else None
+    except (TypeError, ValueError, OverflowError):
+        checked = None
+    if checked is None or checked.ndim != 1:
+        raise ConfigError(f"{name} must be integers, one per {of}", key=name, value=lengths)
+    if checked.size and checked.min() < 0:
+        at = int(np.argmin(checked))
+        raise ConfigError(
+            f"{name} must be 0 or more, got {checked[at]} for {of} {at}", key=name, value=int(checked[at])
+        )
+    checked.setflags(write=False)
+    return checked
+
+
+def check_sampler(name: str, sampler: Any) -> None:
+    """Raise ConfigError unless `sampler` is a sampler."""
+    if isinstance(sampler, type) or not isinstance(sampler, Sampler):  # a class has the methods, too
+        raise ConfigError(
+            f"{name} must be a sampler, with __len__ and indices(positions, epoch=), got {sampler!r}",
+            key=name,
+            value=sampler,
+        )
+
+
+def records_of(sampler: Sampler) -> int:
+    """Return the number of records that `sampler` chooses from: all its indices are below it.
+
+    A sampler without a `records` attribute is assumed to serve each record once.
+    """
+    records = getattr(sampler, "records", None)
+    return len(sampler) if records is None else int(records)
+
+
+def split_by_group(groups: Int64Array) -> Iterator[tuple[int, Int64Array]]:
+    """Split rows by group.
+
+    Args:
+        groups: (n,) int64, the group number of each row, 0 or more.
+
+    Yields:
+        Each group number that occurs, ascending, with its rows, (k,) int64, ascending.
+    """
+    if not groups.size:
+        return
+    last = int(groups.max())
+    if last < _FEW_GROUPS:  # searching for each group is faster than sorting
+        narrow = groups.astype(np.uint8)
+        for group in range(last + 1):
+            rows = np.flatnonzero(narrow == group)
+            if rows.size:
+                yield group, rows
+        return
+    # numpy sorts 16-bit integers with a radix sort, several times as fast as wider ones.
+    order = np.argsort(groups.astype(np.uint16) if last < 2**16 else groups, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        yield int(groups[rows[0]]), rows
+
+
+def divide(values: Int64Array, divisor: int) -> tuple[Int64Array, Int64Array]:
+    """Return quotients and remainders of non-negative `values`: `np.divmod` in a fifth of its time."""
+    quotients = values // divisor
+    remainders = quotients * divisor
+    return quotients, np.subtract(values, remainders, out=remainders)

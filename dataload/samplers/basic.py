@@ -1,0 +1,181 @@
+"""Index order, a selection from an order, and an order several times over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from dataload._util.checks import check_count
+from dataload._util.indexing import as_indices, check_index
+from dataload.errors import ConfigError
+from dataload.samplers._common import (
+    ArrayValue,
+    check_length,
+    check_sampler,
+    divide,
+    records_of,
+    set_fields,
+    split_by_group,
+)
+from dataload.samplers.permutation import MAX_LENGTH
+from dataload.types import Int64Array, Sampler
+
+__all__ = ["Repeat", "Sequential", "Subset", "indices_without_end"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential:
+    """Records in index order, the same in every epoch.
+
+    Attributes:
+        length: Number of records, at most 2^48.
+
+    Raises:
+        ConfigError: `length` is not an integer in its range.
+    """
+
+    length: int
+
+    def __post_init__(self) -> None:
+        set_fields(self, length=check_length(self.length))
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def records(self) -> int:
+        """Upper bound (exclusive) of the indices."""
+        return self.length
+
+    def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:  # noqa: ARG002 - the same in each epoch
+        """See `dataload.types.Sampler`."""
+        return positions.copy()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subset(ArrayValue):
+    """Selected positions of another order.
+
+    Over `Sequential`, these are the records with those indices, the same in every epoch. Over a shuffle, they are
+    whatever records the epoch puts there. To shuffle selected records, wrap the subset:
+    ``GlobalShuffle(len(subset), seed, parent=subset)``.
+
+    Attributes:
+        parent: The order to select from.
+        selection: Positions of the parent: a slice, or integers in any order. Duplicates are allowed, and negative
+            integers count from the end. Stored as a range if it is a slice or a range without negative positions,
+            otherwise as (n,) int64.
+
+    Raises:
+        ConfigError: `selection` is not a slice or integers, or a position is out of range.
+    """
+
+    parent: Sampler
+    selection: slice | range | Sequence[int] | Int64Array
+
+    def __post_init__(self) -> None:
+        check_sampler("parent", self.parent)
+        length = len(self.parent)
+        try:
+            chosen = _select(self.selection, length)
+        except (TypeError, ValueError, IndexError) as error:
+            raise ConfigError(
+                f"selection must be a slice or integers in [-{length}, {length}): {error}",
+                key="selection",
+                value=self.selection,
+            ) from error
+        set_fields(self, selection=chosen)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @property
+    def records(self) -> int:
+        """Upper bound (exclusive) of the indices."""
+        return records_of(self.parent)
+
+    def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
+        """See `dataload.types.Sampler`."""
+        chosen = self._positions
+        if isinstance(chosen, range):
+            return self.parent.indices(positions * chosen.step + chosen.start, epoch=epoch)
+        return self.parent.indices(chosen[positions], epoch=epoch)
+
+    @property
+    def _positions(self) -> range | Int64Array:
+        """`selection` in the form in which `__post_init__` stored it."""
+        return cast("range | Int64Array", self.selection)
+
+
+def _select(selection: Any, length: int) -> range | Int64Array:
+    if isinstance(selection, slice):
+        return range(*selection.indices(length))
+    if isinstance(selection, range) and selection and min(ends := (selection[0], selection[-1])) >= 0:
+        for end in ends:
+            check_index(end, length)
+        return selection
+    chosen = np.array(as_indices(selection, length))  # a copy: the caller's array may change
+    chosen.setflags(write=False)
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Another order several times in one epoch, shuffled anew each time if it is a shuffle.
+
+    Repetition r of epoch e is the parent's epoch ``e * times + r``.
+
+    Attributes:
+        parent: The order to repeat.
+        times: How many times to repeat it.
+
+    Raises:
+        ConfigError: `times` is not an integer of 1 or more, or the order would have more than 2^48 positions.
+    """
+
+    parent: Sampler
+    times: int
+
+    def __post_init__(self) -> None:
+        check_sampler("parent", self.parent)
+        most = MAX_LENGTH // max(1, len(self.parent))
+        set_fields(self, times=check_count("times", self.times, least=1, below=most + 1))
+
+    def __len__(self) -> int:
+        return len(self.parent) * self.times
+
+    @property
+    def records(self) -> int:
+        """Upper bound (exclusive) of the indices."""
+        return records_of(self.parent)
+
+    def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
+        """See `dataload.types.Sampler`."""
+        return indices_without_end(self.parent, positions, first_epoch=epoch * self.times)
+
+
+def indices_without_end(sampler: Sampler, positions: Int64Array, *, first_epoch: int) -> Int64Array:
+    """Return indices of an order that starts its own next epoch whenever it ends.
+
+    Args:
+        sampler: The order. It may be empty only if `positions` is.
+        positions: (n,) int64, 0 or more, without an upper limit.
+        first_epoch: The sampler's epoch at position 0.
+
+    Returns:
+        (n,) int64.
+    """
+    if not positions.size:
+        return np.empty(0, np.int64)
+    length = len(sampler)
+    first = int(positions.min()) // length
+    if int(positions.max()) // length == first:
+        within = positions - first * length if first else positions
+        return sampler.indices(within, epoch=first_epoch + first)
+    repetitions, within = divide(positions, length)
+    for repetition, rows in split_by_group(repetitions):
+        within[rows] = sampler.indices(within[rows], epoch=first_epoch + repetition)
+    return within

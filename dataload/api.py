@@ -5,24 +5,22 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dataload._util.indexing import expand_braces
 from dataload.errors import ConfigError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.array_record.layout import parse_selection
 from dataload.sources.base import Source
-from dataload.sources.concat import ConcatSource
 from dataload.sources.detect import HEAD_SIZE, describe_head, detect
 from dataload.sources.registry import Format, by_suffix, construct, format_names, get_format
 from dataload.sources.writer import Writer
 from dataload.storage.errors import file_errors
 
 if TYPE_CHECKING:
-    from dataload.config.models import SourceConfig
     from dataload.loader.loader import Loader
+    from dataload.streams import MultiStreamLoader
 
-__all__ = ["create", "find_shards", "from_config", "open_source"]
+__all__ = ["create", "find_shards", "from_config", "open_source", "record_loader"]
 
 Path: TypeAlias = "str | os.PathLike[str]"
 
@@ -124,12 +122,15 @@ def create(
     return construct(entry, "writer", name, {"overwrite": overwrite, **options})
 
 
-def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Loader[Any]:
+def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Loader[Any] | MultiStreamLoader:
     """Build a loader from a config.
 
     Args:
         config: A TOML or YAML file, or a dict of the same structure.
         overrides: Settings that replace those of the file: ``"loader.batch_size=64"``.
+
+    Returns:
+        A `Loader`, or a `MultiStreamLoader` if ``sampler.kind`` is ``"iterators"``.
 
     Raises:
         ConfigError: All that is wrong with the settings, each with its key, value and what is allowed; or the one that
@@ -138,27 +139,31 @@ def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = 
         MissingDependencyError: pydantic is not installed.
     """
     from dataload.config import read_config  # pydantic takes 60 ms to import, and only configs need it
-    from dataload.config.models import LoaderConfig
-    from dataload.config.problems import named_under
+
+    return read_config(config, overrides).build(open_source)
+
+
+def record_loader(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Loader[Any]:
+    """Build a loader from a config for a tool that needs its source and order.
+
+    Args:
+        config: As in `from_config`.
+        overrides: As in `from_config`.
+
+    Raises:
+        ConfigError: As `from_config`; or the config is of a `MultiStreamLoader`, which has neither.
+    """
     from dataload.loader.loader import Loader
 
-    settings = read_config(config, overrides)
-    with ExitStack() as opened:
-        parts = [opened.enter_context(_open_section(*item)) for item in settings.sources().items()]
-        source = ConcatSource(parts) if isinstance(settings.source, tuple) else parts[0]
-        options = settings.loader_options(source)
-        # Lanes meet the number of ranks only here.
-        with named_under("sampler", ("lanes",)), named_under("loader", LoaderConfig.model_fields):
-            loader = Loader(source, **options)
-        opened.pop_all()
+    loader = from_config(config, overrides=overrides)
+    if not isinstance(loader, Loader):
+        loader.close()
+        raise ConfigError(
+            "sampler.kind is 'iterators': streams have no order of records to look at",
+            key="sampler.kind",
+            value="iterators",
+        )
     return loader
-
-
-def _open_section(key: str, section: SourceConfig) -> Source[Any]:
-    from dataload.config.problems import named_under
-
-    with named_under(key, type(section).model_fields):
-        return open_source(section.path, format=section.format, **section.open_options(key))
 
 
 def _named_format(paths: Any, name: str | None) -> tuple[Format | None, Any]:

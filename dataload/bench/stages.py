@@ -11,7 +11,7 @@ from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
-from dataload.api import from_config
+from dataload.api import record_loader
 from dataload.bench.results import Spread
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
@@ -69,7 +69,7 @@ def stage_overrides(settings: DataloadConfig) -> dict[str, list[str]]:
     A config without transform and collate function reads columns, so its batches are collated where they are read.
     """
     loader, source = settings.loader, settings.source
-    decode = not isinstance(source, tuple) and source.decode is not None
+    decode = source is not None and not isinstance(source, tuple) and source.decode is not None
     without = {
         "decode": ["source.decode=null"] if decode else [],
         "transform": ["loader.transform=null"] if loader.transform is not None else [],
@@ -129,7 +129,7 @@ def measure_stages(
 
 @contextmanager
 def _opened(config: Any, overrides: Sequence[str]) -> Generator[Loader[Any]]:
-    with from_config(config, overrides=overrides) as loader, closing(cast("Any", loader.source)):
+    with record_loader(config, overrides=overrides) as loader, closing(cast("Any", loader.source)):
         yield loader
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from dataload.analysis.pictures import check_picture, order_figure, stream_figure
-from dataload.api import from_config
+from dataload.api import record_loader
 from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture
 from dataload.cli.order_streams import print_streams, stream_facts
 from dataload.cli.output import count_of, print_json, print_line, print_table
@@ -62,7 +62,7 @@ def order_command(
         settings += [f"loader.world_size={world_size}", f"loader.rank={rank or 0}"]
     if picture is not None:
         check_picture(picture)
-    with from_config(config, overrides=settings) as loader, closing(cast("Any", loader.source)):
+    with record_loader(config, overrides=settings) as loader, closing(cast("Any", loader.source)):
         planner = loader.batch_sampler
         if steps is not None:
             _print_steps(planner, _parse_steps(steps, planner.steps(epoch), epoch), epoch, rank is not None, json)

@@ -12,7 +12,7 @@ import typer
 from dataload._util.checks import check_directory
 from dataload.analysis.pictures import check_picture, timeline_figure
 from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
-from dataload.api import from_config
+from dataload.api import record_loader
 from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture
 from dataload.cli.output import count_of, print_json, print_line
 from dataload.errors import ConfigError
@@ -40,7 +40,7 @@ def timeline_command(
         check_picture(picture)
     if trace is not None:
         check_directory(trace, "trace")
-    with from_config(config, overrides=overrides or ()) as loader, closing(cast("Any", loader.source)):
+    with record_loader(config, overrides=overrides or ()) as loader, closing(cast("Any", loader.source)):
         loader.set_epoch(epoch)
         with record_timeline(loader) as timeline:
             _consume(loader, steps, model_ms / 1000)

@@ -23,10 +23,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dataload._util.optional import load_optional
-from dataload.config.files import read_file
+from dataload.config.files import anchor_paths, plain_table, read_file
 from dataload.config.overrides import apply_overrides
-from dataload.config.paths import anchor_paths
-from dataload.config.plain import plain_table
 from dataload.config.problems import config_error, find_problems
 
 if TYPE_CHECKING:
@@ -68,6 +66,7 @@ def _validate(data: dict[str, Any], origin: str) -> DataloadConfig:
         settings = DataloadConfig.model_validate(data)
     except ValidationError as error:
         details = [*error.errors(include_url=False, include_context=False), *details]
+        details.sort(key=lambda detail: detail["loc"][0] != "source")
     if settings is None or details:
         raise config_error(find_problems(details, data, json_schema()), origin)
     contradictions = list(settings.contradictions())

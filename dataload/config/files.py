@@ -1,83 +1,170 @@
-"""Config files: TOML, YAML, JSON."""
+"""From a config file, or a user's dict, to plain tables."""
 
 from __future__ import annotations
 
+import glob
 import json
+import operator
 import os
+import re
 import tomllib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from dataload._util.optional import load_optional
-from dataload.config.plain import shorten
+from dataload.config.problems import shorten
+from dataload.config.references import REFERENCE_PATTERN
 from dataload.errors import ConfigError
+from dataload.sources.registry import get_format
 
-__all__ = ["read_file"]
+__all__ = ["anchor_paths", "plain_table", "read_file"]
+
+_SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """The table that a config file holds.
+    """Read the table that a TOML, YAML or JSON file holds.
 
     Raises:
-        ConfigError: There is no such file, its name ends otherwise, it does not parse, or holds no table.
-        MissingDependencyError: It is YAML, and PyYAML is not installed.
+        ConfigError: The file does not exist, has another suffix, does not parse, or does not hold a table.
+        MissingDependencyError: The file is YAML, and PyYAML is not installed.
     """
     suffix = os.path.splitext(path)[1].lower()
-    parse = _PARSERS.get(suffix)
-    if parse is None:
-        raise ConfigError(f"{path}: a config ends in {', '.join(_PARSERS)}, not {suffix!r}", key="config", value=path)
+    if suffix not in _SUFFIXES:
+        message = f"{path}: the name of a config ends in {', '.join(_SUFFIXES)}, not {suffix!r}"
+        raise ConfigError(message, key="config", value=path)
     try:
         with open(path, encoding="utf-8") as stream:
             text = stream.read()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"it is no UTF-8 text ({error.reason})"
+        reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error.reason})"
         raise ConfigError(f"cannot read the config {path}: {reason}", key="config", value=path) from error
-    table = parse(text, path)
-    if table is None:  # what YAML makes of an empty file
+    try:
+        table = _parse_yaml(text, path) if suffix in (".yaml", ".yml") else _PARSERS[suffix](text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        name = suffix[1:].upper()
+        raise ConfigError(f"{path} is not valid {name}: {error}", key="config", value=path) from error
+    if table is None:  # an empty YAML file
         return {}
     if not isinstance(table, dict):
-        raise ConfigError(f"{path}: a config is a table of sections, got {shorten(table)}", key="config", value=path)
+        message = f"{path}: a config is a table of sections, got {shorten(table)}"
+        raise ConfigError(message, key="config", value=path)
     return table
 
 
-def _parse_toml(text: str, path: str) -> Any:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is no TOML: {error}", key="config", value=path) from error
-
-
-def _parse_json(text: str, path: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}", key="config", value=path) from error
+_PARSERS: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
 
 
 def _parse_yaml(text: str, path: str) -> Any:
     yaml = load_optional("yaml", needed_by=f"the config {path}", extra="config", package="pyyaml")
 
     class Loader(yaml.SafeLoader):
-        """The safe loader, which would let the last of two equal keys win."""
+        """The safe loader; it also refuses duplicate keys, of which PyYAML keeps the last."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = [key.value for key, _ in node.value if key.tag == "tag:yaml.org,2002:str"]
             for key in keys:
                 if keys.count(key) > 1:
                     line = node.start_mark.line + 1
-                    raise ConfigError(f"{path}: {key!r} stands twice in the table at line {line}", key=key)
+                    raise ConfigError(f"{path}: the table at line {line} has two keys {key!r}", key=key)
             return super().construct_mapping(node, deep)
 
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"{path} is no YAML: {reason}", key="config", value=path) from error
+        raise ConfigError(f"{path} is not valid YAML: {reason}", key="config", value=path) from error
 
 
-_PARSERS: dict[str, Callable[[str, str], Any]] = {
-    ".toml": _parse_toml,
-    ".yaml": _parse_yaml,
-    ".yml": _parse_yaml,
-    ".json": _parse_json,
-}
+def plain_table(table: Mapping[Any, Any], origin: str) -> dict[str, Any]:
+    """Copy a table, with path objects as text, tuples as lists and NumPy integers as integers.
+
+    Raises:
+        ConfigError: A key is not text.
+    """
+    for key in table:
+        if not isinstance(key, str):
+            message = f"{origin}: keys are text, got {key!r} ({type(key).__name__}): put it in quotes"
+            raise ConfigError(message, value=key)
+    return {key: _plain(value, f"{origin}: {key}") for key, value in table.items()}
+
+
+def _plain(value: Any, origin: str) -> Any:
+    if isinstance(value, Mapping):
+        return plain_table(cast("Mapping[Any, Any]", value), origin)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, origin) for item in cast("list[Any]", value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(cast("os.PathLike[str]", value))
+    if not isinstance(value, (bool, int)) and hasattr(value, "__index__"):
+        return operator.index(value)
+    return value
+
+
+_SOURCE_PATHS = ("path", "index", "documents")
+_SAMPLER_PATHS = ("indices", "weights", "lengths", "sequences")
+
+
+def anchor_paths(data: dict[str, Any], directory: str) -> dict[str, Any]:
+    """Return `data` with its paths relative to `directory` instead of the working directory."""
+    anchored = dict(data)
+    if "source" in data:
+        anchored["source"] = _anchor_source(data["source"], directory)
+    if "sampler" in data:
+        anchored["sampler"] = _anchor_sampler(data["sampler"], directory)
+    loader = data.get("loader")
+    if isinstance(loader, dict) and isinstance(cast("dict[str, Any]", loader).get("exclude"), str):
+        anchored["loader"] = {**loader, "exclude": _anchor_file(loader["exclude"], directory)}
+    return anchored
+
+
+def _anchor_source(source: Any, directory: str) -> Any:
+    if isinstance(source, list):
+        return [_anchor_source(section, directory) for section in cast("list[Any]", source)]
+    if not isinstance(source, dict) or not _takes_paths(cast("dict[str, Any]", source).get("format")):
+        return source
+    section = cast("dict[str, Any]", source)
+    return {name: _anchor(value, directory) if name in _SOURCE_PATHS else value for name, value in section.items()}
+
+
+def _anchor_sampler(value: Any, directory: str, name: str = "") -> Any:
+    if isinstance(value, list) and name != "sequences":
+        return [_anchor_sampler(item, directory) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        table = cast("dict[str, Any]", value)
+        return {name: _anchor_sampler(inner, directory, name) for name, inner in table.items()}
+    if name not in _SAMPLER_PATHS or not isinstance(value, str) or re.match(REFERENCE_PATTERN, value):
+        return value
+    return _anchor_file(value, directory)
+
+
+def _anchor_file(path: str, directory: str) -> str:
+    return os.path.join(directory, os.path.expanduser(path))
+
+
+def _anchor(value: Any, directory: str) -> Any:
+    if isinstance(value, list):
+        return [_anchor(item, directory) for item in cast("list[Any]", value)]
+    if not isinstance(value, str) or not value:
+        return value
+    prefix, colon, rest = value.partition(":")
+    if colon and prefix.isidentifier() and len(prefix) > 1:
+        if rest.startswith("//") or not _takes_paths(prefix):
+            return value  # a URL, or range:100
+        return f"{prefix}:{_join(directory, rest)}"
+    return _join(directory, value)
+
+
+def _join(directory: str, path: str) -> str:
+    path = os.path.expanduser(path)
+    if os.path.isabs(path):
+        return path
+    # The directory is meant literally, even if its name has the characters of a pattern.
+    return os.path.join(glob.escape(directory) if glob.has_magic(path) else directory, path)
+
+
+def _takes_paths(name: Any) -> bool:
+    try:
+        return not isinstance(name, str) or get_format(name).takes_paths
+    except ConfigError:
+        return True  # reported later, together with everything else that is wrong

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, cast
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, create_model
 
-from dataload.collate import Collate, Policy
-from dataload.config.problems import MISSING, Problem
-from dataload.config.references import REFERENCE_PATTERN, resolve_reference
-from dataload.config.sampler_section import BuildContext
-from dataload.config.samplers import LengthBucketsConfig, OrderConfig, PackingConfig
-from dataload.config.section import Section
-from dataload.config.streams import StreamsConfig
-from dataload.executors import StartMethod
-from dataload.loader.order import Shuffle, rank_and_world_size
-from dataload.loader.rescue import OnError
-from dataload.loader.workers import ExecutorName
+from dataload.collate import Collate
+from dataload.config.derive import Section, settings_of
+from dataload.config.problems import MISSING, Problem, named_under
+from dataload.config.references import resolve_reference
+from dataload.config.samplers import SECTIONS, BuildContext
+from dataload.config.streams import IteratorsConfig
+from dataload.loader.loader import Loader
+from dataload.loader.order import rank_and_world_size
 from dataload.samplers import BatchPlanner
-from dataload.samplers.batch import Tail
 from dataload.sources.base import Source
 from dataload.sources.concat import ConcatSource
 from dataload.sources.tar.header import OnDamage
 from dataload.sources.tar.reader import Missing
 from dataload.sources.tokens.reader import Ends
+from dataload.streams import MultiStreamLoader
 
 __all__ = ["DataloadConfig", "LoaderConfig", "SourceConfig", "missing_settings"]
 
-SamplerConfig: TypeAlias = Annotated[
-    OrderConfig | LengthBucketsConfig | PackingConfig | StreamsConfig,
-    Field(discriminator="kind"),
-]
-Reference: TypeAlias = Annotated[str, Field(pattern=REFERENCE_PATTERN, examples=["package.module:function"])]
 Texts: TypeAlias = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 Extents: TypeAlias = Annotated[tuple[int, ...], Field(strict=False)]
 
@@ -109,54 +102,9 @@ class SourceConfig(Section):
             yield Problem(f"{key}.options.{name}", self.options[name], f"belongs one level up: {key}.{name}")
 
 
-class LoaderConfig(Section):
-    """How batches are made: the arguments of `dataload.Loader`."""
-
-    batch_size: int | None = Field(
-        None, ge=1, description="Rows per batch of one rank; not where max_tokens of length_buckets decides."
-    )
-    shuffle: bool | Shuffle = Field(
-        False,
-        description="Each epoch in another order: 'global' mixes all records, 'shards' reads files in turn through a "
-        "pool, true leaves it to the source. Not together with a section 'sampler'.",
-    )
-    seed: int = Field(0, description="Of the order and of the transforms' random numbers.")
-    tail: Tail | None = Field(
-        None,
-        description="What becomes of the rows behind the last full batch; 'partial', on several ranks 'pad'.",
-    )
-    num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
-        0, description="Workers that make batches ahead; 0: the consumer's own thread; 'auto': as many as help."
-    )
-    executor: ExecutorName = Field(
-        "threads", description="Where workers run; 'processes' for transforms that hold the GIL."
-    )
-    start_method: StartMethod = Field("forkserver", description="How worker processes come into being.")
-    prefetch: int = Field(2, ge=1, description="Batches ahead, per worker.")
-    prefetch_bytes: int = Field(1 << 30, ge=1, description="Bytes of batches ahead, about, in all.")
-    in_order: bool = Field(True, description="false: batches as they are made, within an epoch.")
-    epochs: int | None = Field(None, ge=0, description="How many there will be; by default nobody knows.")
-    timeout: float | None = Field(
-        None, gt=0, description="Seconds after which a batch that does not come is an error; by default a warning."
-    )
-    on_error: OnError = Field("raise", description="What becomes of a record that cannot be read or transformed.")
-    max_bad: int = Field(1000, ge=0, description="Records left out or replaced after which it is an error.")
-    error_report: str | None = Field(None, description="A JSONL file that bad records are added to.")
-    exclude: str | Annotated[tuple[int, ...], Field(strict=False)] | None = Field(
-        None, description="Records that are not to be tried: indices, or the path of an error_report."
-    )
-    transform: Reference | Annotated[tuple[Reference, ...], Field(strict=False)] | None = Field(
-        None, description="Sample -> sample: a function, or several in turn."
-    )
-    batch_transform: Reference | None = Field(None, description="Batch -> batch.")
-    collate: Reference | dict[str, Policy] | None = Field(
-        None, description="Samples -> batch: a function; or field -> what to do with shapes that differ."
-    )
-    rank: int | None = Field(None, ge=0, description="Number of this process; by default from the environment.")
-    world_size: int | None = Field(None, ge=1, description="Number of processes; by default from the environment.")
-
+class _LoaderSection(Section):
     def loader_options(self) -> dict[str, Any]:
-        """Keyword arguments for `dataload.Loader`, functions imported.
+        """Return the keyword arguments for the loader, with functions imported.
 
         Raises:
             ConfigError: A function cannot be imported.
@@ -170,37 +118,85 @@ class LoaderConfig(Section):
         return options
 
 
+_ELSEWHERE = ("source", "sampler", "batch_sampler", "fields")
+"""Arguments of `Loader` that other sections stand for."""
+
+if TYPE_CHECKING:
+    LoaderConfig: TypeAlias = Any  # attributes are the arguments of `Loader`
+    SamplerConfig: TypeAlias = Any
+else:
+    LoaderConfig = create_model(
+        "LoaderConfig",
+        __base__=_LoaderSection,
+        __doc__="How batches are made: the arguments of `dataload.Loader`.",
+        __module__=__name__,
+        **{name: field for name, field in settings_of(Loader).items() if name not in _ELSEWHERE},
+    )
+    SamplerConfig = Annotated[Union[tuple(SECTIONS.values())], Field(discriminator="kind")]  # noqa: UP007
+
+
+def _unless(kind: str, requirement: dict[str, Any]) -> dict[str, Any]:
+    """JSON schema of a requirement for all kinds of samplers but one; `missing_settings` says the same in words."""
+    sampler = {"properties": {"kind": {"const": kind}}, "required": ["kind"]}
+    return {"if": {"properties": {"sampler": sampler}, "required": ["sampler"]}, "else": requirement}
+
+
 class DataloadConfig(Section):
     """Settings of a training job's data."""
 
-    # `missing_settings` says the same in words.
     model_config = ConfigDict(
         json_schema_extra={
-            "if": {
-                "properties": {"sampler": {"properties": {"kind": {"const": "length_buckets"}}, "required": ["kind"]}},
-                "required": ["sampler"],
-            },
-            "else": {"properties": {"loader": {"required": ["batch_size"]}}},
+            "allOf": [
+                _unless("length_buckets", {"properties": {"loader": {"required": ["batch_size"]}}}),
+                _unless("iterators", {"required": ["source"]}),
+            ]
         }
     )
 
-    source: SourceConfig | Annotated[tuple[SourceConfig, ...], Field(strict=False, min_length=1)] = Field(
-        description="What is read; several tables [[source]] are joined in their order."
+    source: SourceConfig | Annotated[tuple[SourceConfig, ...], Field(strict=False, min_length=1)] | None = Field(
+        None, description="The data to read; several tables [[source]] are joined in their order."
     )
-    sampler: SamplerConfig | None = Field(None, description="The order; by default loader.shuffle decides.")
+    sampler: SamplerConfig | None = Field(None, description="The order. By default `loader.shuffle` decides.")
     loader: LoaderConfig = Field(description="How batches are made.")
 
     def sources(self) -> dict[str, SourceConfig]:
-        """The tables of the section ``source`` by their keys, as messages name them."""
-        if isinstance(self.source, SourceConfig):
-            return {"source": self.source}
-        return {f"source[{i}]": section for i, section in enumerate(self.source)}
+        """Return the tables of the section ``source`` by their keys, as messages name them."""
+        if isinstance(self.source, tuple):
+            return {f"source[{i}]": section for i, section in enumerate(self.source)}
+        return {} if self.source is None else {"source": self.source}
 
-    def loader_options(self, source: Source[Any]) -> dict[str, Any]:
-        """Keyword arguments for `dataload.Loader`.
+    def build(self, open_source: Callable[..., Source[Any]]) -> Loader[Any] | MultiStreamLoader:
+        """Open the sources and build the loader.
 
         Args:
-            source: What the section ``source`` stands for.
+            open_source: `dataload.open`.
+
+        Raises:
+            ConfigError: A setting does not fit the data.
+            SourceError: The data cannot be opened.
+        """
+        if isinstance(self.sampler, IteratorsConfig):
+            with named_under("loader", type(self.loader).model_fields):
+                return self.sampler.build_loader(self.loader.loader_options())
+        with ExitStack() as opened:
+            parts: list[Source[Any]] = []
+            for key, section in self.sources().items():
+                with named_under(key, SourceConfig.model_fields):
+                    source = open_source(section.path, format=section.format, **section.open_options(key))
+                parts.append(opened.enter_context(source))
+            source = ConcatSource(parts) if isinstance(self.source, tuple) else parts[0]
+            options = self.loader_options(source)
+            # Only the loader knows the number of ranks that lanes must suit.
+            with named_under("sampler", ("lanes",)), named_under("loader", type(self.loader).model_fields):
+                loader = Loader(source, **options)
+            opened.pop_all()
+        return loader
+
+    def loader_options(self, source: Source[Any]) -> dict[str, Any]:
+        """Return the keyword arguments for `dataload.Loader`.
+
+        Args:
+            source: The data that the section ``source`` names.
 
         Raises:
             ConfigError: A function cannot be imported, a sampler does not fit the source, or a file that it needs
@@ -224,47 +220,49 @@ class DataloadConfig(Section):
         return {**options, "batch_sampler": built}
 
     def contradictions(self) -> Iterator[Problem]:
-        """Settings that are right alone and wrong together."""
-        loader = self.loader
+        """Find settings that are valid alone and wrong together."""
+        sampler, loader = cast("Any", self.sampler), self.loader
+        kind = None if sampler is None else sampler.kind
         for key, section in self.sources().items():
+            if kind == "iterators":
+                reason = "does not apply to sampler.kind 'iterators', whose streams read the data: remove the section"
+                yield Problem(key, section.path, reason)
             yield from section.contradictions(key)
-        if self.sampler is not None:
-            yield from self.sampler.contradictions("sampler", len(self.source) if isinstance(self.source, tuple) else 0)
-            if loader.shuffle:
-                yield Problem(
-                    "loader.shuffle",
-                    loader.shuffle,
-                    "contradicts the section 'sampler', which chooses the order: leave one out",
-                )
-        if isinstance(self.sampler, LengthBucketsConfig):
-            if self.sampler.max_tokens is None and loader.batch_size is None:
+        if sampler is not None:
+            yield from sampler.contradictions("sampler", len(self.source) if isinstance(self.source, tuple) else 0)
+        if kind == "iterators":
+            yield from sampler.inapplicable(loader.given())
+        elif sampler is not None and loader.shuffle:
+            reason = "conflicts with the section 'sampler', which chooses the order: remove one of them"
+            yield Problem("loader.shuffle", loader.shuffle, reason)
+        if kind == "length_buckets":
+            if sampler.max_tokens is None and loader.batch_size is None:
                 yield Problem("loader.batch_size", MISSING, "give it, or sampler.max_tokens")
-            if self.sampler.max_tokens is not None and loader.batch_size is not None:
-                yield Problem(
-                    "loader.batch_size",
-                    loader.batch_size,
-                    "contradicts sampler.max_tokens, which decides how many rows a batch has: leave one out",
-                )
+            if sampler.max_tokens is not None and loader.batch_size is not None:
+                reason = "conflicts with sampler.max_tokens, which decides how many rows a batch has: remove one"
+                yield Problem("loader.batch_size", loader.batch_size, reason)
         if (loader.rank is None) != (loader.world_size is None):
             name = "rank" if loader.world_size is None else "world_size"
             yield Problem(f"loader.{name}", getattr(loader, name), "rank and world_size go together: give both or none")
-        if loader.rank is not None and loader.world_size is not None and loader.rank >= loader.world_size:
+        elif loader.rank is not None and loader.rank >= loader.world_size:
             yield Problem("loader.rank", loader.rank, f"expected a number below world_size, {loader.world_size}")
 
 
 def missing_settings(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What no section can tell to be missing by itself, as pydantic's findings: how many rows a batch has."""
+    """Return pydantic's findings for required settings that depend on another section: source and batch size."""
     loader, sampler = data.get("loader"), data.get("sampler")
     kind = cast("dict[str, Any]", sampler).get("kind") if isinstance(sampler, dict) else None
-    if not isinstance(loader, dict) or kind == "length_buckets":
-        return []
-    if cast("dict[str, Any]", loader).get("batch_size") is not None:
-        return []
-    return [{"type": "missing", "loc": ("loader", "batch_size")}]
+    found: list[tuple[str, ...]] = []
+    if kind != "iterators" and data.get("source") is None:
+        found.append(("source",))
+    batch_size = cast("dict[str, Any]", loader).get("batch_size") if isinstance(loader, dict) else 0
+    if kind != "length_buckets" and batch_size is None:
+        found.append(("loader", "batch_size"))
+    return [{"type": "missing", "loc": location} for location in found]
 
 
 def _resolve(value: Any, key: str) -> Any:
-    """Functions for ``"module:function"``, in lists and tables too; other text is a name that is built in."""
+    """Import the functions that ``"module:function"`` names, in lists and tables too; other text is built in."""
     if isinstance(value, Mapping):
         return {name: _resolve(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, tuple):

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any, NoReturn, cast
 
-from dataload.config.plain import shorten
+from dataload.config.problems import shorten
 from dataload.errors import ConfigError
 
 __all__ = ["apply_overrides", "parse_assignment", "parse_value"]

@@ -1,20 +1,21 @@
-"""What is wrong with a config, in words: from pydantic's findings and the JSON schema. Pure (no I/O)."""
+"""Errors of a config in words: from pydantic's findings and the JSON schema. Pure (no I/O)."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, NamedTuple, cast
 
-from dataload.config.arrays import NPY_PATTERN
-from dataload.config.plain import shorten
-from dataload.config.references import REFERENCE_PATTERN
+from dataload.config.references import NPY_PATTERN, REFERENCE_PATTERN
 from dataload.errors import ConfigError, closest
 
-__all__ = ["MISSING", "Problem", "config_error", "find_problems", "named_as", "named_under"]
+__all__ = ["MISSING", "Problem", "config_error", "find_problems", "named_as", "named_under", "shorten"]
 
 Keys = tuple[str | int, ...]
 Schema = dict[str, Any]
+
+MISSING = object()
 
 
 class Problem(NamedTuple):
@@ -22,7 +23,7 @@ class Problem(NamedTuple):
 
     Attributes:
         key: Dotted, as in an override.
-        value: What was found there; `MISSING` if nothing was.
+        value: The value found there; `MISSING` if there is none.
         reason: What was expected.
     """
 
@@ -35,15 +36,18 @@ class Problem(NamedTuple):
         return f"{self.key} {found}: {self.reason}"
 
 
-MISSING = object()
+def shorten(value: Any, limit: int = 60) -> str:
+    """Return a value as text for a message."""
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def config_error(problems: Sequence[Problem], origin: str) -> ConfigError:
-    """One error that names all problems; its key and value are the first one's.
+    """Return one error that names all problems; its key and value are those of the first.
 
     Args:
         problems: At least one.
-        origin: The file, or what else the settings came from.
+        origin: Where the settings came from, such as a file.
     """
     first = problems[0]
     value = None if first.value is MISSING else first.value
@@ -55,10 +59,10 @@ def config_error(problems: Sequence[Problem], origin: str) -> ConfigError:
 
 @contextmanager
 def named_under(section: str, names: Container[str]) -> Generator[None]:
-    """Let errors about the settings `names` name them as a config does: ``lanes`` as ``sampler.lanes``.
+    """Name the settings in errors as the config does: ``lanes`` becomes ``sampler.lanes``.
 
     Raises:
-        ConfigError: The one that was raised within, of one of `names`.
+        ConfigError: Raised within the context; renamed if its key is one of `names`.
     """
     try:
         yield
@@ -71,10 +75,10 @@ def named_under(section: str, names: Container[str]) -> Generator[None]:
 
 @contextmanager
 def named_as(key: str, value: Any) -> Generator[None]:
-    """Let errors be about the setting `key`, whatever the argument was called that it went into.
+    """Attribute errors to the setting `key`, whichever argument it was passed as.
 
     Raises:
-        ConfigError: The one that was raised within.
+        ConfigError: Raised within the context.
     """
     try:
         yield
@@ -83,63 +87,55 @@ def named_as(key: str, value: Any) -> Generator[None]:
 
 
 def find_problems(details: Sequence[Mapping[str, Any]], data: Mapping[str, Any], schema: Schema) -> list[Problem]:
-    """Pydantic's findings in our words, one for each key.
+    """Translate pydantic's findings into our words, one for each key.
 
     Args:
         details: `ValidationError.errors()`.
         data: The settings that were checked.
-        schema: JSON schema of the whole.
+        schema: JSON schema of the whole config.
     """
     located = [(_locate(detail, data), str(detail["type"])) for detail in details]
-    # A value that may be one of several types gives a finding for each. The one that got furthest into the
-    # value is of the type that was meant.
-    furthest = {keys: kind for keys, kind in located if not any(_inside(other, keys) for other, _ in located)}
+    # A union gives a finding for each of its types. The type that was meant is the one that got furthest into the
+    # value.
+    furthest = {
+        keys: kind
+        for keys, kind in located
+        if not any(len(other) > len(keys) and other[: len(keys)] == keys for other, _ in located)
+    }
     return [_explain(keys, kind, data, schema) for keys, kind in furthest.items()]
 
 
-def _inside(keys: Keys, outer: Keys) -> bool:
-    return len(keys) > len(outer) and keys[: len(outer)] == outer
-
-
 def _locate(detail: Mapping[str, Any], data: Mapping[str, Any]) -> Keys:
-    """The keys that lead to a finding; pydantic's own also name the types of a union, which no user wrote."""
+    """Return the keys that lead to a finding; pydantic's own location also names the types of unions."""
     keys: list[str | int] = []
-    node: Any = data
-    entered = False  # whether the kind of the sampler in `node` was passed
     location: Keys = tuple(detail["loc"])
-    for place, key in enumerate(location):
-        if not entered and location[0] == "sampler" and isinstance(node, dict) and node.get("kind") == key:
-            entered = True  # the kind, though 'lanes' is a key of its table, too
-            continue
-        found, inner = _step(node, key)
-        if found:
+    node: Any = data
+    in_kind = False  # whether the kind of the sampler in `node` was passed
+    for key in location:
+        if location[0] == "sampler" and not in_kind and isinstance(node, dict) and node.get("kind") == key:
+            in_kind = True  # the kind, even where it is also a key of the table: 'lanes'
+        elif (inner := _get(node, key)) is not MISSING:
             keys.append(key)
-            node, entered = inner, False
-        elif detail["type"] == "missing" and place + 1 == len(location):
-            keys.append(key)
+            node, in_kind = inner, False
+    if detail["type"] == "missing":
+        keys.append(location[-1])
     if str(detail["type"]).startswith("union_tag"):
         keys.append("kind")
     return tuple(keys)
 
 
-def _step(node: Any, key: str | int) -> tuple[bool, Any]:
-    if isinstance(node, dict) and key in node:
-        return True, cast("dict[Any, Any]", node)[key]
-    if isinstance(node, list) and isinstance(key, int) and key < len(cast("list[Any]", node)):
-        return True, node[key]
-    return False, None
+def _get(node: Any, key: str | int) -> Any:
+    try:
+        return cast("Any", node)[key] if isinstance(node, (dict, list)) else MISSING
+    except (KeyError, IndexError, TypeError):
+        return MISSING
 
 
 def _explain(keys: Keys, kind: str, data: Mapping[str, Any], schema: Schema) -> Problem:
-    value: Any = data
-    for key in keys:
-        found, value = _step(value, key)
-        if not found:
-            value = MISSING
-            break
+    value = reduce(_get, keys, cast("Any", data))
     if kind == "extra_forbidden":
         return Problem(dotted(keys), value, _unknown(keys, data, schema))
-    expected = list(_schemas_at(keys, data, schema))
+    expected = _schemas_at(keys, data, schema)
     allowed = [choice for node in expected for choice in _choices(node)]
     if allowed and isinstance(value, str):
         others = [f", or {_describe(node)}" for node in expected if not _choices(node)]
@@ -148,32 +144,28 @@ def _explain(keys: Keys, kind: str, data: Mapping[str, Any], schema: Schema) -> 
 
 
 def dotted(keys: Keys) -> str:
-    """Keys as a user writes them in an override.
+    """Write keys as a user does in an override.
 
     Example:
         >>> dotted(("source", "path", 0))
         'source.path[0]'
     """
-    text = ""
-    for key in keys:
-        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
-    return text
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")
 
 
 def _unknown(keys: Keys, data: Mapping[str, Any], schema: Schema) -> str:
     name = str(keys[-1])
     known = {key for node in _schemas_at(keys[:-1], data, schema) for key in node.get("properties", {})}
     message = closest(name, known)
-    # Whoever writes `batch_size` at the top has the right key in the wrong place.
-    here = dotted(keys)
-    elsewhere = [path for path in _all_keys(schema) if path.rpartition(".")[2] == name and path != here]
+    # `batch_size` at the top is the right key in the wrong place.
+    elsewhere = [path for path in _all_keys(schema) if path.rpartition(".")[2] == name and path != dotted(keys)]
     if elsewhere and not message.startswith("did you"):
         message = f"did you mean {elsewhere[0]!r}? {message}"
-    return f"there is no such key, {message}" if message.startswith("did you") else f"there is no such key. {message}"
+    return f"there is no such key{',' if message.startswith('did you') else '.'} {message}"
 
 
 def _all_keys(schema: Schema) -> Iterator[str]:
-    """All keys, dotted, those of outer tables first; of a table that may nest in its like, only the outermost."""
+    """Yield all keys, dotted, outer tables first; of a table that nests in itself, only the outermost."""
     level, seen = [("", schema)], set[int]()
     while level:
         deeper: list[tuple[str, Schema]] = []
@@ -186,86 +178,77 @@ def _all_keys(schema: Schema) -> Iterator[str]:
         level = [(f"{key}.", inner) for key, inner in deeper]
 
 
-def _schemas_at(keys: Keys, data: Any, schema: Schema) -> Iterator[Schema]:
-    """The types that are allowed at `keys`, without null."""
-    nodes = list(_branches(schema, schema))
+def _schemas_at(keys: Keys, data: Any, schema: Schema) -> list[Schema]:
+    """Return the types that are allowed at `keys`, without null."""
+    nodes = _branches(schema, schema)
     value: Any = data
     for key in keys:
-        nodes = [
-            branch
-            for node in _of_kind(nodes, value)
-            for inner in _inner(node, key)
-            for branch in _branches(inner, schema)
-        ]
-        _, value = _step(value, key)
-    yield from _of_kind(nodes, value)
+        inner = [_inner(node, key) for node in _of_kind(nodes, value)]
+        nodes = [branch for node in inner if node for branch in _branches(node, schema)]
+        value = _get(value, key)
+    return _of_kind(nodes, value)
 
 
-def _inner(node: Schema, key: str | int) -> Iterator[Schema]:
+def _inner(node: Schema, key: str | int) -> Schema | None:
     if isinstance(key, int):
-        if "items" in node:
-            yield node["items"]
-    elif key in node.get("properties", {}):
-        yield node["properties"][key]
-    elif isinstance(node.get("additionalProperties"), dict):
-        yield node["additionalProperties"]
+        return node.get("items")
+    inner = node.get("properties", {}).get(key, node.get("additionalProperties"))
+    return inner if isinstance(inner, dict) else None
 
 
-def _branches(node: Schema, schema: Schema) -> Iterator[Schema]:
-    """`node` with its reference followed, or the types of its union."""
+def _branches(node: Schema, schema: Schema) -> list[Schema]:
+    """Return `node` with its reference followed, or the types of its union."""
     if "$ref" in node:
         node = schema["$defs"][node["$ref"].rpartition("/")[2]]
     several = node.get("anyOf") or node.get("oneOf")
     if several is not None:
-        for one in several:
-            yield from _branches(one, schema)
-    elif node.get("type") != "null":
-        yield node
+        return [branch for one in several for branch in _branches(one, schema)]
+    return [] if node.get("type") == "null" else [node]
 
 
 def _of_kind(nodes: list[Schema], value: Any) -> list[Schema]:
-    """Of sections that differ by their ``kind``, the one that was chosen."""
+    """Return the section of the ``kind`` that was chosen, of sections that differ by it."""
     kind = value.get("kind") if isinstance(value, dict) else None
-    chosen = [node for node in nodes if node.get("properties", {}).get("kind", {}).get("const") == kind]
-    return chosen if kind is not None and chosen else nodes
+    chosen = [node for node in nodes if kind and node.get("properties", {}).get("kind", {}).get("const") == kind]
+    return chosen or nodes
 
 
 def _choices(node: Schema) -> list[str]:
-    choices = node.get("enum") or ([node["const"]] if "const" in node else [])
+    choices = node.get("enum") or [node.get("const")]
     return [choice for choice in choices if isinstance(choice, str)]
 
 
 def _describe(node: Schema) -> str:
-    """A type in words."""
+    """Return a type in words."""
     if _choices(node):
         return " or ".join(map(repr, _choices(node)))
-    match node.get("type"):
-        case "integer" | "number" as kind if "minimum" in node:
-            return f"{_WORDS[kind]} >= {node['minimum']}"
-        case "array":
-            return f"a list of {_plural(node['items'])}{', at least one' if node.get('minItems') else ''}"
-        case "boolean" if "const" in node:
-            return str(node["const"]).lower()
-        case "string" if "pattern" in node:
-            return _PATTERNS[node["pattern"]][0]
-        case kind:
-            return _WORDS.get(str(kind), "a table")
+    kind = str(node.get("type"))
+    word = _WORDS.get(kind, ("a table",))[0]
+    if kind == "array":
+        return f"a list of {_plural(node['items'])}{', at least one' if node.get('minItems') else ''}"
+    if kind == "boolean" and "const" in node:
+        return str(node["const"]).lower()
+    if "pattern" in node:
+        return _PATTERNS[node["pattern"]][0]
+    limits = {"minimum": ">=", "exclusiveMinimum": ">"}
+    return word + "".join(f" {sign} {node[limit]:g}" for limit, sign in limits.items() if limit in node)
 
 
 def _plural(node: Schema) -> str:
     if "anyOf" in node:
         return " or ".join(map(_plural, node["anyOf"]))
-    match node.get("type"):
-        case "array":
-            return f"lists of {_plural(node['items'])}"
-        case "string" if "pattern" in node:
-            return _PATTERNS[node["pattern"]][1]
-        case kind:
-            return _PLURALS.get(str(kind), "tables")
+    if node.get("type") == "array":
+        return f"lists of {_plural(node['items'])}"
+    words = _PATTERNS[node["pattern"]] if "pattern" in node else _WORDS.get(str(node.get("type")), ("", "tables"))
+    return words[1]
 
 
-_WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
-_PLURALS = {"integer": "whole numbers", "number": "numbers", "string": "text"}
+_WORDS = {
+    "integer": ("a whole number", "whole numbers"),
+    "number": ("a number", "numbers"),
+    "boolean": ("true or false", "true or false"),
+    "string": ("text", "text"),
+}
 _PATTERNS = {
     REFERENCE_PATTERN: ("a function as 'package.module:function'", "functions"),
     NPY_PATTERN: ("the path of a .npy file", "paths of .npy files"),

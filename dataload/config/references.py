@@ -1,26 +1,29 @@
-"""Functions named in a config: ``"package.module:function"``."""
+"""What a config names instead of holding it: functions as ``"package.module:function"``, arrays as .npy files."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-from dataload.errors import ConfigError, closest
+from dataload.codecs.npy import parse_npy
+from dataload.errors import ConfigError, CorruptFileError, closest
+from dataload.types import Array
 
-__all__ = ["REFERENCE_PATTERN", "resolve_reference"]
+__all__ = ["NPY_PATTERN", "REFERENCE_PATTERN", "read_array", "resolve_reference"]
 
+NPY_PATTERN = r"\.npy$"
 REFERENCE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 
 
 def resolve_reference(reference: str, key: str) -> Any:
-    """Import what `reference` names.
+    """Import the object that `reference` names.
 
     Args:
-        reference: ``"package.module:name"``, the name dotted for an attribute of a class.
+        reference: ``"package.module:name"``; a dotted name leads to an attribute of a class.
         key: The setting, for the message.
 
     Raises:
-        ConfigError: The module does not import, or has no such name.
+        ConfigError: The module cannot be imported, or has no such name.
     """
     module_name, _, path = reference.partition(":")
     try:
@@ -35,10 +38,32 @@ def resolve_reference(reference: str, key: str) -> Any:
         try:
             found = getattr(found, name)
         except AttributeError:
-            known = [known for known in vars(found) if not known.startswith("_")] if hasattr(found, "__dict__") else []
+            known = [known for known in getattr(found, "__dict__", ()) if not known.startswith("_")]
             raise ConfigError(
                 f"{key} is {reference!r}: {module_name} has no {name!r}: {closest(name, known)}",
                 key=key,
                 value=reference,
             ) from None
     return found
+
+
+def read_array(path: str, key: str) -> Array:
+    """Read a one-dimensional array from a .npy file.
+
+    Args:
+        path: The file.
+        key: The setting, for the message.
+
+    Raises:
+        ConfigError: The file cannot be read, or does not hold an array of one dimension.
+    """
+    try:
+        with open(path, "rb") as stream:
+            array = parse_npy(stream.read())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", key=key, value=path) from error
+    except CorruptFileError as error:
+        raise ConfigError(f"{path} is not a .npy array: {error}", key=key, value=path) from error
+    if array.ndim != 1:
+        raise ConfigError(f"{path} holds an array of shape {array.shape}: expected one dimension", key=key, value=path)
+    return array

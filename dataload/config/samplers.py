@@ -1,4 +1,4 @@
-"""The section ``sampler``: one model for each kind of order.
+"""The section ``sampler``: one model for each kind of order, derived from the class that it builds.
 
 Tables nest: ``[sampler.parent]`` is the order that a sampler builds upon, ``[[sampler.samplers]]`` are those of a
 mixture's parts.
@@ -6,14 +6,17 @@ mixture's parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, Union
 
-from pydantic import Field
+from pydantic import Field, create_model
 
-from dataload.config.arrays import NPY_PATTERN, read_array
-from dataload.config.problems import MISSING, Problem, named_as
-from dataload.config.sampler_section import BatchesSection, BuildContext, OrderSection
+from dataload._util.randomness import derive_key
+from dataload.config.derive import NpyPath, Section, settings_of
+from dataload.config.problems import MISSING, Problem, named_as, named_under
+from dataload.config.references import read_array
 from dataload.errors import ConfigError
 from dataload.loader.order import default_pool_size, shard_lengths
 from dataload.samplers import (
@@ -30,213 +33,230 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
-from dataload.samplers.mixture import Stop
-from dataload.samplers.packing import Overlong
+from dataload.sources.base import Source
 from dataload.sources.lengths import record_lengths
-from dataload.types import Array, Sampler
+from dataload.types import Sampler
 
-__all__ = [
-    "GlobalShuffleConfig",
-    "LanesConfig",
-    "LengthBucketsConfig",
-    "MixtureConfig",
-    "OrderConfig",
-    "PackingConfig",
-    "PoolShuffleConfig",
-    "RepeatConfig",
-    "SequentialConfig",
-    "ShardSequentialConfig",
-    "SubsetConfig",
-    "WeightedConfig",
-]
+__all__ = ["SECTIONS", "BuildContext", "OrderConfig", "SamplerSection", "kind_of"]
 
-Seed: TypeAlias = Annotated[
-    int | None, Field(description="Any integer; by default that of the table around this one, at last loader.seed.")
-]
-NpyPath: TypeAlias = Annotated[str, Field(pattern=NPY_PATTERN)]
-Integers: TypeAlias = Annotated[tuple[int, ...], Field(strict=False, min_length=1)]
+SectionT = TypeVar("SectionT", bound="SamplerSection")
 Weight: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Weights: TypeAlias = Annotated[tuple[Weight, ...], Field(strict=False, min_length=1)]
-RowsOfWeights: TypeAlias = Annotated[tuple[Weight | Weights, ...], Field(strict=False, min_length=1)]
 
 
-class SequentialConfig(OrderSection):
-    """Index order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildContext:
+    """The position of a sampler's table, and the data to build from.
 
-    kind: Literal["sequential"]
+    Attributes:
+        key: The table's key for messages: ``"sampler.parent"``.
+        source: The records to order.
+        parts: The sources that `source` joins; only itself if it joins none.
+        seed: The seed of samplers that have none of their own.
+        batch_size: `loader.batch_size`.
+        world_size: Number of ranks.
+    """
 
-    def _order(self, context: BuildContext) -> Sampler:
-        return Sequential(len(context.source))
+    key: str
+    source: Source[Any]
+    parts: tuple[Source[Any], ...]
+    seed: int
+    batch_size: int | None = None
+    world_size: int = 1
 
+    def inner(self, name: str) -> BuildContext:
+        """Return the context of the nested table `name`."""
+        return replace(self, key=f"{self.key}.{name}")
 
-class GlobalShuffleConfig(OrderSection):
-    """All records in a random order, another one each epoch."""
-
-    kind: Literal["global_shuffle"]
-    parent: OrderConfig | None = Field(
-        default=None, description="The order to shuffle; by default that of the indices."
-    )
-    seed: Seed = None
-
-    def _order(self, context: BuildContext) -> Sampler:
-        seed = context.seed_or(self.seed)
-        if self.parent is None:
-            return GlobalShuffle(len(context.source), seed)
-        parent = self.parent.build(context.inner("parent", seed))
-        return GlobalShuffle(len(parent), seed, parent)
-
-
-class ShardSequentialConfig(OrderSection):
-    """The shards (files) in a random order, each read front to back."""
-
-    kind: Literal["shard_sequential"]
-    seed: Seed = None
-
-    def _order(self, context: BuildContext) -> Sampler:
-        return ShardSequential(shard_lengths(context.source), context.seed_or(self.seed))
+    def part(self, i: int) -> BuildContext:
+        """Return the context of the sampler of part `i`, with its own seed, so that equal parts differ in order."""
+        seed = int(derive_key(self.seed, "mixture-part", i, words=1)[0])
+        return replace(self.inner(f"samplers[{i}]"), source=self.parts[i], parts=(self.parts[i],), seed=seed)
 
 
-def _sequential() -> OrderConfig:
-    return SequentialConfig(kind="sequential")
+class SamplerSection(Section):
+    """A table of the section ``sampler``.
 
+    Subclasses declare what a config adds to the arguments of the class that they build; `kind_of` derives the rest.
+    """
 
-def _global_shuffle() -> OrderConfig:
-    return GlobalShuffleConfig(kind="global_shuffle")
+    builds: ClassVar[Any]
+    kind: str
 
+    def build(self, context: BuildContext) -> Any:
+        """Build the sampler, or batch sampler.
 
-def _shard_sequential() -> OrderConfig:
-    return ShardSequentialConfig(kind="shard_sequential")
+        Raises:
+            ConfigError: A setting does not fit the data; the error names it below the key of the context.
+        """
+        with named_under(context.key, type(self).model_fields):
+            seed = getattr(self, "seed", None)
+            return self._build(context if seed is None else replace(context, seed=seed))
 
+    def _build(self, context: BuildContext) -> Any:
+        return self.builds(**self._arguments(context))
 
-class PoolShuffleConfig(OrderSection):
-    """An order shuffled through a pool: random nearby, and never far from the parent's place."""
-
-    kind: Literal["pool_shuffle"]
-    pool_size: int | None = Field(None, ge=1, description="Positions in the pool; by default two shards' worth.")
-    parent: OrderConfig = Field(
-        default_factory=_shard_sequential, description="The order to shuffle; by default shard_sequential."
-    )
-    seed: Seed = None
-
-    def _order(self, context: BuildContext) -> Sampler:
-        seed = context.seed_or(self.seed)
-        pool_size = default_pool_size(context.source) if self.pool_size is None else self.pool_size
-        return PoolShuffle(self.parent.build(context.inner("parent", seed)), pool_size, seed)
-
-
-class LanesConfig(OrderSection):
-    """An order dealt into equal contiguous spans that are taken in turns, so that each rank reads its own."""
-
-    kind: Literal["lanes"]
-    lanes: int = Field(ge=1, description="Number of lanes, a multiple of every number of ranks that shall be possible.")
-    pool_size: int | None = Field(None, ge=1, description="Positions in a shuffle pool of each lane; by default none.")
-    parent: OrderConfig = Field(
-        default_factory=_shard_sequential, description="The order to deal; by default shard_sequential."
-    )
-    seed: Seed = None
-
-    def _order(self, context: BuildContext) -> Sampler:
-        seed = context.seed_or(self.seed)
-        return Lanes(self.parent.build(context.inner("parent", seed)), self.lanes, self.pool_size, seed)
-
-
-class SubsetConfig(OrderSection):
-    """Some positions of an order: those in `indices`, or the slice start:stop:step."""
-
-    kind: Literal["subset"]
-    parent: OrderConfig = Field(
-        default_factory=_sequential, description="The order to choose from; by default sequential."
-    )
-    start: int | None = Field(None, description="First position; a negative one counts from the end.")
-    stop: int | None = Field(None, description="Position behind the last; a negative one counts from the end.")
-    step: int | None = Field(None, description="From one position to the next; not 0.")
-    indices: NpyPath | Integers | None = Field(
-        None, description="Positions in any order: a list, or a .npy file; relative to the config file."
-    )
-
-    def _order(self, context: BuildContext) -> Sampler:
-        parent = self.parent.build(context.inner("parent"))
-        if self.indices is None:
-            return Subset(parent, slice(self.start, self.stop, self.step))
-        with named_as("indices", self.indices):
-            return Subset(parent, _array(self.indices, "indices"))
+    def _arguments(self, context: BuildContext) -> dict[str, Any]:
+        """Return the settings given, with arrays read and nested tables built, and the arguments found in the data."""
+        fields = settings_of(self.builds)
+        values: dict[str, Any] = {}
+        for name in fields:
+            value = getattr(self, name, None)
+            if isinstance(value, SamplerSection):
+                values[name] = value.build(context.inner(name))
+            elif value is not None:
+                values[name] = read_array(value, name) if name in _ARRAYS and isinstance(value, str) else value
+            elif name in _FROM_DATA and (name == "seed" or fields[name][1].is_required()):
+                values[name] = _FROM_DATA[name](context)
+        if "parent" in values and "length" in values:
+            values["length"] = len(values["parent"])
+        for name in values.keys() & _PER_RECORD:
+            _check_per_record(values[name], name, context)
+        return values
 
     def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
-        """See `SamplerSection.contradictions`."""
+        """Find settings of this table, and of those in it, that are valid alone and wrong together.
+
+        Args:
+            key: The table's key.
+            parts: Number of sources in a list of them; 0 for a single one.
+        """
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, SamplerSection):
+                yield from value.contradictions(f"{key}.{name}", parts)
+
+
+_FROM_DATA: dict[str, Callable[[BuildContext], Any]] = {
+    "length": lambda context: len(context.source),
+    "shard_lengths": lambda context: shard_lengths(context.source),
+    "batch_size": lambda context: context.batch_size,
+    "seed": lambda context: context.seed,
+    "num_samples": lambda context: len(context.source),
+    "pool_size": lambda context: default_pool_size(context.source),
+}
+"""Arguments that a config may leave out: they follow from the data or from the enclosing table."""
+
+_DEFAULTS = {
+    "seed": "Defaults to the seed of the enclosing table, and at the top to `loader.seed`.",
+    "num_samples": "Defaults to the number of records.",
+    "pool_size": "Defaults to the records of two shards, at least 1,024.",
+}
+_NOT_SETTINGS = {
+    *("length", "lengths", "shard_lengths", "batch_size", "rank", "world_size", "tail", "origin", "selection"),
+    *("sequence_lengths", "rows"),
+}
+_ARRAYS = {"indices", "lengths", "weights"}
+_PER_RECORD = {"lengths", "weights"}
+
+SECTIONS: dict[str, type[SamplerSection]] = {}
+"""The models of the section by their kind."""
+
+
+def kind_of(
+    kind: str, builds: Any, *, order: str | None = None, only: tuple[str, ...] | None = None
+) -> Callable[[type[SectionT]], type[SectionT]]:
+    """Add the arguments of a class to the section that configures it, and register the section.
+
+    Args:
+        kind: The value of the key ``kind``.
+        builds: The class.
+        order: The default kind of the order that the sampler builds upon.
+        only: The arguments that are settings; None takes all that do not come from the data or the loader.
+    """
+
+    def register(section: type[SectionT]) -> type[SectionT]:
+        plain: dict[str, Any] = {"kind": (Literal[kind], ...)}
+        nested: dict[str, Any] = {}
+        for name, (hint, field) in settings_of(builds).items():
+            if name in section.model_fields or (name in _NOT_SETTINGS if only is None else name not in only):
+                continue
+            if name in _DEFAULTS and (name == "seed" or field.is_required()):
+                plain[name] = (hint | None, Field(None, description=f"{field.description} {_DEFAULTS[name]}"))
+            elif name in ("parent", "sampler") and order is not None:
+                default = f"{field.description} Defaults to {order}."
+                nested[name] = (hint, Field(default_factory=partial(_section, order), description=default))
+            else:
+                (nested if name == "parent" else plain)[name] = (hint, field)
+        summary = str(builds.__doc__).partition("\n")[0]
+        name = f"{kind.title().replace('_', '')}Config"
+        model = create_model(name, __base__=section, __doc__=summary, __module__=__name__, **plain, **nested)
+        model.builds = builds
+        SECTIONS[kind] = model
+        return model
+
+    return register
+
+
+def _section(kind: str) -> SamplerSection:
+    return SECTIONS[kind](kind=kind)
+
+
+def _check_per_record(values: Any, key: str, context: BuildContext) -> None:
+    if len(values) != len(context.source):
+        raise ConfigError(
+            f"{key} must have one value for each of the {len(context.source)} records, got {len(values)}",
+            key=key,
+            value=len(values),
+        )
+
+
+kind_of("sequential", Sequential)(SamplerSection)
+kind_of("global_shuffle", GlobalShuffle)(SamplerSection)
+kind_of("shard_sequential", ShardSequential)(SamplerSection)
+kind_of("pool_shuffle", PoolShuffle, order="shard_sequential")(SamplerSection)
+kind_of("lanes", Lanes, order="shard_sequential")(SamplerSection)
+kind_of("repeat", Repeat, order="global_shuffle")(SamplerSection)
+kind_of("weighted", Weighted)(SamplerSection)
+
+
+@kind_of("subset", Subset, order="sequential")
+class _Subset(SamplerSection):
+    start: int | None = Field(None, description="First position; a negative one counts from the end.")
+    stop: int | None = Field(None, description="Position after the last; a negative one counts from the end.")
+    step: int | None = Field(None, description="Distance from one position to the next; not 0.")
+    indices: NpyPath | Annotated[tuple[int, ...], Field(strict=False, min_length=1)] | None = Field(
+        None, description="Positions in any order: a list, or a .npy file relative to the config file."
+    )
+
+    def _build(self, context: BuildContext) -> Sampler:
+        values = self._arguments(context)
+        if self.indices is None:
+            return Subset(**values, selection=slice(self.start, self.stop, self.step))
+        with named_as("indices", self.indices):
+            chosen = read_array(self.indices, "indices") if isinstance(self.indices, str) else self.indices
+            return Subset(**values, selection=chosen)
+
+    def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
         yield from super().contradictions(key, parts)
         sliced = [name for name in ("start", "stop", "step") if getattr(self, name) is not None]
         if self.indices is None and not sliced:
             yield Problem(f"{key}.indices", MISSING, "expected indices, or one of start, stop and step")
         if self.indices is not None and sliced:
             name = sliced[0]
-            yield Problem(f"{key}.{name}", getattr(self, name), "contradicts indices: leave one out")
+            yield Problem(f"{key}.{name}", getattr(self, name), "conflicts with indices: remove one of them")
         if self.step == 0:
             yield Problem(f"{key}.step", 0, "expected a whole number other than 0")
 
 
-class RepeatConfig(OrderSection):
-    """An order several times in one epoch, each time as in another epoch of its own."""
-
-    kind: Literal["repeat"]
-    times: int = Field(ge=1, description="How often.")
-    parent: OrderConfig = Field(
-        default_factory=_global_shuffle, description="The order to repeat; by default global_shuffle."
-    )
-
-    def _order(self, context: BuildContext) -> Sampler:
-        return Repeat(self.parent.build(context.inner("parent")), self.times)
-
-
-class WeightedConfig(OrderSection):
-    """Records drawn by weight."""
-
-    kind: Literal["weighted"]
-    weights: NpyPath | Weights = Field(
-        description="One number for each record: a list, or a .npy file; relative to the config file."
-    )
-    num_samples: int | None = Field(None, ge=0, description="Draws per epoch; by default the number of records.")
-    replacement: bool = Field(True, description="Whether a record may come more than once an epoch.")
-    seed: Seed = None
-
-    def _order(self, context: BuildContext) -> Sampler:
-        weights = _for_each_record(_array(self.weights, "weights"), "weights", context)
-        num_samples = len(context.source) if self.num_samples is None else self.num_samples
-        return Weighted(weights, num_samples, context.seed_or(self.seed), self.replacement)
-
-
-class MixtureConfig(OrderSection):
-    """Several sources, each a table ``[[source]]``, in exact proportions."""
-
-    kind: Literal["mixture"]
-    weights: RowsOfWeights = Field(
-        description="One number for each source; or a list of these for each epoch, of which the last stays."
-    )
-    stop: Stop = Field("first", description="An epoch ends with the first part, with the longest, or never.")
-    window: int | None = Field(
-        None, ge=1, description="Positions in which proportions are exact; by default as many as the weights need."
+@kind_of("mixture", Mixture)
+class _Mixture(SamplerSection):
+    weights: Annotated[tuple[Weight | Weights, ...], Field(strict=False, min_length=1)] = Field(
+        description="One number for each source; or a list of these for each epoch, the last of which then stays."
     )
     samplers: Annotated[tuple[OrderConfig, ...], Field(strict=False, min_length=1)] | None = Field(
-        None,
-        description="The order of each source; by default global_shuffle. Without a seed each gets one of its own.",
+        None, description="The order of each source. Defaults to global_shuffle, with a seed derived for each source."
     )
-    seed: Seed = None
 
-    def _order(self, context: BuildContext) -> Sampler:
-        seed = context.seed_or(self.seed)
-        sections = self.samplers or tuple(_global_shuffle() for _ in context.parts)
-        return Mixture(
-            tuple(section.build(context.part(i, seed)) for i, section in enumerate(sections)),
-            cast("tuple[float, ...]", self.weights),  # or rows of them, and not both: see contradictions
-            stop=self.stop,
-            seed=seed,
-            window=self.window,
-            lengths=tuple(map(len, context.parts)),
-        )
+    def _arguments(self, context: BuildContext) -> dict[str, Any]:
+        sections = self.samplers or tuple(_section("global_shuffle") for _ in context.parts)
+        samplers = tuple(section.build(context.part(i)) for i, section in enumerate(sections))
+        given = {name: value for name, value in self.given().items() if name != "kind"}
+        return {"seed": context.seed, **given, "samplers": samplers, "lengths": tuple(map(len, context.parts))}
 
     def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
-        """See `SamplerSection.contradictions`."""
         if not parts:
-            yield Problem(f"{key}.kind", self.kind, "it mixes several sources, each a table [[source]]; here is one")
+            yield Problem(f"{key}.kind", self.kind, "it mixes several sources, each a table [[source]]; there is one")
             return
         expected = f"expected one for each of the {parts} sources"
         rows = [row for row in self.weights if isinstance(row, tuple)]
@@ -253,115 +273,43 @@ class MixtureConfig(OrderSection):
             yield from section.contradictions(f"{key}.samplers[{i}]", 0)
 
 
-class LengthsSection(BatchesSection):
+class _ByLength(SamplerSection):
     """A table that goes by the lengths of the records."""
 
     lengths: NpyPath | None = Field(
-        None, description="The length of each record: a .npy file of integers; relative to the config file."
+        None, description="The length of each record: a .npy file of integers, relative to the config file."
     )
     length_of: str | None = Field(
-        None, description="Field whose length is the record's; counted by reading all records once."
+        None, description="The field whose length is the record's; found by reading all records once."
     )
+
+    def _arguments(self, context: BuildContext) -> dict[str, Any]:
+        values = super()._arguments(context)
+        if self.length_of is not None:
+            with named_as("length_of", self.length_of):
+                values["lengths"] = record_lengths(context.source, self.length_of)
+        return values
 
     def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
-        """See `SamplerSection.contradictions`."""
         yield from super().contradictions(key, parts)
         if self.lengths is None and self.length_of is None:
-            yield Problem(f"{key}.lengths", MISSING, "expected a .npy file, or length_of, the field to count")
+            yield Problem(f"{key}.lengths", MISSING, "expected a .npy file, or length_of, the field to measure")
         if self.lengths is not None and self.length_of is not None:
-            yield Problem(f"{key}.length_of", self.length_of, "contradicts lengths: leave one out")
-
-    def _record_lengths(self, context: BuildContext) -> Array:
-        if self.length_of is None:
-            return _for_each_record(_array(self.lengths, "lengths"), "lengths", context)
-        with named_as("length_of", self.length_of):
-            return record_lengths(context.source, self.length_of)
+            yield Problem(f"{key}.length_of", self.length_of, "conflicts with lengths: remove one of them")
 
 
-class LengthBucketsConfig(LengthsSection):
-    """Batches of about one length, of loader.batch_size rows or as many as `max_tokens` allows."""
-
-    kind: Literal["length_buckets"]
-    max_tokens: int | None = Field(
-        None, ge=1, description="Rows times longest length of a batch, at most; in the place of loader.batch_size."
-    )
-    boundaries: Integers | None = Field(
-        None, description="Longest length of each bucket, rising; by default in steps of a quarter."
-    )
-    group: int = Field(1, ge=1, description="So many batches of one bucket come one after the other.")
-    shuffle: bool = Field(True, description="False serves records in order of length, as for an evaluation.")
-    seed: Seed = None
-
-    def _batches(self, context: BuildContext) -> BatchPlanner:
-        return BucketBatchSampler(
-            lengths=self._record_lengths(context),
-            max_tokens=self.max_tokens,
-            batch_size=context.batch_size,
-            boundaries=self.boundaries,
-            group=self.group,
-            shuffle=self.shuffle,
-            seed=context.seed_or(self.seed),
-        )
+@kind_of("length_buckets", BucketBatchSampler)
+class _LengthBuckets(_ByLength):
+    def _arguments(self, context: BuildContext) -> dict[str, Any]:
+        return {**super()._arguments(context), "batch_size": context.batch_size}
 
 
-class PackingConfig(LengthsSection):
-    """Rows of one length, each filled with several records."""
+kind_of("packing", PackedBatchSampler, order="global_shuffle")(_ByLength)
 
-    kind: Literal["packing"]
-    row_length: int = Field(ge=1, description="Places in a row.")
-    window: int = Field(1024, ge=1, description="Records that are packed together; more fill rows better.")
-    overlong: Overlong = Field("error", description="What becomes of a record longer than a row.")
-    sampler: OrderConfig = Field(
-        default_factory=_global_shuffle, description="The order of the records; by default global_shuffle."
-    )
-
-    def _batches(self, context: BuildContext) -> BatchPlanner:
-        return PackedBatchSampler(
-            sampler=self.sampler.build(context.inner("sampler")),
-            lengths=self._record_lengths(context),
-            row_length=self.row_length,
-            batch_size=cast("int", context.batch_size),  # which a config must give, but for length_buckets
-            window=self.window,
-            overlong=self.overlong,
-        )
-
-
-OrderConfig: TypeAlias = Annotated[
-    SequentialConfig
-    | GlobalShuffleConfig
-    | ShardSequentialConfig
-    | PoolShuffleConfig
-    | LanesConfig
-    | SubsetConfig
-    | RepeatConfig
-    | WeightedConfig
-    | MixtureConfig,
-    Field(discriminator="kind"),
-]
-
-
-def _array(value: Any, key: str) -> Any:
-    return read_array(value, key) if isinstance(value, str) else value
-
-
-def _for_each_record(values: Any, key: str, context: BuildContext) -> Any:
-    """`values`, of which there is one for each record."""
-    if len(values) != len(context.source):
-        raise ConfigError(
-            f"{key} must be one for each of the {len(context.source)} records, got {len(values)}",
-            key=key,
-            value=len(values),
-        )
-    return values
-
-
-for _section in (
-    GlobalShuffleConfig,
-    PoolShuffleConfig,
-    LanesConfig,
-    SubsetConfig,
-    RepeatConfig,
-    MixtureConfig,
-    PackingConfig,
-):
-    _section.model_rebuild()  # OrderConfig was not there yet when their class was made
+_ORDERS = tuple(model for model in SECTIONS.values() if not issubclass(model.builds, BatchPlanner))
+if TYPE_CHECKING:
+    OrderConfig: TypeAlias = SamplerSection
+else:
+    OrderConfig = Annotated[Union[_ORDERS], Field(discriminator="kind")]  # noqa: UP007 - made at run time
+for _model in SECTIONS.values():
+    _model.model_rebuild(_types_namespace={**globals()})

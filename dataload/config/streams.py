@@ -1,83 +1,70 @@
-"""The section ``sampler`` of kind ``streams``: rows that continue."""
+"""The section ``sampler`` of the kinds ``streams`` and ``iterators``: rows that continue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal, cast
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
-from dataload.config.arrays import NPY_PATTERN, read_array
-from dataload.config.problems import Problem, named_as
-from dataload.config.sampler_section import BatchesSection, BuildContext
+from dataload.config.derive import NpyPath
+from dataload.config.problems import Problem, named_as, named_under
+from dataload.config.references import REFERENCE_PATTERN, read_array, resolve_reference
+from dataload.config.samplers import BuildContext, SamplerSection, kind_of
 from dataload.errors import ConfigError
 from dataload.samplers import BatchPlanner
-from dataload.samplers.streams.sampler import ChunkEnd, StreamMode
 from dataload.sources.sequences import sequence_lengths
-from dataload.streams import RowMixture, StreamSampler
+from dataload.streams import MultiStreamLoader, RowMixture, StreamSampler
 
-__all__ = ["StreamsConfig"]
+__all__ = ["IteratorsConfig", "StreamsConfig"]
 
 _WAYS = ("lengths", "field", "key", "shards")
 
 
-class StreamsConfig(BatchesSection):
-    """Each row of a batch continues what it had in the batch before."""
+@kind_of("streams", StreamSampler)
+class StreamsConfig(SamplerSection):
+    """Rows that continue, over records at random access."""
 
-    kind: Literal["streams"]
-    lengths: str | None = Field(
-        None, pattern=NPY_PATTERN, description="Records of each sequence: a .npy file; relative to the config file."
+    lengths: NpyPath | None = Field(
+        None, description="Records of each sequence: a .npy file, relative to the config file."
     )
     field: str | None = Field(None, description="Field whose value changes where a sequence ends.")
     key: str | Literal[True] | None = Field(
         None,
-        description="Regular expression of what the keys of a sequence's records have in common; true: all before a "
-        "number at their end.",
+        description="Regular expression that matches the part that the keys of a sequence's records have in common; "
+        "true: everything before a number at the end.",
     )
     shards: bool = Field(False, description="Each shard (file) is a sequence.")
-    chunk: int = Field(1, ge=1, description="Consecutive records of a row in each batch.")
-    mode: StreamMode = Field("split", description="Which sequences a row follows: see StreamSampler.")
-    ends: ChunkEnd = Field("next", description="What becomes of a chunk at the end of a sequence.")
-    random_start: bool = Field(False, description="Chunks begin elsewhere in each epoch.")
-    epoch_steps: int | None = Field(None, ge=1, description="Steps of an epoch where rows have no end.")
     shuffled_rows: int = Field(
-        0, ge=0, description="So many of loader.batch_size rows take chunks from anywhere instead."
+        0, ge=0, description="Rows, of the `loader.batch_size`, that take chunks from anywhere instead of continuing."
     )
-    seed: int | None = Field(None, description="Any integer; by default loader.seed.")
 
-    def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
+    def contradictions(self, key: str, parts: int) -> Iterator[Problem]:  # noqa: ARG002 - any number of sources
         """See `SamplerSection.contradictions`."""
-        yield from super().contradictions(key, parts)
         first, *others = [name for name in _WAYS if getattr(self, name)] or [""]
         for name in others:
-            yield Problem(f"{key}.{name}", getattr(self, name), f"contradicts {first}: leave one out")
+            yield Problem(f"{key}.{name}", getattr(self, name), f"conflicts with {first}: remove one of them")
 
-    def _batches(self, context: BuildContext) -> BatchPlanner:
-        rows = cast("int", context.batch_size)  # which a config must give, but for length_buckets
+    def _build(self, context: BuildContext) -> BatchPlanner:
+        rows = cast("int", context.batch_size)  # required for all kinds but length_buckets
         if self.shuffled_rows >= rows:
             raise ConfigError(
                 f"shuffled_rows must be below loader.batch_size, {rows}, or no row continues; got {self.shuffled_rows}",
                 key="shuffled_rows",
                 value=self.shuffled_rows,
             )
-        streams = StreamSampler(
-            sequence_lengths=self._lengths(context),
-            rows=(rows - self.shuffled_rows) * context.world_size,
-            chunk=self.chunk,
-            mode=self.mode,
-            ends=self.ends,
-            seed=context.seed_or(self.seed),
-            random_start=self.random_start,
-            epoch_steps=self.epoch_steps,
-        )
+        arguments = {**self._arguments(context), "sequence_lengths": self._lengths(context)}
+        streams = StreamSampler(**arguments, rows=(rows - self.shuffled_rows) * context.world_size)
         if not self.shuffled_rows:
             return streams
         shuffled = StreamSampler(
             sequence_lengths=streams.sequence_lengths,
             rows=self.shuffled_rows * context.world_size,
-            chunk=self.chunk,
+            chunk=streams.chunk,
             mode="shuffled",
-            ends=self.ends,
+            ends=streams.ends,
             seed=streams.seed,
         )
         return RowMixture(parts=(streams, shuffled))
@@ -96,3 +83,52 @@ class StreamsConfig(BatchesSection):
         value = getattr(self, way)
         with named_as(way, value):
             return read_array(value, way) if way == "lengths" else sequence_lengths(context.source, **{way: value})
+
+
+@kind_of("iterators", MultiStreamLoader, only=("make_stream", "mode", "shuffle", "chunk", "ends"))
+class IteratorsConfig(SamplerSection):
+    """Rows that continue, over iterators: the config of a `MultiStreamLoader`."""
+
+    sequences: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = Field(
+        description="What streams are made of: a list of text; 'module:function', which returns a sequence; or a text "
+        "file with one name per line, relative to the config file."
+    )
+
+    def inapplicable(self, loader: Mapping[str, Any]) -> Iterator[Problem]:
+        """Find settings of the section ``loader`` that a `MultiStreamLoader` does not have."""
+        arguments = {*inspect.signature(MultiStreamLoader).parameters, "num_workers"} - type(self).model_fields.keys()
+        for name, value in loader.items():
+            if name not in arguments:
+                own = f"set sampler.{name}" if name in type(self).model_fields else "remove it"
+                yield Problem(f"loader.{name}", value, f"does not apply to sampler.kind 'iterators': {own}")
+        if loader.get("num_workers") == "auto":
+            reason = "expected a whole number >= 0: sampler.kind 'iterators' does not choose one"
+            yield Problem("loader.num_workers", "auto", reason)
+
+    def build_loader(self, loader: Mapping[str, Any]) -> MultiStreamLoader:
+        """Build the loader.
+
+        Args:
+            loader: The settings of the section ``loader``, with its functions imported.
+
+        Raises:
+            ConfigError: A function cannot be imported, the list of sequences cannot be read, or settings conflict.
+        """
+        options = {name: value for name, value in self.given().items() if name != "kind"}
+        options["make_stream"] = resolve_reference(options["make_stream"], "sampler.make_stream")
+        options |= {("max_workers" if name == "num_workers" else name): value for name, value in loader.items()}
+        with named_under("sampler", type(self).model_fields):
+            return MultiStreamLoader(**{**options, "sequences": self._sequences()})
+
+    def _sequences(self) -> Any:
+        if not isinstance(self.sequences, str):
+            return self.sequences
+        if re.match(REFERENCE_PATTERN, self.sequences):
+            return resolve_reference(self.sequences, "sampler.sequences")()
+        try:
+            with open(self.sequences, encoding="utf-8") as stream:
+                return [line.strip() for line in stream if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error.reason})"
+            message = f"cannot read {self.sequences}: {reason}"
+            raise ConfigError(message, key="sequences", value=self.sequences) from error

@@ -112,9 +112,11 @@ def test_every_stage_is_measured(config):
 
 def test_a_config_with_workers_and_few_epochs(config, monkeypatch):
     asked = []
-    opened = stages.from_config
+    opened = stages.record_loader
     monkeypatch.setattr(
-        stages, "from_config", lambda config, overrides: asked.append(overrides) or opened(config, overrides=overrides)
+        stages,
+        "record_loader",
+        lambda config, overrides: asked.append(overrides) or opened(config, overrides=overrides),
     )
     report = measure_stages(
         config(epochs=1), overrides=["loader.num_workers=2"], seconds=0.01, repeats=1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 
@@ -12,8 +11,6 @@ import pytest
 import dataload
 from dataload._util.randomness import derive_key
 from dataload.config import json_schema, read_config
-from dataload.config import samplers as sections
-from dataload.config.streams import StreamsConfig
 from dataload.errors import ConfigError
 from dataload.loader.order import shuffled
 from dataload.samplers import (
@@ -32,7 +29,6 @@ from dataload.samplers import (
 from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
-from dataload.streams import StreamSampler
 
 SHARDS = (7, 5, 8)
 """Records of the files that most tests read."""
@@ -208,49 +204,16 @@ def test_packing(tmp_path):
     assert options({**table, **more}, FILES)["batch_sampler"] == expected
 
 
-@pytest.mark.parametrize(
-    ("section", "sampler", "supplied", "own"),
-    [
-        (sections.SequentialConfig, Sequential, {"length"}, set()),
-        (sections.GlobalShuffleConfig, GlobalShuffle, {"length"}, set()),
-        (sections.ShardSequentialConfig, ShardSequential, {"shard_lengths"}, set()),
-        (sections.PoolShuffleConfig, PoolShuffle, set(), set()),
-        (sections.LanesConfig, Lanes, set(), set()),
-        (sections.SubsetConfig, Subset, {"selection"}, {"start", "stop", "step", "indices"}),
-        (sections.RepeatConfig, Repeat, set(), set()),
-        (sections.WeightedConfig, Weighted, set(), set()),
-        (sections.MixtureConfig, Mixture, {"lengths"}, set()),
-        (sections.LengthBucketsConfig, BucketBatchSampler, {"batch_size"}, {"length_of"}),
-        (sections.PackingConfig, PackedBatchSampler, {"batch_size"}, {"length_of"}),
-        (
-            StreamsConfig,
-            StreamSampler,
-            {"sequence_lengths", "rows"},
-            {"lengths", "field", "key", "shards", "shuffled_rows"},
-        ),
-    ],
-)
-def test_tables_have_the_arguments_and_defaults_of_their_samplers(section, sampler, supplied, own):
-    of_the_loader = {"rank", "world_size", "tail", "origin"}
-    arguments = {field.name: field.default for field in dataclasses.fields(sampler) if field.init}
-    fields = section.model_fields
-    assert set(fields) - own - {"kind"} == set(arguments) - supplied - of_the_loader
-    for name in set(fields) & set(arguments) - {"seed", "parent", "sampler"}:
-        default = arguments[name]
-        if default is not dataclasses.MISSING:
-            assert fields[name].default == default, name
-
-
 def test_every_sampler_has_a_kind():
     kinds = json_schema()["properties"]["sampler"]["anyOf"][0]["discriminator"]["mapping"]
     assert sorted(kinds) == sorted(
         [
             *("sequential", "global_shuffle", "shard_sequential", "pool_shuffle", "lanes", "subset", "repeat"),
-            *("weighted", "mixture", "length_buckets", "packing", "streams"),
+            *("weighted", "mixture", "length_buckets", "packing", "streams", "iterators"),
         ]
     )
     parents = json_schema()["$defs"]["PoolShuffleConfig"]["properties"]["parent"]["discriminator"]["mapping"]
-    assert set(kinds) - set(parents) == {"length_buckets", "packing", "streams"}
+    assert set(kinds) - set(parents) == {"length_buckets", "packing", "streams", "iterators"}
 
 
 # What is wrong with a table
@@ -293,7 +256,10 @@ def test_every_sampler_has_a_kind():
             r"sampler\.num_samples is -1: expected a whole .* 0$",
         ),
         ({"kind": "subset"}, r"sampler\.indices is missing: expected indices, or one of start, stop and step$"),
-        ({"kind": "subset", "indices": [1], "stop": 0}, r"sampler\.stop is 0: contradicts indices: leave one out$"),
+        (
+            {"kind": "subset", "indices": [1], "stop": 0},
+            r"sampler\.stop is 0: conflicts with indices: remove one of them$",
+        ),
         ({"kind": "subset", "step": 0}, r"sampler\.step is 0: expected a whole number other than 0$"),
         (
             {"kind": "subset", "indices": []},
@@ -301,7 +267,7 @@ def test_every_sampler_has_a_kind():
         ),
         (
             {"kind": "mixture", "weights": [1]},
-            r"^config: sampler\.kind is 'mixture': it mixes several sources, each a table \[\[source\]\]; here is one$",
+            r"^config: sampler\.kind is 'mixture': it mixes several sources, each a table .*; there is one$",
         ),
         (
             {"kind": "global_shuffle", "parent": {"kind": "mixture", "weights": [1]}},
@@ -310,7 +276,7 @@ def test_every_sampler_has_a_kind():
         ({"kind": "packing", "row_length": 4}, r"sampler\.lengths is missing: expected a \.npy file, or length_of"),
         (
             {"kind": "packing", "row_length": 4, "lengths": "a.npy", "length_of": "x"},
-            r"sampler\.length_of is 'x': contradicts lengths: leave one out$",
+            r"sampler\.length_of is 'x': conflicts with lengths: remove one of them$",
         ),
         (
             {"kind": "packing", "row_length": 4, "length_of": "x", "overlong": "cut"},
@@ -322,7 +288,7 @@ def test_every_sampler_has_a_kind():
         ),
         (
             {"kind": "length_buckets", "max_tokens": 8, "length_of": "x"},
-            r"loader\.batch_size is 4: contradicts sampler\.max_tokens, which decides how many rows a batch has: leave",
+            r"loader\.batch_size is 4: conflicts with sampler\.max_tokens, which decides how many rows a batch has",
         ),
     ],
 )
@@ -406,7 +372,11 @@ def test_everything_is_said_at_once():
         ),
         ({"kind": "repeat", "times": 2**48}, "times", "times must be an integer in"),
         ({"kind": "subset", "indices": [3, 20]}, "indices", "index 20 is out of range for 20 records"),
-        ({"kind": "weighted", "weights": [1, 2]}, "weights", "weights must be one for each of the 20 records, got 2"),
+        (
+            {"kind": "weighted", "weights": [1, 2]},
+            "weights",
+            "weights must have one value for each of the 20 records, got 2",
+        ),
         ({"kind": "weighted", "weights": [0] * 20}, "weights", "weights must .* zero"),
         (
             {"kind": "weighted", "weights": WEIGHTS, "replacement": False},
@@ -478,12 +448,14 @@ def test_arrays_that_do_not_fit(tmp_path):
             options({"kind": "length_buckets", "lengths": str(tmp_path / "a.npy")}, FILES)
         assert error.value.key == "sampler.lengths"
 
-    refuse(np.ones(19, int), "lengths must be one for each of the 20 records, got 19")
+    refuse(np.ones(19, int), "lengths must have one value for each of the 20 records, got 19")
     refuse(np.ones(20), "lengths must be integers, one per record")
     refuse(-np.ones(20, int), "lengths must be 0 or more, got -1 for record 0")
     refuse(np.ones((20, 1), int), r"a\.npy holds an array of shape \(20, 1\): expected one dimension")
     (tmp_path / "text.npy").write_text("1 2 3")
-    with pytest.raises(ConfigError, match=r"^sampler\.indices: .*text\.npy is no array: a \.npy file starts with"):
+    with pytest.raises(
+        ConfigError, match=r"^sampler\.indices: .*text\.npy is not a \.npy array: a \.npy file starts with"
+    ):
         build({"kind": "subset", "indices": str(tmp_path / "text.npy")}, FILES)
 
 
@@ -753,5 +725,3 @@ def test_the_schema_refers_only_to_what_it_defines():
 
     walk(schema)
     assert set(found) == {f"#/$defs/{name}" for name in schema["$defs"]}
-    assert schema["else"] == {"properties": {"loader": {"required": ["batch_size"]}}}
-    assert schema["if"]["properties"]["sampler"]["properties"]["kind"] == {"const": "length_buckets"}

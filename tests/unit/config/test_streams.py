@@ -1,12 +1,16 @@
+import functools
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import dataload
 from dataload import ConfigError, from_config
-from dataload.config import json_schema
-from dataload.streams import RowMixture, StreamSampler
+from dataload.api import record_loader
+from dataload.collate import Collate
+from dataload.streams import MultiStreamLoader, RowMixture, StreamSampler
 
 LENGTHS = [4, 3, 5]
 
@@ -88,7 +92,7 @@ def test_some_rows_from_anywhere(data):
     ("sampler", "key", "message"),
     [
         ({}, "sampler.lengths", "lengths is missing, and the source does not know its sequences: give lengths"),
-        ({"shards": True, "field": "episode"}, "sampler.shards", "contradicts field: leave one out"),
+        ({"shards": True, "field": "episode"}, "sampler.shards", "conflicts with field: remove one of them"),
         ({"shards": True, "shuffled_rows": 2}, "sampler.shuffled_rows", "below loader.batch_size, 2, .*; got 2"),
         ({"field": "speaker"}, "sampler.field", "speaker"),
         ({"shards": True, "mode": "slit"}, "sampler.mode", "split"),
@@ -102,5 +106,105 @@ def test_what_is_wrong_is_named(data, sampler, key, message):
     assert caught.value.key == key
 
 
-def test_the_schema_knows_it():
-    assert '"const": "streams"' in json.dumps(json_schema())
+# Over iterators
+
+
+def items(sequence):
+    """A stream: three items of a sequence, of which the name is a number."""
+    yield from range(int(sequence) * 10, int(sequence) * 10 + 3)
+
+
+def numbers():
+    return ["1", "2", "3"]
+
+
+def iterators(*, loader=None, **sampler):
+    return {
+        "sampler": {"kind": "iterators", "make_stream": f"{__name__}:items", **sampler},
+        "loader": {"batch_size": 2, **(loader or {})},
+    }
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """This module, which pytest loads without a place in `sys.modules` of its plain name."""
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(items=items, numbers=numbers))
+
+
+def serve(settings):
+    with from_config(settings) as loader:
+        assert isinstance(loader, MultiStreamLoader)
+        return [batch["data"].tolist() for batch in loader]
+
+
+def test_a_config_of_iterators_builds_a_multi_stream_loader(tmp_path, monkeypatch):
+    settings = iterators(sequences=numbers(), mode="split", shuffle=False)
+    with MultiStreamLoader(items, numbers(), batch_size=2, mode="split", shuffle=False) as loader:
+        expected = [batch["data"].tolist() for batch in loader]
+    assert serve(settings) == expected
+    assert serve(iterators(sequences=f"{__name__}:numbers", mode="split", shuffle=False)) == expected
+    (tmp_path / "names.txt").write_text("1\n 2\n\n3\n")
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(iterators(sequences="names.txt", mode="split", shuffle=False)))
+    monkeypatch.chdir("/")
+    assert serve(path) == expected, "the file is relative to the config"
+
+
+def test_every_setting_of_iterators_arrives(monkeypatch):
+    made = []
+
+    @functools.wraps(MultiStreamLoader.__init__)
+    def note(self, **options):
+        made.append(options)
+
+    monkeypatch.setattr(MultiStreamLoader, "__init__", note)
+    loader = {"seed": 3, "num_workers": 2, "executor": "processes", "start_method": "spawn", "prefetch": 5}
+    loader |= {"timeout": 9, "epochs": 2, "tail": "drop", "batch_transform": "builtins:dict", "rank": 1}
+    loader |= {"world_size": 2}
+    sampler = {"mode": "split", "shuffle": False, "chunk": 4, "ends": "pad"}
+    from_config(iterators(sequences=["1"], loader={**loader, "collate": {"x": "pad"}}, **sampler))
+    expected = {**loader, **sampler, "batch_size": 2, "make_stream": items, "sequences": ("1",)}
+    del expected["num_workers"]
+    expected |= {"max_workers": 2, "batch_transform": dict, "collate": Collate(policies={"x": "pad"})}
+    assert made == [expected]
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        (iterators(), r"^config: sampler\.sequences is missing: expected text or a list of text, at least one$"),
+        (iterators(sequences=[]), r"^config: sampler\.sequences is \[\]: expected text or a list"),
+        (iterators(sequences=["1"], make_stream="x"), r"sampler\.make_stream is 'x': expected a function as 'package"),
+        (iterators(sequences=["1"], make_stream="math:x"), r"^sampler\.make_stream is 'math:x': math has no 'x'"),
+        (iterators(sequences="none.txt"), r"^sampler\.sequences: cannot read none\.txt: No such file or directory"),
+        (iterators(sequences="/dev/null"), r"^sampler\.sequences: sequences .*empty"),
+        (iterators(sequences=__file__.replace(".py", ".npy")), r"^sampler\.sequences: cannot read .*No such file"),
+        (iterators(sequences=["1"], mode="pack"), r"sampler\.mode is 'pack': Known: independent, split$"),
+        (iterators(sequences=["1"], mode="split", loader={"tail": "partial"}), r"^loader\.tail: tail is 'partial': "),
+        (
+            iterators(sequences=["1"], loader={"transform": "a:b", "exclude": [1]}),
+            r"2 errors:\n  loader\.(transform|exclude) is .*: does not apply to sampler\.kind 'iterators': remove it\n",
+        ),
+        (iterators(sequences=["1"], loader={"shuffle": False}), r"loader\.shuffle is false: .*: set sampler\.shuffle$"),
+        (iterators(sequences=["1"], loader={"num_workers": "auto"}), r"num_workers is 'auto': expected a whole number"),
+        (
+            {"source": {"path": "a.syr"}, **iterators(sequences=["1"])},
+            r"^config: source is 'a\.syr': does not apply to sampler\.kind 'iterators', whose streams read the data",
+        ),
+        ({**iterators(sequences=["1"]), "loader": {}}, r"^config: loader\.batch_size is missing"),
+    ],
+)
+def test_what_is_wrong_with_iterators_is_named(settings, match):
+    with pytest.raises(ConfigError, match=match):
+        from_config(settings)
+
+
+def test_names_that_are_not_text(tmp_path):
+    (tmp_path / "names.txt").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"names\.txt: it is not UTF-8 text \(invalid start byte\)"):
+        from_config(iterators(sequences=str(tmp_path / "names.txt")))
+
+
+def test_tools_that_look_at_the_order_refuse_iterators():
+    with pytest.raises(ConfigError, match=r"^sampler\.kind is 'iterators': streams have no order of records"):
+        record_loader(iterators(sequences=["1"]))

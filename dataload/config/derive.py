@@ -1,0 +1,98 @@
+"""Pydantic models derived from the classes they configure.
+
+A class defines its settings once: the signature gives names and defaults, the annotations give types, and the
+docstring gives descriptions. Imported only when a config is read, because pydantic takes 60 ms.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, ForwardRef, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from dataload.config.references import NPY_PATTERN, REFERENCE_PATTERN
+from dataload.types import Sampler
+
+__all__ = ["NpyPath", "Reference", "Section", "describe", "settings_of"]
+
+Reference: TypeAlias = Annotated[str, Field(pattern=REFERENCE_PATTERN, examples=["package.module:function"])]
+NpyPath: TypeAlias = Annotated[str, Field(pattern=NPY_PATTERN)]
+
+_AT_LEAST = {
+    0: ("epochs", "max_bad", "num_samples", "num_workers", "rank"),
+    1: (
+        *("batch_size", "chunk", "epoch_steps", "group", "lanes", "max_tokens", "pool_size", "prefetch"),
+        *("prefetch_bytes", "row_length", "times", "window", "world_size"),
+    ),
+}
+_LIMITS: dict[str, dict[str, Any]] = {
+    **{name: {"ge": least} for least, names in _AT_LEAST.items() for name in names},
+    "timeout": {"gt": 0},
+    "weights": {"ge": 0, "allow_inf_nan": False},
+}
+"""Ranges of numbers that annotations do not show, so that a schema can; the classes check them as well."""
+
+_MAY_BE_EMPTY = ("exclude", "transform")
+
+
+class Section(BaseModel):
+    """A table of settings."""
+
+    # Strict: "64" is not a number and 1 is not true, because a typo is likelier than such a wish.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def given(self) -> dict[str, Any]:
+        """Return the settings that were given, so that defaults stay where they are defined."""
+        return {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
+
+
+@cache
+def settings_of(target: Any) -> dict[str, tuple[Any, Any]]:
+    """Return the arguments of a class as fields for `pydantic.create_model`: name -> (type, field)."""
+    hints = get_type_hints(target if hasattr(target, "__dataclass_fields__") else target.__init__)
+    texts = describe(target)
+    fields: dict[str, tuple[Any, Any]] = {}
+    for name, parameter in inspect.signature(target).parameters.items():
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[name] = (_config_type(hints[name], name), Field(default, description=texts.get(name)))
+    return fields
+
+
+def describe(target: Any) -> dict[str, str]:
+    """Return what a Google-style docstring says about each argument or attribute."""
+    text = inspect.getdoc(target) or ""
+    section = re.search(r"^(?:Args|Attributes):\n((?:(?:    .*)?\n)*)", f"{text}\n", re.MULTILINE)
+    parts = re.split(r"^    (\w+): ", section[1] if section else "", flags=re.MULTILINE)[1:]
+    return {name: " ".join(entry.split()) for name, entry in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _config_type(hint: Any, name: str) -> Any:
+    """Return the type of a setting for the annotation of an argument.
+
+    Functions become references, arrays paths of .npy files, samplers nested tables; sequences are lists.
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        kinds = [_config_type(arg, name) for arg in args if get_origin(arg) is not os.PathLike]
+        return Union[tuple(sorted(kinds, key=lambda kind: kind is not NpyPath))]  # noqa: UP007 - made at run time
+    if origin is np.ndarray:
+        return NpyPath
+    if origin is Callable:
+        return Reference
+    if origin is Mapping:
+        return dict[str, _config_type(args[1], name)]
+    if origin in (tuple, Sequence):
+        least = None if name in _MAY_BE_EMPTY else 1
+        return Annotated[tuple[_config_type(args[0], name), ...], Field(strict=False, min_length=least)]
+    if hint is Sampler:
+        return ForwardRef("OrderConfig")
+    if hint in (int, float) and name in _LIMITS:
+        return Annotated[hint, Field(**_LIMITS[name])]
+    return NoneType if hint is None else hint

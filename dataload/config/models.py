@@ -222,17 +222,17 @@ class DataloadConfig(Section):
     def contradictions(self) -> Iterator[Problem]:
         """Find settings that are valid alone and wrong together."""
         sampler, loader = cast("Any", self.sampler), self.loader
-        kind = None if sampler is None else sampler.kind
+        kind: str | None = getattr(sampler, "kind", None)
         for key, section in self.sources().items():
             if kind == "iterators":
                 reason = "does not apply to sampler.kind 'iterators', whose streams read the data: remove the section"
                 yield Problem(key, section.path, reason)
             yield from section.contradictions(key)
-        if sampler is not None:
+        if kind is not None:
             yield from sampler.contradictions("sampler", len(self.source) if isinstance(self.source, tuple) else 0)
         if kind == "iterators":
             yield from sampler.inapplicable(loader.given())
-        elif sampler is not None and loader.shuffle:
+        elif kind is not None and loader.shuffle:
             reason = "conflicts with the section 'sampler', which chooses the order: remove one of them"
             yield Problem("loader.shuffle", loader.shuffle, reason)
         if kind == "length_buckets":

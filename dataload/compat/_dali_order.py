@@ -1,4 +1,4 @@
-"""In which order DALI's readers give samples: shards, padding, and epochs without an end."""
+"""The order in which DALI's readers give samples: shards, padding and endless epochs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["EpochPlan", "IndexStream"]
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """What decides which sample comes when.
+    """The settings that decide the order of the samples.
 
     Attributes:
-        batch_size: Samples of a batch.
-        num_shards: Shards that all samples are cut into.
-        shard_id: The one that is read first.
-        stick: It is read again in each epoch; otherwise the next one follows.
-        pad: An epoch is filled up to whole batches, as many in each shard, by its last sample.
-        pool_size: Samples in the pool that they are drawn from; None does not shuffle.
-        seed: Of that shuffle.
-        archives_seed: Of the order of the archives, which changes each epoch; None leaves it.
+        batch_size: Samples per batch.
+        num_shards: Number of shards that all samples are divided into.
+        shard_id: The shard to read first.
+        stick: If True, read the same shard in each epoch; otherwise move on to the next one.
+        pad: If True, fill each epoch up to whole batches, as many for each shard, by repeating its last sample.
+        pool_size: Samples in the pool that shuffles; None does not shuffle.
+        seed: Seed of that shuffle.
+        archives_seed: Seed of the order of the archives, which changes each epoch; None keeps their order.
     """
 
     batch_size: int
@@ -40,11 +40,11 @@ class EpochPlan:
 
 
 class IndexStream:
-    """The indices of the samples, without an end.
+    """An endless stream of sample indices.
 
     Args:
-        plan: See there.
-        lengths: Samples of each archive.
+        plan: The settings.
+        lengths: Number of samples in each archive.
 
     Raises:
         ConfigError: There are fewer samples than shards.
@@ -52,29 +52,28 @@ class IndexStream:
 
     def __init__(self, plan: EpochPlan, lengths: tuple[int, ...]) -> None:
         self._plan = plan
-        self._samples = sum(lengths)
-        if self._samples < plan.num_shards:
+        self.samples = sum(lengths)
+        if self.samples < plan.num_shards:
             raise ConfigError(
-                f"num_shards is {plan.num_shards}, and there are {self._samples} samples: each shard needs one",
+                f"num_shards is {plan.num_shards}, but there are only {self.samples} samples: each shard needs one",
                 key="num_shards",
                 value=plan.num_shards,
             )
+        # The samples of all shards, with each shard filled up to the size of the largest if the plan pads.
+        self.samples_padded = -(-self.samples // plan.num_shards) * plan.num_shards if plan.pad else self.samples
         seed = plan.archives_seed
-        self._all: Sampler = Sequential(self._samples) if seed is None else ShardSequential(lengths, seed)
+        self._all: Sampler = Sequential(self.samples) if seed is None else ShardSequential(lengths, seed)
         self._epoch = -1
-        self._position = 0
-        self._order: Sampler = Sequential(0)
-        self._length = 0
         self._begin_epoch()
 
     def take(self, count: int) -> Int64Array:
-        """The next `count` indices, (count,) int64."""
+        """Return the next `count` indices, (count,) int64."""
         parts: list[Int64Array] = []
         while count:
             if self._position == self._length:
                 self._begin_epoch()
             stop = min(self._position + count, self._length)
-            # Behind the last sample of the order it is repeated: the padding.
+            # Padding repeats the last sample of the order.
             positions = np.minimum(np.arange(self._position, stop), len(self._order) - 1)
             parts.append(self._order.indices(positions, epoch=self._epoch))
             count -= stop - self._position
@@ -86,21 +85,9 @@ class IndexStream:
         self._epoch += 1
         self._position = 0
         shard = plan.shard_id if plan.stick else (plan.shard_id + self._epoch) % plan.num_shards
-        self._order = Subset(self._all, range(*even_split(self._samples, plan.num_shards)[shard]))
+        self._order: Sampler = Subset(self._all, range(*even_split(self.samples, plan.num_shards)[shard]))
         if plan.pool_size is not None:
             self._order = PoolShuffle(self._order, plan.pool_size, plan.seed)
         self._length = len(self._order)
         if plan.pad:
-            batches = -(-self.samples_padded // (plan.num_shards * plan.batch_size))
-            self._length = batches * plan.batch_size
-
-    @property
-    def samples(self) -> int:
-        """Of all shards together."""
-        return self._samples
-
-    @property
-    def samples_padded(self) -> int:
-        """The same with shards filled up to the size of the largest, where the plan pads."""
-        shards = self._plan.num_shards
-        return -(-self._samples // shards) * shards if self._plan.pad else self._samples
+            self._length = -(-self.samples_padded // (plan.num_shards * plan.batch_size)) * plan.batch_size

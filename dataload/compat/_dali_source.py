@@ -1,43 +1,98 @@
-"""Samples of tar archives as DALI's reader gives them: one array for each output."""
+"""Samples of tar archives as DALI's reader gives them: one array per output."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from dataload.compat._dali_arguments import Missing, Output
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, closest
 from dataload.sources.files import FileSource, ShardReader
-from dataload.sources.tar.samples import SampleTable
+from dataload.sources.tar.reader import pair_indexes
 from dataload.sources.tar.table import load_table
 from dataload.storage.local.mapped import MappedFile
 from dataload.types import Array, Int64Array
 
-__all__ = ["OutputSource"]
+__all__ = ["Missing", "Output", "OutputSource", "parse_outputs"]
+
+Missing: TypeAlias = Literal["empty", "skip", "error"]
+"""What to do with a sample that lacks an output."""
+
+_NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+_DTYPES = {name.upper(): np.dtype(name) for name in _NUMBERS} | {"FLOAT": np.dtype("float32")}
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output of the reader.
+
+    Attributes:
+        extensions: The output is the first file of a sample, in archive order, that has one of these extensions.
+        dtype: The type that the bytes of the file are read as.
+    """
+
+    extensions: tuple[str, ...]
+    dtype: np.dtype[Any]
+
+
+def parse_outputs(ext: Any, dtypes: Any, *, case_sensitive: bool) -> tuple[Output, ...]:
+    """Return the outputs that the arguments `ext` and `dtypes` describe.
+
+    Raises:
+        ConfigError: `ext` is not a string or a list of strings, a dtype is unknown, or their numbers differ.
+    """
+    sets: list[Any] = list(ext) if isinstance(ext, Sequence) and not isinstance(ext, str) else [ext]
+    if not sets or not all(isinstance(names, str) for names in sets):
+        raise ConfigError(f"ext must be one or more sets of extensions ('jpg;png', 'cls'), got {ext!r}", key="ext")
+    if isinstance(dtypes, (str, type)) or not isinstance(dtypes, (Sequence, type(None))):
+        dtypes = [dtypes]
+    given = list(dtypes or ["UINT8"] * len(sets))
+    if len(given) != len(sets):
+        raise ConfigError(
+            f"dtypes names {len(given)} types for {len(sets)} outputs: give one for each", key="dtypes", value=dtypes
+        )
+    outputs: list[Output] = []
+    for names, dtype in zip(sets, given, strict=True):
+        extensions = (names if case_sensitive else names.lower()).split(";")
+        if not extensions[-1]:  # a semicolon at the end adds no extension
+            extensions.pop()
+        outputs.append(Output(tuple(extensions), _parse_dtype(dtype)))
+    return tuple(outputs)
+
+
+def _parse_dtype(given: Any) -> np.dtype[Any]:
+    """Return the dtype for a name ("INT32"), a member of DALI's own enumeration or a numpy type."""
+    dtype: np.dtype[Any] | None
+    if isinstance(given, (np.dtype, type)):
+        dtype = np.dtype(cast("Any", given))
+    else:
+        dtype = _DTYPES.get(str(getattr(given, "name", given)).upper())
+    if dtype is None or dtype not in _DTYPES.values():
+        raise ConfigError(f"dtypes: an output cannot have type {given!r}: {closest(given, _DTYPES)}", key="dtypes")
+    return dtype
 
 
 class OutputSource(FileSource[tuple[Array, ...]]):
-    """Tar archives whose records are tuples: for each output the bytes of one file, as an array of its dtype.
+    """A source of tuples: for each output the bytes of one file, as an array of the output's dtype.
 
-    Indexes are believed, as DALI believes them, as long as they stay inside the archive.
+    Like DALI, it trusts index files as long as they stay inside the archive.
 
     Args:
-        paths: The archives, in order; one may stand there twice.
-        indexes: Archive -> path of its index, False to scan it.
-        outputs: What to read of each sample.
-        missing: What a sample that lacks an output does.
-        case_sensitive: False compares extensions in lower case; those of `outputs` are then.
+        paths: The archives, in order; an archive may be listed twice.
+        index_paths: An index file for each archive; None or an empty list scans the archives.
+        outputs: The outputs to read of each sample.
+        missing: What to do with a sample that lacks an output.
+        case_sensitive: If False, compare the extensions in lower case. Those of `outputs` must be in lower case then.
 
     Raises:
-        ConfigError: On first use, when a sample lacks an output (`missing` is "error"), or the size of a file is no
-            multiple of its dtype's.
-        CorruptFileError: On first use, when archive or index contradict their format or each other.
+        ConfigError: The index files do not match the archives. On first use: a sample lacks an output (`missing` is
+            "error"), or the size of a file is not a multiple of its dtype's.
+        CorruptFileError: On first use, when an archive or index contradicts its format or the other.
     """
 
     format_name = "tar"
@@ -45,33 +100,21 @@ class OutputSource(FileSource[tuple[Array, ...]]):
     def __init__(
         self,
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        indexes: Mapping[str, str | Literal[False]],
+        index_paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
         outputs: tuple[Output, ...],
         *,
         missing: Missing,
         case_sensitive: bool,
     ) -> None:
         super().__init__(paths, outputs=outputs, missing=missing, case_sensitive=case_sensitive)
-        self._indexes = indexes
+        self._indexes = pair_indexes(self._paths, index_paths or False, "index_paths")
         self._outputs = outputs
         self._missing: Missing = missing
         self._case_sensitive = case_sensitive
 
     def _open_shard(self, path: str) -> ShardReader[tuple[Array, ...]]:
-        return _Reader(path, self._indexes[path], self._outputs, self._missing, self._case_sensitive)
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """One output in one archive.
-
-    Attributes:
-        output: What was asked for.
-        first: See `SampleTable.first`.
-    """
-
-    output: Output
-    first: Array | int
+        index = self._indexes[path] if isinstance(self._indexes, dict) else False
+        return _Reader(path, index, self._outputs, self._missing, self._case_sensitive)
 
 
 class _Reader(ShardReader[tuple[Array, ...]]):
@@ -85,10 +128,11 @@ class _Reader(ShardReader[tuple[Array, ...]]):
     ) -> None:
         self._file = MappedFile(path)
         self._table = load_table(self._file, index, on_damage="error", verify_index=False)
+        self._outputs = outputs
         names = [name if case_sensitive else name.lower() for name in self._table.extensions]
         codes = [[code for code, name in enumerate(names) if name in output.extensions] for output in outputs]
-        self._columns = [_Column(o, self._table.first(c)) for o, c in zip(outputs, codes, strict=True)]
-        several = [str(number) for number, places in enumerate(codes) if self._table.meet(places)]
+        self._first = [self._table.first(wanted) for wanted in codes]  # one entry per output
+        several = [str(number) for number, wanted in enumerate(codes) if self._table.meet(wanted)]
         if several:
             message = f"{path}: several files of one sample match output {', '.join(several)}: the first one is read"
             warnings.warn(message, stacklevel=2)
@@ -101,49 +145,48 @@ class _Reader(ShardReader[tuple[Array, ...]]):
         """See `ShardReader.read`."""
         self._file.check()
         samples = indices if self._kept is None else self._kept[indices]
-        return list(zip(*(self._arrays(column, samples) for column in self._columns), strict=True))
+        return list(zip(*(self._arrays(output, samples) for output in range(len(self._outputs))), strict=True))
 
     def _check_samples(self, missing: Missing) -> Int64Array | None:
-        """The numbers of the samples that are read; None for all of them."""
+        """Return the numbers of the samples to read; None for all of them."""
         everything = np.arange(len(self._table))
         present = np.ones(len(self._table), bool)
-        for column in self._columns:
-            found, _, lengths = self._places(column, everything)
-            extensions, dtype = ";".join(column.output.extensions), column.output.dtype
+        for number, output in enumerate(self._outputs):
+            found, _, lengths = self._ranges(number, everything)
+            extensions, dtype = ";".join(output.extensions), output.dtype
             odd = lengths % dtype.itemsize != 0
             if bool(odd.any()):
-                what = f"{extensions!r} has {lengths[odd][0]} bytes, which are no whole number of {dtype}"
-                raise self._error("dtypes", int(np.argmax(odd)), what)
+                reason = f"{extensions!r} has {lengths[odd][0]} bytes, which is not a multiple of the size of {dtype}"
+                raise self._error("dtypes", int(np.argmax(odd)), reason)
             if missing == "error" and not found.all():
-                what = f"there is no {extensions!r}; 'skip' leaves such samples out, 'empty' gives an empty array"
-                raise self._error("missing_component_behavior", int(np.argmin(found)), what)
+                reason = f"has no {extensions!r}; 'skip' leaves such samples out, 'empty' gives an empty array"
+                raise self._error("missing_component_behavior", int(np.argmin(found)), reason)
             present &= found
         return np.flatnonzero(present) if missing == "skip" and not present.all() else None
 
-    def _error(self, key: str, sample: int, what: str) -> ConfigError:
+    def _error(self, key: str, sample: int, reason: str) -> ConfigError:
         named = "" if self._table.keys is None else f" ({self._table.keys.names(np.array([sample]))[0]!r})"
-        return ConfigError(f"{key}: {self._file.path}: in sample {sample}{named} {what}", key=key)
+        return ConfigError(f"{key}: {self._file.path}: sample {sample}{named}: {reason}", key=key)
 
-    def _places(self, column: _Column, samples: Int64Array) -> tuple[npt.NDArray[np.bool_], Int64Array, Int64Array]:
-        """Whether each of `samples` has the output, and offset and length of its bytes: 0 where it has not."""
-        components = _components(self._table, column.first, samples)
+    def _ranges(self, output: int, samples: Int64Array) -> tuple[npt.NDArray[np.bool_], Int64Array, Int64Array]:
+        """Return which of `samples` have the output, and the offset and length of its bytes (0 if it is missing)."""
+        first: Any = self._first[output]
+        if not isinstance(first, int):
+            components = first[samples]
+        elif first < 0:
+            components = np.full(len(samples), -1, np.int64)
+        else:  # samples have the same extensions in the same order
+            components = samples * len(self._table.codes) + first
         found = components >= 0
         components = np.maximum(components, 0)
         return found, self._table.offsets(components) * found, self._table.lengths(components) * found
 
-    def _arrays(self, column: _Column, samples: Int64Array) -> list[Array]:
-        _, offsets, lengths = self._places(column, samples)
-        length, dtype = int(lengths[0]), column.output.dtype
+    def _arrays(self, output: int, samples: Int64Array) -> list[Array]:
+        _, offsets, lengths = self._ranges(output, samples)
+        length, dtype = int(lengths[0]), self._outputs[output].dtype
         if length and bool((lengths == length).all()):
             return list(self._file.gather(offsets, length).view(dtype))
         self._file.hint(offsets, lengths)
         data = self._file.data
-        places = zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True)
-        return [data[start:stop].copy().view(dtype) for start, stop in places]
-
-
-def _components(table: SampleTable, first: Any, samples: Int64Array) -> Int64Array:
-    """The number of the component of each of `samples`, -1 where there is none."""
-    if not isinstance(first, int):
-        return first[samples]
-    return np.full(len(samples), -1, np.int64) if first < 0 else samples * len(table.codes) + first
+        spans = zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True)
+        return [data[start:stop].copy().view(dtype) for start, stop in spans]

@@ -1,4 +1,4 @@
-"""DALI's ``fn.readers.webdataset`` without DALI: its keywords, its samples, its shards and epochs.
+"""DALI's ``fn.readers.webdataset`` without DALI: the same keywords, samples, shards and epochs.
 
 ```python
 from dataload.compat.dali import webdataset
@@ -7,15 +7,16 @@ pipe = webdataset(paths=["a.tar"], index_paths=["a.idx"], ext=["jpg;png", "cls"]
 images, labels = next(pipe)  # or pipe.run()
 ```
 
-A batch is a tuple of outputs, an output a list of `batch_size` arrays of one dimension: the bytes of a file, which
-decoding is left to. Where DALI's answer is an accident, the sane one is given:
+A batch is a tuple of outputs. An output is a list of `batch_size` one-dimensional arrays, each holding the undecoded
+bytes of a file. Results equal DALI's, with these deliberate differences:
 
-- the order of `random_shuffle` and `shuffle_after_epoch` has the same bounds and is another one for the same seed;
-- an archive without members has no samples, where DALI makes an empty one of it;
-- one file that fills two outputs is lacking in neither;
-- without an index, hidden files are never components, and PAX names and sizes in base 256 count;
-- an offset or a size beyond the archive is found at the start and not when its sample is read, a negative `shard_id`
-  is refused, and an index of version 1.2 may lack the names, as DALI's documentation shows it.
+- The orders of `random_shuffle` and `shuffle_after_epoch` keep DALI's bounds, but differ for the same seed.
+- An archive without members has no samples. DALI makes one empty sample of it.
+- A file that fills two outputs is missing in neither.
+- Without an index, hidden files are never components, and PAX names and base-256 sizes are understood.
+- An offset or size beyond the archive is reported at the start, not when its sample is read.
+- A negative `shard_id` is refused.
+- An index of version 1.2 may lack the names, as DALI's documentation shows.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast, get_args
 
-from dataload._util.checks import check_count
+import numpy as np
+
+from dataload._util.checks import check_choice, check_count
 from dataload._util.randomness import check_seed
-from dataload.compat._dali_arguments import check_flags, check_missing, check_needless, check_outputs, pair_indexes
 from dataload.compat._dali_order import EpochPlan, IndexStream
-from dataload.compat._dali_source import OutputSource
+from dataload.compat._dali_source import Missing, OutputSource, parse_outputs
 from dataload.errors import ConfigError
 from dataload.types import Array
 
@@ -69,38 +71,36 @@ def webdataset(
 ) -> WebdatasetReader:
     """Read tar archives of samples as DALI does.
 
-    What only tells DALI how to work is checked and needless here: `dont_use_mmap`, `read_ahead`,
-    `prefetch_queue_depth`, `skip_cached_images`, `preserve`, `bytes_per_sample_hint`, `tensor_init_bytes`, `device`
-    and `name`.
+    `dont_use_mmap`, `read_ahead`, `prefetch_queue_depth`, `skip_cached_images`, `preserve`, `bytes_per_sample_hint`,
+    `tensor_init_bytes`, `device` and `name` only tell DALI how to work. They are checked and otherwise ignored.
 
     Args:
-        paths: One archive or several.
-        ext: For each output the extensions that it takes, parted by semicolons. Of several files of a sample that have
-            one of them the first in the archive is read, with a warning.
-        batch_size: Samples of a batch.
-        index_paths: An index for each archive; none scans the archives.
-        missing_component_behavior: What a sample that lacks an output does: "empty" (or "") gives an array without
-            elements, "skip" leaves the sample out, "error" refuses to start.
-        dtypes: For each output its type, "UINT8" by default: a name, one of DALI's or one of numpy's.
-        case_sensitive_extensions: False compares extensions in lower case.
-        num_shards: The samples of all archives together are cut into so many parts of nearly one size.
-        shard_id: The part to read.
-        stick_to_shard: Read it in each epoch; otherwise the next part follows.
-        pad_last_batch: Fill each epoch up to whole batches, as many in each part, with its last sample.
-        random_shuffle: Draw samples from a pool of the next `initial_fill` ones.
-        initial_fill: Samples in the pool: one comes at most so many less 1 early.
-        seed: Of that order; -1 takes another one each time.
-        shuffle_after_epoch: Bring the archives into another order for each epoch. Implies `stick_to_shard`, which
-            cannot be given with it.
-        shuffle_after_epoch_seed: Of that order, the same for all shards.
+        paths: One or more archives.
+        ext: The extensions of each output, separated by semicolons. If several files of a sample match, the first in
+            the archive is read, with a warning.
+        batch_size: Samples per batch.
+        index_paths: An index file for each archive. Without them the archives are scanned.
+        missing_component_behavior: What to do with a sample that lacks an output: "empty" (or "") gives an empty
+            array, "skip" leaves the sample out, "error" refuses to start.
+        dtypes: The type of each output, by default "UINT8": a name, a member of DALI's enumeration or a numpy type.
+        case_sensitive_extensions: If False, compare extensions in lower case.
+        num_shards: Number of nearly equal shards that the samples of all archives are divided into.
+        shard_id: The shard to read.
+        stick_to_shard: If True, read the same shard in each epoch; otherwise move on to the next one.
+        pad_last_batch: Fill each epoch up to whole batches, as many for each shard, by repeating its last sample.
+        random_shuffle: Draw samples from a pool of the next `initial_fill` samples.
+        initial_fill: Samples in the pool. A sample comes at most ``initial_fill - 1`` positions early.
+        seed: Seed of that order; -1 uses a different one each time.
+        shuffle_after_epoch: Reorder the archives for each epoch. Implies `stick_to_shard`, which must not be set too.
+        shuffle_after_epoch_seed: Seed of that order, the same for all shards.
         lazy_init: Open the archives at the first batch.
 
     Raises:
         ConfigError: An argument is wrong, or there are fewer samples than shards.
-        SourceNotFoundError: There is no such archive or index.
+        SourceNotFoundError: An archive or index does not exist.
         CorruptFileError: An archive or index contradicts its format or the other.
     """
-    check_flags(
+    _check_flags(
         case_sensitive_extensions=case_sensitive_extensions,
         stick_to_shard=stick_to_shard,
         pad_last_batch=pad_last_batch,
@@ -112,9 +112,11 @@ def webdataset(
         skip_cached_images=skip_cached_images,
         preserve=preserve,
     )
-    check_needless(device, name, bytes_per_sample_hint, prefetch_queue_depth, tensor_init_bytes)
+    _check_ignored(device, name, bytes_per_sample_hint, prefetch_queue_depth, tensor_init_bytes)
     if shuffle_after_epoch and stick_to_shard:
         raise ConfigError("shuffle_after_epoch and stick_to_shard exclude each other", key="shuffle_after_epoch")
+    missing = str(missing_component_behavior).lower() or "empty"
+    check_choice("missing_component_behavior", missing, get_args(Missing))
     num_shards = check_count("num_shards", num_shards, least=1)
     pool_size = check_count("initial_fill", initial_fill, least=1, below=1 << 31)
     archives_seed = check_seed(0 if shuffle_after_epoch_seed is None else shuffle_after_epoch_seed)
@@ -130,9 +132,9 @@ def webdataset(
     )
     source = OutputSource(
         paths,
-        pair_indexes(paths, index_paths),
-        check_outputs(ext, dtypes, case_sensitive=case_sensitive_extensions),
-        missing=check_missing(missing_component_behavior),
+        index_paths,
+        parse_outputs(ext, dtypes, case_sensitive=case_sensitive_extensions),
+        missing=cast("Missing", missing),
         case_sensitive=case_sensitive_extensions,
     )
     reader = WebdatasetReader(source, plan)
@@ -141,10 +143,28 @@ def webdataset(
     return reader
 
 
-class WebdatasetReader(Iterator[tuple[list[Array], ...]]):
-    """Batches without an end; made by `webdataset`, and in the place of a pipeline that has one reader.
+def _check_flags(**flags: Any) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise ConfigError(f"{name} must be True or False, got {value!r}", key=name, value=value)
 
-    Dropping it releases the archives, as `close` and the end of a ``with`` block do.
+
+def _check_ignored(device: Any, name: Any, hints: Any, prefetch_queue_depth: Any, tensor_init_bytes: Any) -> None:
+    """Refuse values of ignored arguments that DALI would refuse."""
+    if device is not None:
+        check_choice("device", device, ("cpu",))
+    if not isinstance(name, (str, type(None))):
+        raise ConfigError(f"name must be a string or None, got {name!r}", key="name", value=name)
+    for hint in hints if isinstance(hints, Sequence) else [hints]:
+        check_count("bytes_per_sample_hint", hint, least=0)
+    check_count("prefetch_queue_depth", prefetch_queue_depth, least=1)
+    check_count("tensor_init_bytes", tensor_init_bytes, least=1)
+
+
+class WebdatasetReader(Iterator[tuple[list[Array], ...]]):
+    """An endless iterator over batches, made by `webdataset`. It takes the place of a DALI pipeline with one reader.
+
+    The archives are released by `close`, at the end of a ``with`` block, or when the reader is garbage-collected.
     """
 
     def __init__(self, source: OutputSource, plan: EpochPlan) -> None:
@@ -157,11 +177,11 @@ class WebdatasetReader(Iterator[tuple[list[Array], ...]]):
         return tuple(map(list, zip(*samples, strict=True)))
 
     def run(self) -> tuple[list[Array], ...]:
-        """The next batch: for each output a list of arrays, (elements,) each, the caller's own."""
+        """Return the next batch: for each output a list of one-dimensional arrays, which belong to the caller."""
         return next(self)
 
     def reader_meta(self, name: str | None = None) -> dict[str, int]:  # noqa: ARG002 - there is one reader
-        """Sizes and settings under the names that DALI has for them."""
+        """Return sizes and settings under DALI's names for them."""
         stream, plan = self._indices(), self._plan
         return {
             "epoch_size": stream.samples,
@@ -173,11 +193,11 @@ class WebdatasetReader(Iterator[tuple[list[Array], ...]]):
         }
 
     def epoch_size(self, name: str | None = None) -> int:
-        """Samples of all shards together, padded where `pad_last_batch` says so."""
+        """Return the number of samples of all shards together, including padding if `pad_last_batch` is set."""
         return self.reader_meta(name)["epoch_size_padded"]
 
     def close(self) -> None:
-        """Release the archives; a further batch raises `ClosedSourceError`."""
+        """Release the archives; reading another batch then raises `ClosedSourceError`."""
         self._source.close()
 
     def __enter__(self) -> Self:

@@ -14,7 +14,7 @@ from dataload.sources.tar.header import OnDamage
 from dataload.sources.tar.shard import Missing, TarReader, TarSettings
 from dataload.types import FieldSpec, Record
 
-__all__ = ["Decode", "TarSource"]
+__all__ = ["Decode", "TarSource", "pair_indexes"]
 
 Decode: TypeAlias = "Literal['auto'] | Mapping[str, str | Callable[[bytes], Any]]"
 """What becomes of the bytes of a component; see `TarSource`."""
@@ -82,7 +82,7 @@ class TarSource(FileSource[Record]):
             case_sensitive=None if case_sensitive else False,
             on_damage=on_damage if on_damage != "error" else None,
         )
-        self._index: dict[str, str] | Literal[False] | None = _pair_indexes(self._paths, index)
+        self._index: dict[str, str] | Literal[False] | None = pair_indexes(self._paths, index)
         self._settings = TarSettings(
             decoders=_plan_decoders(decode, case_sensitive),
             auto=decode == "auto",
@@ -117,23 +117,28 @@ class TarSource(FileSource[Record]):
             super()._check_fields(known, path)
 
 
-def _pair_indexes(paths: tuple[str, ...], index: Any) -> dict[str, str] | Literal[False] | None:
-    """Archive -> its index."""
+def pair_indexes(paths: tuple[str, ...], index: Any, key: str = "index") -> dict[str, str] | Literal[False] | None:
+    """Return a dict from archive to index file, or `index` itself if it is None or False.
+
+    Raises:
+        ConfigError: The numbers of archives and of index files differ, or an archive has two different index files.
+            The error's key is `key`.
+    """
     if index is None or index is False:
         return index
     if index is True:
-        raise ConfigError("index is True: give the paths of the index files, None or False", key="index", value=index)
+        raise ConfigError(f"{key} is True: give the paths of the index files, None or False", key=key, value=index)
     several = [index] if isinstance(index, (str, os.PathLike)) else list(index)
     if len(several) != len(paths):
         raise ConfigError(
-            f"index names {len(several)} files for {len(paths)} archives: give one for each, in the same order",
-            key="index",
+            f"{key} names {len(several)} files for {len(paths)} archives: give one for each, in the same order",
+            key=key,
             value=index,
         )
     pairs: dict[str, str] = {}
     for path, name in zip(paths, map(os.fspath, several), strict=True):
         if pairs.setdefault(path, name) != name:
-            raise ConfigError(f"{path} stands twice in paths, with two indexes: {pairs[path]}, {name}", key="index")
+            raise ConfigError(f"{path} is in paths twice, with two indexes: {pairs[path]}, {name}", key=key)
     return pairs
 
 

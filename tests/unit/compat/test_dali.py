@@ -91,7 +91,7 @@ def test_a_dtype_may_be_a_name_or_dalis_or_numpys(opened, dtype):
 
 @pytest.mark.parametrize("dtype", [Dalis.BOOL, "no", np.dtype(">i4"), ">i4", bool, object, 9])
 def test_other_dtypes_are_refused(opened, dtype):
-    with pytest.raises(ConfigError, match=r"^dtypes: .* is no type of an output: .*Known: FLOAT, FLOAT16, .*UINT8$"):
+    with pytest.raises(ConfigError, match=r"^dtypes: an output cannot have type .*: .*Known: FLOAT, FLOAT16, .*UINT8$"):
         opened(dtypes=[dtype])
 
 
@@ -113,26 +113,26 @@ def test_needless_keywords_change_nothing(opened):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ext": []}, r"ext must be one set of extensions or more \('jpg;png', 'cls'\), got \[\]"),
+        ({"ext": []}, r"ext must be one or more sets of extensions \('jpg;png', 'cls'\), got \[\]"),
         ({"ext": [1]}, r"ext must be .* got \[1\]"),
         ({"ext": None}, "ext must be .* got None"),
         ({"dtypes": ["INT32", "INT32"]}, "dtypes names 2 types for 1 outputs: give one for each"),
         ({"missing_component_behavior": "emtpy"}, "missing_component_behavior is 'emtpy': did you mean 'empty'"),
-        ({"missing_component_behavior": None}, "missing_component_behavior is None: .*Known: empty, error, skip"),
+        ({"missing_component_behavior": None}, "missing_component_behavior is 'none': .*Known: empty, error, skip"),
         ({"index_paths": ["a", "b"]}, "index_paths names 2 files for 1 archives: give one for each, in the same order"),
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
         ({"num_shards": 0}, "num_shards must be an integer >= 1, got 0"),
         ({"num_shards": 2, "shard_id": 2}, r"shard_id must be an integer in \[0, 2\), got 2"),
         ({"shard_id": -1}, r"shard_id must be an integer in \[0, 1\), got -1"),
-        ({"num_shards": 11}, "num_shards is 11, and there are 10 samples: each shard needs one"),
+        ({"num_shards": 11}, "num_shards is 11, but there are only 10 samples: each shard needs one"),
         ({"initial_fill": 0}, "initial_fill must be an integer in .*, got 0"),
         ({"seed": 1.5}, "seed must be an integer, got 1.5"),
         ({"shuffle_after_epoch_seed": "x"}, "seed must be an integer, got 'x'"),
         ({"shuffle_after_epoch": True, "stick_to_shard": True}, "shuffle_after_epoch and stick_to_shard exclude each"),
         ({"pad_last_batch": 1}, "pad_last_batch must be True or False, got 1"),
         ({"preserve": "no"}, "preserve must be True or False, got 'no'"),
-        ({"device": "gpu"}, "device must be 'cpu' or None, got 'gpu'"),
-        ({"name": 1}, "name must be a text or None, got 1"),
+        ({"device": "gpu"}, "device is 'gpu': did you mean 'cpu'"),
+        ({"name": 1}, "name must be a string or None, got 1"),
         ({"bytes_per_sample_hint": -1}, "bytes_per_sample_hint must be an integer >= 0, got -1"),
         ({"bytes_per_sample_hint": [0, 1.5]}, "bytes_per_sample_hint must be an integer >= 0, got 1.5"),
         ({"prefetch_queue_depth": 0}, "prefetch_queue_depth must be an integer >= 1, got 0"),
@@ -155,7 +155,7 @@ def test_a_wrong_argument_is_refused_at_once_and_a_wrong_file_at_the_first_use_i
 
 
 def test_one_archive_with_two_indexes(opened, archive):
-    with pytest.raises(ConfigError, match=rf"{archive} stands twice in paths, with two indexes: a.idx, b.idx"):
+    with pytest.raises(ConfigError, match=rf"{archive} is in paths twice, with two indexes: a.idx, b.idx"):
         opened(paths=[archive, archive], index_paths=["a.idx", "b.idx"])
 
 
@@ -166,7 +166,7 @@ def index_without_names(tmp_path):
 
 def test_a_sample_that_lacks_an_output_is_named(opened, archive, tmp_path):
     options = {"ext": ["num", "jpg;txt"], "dtypes": None, "missing_component_behavior": "error"}
-    message = r"in sample 1{} there is no 'jpg;txt'; 'skip' leaves such samples out, 'empty' gives an empty array"
+    message = r"sample 1{}: has no 'jpg;txt'; 'skip' leaves such samples out, 'empty' gives an empty array"
     with pytest.raises(ConfigError, match=message.format(r" \('1'\)")) as caught:
         opened(**options)
     assert caught.value.key == "missing_component_behavior"
@@ -176,7 +176,7 @@ def test_a_sample_that_lacks_an_output_is_named(opened, archive, tmp_path):
 
 @pytest.mark.parametrize("missing", ["empty", "skip"])
 def test_a_size_that_does_not_fit_is_named_even_if_the_sample_is_skipped(opened, archive, missing):
-    message = rf"dtypes: {archive}: in sample 0 \('0'\) 'txt' has 6 bytes, which are no whole number of int32"
+    message = rf"dtypes: {archive}: sample 0 \('0'\): 'txt' has 6 bytes, which is not a multiple of the size of int32"
     with pytest.raises(ConfigError, match=message):
         opened(ext=["txt", "jpg"], dtypes=["INT32", "UINT8"], missing_component_behavior=missing)
 

@@ -192,7 +192,7 @@ class TestIndex:
         pack(path, {"a.x": b"1"})
         with pytest.raises(ConfigError, match="index names 1 files for 2 archives: give one for each"):
             TarSource([path, path], index=["a.idx"])
-        with pytest.raises(ConfigError, match=r"x.tar stands twice in paths, with two indexes: a.idx, b.idx"):
+        with pytest.raises(ConfigError, match=r"x.tar is in paths twice, with two indexes: a.idx, b.idx"):
             TarSource([path, path], index=["a.idx", "b.idx"])
         with pytest.raises(ConfigError, match="index is True: give the paths"):
             TarSource(path, index=True)

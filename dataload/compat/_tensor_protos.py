@@ -1,4 +1,4 @@
-"""caffe2's messages `TensorProto` and `TensorProtos`, built by protobuf when they are first asked for."""
+"""caffe2's messages `TensorProto` and `TensorProtos`, built with protobuf on first use."""
 
 from __future__ import annotations
 
@@ -18,22 +18,19 @@ _MODULE: Final = "dataload.compat.torchrecord"
 
 @functools.cache
 def message_class(name: str) -> Any:
-    """The class of a message; all of them come from one pool, so that they fit each other.
-
-    Args:
-        name: ``"TensorProto"`` or ``"TensorProtos"``.
+    """Return the class of a message, ``"TensorProto"`` or ``"TensorProtos"``.
 
     Raises:
         MissingDependencyError: protobuf is not installed.
     """
-    made = _load("message_factory").GetMessageClass(_pool().FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-    made.__module__ = _MODULE  # where pickle finds it
-    return made
+    found = _load("message_factory").GetMessageClass(_pool().FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+    found.__module__ = _MODULE  # where pickle looks for it
+    return found
 
 
 @functools.cache
 def _pool() -> Any:
-    # One of its own: another package may have registered caffe2's messages.
+    # A pool of our own, because another package may have registered caffe2's messages.
     pool = _load("descriptor_pool").DescriptorPool()
     pool.Add(_load("descriptor_pb2").FileDescriptorProto(**_SCHEMA))
     return pool
@@ -43,47 +40,40 @@ def _load(module: str) -> Any:
     return load_optional(f"google.protobuf.{module}", needed_by="TensorProtos", extra="lmdb", package="protobuf")
 
 
-def _field(name: str, number: int, kind: int | str, *, many: bool = False, **more: Any) -> dict[str, Any]:
-    """A FieldDescriptorProto; `kind` is a scalar's number or a message's name."""
+def _field(name: str, number: int, kind: int | str, label: int = 1, **more: Any) -> dict[str, Any]:
+    """Return a FieldDescriptorProto; `kind` is the number of a scalar type or the name of a message."""
     typed = {"type": kind} if isinstance(kind, int) else {"type": 11, "type_name": f".{_PACKAGE}.{kind}"}
-    return {"name": name, "number": number, "label": 3 if many else 1, **typed, **more}
+    return {"name": name, "number": number, "label": label, **typed, **more}
 
 
 _DOUBLE, _FLOAT, _INT64, _INT32, _STRING, _BYTES, _ENUM = 1, 2, 3, 5, 9, 12, 14
+_REQUIRED, _REPEATED = 2, 3  # labels
 _PACKED: Final = {"packed": True}
+_TENSOR_FIELDS: Final = [
+    _field("dims", 1, _INT64, _REPEATED),
+    _field("data_type", 2, _ENUM, type_name=f".{_PACKAGE}.TensorProto.DataType", default_value="FLOAT"),
+    _field("float_data", 3, _FLOAT, _REPEATED, options=_PACKED),
+    _field("int32_data", 4, _INT32, _REPEATED, options=_PACKED),
+    _field("byte_data", 5, _BYTES),
+    _field("string_data", 6, _BYTES, _REPEATED),
+    _field("name", 7, _STRING),
+    _field("double_data", 9, _DOUBLE, _REPEATED, options=_PACKED),
+    _field("int64_data", 10, _INT64, _REPEATED, options=_PACKED),
+    _field("segment", 11, "TensorProto.Segment"),
+]
+_SEGMENT_FIELDS: Final = [_field("begin", 1, _INT64, _REQUIRED), _field("end", 2, _INT64, _REQUIRED)]
+_DATA_TYPES: Final = {0: "UNDEFINED", **{number: kind.name for number, kind in TYPES.items()}}
+_TENSOR: Final = {
+    "name": "TensorProto",
+    "field": _TENSOR_FIELDS,
+    "nested_type": [{"name": "Segment", "field": _SEGMENT_FIELDS}],
+    "enum_type": [
+        {"name": "DataType", "value": [{"name": name, "number": number} for number, name in _DATA_TYPES.items()]}
+    ],
+}
 _SCHEMA: Final = {
     "name": "dataload_tensor_protos.proto",
     "package": _PACKAGE,
     "syntax": "proto2",
-    "message_type": [
-        {
-            "name": "TensorProto",
-            "field": [
-                _field("dims", 1, _INT64, many=True),
-                _field("data_type", 2, _ENUM, type_name=f".{_PACKAGE}.TensorProto.DataType", default_value="FLOAT"),
-                _field("float_data", 3, _FLOAT, many=True, options=_PACKED),
-                _field("int32_data", 4, _INT32, many=True, options=_PACKED),
-                _field("byte_data", 5, _BYTES),
-                _field("string_data", 6, _BYTES, many=True),
-                _field("name", 7, _STRING),
-                _field("double_data", 9, _DOUBLE, many=True, options=_PACKED),
-                _field("int64_data", 10, _INT64, many=True, options=_PACKED),
-                _field("segment", 11, "TensorProto.Segment"),
-            ],
-            "nested_type": [
-                # Both are required, which is label 2.
-                {"name": "Segment", "field": [_field(n, i, _INT64, label=2) for i, n in enumerate(("begin", "end"), 1)]}
-            ],
-            "enum_type": [
-                {
-                    "name": "DataType",
-                    "value": [
-                        {"name": "UNDEFINED", "number": 0},
-                        *({"name": kind.name, "number": number} for number, kind in TYPES.items()),
-                    ],
-                }
-            ],
-        },
-        {"name": "TensorProtos", "field": [_field("protos", 1, "TensorProto", many=True)]},
-    ],
+    "message_type": [_TENSOR, {"name": "TensorProtos", "field": [_field("protos", 1, "TensorProto", _REPEATED)]}],
 }

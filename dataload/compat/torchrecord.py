@@ -1,23 +1,37 @@
 """TorchRecord's interface: change ``from torchrecord import Writer, TorchRecord``.
 
-What differs from the original:
+Differences from the original:
 
-- The sampler mixes through the pool, not the data set. So an epoch has every record once, whatever the numbers of
-  records and workers, and `TRDataset` gives what it is asked for, also to torch's own `DataLoader`.
-- Every epoch has another order, and without shuffling it is that of the files.
-- A missing key is a `CorruptFileError`, not the next record; keys of any width are found.
-- What is written shows when it is complete, and replaces a TorchRecord that is there.
+- The sampler shuffles through the pool, not the dataset. An epoch therefore contains each record exactly once, for any
+  number of records and workers, and `TRDataset` returns the requested records, also for PyTorch's own `DataLoader`.
+- Each epoch has a different order. Without shuffling, it is the order of the file.
+- A missing key raises `CorruptFileError` instead of giving the next record. Keys may have any width.
+- A written file appears when it is complete, and replaces an existing TorchRecord.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from dataload._util.checks import check_count
+from dataload._util.indexing import even_split
 from dataload._util.optional import load_optional
-from dataload.compat._tensor_protos import message_class
-from dataload.compat._torchrecord_reader import TRDataset, TRSampler, default_transform
-from dataload.compat._torchrecord_writer import Writer, default_data_process_func
+from dataload.compat._tensor_protos import BYTE, message_class
+from dataload.errors import ConfigError
+from dataload.samplers import PoolShuffle, Sequential
+from dataload.sources.lmdb.file import is_torchrecord, subdatabases
+from dataload.sources.lmdb.torchrecord import TorchRecordSource
+from dataload.sources.lmdb.write_environment import NewEnvironment
+from dataload.storage.errors import file_errors
+from dataload.types import Int64Array
 
 if TYPE_CHECKING:
     TensorProto: Any
@@ -34,11 +48,261 @@ __all__ = [
     "default_transform",
 ]
 
+_SIDE = 224
+_POOL_PER_WORKER = 64
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("TensorProto", "TensorProtos"):  # made by protobuf, which is loaded by those who ask for them
+    if name in ("TensorProto", "TensorProtos"):  # these need protobuf, which is imported on demand
         return message_class(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def default_data_process_func(data: str) -> Any:
+    """Return an image and its label as `TensorProtos`.
+
+    Args:
+        data: A line such as ``"path/of/image.jpg 3"``.
+
+    Returns:
+        Two tensors of type BYTE: the RGB pixels in rows, with dims [width, height], and the text of the label.
+
+    Raises:
+        IndexError: There is no label.
+        MissingDependencyError: Pillow or protobuf is not installed.
+    """
+    pillow = load_optional("PIL.Image", needed_by="default_data_process_func", extra="tar", package="pillow")
+    parts = data.split(" ")
+    if len(parts) < 2:
+        raise IndexError(f"a line of the data list must be 'path label', got {data!r}")
+    message = message_class("TensorProtos")()
+    with pillow.open(parts[0]) as file:
+        image = file.convert("RGB")
+    message.protos.add(dims=image.size, data_type=BYTE, byte_data=image.tobytes())
+    message.protos.add(data_type=BYTE, byte_data=parts[1].encode())
+    return message
+
+
+def default_transform(tensor_protos: Any) -> tuple[Any, int]:
+    """Return the image and label written by `default_data_process_func`, ready for training.
+
+    Returns:
+        A tensor of shape (3, 224, 224), float32 in [0, 1]; and the label.
+
+    Raises:
+        IndexError: The message has fewer than two tensors.
+        MissingDependencyError: Pillow or torch is not installed.
+    """
+    pillow = load_optional("PIL.Image", needed_by="default_transform", extra="tar", package="pillow")
+    torch = load_optional("torch", needed_by="default_transform", extra="torch")
+    pixels, label = tensor_protos.protos[0], tensor_protos.protos[1]
+    image = pillow.frombytes("RGB", tuple(pixels.dims), pixels.byte_data)
+    resized = np.asarray(image.resize((_SIDE, _SIDE), pillow.Resampling.BILINEAR))
+    return torch.from_numpy(resized.transpose(2, 0, 1).astype(np.float32) / np.float32(255)), int(label.byte_data)
+
+
+class Writer:
+    """Writes the items named in a list to a TorchRecord.
+
+    Args:
+        data_list: Path of a .txt or .csv file with one item per line.
+        output_dir: Directory to write to, created if missing. Other files in it are left alone.
+        map_size: Ignored, because the map grows as needed.
+        db_num: Number of sub-databases, which get equal parts.
+        shuffle: Shuffle the lines first, with ``random.shuffle``.
+        data_process_func: A function from a line to `TensorProtos`, or anything else with ``SerializeToString``.
+
+    Raises:
+        ConfigError: `data_list` is not the path of a .txt or .csv file, or `db_num` is less than 1.
+    """
+
+    def __init__(
+        self,
+        data_list: str | None = None,
+        output_dir: str = "./torchrecord",
+        map_size: int = 1 << 40,
+        db_num: int = 1,
+        shuffle: bool = True,
+        data_process_func: Callable[[str], Any] = default_data_process_func,
+    ) -> None:
+        if data_list is None or not os.fspath(data_list).endswith((".txt", ".csv")):
+            raise ConfigError(
+                f"data_list must be a .txt or .csv file, got {data_list!r}", key="data_list", value=data_list
+            )
+        check_count("db_num", db_num, least=1)
+        self.data_list, self.output_dir = data_list, output_dir
+        self.map_size, self.db_num = map_size, db_num
+        self.shuffle, self.data_process_func = shuffle, data_process_func
+
+    def parse_data_list(self) -> list[str]:
+        """Return the lines in the order in which to write them."""
+        with file_errors(self.data_list), open(self.data_list) as stream:
+            lines = [line.strip() for line in stream]
+        if self.shuffle:
+            random.shuffle(lines)
+        return lines
+
+    def write(self) -> None:
+        """Write everything.
+
+        Raises:
+            ConfigError: `output_dir` holds an LMDB environment that is not a TorchRecord.
+            SourceError: The data list cannot be read, or the disk is full.
+            OSError: `output_dir` cannot be created or written to.
+            MissingDependencyError: lmdb is not installed.
+        """
+        lines = self.parse_data_list()
+        spans = even_split(len(lines), self.db_num)
+        width = len(str(max(stop - start for start, stop in spans)))  # the original's reader needs equal widths
+        destination = os.path.join(self.output_dir, "data.mdb")
+        if os.path.exists(destination) and not is_torchrecord(self.output_dir):
+            raise ConfigError(
+                f"{destination} is not a TorchRecord and will not be replaced: choose another output_dir",
+                key="output_dir",
+            )
+        os.makedirs(self.output_dir, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".writing-", dir=self.output_dir) as folder:
+            with closing(NewEnvironment(folder, "format 'torchrecord'", self.db_num)) as environment:
+                for database, (start, stop) in enumerate(spans):
+                    for number, line in enumerate(lines[start:stop]):
+                        value = self.data_process_func(line).SerializeToString()
+                        environment.put(b"%0*d" % (width, number), value, database=database, append=True)
+                environment.finish()
+            os.replace(os.path.join(folder, "data.mdb"), destination)
+
+
+class TRSampler:
+    """Batches of record keys ``(sub-database, key, closes)`` for a `TRDataset`.
+
+    `closes` is 1 for the last record of its sub-database in an epoch. Each iteration is another epoch. The seed comes
+    from the global generator of `random`: after ``random.seed(0)``, a new sampler repeats the same epochs.
+
+    Args:
+        record_path: The directory.
+        record_num: Number of sub-databases to read, starting with db0.
+        shuffle: Shuffle within each sub-database, then through a pool of 64 records or 4 batches per worker, whichever
+            is larger.
+        full_shuffle: Shuffle all records.
+        batch_size: Records per batch; the last batch may have fewer.
+        num_workers: Number of the loader's workers, which decides the size of the pool.
+
+    Raises:
+        ConfigError: A number is less than 1, or there are fewer sub-databases.
+        CorruptFileError: The file is truncated or damaged.
+    """
+
+    def __init__(
+        self,
+        record_path: str,
+        record_num: int,
+        shuffle: bool = False,
+        full_shuffle: bool = False,
+        batch_size: int = 1,
+        num_workers: int = 1,
+    ) -> None:
+        check_count("batch_size", batch_size, least=1)
+        self.record_path, self.record_num = record_path, record_num
+        self.shuffle, self.full_shuffle = shuffle, full_shuffle
+        self.batch_size, self.num_workers = batch_size, num_workers
+        self._lengths = _lengths(record_path, record_num)
+        self._seed, self._epoch = random.getrandbits(63), 0
+
+    def __len__(self) -> int:
+        return math.ceil(sum(self._lengths) / self.batch_size)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
+        keys, self._epoch = self._keys(self._epoch), self._epoch + 1
+        for start in range(0, len(keys), self.batch_size):
+            yield list(map(tuple, keys[start : start + self.batch_size].tolist()))
+
+    def _keys(self, epoch: int) -> Int64Array:
+        """Return the keys of an epoch in order, (records, 3) int64."""
+        generator = np.random.default_rng((self._seed, epoch))
+        numbers = [generator.permutation(length) if self.shuffle else np.arange(length) for length in self._lengths]
+        databases = np.repeat(np.arange(len(self._lengths)), self._lengths)
+        keys = np.stack((databases, np.concatenate(numbers)), 1)
+        if self.full_shuffle:
+            keys = generator.permutation(keys)
+        if self.shuffle:
+            pool = max(_POOL_PER_WORKER, 4 * self.batch_size) * max(1, self.num_workers)
+            order = PoolShuffle(Sequential(len(keys)), pool, self._seed)
+            keys = keys[order.indices(np.arange(len(keys)), epoch=epoch)]
+        closes = np.zeros((len(keys), 1), np.int64)
+        _, from_end = np.unique(keys[::-1, 0], return_index=True)
+        closes[len(keys) - 1 - from_end] = 1
+        return np.concatenate((keys, closes), 1)
+
+
+class TRDataset:
+    """Records of a TorchRecord by key, for PyTorch's `DataLoader` with a `TRSampler`.
+
+    Args:
+        record_path: The directory.
+        transform: A function from a message to a sample.
+        record_num: Number of sub-databases to read, starting with db0.
+        shuffle: Ignored, because the sampler shuffles.
+        batch_size: Ignored.
+        proto: Class of the messages, by default `TensorProtos`.
+
+    Raises:
+        ConfigError: There are fewer than `record_num` sub-databases.
+        CorruptFileError: The file is truncated or damaged; or, on reading a record, it is missing.
+    """
+
+    def __init__(
+        self,
+        record_path: str = "",
+        transform: Callable[[Any], Any] = default_transform,
+        record_num: int = 1,
+        shuffle: bool = False,
+        batch_size: int = 1,
+        proto: Any = None,
+    ) -> None:
+        self.record_path, self.record_num = record_path, record_num
+        self.transform, self.proto = transform, proto
+        self.shuffle, self.batch_size = shuffle, batch_size
+        self._lengths = _lengths(record_path, record_num)
+        self._source = _StoredSource(record_path)
+        len(self._source)  # open the file, so that errors are raised here and not in a worker
+
+    def __len__(self) -> int:
+        return sum(self._lengths)
+
+    def __getitem__(self, item: Sequence[int]) -> Any:
+        return self._samples([item])[0]
+
+    def __getitems__(self, items: Sequence[Sequence[int]]) -> list[Any]:
+        """Return several samples, read all at once. PyTorch's `DataLoader` calls this."""
+        if type(self).__getitem__ is not TRDataset.__getitem__:  # respect subclasses that override __getitem__
+            return [self[item] for item in items]
+        return self._samples(items)
+
+    def read_item(self, db_idx: int, key_idx: int) -> bytes:
+        """Return the stored bytes of a message."""
+        return self._source.stored([self._index(db_idx, key_idx)])[0]
+
+    def parse_byte(self, byte_str: bytes) -> Any:
+        """Return the sample for the stored bytes of a message."""
+        message = (self.proto or message_class("TensorProtos"))()
+        message.ParseFromString(byte_str)
+        return self.transform(message)
+
+    def _samples(self, items: Sequence[Sequence[int]]) -> list[Any]:
+        samples: list[Any] = []
+        for item, data in zip(items, self._source.stored([self._index(*item[:2]) for item in items]), strict=True):
+            try:
+                samples.append(self.parse_byte(data))
+            except Exception as error:
+                error.add_note(f"in {self.record_path}, record {item[1]} of db{item[0]}")
+                raise
+        return samples
+
+    def _index(self, db_idx: int, key_idx: int) -> int:
+        if not 0 <= db_idx < len(self._lengths):
+            raise IndexError(f"sub-database {db_idx} is out of range for {len(self._lengths)} of {self.record_path}")
+        if not 0 <= key_idx < self._lengths[db_idx]:
+            raise IndexError(f"record {key_idx} is out of range for {self._lengths[db_idx]} of db{db_idx}")
+        return sum(self._lengths[:db_idx]) + int(key_idx)
 
 
 def TorchRecord(
@@ -49,7 +313,7 @@ def TorchRecord(
     num_workers: int = 1,
     transform: Callable[[Any], Any] = default_transform,
 ) -> Any:
-    """A torch `DataLoader` of a TorchRecord: see `TRDataset` and `TRSampler`.
+    """Return a PyTorch `DataLoader` for a TorchRecord; see `TRDataset` and `TRSampler`.
 
     Raises:
         MissingDependencyError: torch is not installed.
@@ -58,3 +322,23 @@ def TorchRecord(
     dataset = TRDataset(record_path, transform, record_num, shuffle, batch_size)
     sampler = TRSampler(record_path, record_num, shuffle, batch_size=batch_size, num_workers=num_workers)
     return torch_data.DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers)
+
+
+class _StoredSource(TorchRecordSource):
+    """A source that also gives the stored bytes of records."""
+
+    def stored(self, indices: list[int]) -> list[bytes]:
+        return self._shard(0).stored(np.array(indices, np.int64))
+
+
+def _lengths(path: str, record_num: int) -> tuple[int, ...]:
+    """Return the number of records in each of the first `record_num` sub-databases."""
+    check_count("record_num", record_num, least=1)
+    with file_errors(path):
+        entries = {found.name: found.entries for found in subdatabases(path)}
+    names = [b"db%d" % number for number in range(record_num)]
+    missing = [name.decode() for name in names if name not in entries]
+    if missing:
+        message = f"record_num is {record_num}, but {path} has no sub-database {missing[0]}"
+        raise ConfigError(message, key="record_num", value=record_num)
+    return tuple(entries[name] for name in names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pickle
@@ -56,9 +55,7 @@ def same(array, expected):
     else:
         assert (array.dtype.name, list(array.shape)) == (np.dtype(expected["dtype"]).name, expected["shape"])
         data = array.tobytes()
-    if "hex" in expected:
-        return data.hex() == expected["hex"]
-    return len(data) == expected["nbytes"] and hashlib.sha256(data).hexdigest() == expected["sha256"]
+    return data.hex() == expected["hex"]
 
 
 @pytest.mark.parametrize("case", cases("ok"))
@@ -90,18 +87,8 @@ def read_all(path):
 
 @pytest.mark.parametrize("case", cases("error"))
 def test_golden_errors(case):
-    bad = case.get("bad_records")
-    if bad is None:
-        with pytest.raises(CorruptFileError, match=case["file"]):
-            read_all(GOLDEN / case["file"])
-        return
-    with File(GOLDEN / case["file"], "r") as syr:
-        for index in range(syr.num_items()):
-            if index in bad:
-                with pytest.raises(ValueError, match=case["file"]):
-                    syr.get_item(index)
-            else:
-                syr.get_item(index)
+    with pytest.raises(CorruptFileError, match=case["file"]):
+        read_all(GOLDEN / case["file"])
 
 
 def test_items_as_they_were_added(path):
@@ -168,9 +155,11 @@ def test_another_dtype(path, name, dtype, expected):
 def test_errors_of_another_dtype(path):
     with File(path, "r") as syr:
         for dtype in ("int128", "S", "float"):
-            with pytest.raises(TypeError, match=f"the format has no dtype '{dtype}'; it knows bool, .*str"):
+            with pytest.raises(
+                TypeError, match=f"the format does not support dtype '{dtype}'; it supports bool, .*str"
+            ):
                 syr.get_array(0, "label", dtype=dtype)
-        with pytest.raises(ValueError, match="6 bytes are no whole number of int32"):
+        with pytest.raises(ValueError, match="6 bytes are not a multiple of the size of int32"):
             syr.get_array(0, "text", dtype="int32")
         with pytest.raises(UnicodeDecodeError, match="utf-8"):
             syr.get_array(5, "features", dtype="str")
@@ -181,7 +170,7 @@ def test_errors_of_another_dtype(path):
     [
         (6, IndexError, "index 6 is out of range for 6 items in .*test.syr"),
         (2**70, IndexError, "out of range"),
-        (-1, ValueError, "the index -1 is before the first of 6 items"),
+        (-1, ValueError, "index -1 is negative; there are 6 items in .*test.syr"),
         ("6", IndexError, "index 6 is out of range"),
         ("x", TypeError, "integer"),
         ("-1", TypeError, "integer"),
@@ -271,10 +260,10 @@ def test_opening_again(path, tmp_path):
         ({"x": np.ones(1), "z": np.ones(1)}, KeyError, "item 1 has arrays .*'z'.*, the first had .*'y'"),
         ({"x": np.ones(1)}, KeyError, "item 1 has arrays"),
         ({"x": np.ones(1), "y": np.ones(1, np.float32)}, ValueError, "field 'y' of record 1 is float32"),
-        ({"x": np.ones(1), "y": np.ones(1, complex)}, TypeError, "array 'y' has dtype complex128; the format knows"),
+        ({"x": np.ones(1), "y": np.ones(1, complex)}, TypeError, "array 'y' has dtype complex128; the format supports"),
         ({"x": np.ones(1), "y": np.array([b"b"])}, TypeError, r"array 'y' has dtype \|S1"),
         ({"x": np.ones(1), "y": [1.0]}, ValueError, "array 'y' is a list, not a numpy array"),
-        ({"x": np.ones(1), 3: np.ones(1)}, ValueError, r"names of arrays are text, got 3 \(int\)"),
+        ({"x": np.ones(1), 3: np.ones(1)}, ValueError, r"names of arrays must be strings, got 3 \(int\)"),
     ],
 )
 def test_an_item_that_is_refused_leaves_nothing(tmp_path, wrong, error, match):
@@ -392,8 +381,8 @@ def test_several_data_sets(path, tmp_path):
         assert both.worker_init_fn(0) is None
         with pytest.raises(IndexError, match="index 10 is out of range for 10 items"):
             both[10]
-        with pytest.raises(ValueError, match="before the first of 10 items"):
+        with pytest.raises(ValueError, match="index -1 is negative; there are 10 items"):
             both[-11]
     assert [int(label[0]) for (label,) in both + first][9:] == [9, 0, 1, 2, 3, 4, 5]
-    with pytest.raises(ValueError, match="at least one data set"):
+    with pytest.raises(ValueError, match="at least one dataset"):
         SyrahConcatDataset([])

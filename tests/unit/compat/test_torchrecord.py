@@ -273,7 +273,7 @@ def test_what_is_in_the_output_directory(pictures, tmp_path):
     with LMDBWriter(tmp_path / "plain") as plain:
         plain.write(b"x")
     before = (tmp_path / "plain" / "data.mdb").read_bytes()
-    with pytest.raises(ValueError, match=r"plain.data\.mdb is no TorchRecord and is not replaced"):
+    with pytest.raises(ValueError, match=r"plain.data\.mdb is not a TorchRecord and will not be replaced"):
         Writer(str(tmp_path / "short.txt"), str(tmp_path / "plain"), data_process_func=Line).write()
     assert (tmp_path / "plain" / "data.mdb").read_bytes() == before
 
@@ -296,26 +296,26 @@ def test_a_function_that_fails_leaves_what_was_there(pictures, tmp_path):
 
 @pytest.mark.parametrize("name", [None, "list", "list.json"])
 def test_wrong_lists(name):
-    with pytest.raises(ValueError, match=r"data_list should be a \.txt or \.csv file, got"):
+    with pytest.raises(ValueError, match=r"data_list must be a \.txt or \.csv file, got"):
         Writer(name)
 
 
 def test_other_wrong_arguments(tmp_path):
-    with pytest.raises(ValueError, match="db_num must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="db_num must be an integer >= 1, got 0"):
         Writer("list.txt", db_num=0)
     with pytest.raises(FileNotFoundError, match=r"there is no .*none\.txt"):
         Writer(str(tmp_path / "none.txt")).write()
-    with pytest.raises(IndexError, match=r"should be 'path label', got 'a\.png'"):
+    with pytest.raises(IndexError, match=r"must be 'path label', got 'a\.png'"):
         default_data_process_func("a.png")
     path = GOLDEN / "db4_39"
     for make in (TRSampler, lambda path, number: TRDataset(path, record_num=number)):
-        with pytest.raises(ValueError, match="record_num must be at least 1, got 0"):
+        with pytest.raises(ValueError, match="record_num must be an integer >= 1, got 0"):
             make(path, 0)
-        with pytest.raises(ValueError, match=r"record_num says 6, and .*db4_39 has no sub-database db4"):
+        with pytest.raises(ValueError, match=r"record_num is 6, but .*db4_39 has no sub-database db4"):
             make(path, 6)
         with pytest.raises(FileNotFoundError, match="there is no"):
             make(tmp_path / "none", 1)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be an integer >= 1, got 0"):
         TRSampler(path, 4, batch_size=0)
 
 

@@ -24,7 +24,7 @@ from dataload.compat._webdataset_refusals import OnFailure, archives, check_hand
 from dataload.compat._webdataset_stages import Handler, handle_extension
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
-from dataload.loader.order import place_of
+from dataload.loader.order import rank_and_world_size
 from dataload.samplers import PoolShuffle, Repeat, Sequential, ShardSequential, Subset
 from dataload.sources.tar.reader import TarSource
 from dataload.types import Sampler
@@ -95,7 +95,11 @@ class _Plan:
             order = change(order)
         if self.epoch is not None and len(order):
             # As in WebDataset, each rank gets an epoch of this size.
-            rows = self.epoch * batch_size * place_of(self.options.get("rank"), self.options.get("world_size"))[1]
+            rows = (
+                self.epoch
+                * batch_size
+                * rank_and_world_size(self.options.get("rank"), self.options.get("world_size"))[1]
+            )
             return Subset(Repeat(order, -(-rows // len(order))), slice(rows))
         return order if self.passes in (None, 1) else Repeat(order, self.passes)
 

@@ -1,49 +1,106 @@
-"""The control groups of Linux that this process is in."""
+"""The limits that Linux control groups set for this process."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-__all__ = ["ControlGroup", "control_groups"]
+__all__ = ["available_bytes", "cgroup_quota"]
 
 
-class ControlGroup(NamedTuple):
-    """One group.
+class _ControlGroup(NamedTuple):
+    """A control group.
 
     Attributes:
-        directory: Where its files are. In a container it may not be there to see.
-        version: 1 or 2, which name their files differently.
+        directory: The directory of its files, which may not be visible in a container.
+        version: 1 or 2; the file names differ.
     """
 
     directory: Path
     version: int
 
 
-def control_groups(controller: str, *, membership: Path, root: Path) -> Iterator[ControlGroup]:
-    """The groups in which `controller` may limit this process, each before those around it, whose limits count, too.
+class _MemoryNames(NamedTuple):
+    """Names in a memory control group.
+
+    Attributes:
+        limit: The file with its limit.
+        used: The file with its usage.
+        cached: Lines of its statistics that count pages of files, which are given up before memory runs out.
+    """
+
+    limit: str
+    used: str
+    cached: tuple[str, str]
+
+
+_MEMORY_NAMES = {
+    1: _MemoryNames("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+    2: _MemoryNames("memory.max", "memory.current", ("inactive_file", "active_file")),
+}
+
+
+def cgroup_quota(root: Path = Path("/")) -> float | None:
+    """Return the CPUs that the control groups of this process allow, or None if they set no limit.
 
     Args:
-        controller: What is limited: ``"cpu"``, ``"memory"``.
-        membership: The file that names the groups, of both versions. Where it cannot be read there are none.
-        root: Where they are mounted.
+        root: The directory with ``proc`` and ``sys``.
     """
+    quotas: list[float] = []
+    for group, version in _control_groups("cpu", root):
+        with suppress(OSError, ValueError, IndexError):  # not visible, or "max"
+            if version == 2:
+                quota, period = (group / "cpu.max").read_text().split()
+            else:
+                quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            if int(quota) > 0:
+                quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that this process can still use: the machine's, or that of its control groups if less.
+
+    Args:
+        root: The directory with ``proc`` and ``sys``.
+    """
+    found: list[int] = []
+    with suppress(OSError, ValueError, KeyError):
+        found.append(_numbers(root / "proc/meminfo")["MemAvailable:"] * 1024)
+    for group, version in _control_groups("memory", root):
+        names = _MEMORY_NAMES[version]
+        with suppress(OSError, ValueError, KeyError):  # not visible, or no limit
+            limit, used = (int((group / name).read_text()) for name in (names.limit, names.used))
+            statistics = _numbers(group / "memory.stat")
+            found.append(max(0, limit - used + sum(statistics[name] for name in names.cached)))
+    return min(found, default=1 << 62)
+
+
+def _control_groups(controller: str, root: Path) -> Iterator[_ControlGroup]:
+    """Yield the groups that limit this process, each before the groups around it, whose limits apply too."""
     try:
-        lines = membership.read_bytes().splitlines()
+        lines = (root / "proc/self/cgroup").read_bytes().splitlines()
     except OSError:
         return
+    mounts = root / "sys/fs/cgroup"
     for line in lines:
         _, controllers, path = os.fsdecode(line).split(":", 2)
         if not controllers:
-            mount, version = root, 2
+            mount, version = mounts, 2
         elif controller in controllers.split(","):
-            # Several controllers in one hierarchy have a directory together, and mostly a link for each.
-            together = root / controllers
-            mount, version = together if together.is_dir() else root / controller, 1
+            # Controllers of one hierarchy share a directory, usually with a link for each.
+            shared = mounts / controllers
+            mount, version = shared if shared.is_dir() else mounts / controller, 1
         else:
             continue
         inside = PurePosixPath(path.lstrip("/"))
         for group in (inside, *inside.parents):
-            yield ControlGroup(mount / group, version)
+            yield _ControlGroup(mount / group, version)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    with path.open() as stream:
+        return {words[0]: int(words[1]) for words in map(str.split, stream)}

@@ -1,4 +1,4 @@
-"""Memory that is lent as arrays and comes back when the last view of it goes."""
+"""Memory lent as arrays and returned when the last view of it is dropped."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["BufferLeases"]
 
 
 class BufferLeases:
-    """What is lent at present. Used by several threads at once."""
+    """The blocks that are lent at present. Thread-safe."""
 
     def __init__(self) -> None:
         self._lent: dict[int, weakref.ref[Any]] = {}
 
     def __len__(self) -> int:
-        """How many are lent."""
+        """Return the number of blocks that are lent."""
         return len(self._lent)
 
     def lend(self, block: BytesArray, give_back: Callable[[], None]) -> BytesArray:
-        """`block` as another array, and a call of `give_back` when nothing refers to that or to a view of it."""
+        """Return `block` as a new array, and call `give_back` once that array and all views of it are gone."""
         lent = np.frombuffer(block.data, np.uint8)
-        # numpy puts a memoryview of its own between the two. Every view keeps that, whichever array of the chain it
-        # has as its base; a callback on `lent` would rely on numpy's choice of that.
+        # numpy puts a memoryview between the two arrays, and every view refers to it, whichever array of the chain is
+        # the view's base. A callback on `lent` itself would depend on numpy's choice of the base.
         handle = lent.base
         key = id(handle)
 

@@ -1,4 +1,4 @@
-"""What was computed, kept for as long as it is likely to be asked for again."""
+"""A cache of the last few values computed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 
 class Memo(Generic[T]):
-    """What was computed for the last few keys, to save time: no part of its owner's value, and never pickled.
+    """Values for the last few keys. Not part of its owner's value, and never pickled.
 
-    Two by default, because a loader may be at the end of one epoch and at the start of the next at once. Threads may
-    lose each other's entries and then compute them again, nothing worse.
+    It holds two by default because a loader may be at the end of one epoch and at the start of the next at once.
+    Concurrent threads may drop each other's entries, which are then computed again.
 
     Args:
-        size: Keys to remember; they are hashable.
+        size: Number of keys, which must be hashable.
     """
 
     __slots__ = ("_entries", "_size")
@@ -26,13 +26,13 @@ class Memo(Generic[T]):
         self._entries: dict[Any, T] = {}
 
     def recall(self, key: Any) -> T | None:
-        """What was kept for `key`."""
+        """Return the value kept for `key`, or None."""
         return self._entries.get(key)
 
     def keep(self, key: Any, value: T) -> T:
         """Remember `value`, and return it."""
         others = [entry for entry in self._entries.items() if entry[0] != key]
-        self._entries = {key: value, **dict(others[: self._size - 1])}  # a new one, for others may be reading the old
+        self._entries = {key: value, **dict(others[: self._size - 1])}  # a new dict: others may be reading the old one
         return value
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
-"""Where tasks run: in the consumer's thread, in threads, in processes.
+"""Where tasks run: in the consumer's thread, in threads, or in processes.
 
-`ProcessExecutor` is to be imported from its module: most programs do without `multiprocessing`.
+Import `ProcessExecutor` from its module: most programs do not need `multiprocessing`.
 """
 
 from dataload.executors.base import (

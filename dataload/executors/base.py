@@ -1,4 +1,4 @@
-"""Where tasks run, and what is known of a worker. What a task is, is not known here."""
+"""The executor protocol, the serial executor, and what is known about a worker. Executors know nothing about tasks."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
-"""How worker processes come into being."""
+"""How worker processes are started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a worker was at when it last said so; -1 where it has not."""
+    """The step and sample that a worker last reported; -1 where it has not reported any."""
 
     epoch: int
     step: int
@@ -48,44 +48,44 @@ class Place:
 
 
 class WorkerStatus:
-    """Says where a worker is: written by the worker, read by the consumer, in memory that both see.
+    """Progress of a worker, in memory that the worker writes and the consumer reads.
 
     Args:
-        memory: (n,) uint8, at least `BYTES` of them, all 0 at first; by default memory of this process.
+        memory: (n,) uint8 zeros, n at least `BYTES`; by default memory of this process.
     """
 
     BYTES = 40
 
     def __init__(self, memory: BytesArray | None = None) -> None:
         own = np.zeros(self.BYTES, np.uint8) if memory is None else memory[: self.BYTES]
-        # Epoch, step and index, all plus 1, for 0 says that there is none; tasks below this are cancelled; stage.
+        # Epoch, step and index, each plus 1 because 0 means none; tasks below the fourth word are cancelled; stage.
         self._words = own.view(np.int64)
 
     def at(self, epoch: int, step: int, index: int = -1) -> None:
-        """The worker begins with a step, or with a sample of it."""
+        """Report the start of a step, or of one of its samples."""
         words = self._words
         words[0], words[1], words[2] = epoch + 1, step + 1, index + 1
 
     def at_index(self, index: int) -> None:
-        """The worker begins with another sample of the same step."""
+        """Report the start of another sample of the same step."""
         self._words[2] = index + 1
 
     def place(self) -> Place:
-        """Where the worker is."""
+        """Return what the worker last reported."""
         epoch, step, index = self._words[:3].tolist()
         return Place(epoch - 1, step - 1, index - 1)
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for the tasks up to this number any more."""
+        """Cancel all tasks up to and including this number."""
         self._words[3] = max(int(self._words[3]), number + 1)
 
     def is_cancelled(self, number: int) -> bool:
-        """Whether nobody waits for a task any more."""
+        """Return True if the task was cancelled."""
         return number < int(self._words[3])
 
     @property
     def stage(self) -> int:
-        """How far a worker process is with its start: 0 until it runs, 1 while it loads its work, then 2."""
+        """Start-up stage of a worker process: 0 until it runs, 1 while it loads its work, then 2."""
         return int(self._words[4])
 
     @stage.setter
@@ -94,13 +94,13 @@ class WorkerStatus:
 
 
 class WorkerLostError(Exception):
-    """A worker gives no result for a task; within dataload only, where it becomes a `WorkerError`.
+    """A worker failed to return a result. Internal: the loader turns it into a `WorkerError`.
 
     Attributes:
-        worker: Its name.
-        reason: What became of it.
-        place: Where it was.
-        stacks: What its threads were at; empty if unknown.
+        worker: Name of the worker.
+        reason: Predicate of a sentence about the worker, such as "was killed by SIGKILL".
+        place: Its last reported step and sample.
+        stacks: Stack traces of its threads; empty if unknown.
     """
 
     def __init__(self, worker: str, reason: str, place: Place, stacks: str = "") -> None:
@@ -113,24 +113,24 @@ class WorkerLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TimeoutPolicy:
-    """How long to wait for one task.
+    """How long to wait for a task before warning and before giving up.
 
     Attributes:
-        timeout: Seconds after which to give up; None waits on.
-        warn_after: Seconds after which to say what the worker is at; then again after twice as many, and so on. Half
-            of `timeout` if that is less.
+        timeout: Seconds after which to give up; None waits for ever.
+        warn_after: Seconds until the first warning, or half of `timeout` if that is less. The interval doubles with
+            each warning.
     """
 
     timeout: float | None = None
     warn_after: float = 60.0
 
     def watch(self) -> StallMonitor:
-        """Begin to wait."""
+        """Return a monitor for one wait, which starts now."""
         return StallMonitor(self)
 
 
 class StallMonitor:
-    """One wait, and when to look after the worker."""
+    """Decides during one wait when to warn about a worker, and when to give up on it."""
 
     def __init__(self, timeouts: TimeoutPolicy) -> None:
         self._timeout = timeouts.timeout
@@ -140,71 +140,75 @@ class StallMonitor:
             self._next = min(self._next, self._timeout / 2)
 
     def next_look(self) -> float:
-        """Seconds until it is time to look."""
+        """Return the seconds until `look` should be called."""
         return max(0.0, self._begun + self._next - monotonic())
 
     def is_due(self) -> bool:
-        """Whether it is time to look."""
+        """Return True if `look` should be called now."""
         return self.next_look() == 0
 
     def look(self, describe: Callable[[], tuple[str, Place, str]]) -> None:
-        """Warn of a worker that is late.
+        """Warn about a late worker.
 
         Args:
-            describe: Gives its name, where it is, and the stacks of its threads.
+            describe: Returns the worker's name, its place and the stack traces of its threads.
 
         Raises:
-            WorkerLostError: It is too late.
+            WorkerLostError: The timeout has passed.
         """
         waited = monotonic() - self._begun
         worker, place, stacks = describe()
         if self._timeout is not None and waited >= self._timeout:
             raise WorkerLostError(
-                worker, f"has given no batch for {waited:.1f} s (timeout={self._timeout})", place, stacks
+                worker, f"has returned no batch for {waited:.1f} s (timeout={self._timeout})", place, stacks
             )
         self._next = 2 * self._next if self._timeout is None else min(2 * self._next, self._timeout)
-        at = f"is at step {place.step} of epoch {place.epoch}" if place.step >= 0 else "has not begun with it"
+        at = f"is at step {place.step} of epoch {place.epoch}" if place.step >= 0 else "has not started it"
         index = f", index {place.index}" if place.index >= 0 else ""
         warnings.warn(f"no batch for {waited:.1f} s: {worker} {at}{index}\n{stacks}", RuntimeWarning, stacklevel=2)
 
 
 class Result(Protocol[ResultT_co]):
-    """What a submitted task becomes."""
+    """The result of a submitted task."""
 
     def result(self) -> ResultT_co:
-        """Its value, or its exception raised; waits for it. Asked for once."""
+        """Wait for the task, and return its value or raise its exception. May be called once."""
         ...
 
     def done(self) -> bool:
-        """Whether `result` would not wait."""
+        """Return True if `result` would not wait."""
         ...
 
     def run(self) -> bool:
-        """Do it in the calling thread, if nobody has begun it and that can be; tells whether it was done."""
+        """Run the task in the calling thread if no worker has started it. Return True if it was run here.
+
+        Raises:
+            BaseException: An exception of the task that is not an `Exception`, such as Ctrl-C.
+        """
         ...
 
     def cancel(self) -> None:
-        """Do not start it, if it has not been started."""
+        """Cancel the task if it has not started."""
         ...
 
 
 class Executor(Protocol[TaskT_contra, ResultT_co]):
-    """Does the same work with one task after another."""
+    """Applies one function to many tasks."""
 
     def submit(self, task: TaskT_contra, /) -> Result[ResultT_co]:
-        """Arrange for the work to be done with `task`."""
+        """Schedule a task."""
         ...
 
     def wait_for_any(self, results: Iterable[Result[Any]], /) -> None:
-        """Wait until one of `results` is done."""
+        """Wait until at least one of `results` is done."""
         ...
 
     def grow(self, workers: int, /) -> None:
-        """Use so many workers from now on, if that is more."""
+        """Raise the number of workers to `workers`; never lower it."""
         ...
 
     def close(self) -> None:
-        """Stop, after the tasks that have begun. May be called twice."""
+        """Stop after the tasks that have started. May be called twice."""
         ...
 
 
@@ -218,7 +222,7 @@ class _Deferred(Generic[TaskT, ResultT]):
         return self.work(self.task, self.status)
 
     def done(self) -> bool:
-        return True  # it will be, by whoever asks
+        return True  # whoever asks for the result computes it
 
     def run(self) -> bool:
         return False
@@ -228,19 +232,19 @@ class _Deferred(Generic[TaskT, ResultT]):
 
 
 class SerialExecutor(Generic[TaskT, ResultT]):
-    """Does the work in the consumer's thread, when its result is asked for.
+    """Runs each task in the consumer's thread when its result is requested.
 
     Args:
-        work: What is done with a task.
+        work: The function to apply.
     """
 
     def __init__(self, work: Callable[[TaskT, WorkerStatus], ResultT]) -> None:
         self._work = work
-        self._heartbeat = WorkerStatus()
+        self._status = WorkerStatus()
 
     def submit(self, task: TaskT) -> Result[ResultT]:
         """See `Executor`."""
-        return _Deferred(self._work, task, self._heartbeat)
+        return _Deferred(self._work, task, self._status)
 
     def wait_for_any(self, results: Iterable[Result[Any]]) -> None:
         """See `Executor`."""
@@ -253,30 +257,33 @@ class SerialExecutor(Generic[TaskT, ResultT]):
 
 
 def worker_name() -> str:
-    """The worker that calls this: the name of its thread, which in a worker process is that of the process."""
+    """Return the name of the calling worker: that of its thread, which in a worker process is that of the process."""
     return threading.current_thread().name
 
 
 def check_process(pid: int) -> None:
-    """See to it that this is still the process whose workers one waits for.
+    """Raise if called in a forked child.
+
+    Args:
+        pid: The process that owns the workers.
 
     Raises:
-        RuntimeError: It is a fork of that.
+        RuntimeError: This is another process.
     """
     if pid != os.getpid():
         raise RuntimeError(
-            "this iteration was begun before the process was forked, and its workers belong to the parent: "
-            "begin another iteration here"
+            "this iteration was started before the process was forked, and its workers belong to the parent: "
+            "start another iteration here"
         )
 
 
 def raise_closed() -> NoReturn:
-    """For a thread that wants a batch of a loader that is closed, or that nobody else has.
+    """Raise for a thread that waits for a batch of a closed loader.
 
     Raises:
-        RuntimeError: Always, but at the exit of the interpreter: only daemon threads are left then, and this one stops
-            without a word.
+        RuntimeError: Always, except when the interpreter exits. Only daemon threads are left then, and this one
+            stops silently.
     """
     if not threading.main_thread().is_alive():
         threading.Event().wait()
-    raise RuntimeError("the loader was closed while a batch was waited for")
+    raise RuntimeError("the loader was closed while waiting for a batch")

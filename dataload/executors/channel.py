@@ -1,7 +1,7 @@
 """Messages between a worker process and its parent, over a socket.
 
-The worker waits until a message has come or gone; its parent never does, else each could wait for the other to take
-what it sends, and a worker that is stopped in the middle of a message would stop its parent too.
+The worker's sends and receives block; the parent's never do. Otherwise each could wait for the other to read, and a
+worker that is stopped in the middle of a message would stop its parent too.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import pickle
 import socket
 import struct
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias
 
 __all__ = ["Inbox", "Message", "Outbox", "receive_descriptor", "send"]
 
 Message: TypeAlias = tuple[Any, list[bytearray]]
-"""What is said, and the buffers that go with it."""
+"""The unpickled content and the buffers sent with it."""
 
 _LENGTH = struct.Struct("<Q")
-_WOULD_WAIT = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ETOOMANYREFS)  # the last: too many descriptors are on their way
+_WOULD_BLOCK = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ETOOMANYREFS)  # the last: too many descriptors in transit
 
 
 def _frame(content: Any, parts: Sequence[Any]) -> list[memoryview]:
@@ -30,10 +30,10 @@ def _frame(content: Any, parts: Sequence[Any]) -> list[memoryview]:
 
 
 def send(connection: socket.socket, content: Any, parts: Sequence[Any] = ()) -> None:
-    """Send a message, and wait until it is gone.
+    """Send a message, and wait until all of it is sent.
 
     Args:
-        connection: A socket that waits.
+        connection: A blocking socket.
         content: Anything that can be pickled.
         parts: Buffers of bytes, which are not copied.
     """
@@ -42,7 +42,7 @@ def send(connection: socket.socket, content: Any, parts: Sequence[Any] = ()) -> 
 
 
 def receive_descriptor(connection: socket.socket) -> int:
-    """Take a descriptor that `Outbox.put_descriptor` has sent, at the place where it comes."""
+    """Receive a descriptor sent by `Outbox.put_descriptor`; call it where the descriptor is next in the stream."""
     data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     if not data:
         raise EOFError
@@ -50,10 +50,10 @@ def receive_descriptor(connection: socket.socket) -> int:
 
 
 class Inbox:
-    """Puts messages together from however little comes at a time.
+    """Assembles messages from a socket, however few bytes arrive at a time.
 
     Args:
-        connection: A socket, of either sort.
+        connection: A socket, blocking or not.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -61,23 +61,23 @@ class Inbox:
         self._messages = self._read()
 
     def take(self) -> Message | None:
-        """The next message; None if the socket does not wait and not all of it is there.
+        """Return the next message, or None if the socket does not block and the message is incomplete.
 
         Raises:
-            EOFError: The other side is gone.
-            OSError: It is gone with what was sent to it.
+            EOFError: The peer closed the connection.
+            OSError: The peer is gone, and so is what was sent to it.
         """
         return next(self._messages)
 
     def _read(self) -> Generator[Message | None]:
         while True:
             (length,) = _LENGTH.unpack((yield from self._exactly(_LENGTH.size)))
-            content, sizes = pickle.loads((yield from self._exactly(length)))  # noqa: S301 - between ourselves
+            content, sizes = pickle.loads((yield from self._exactly(length)))  # noqa: S301 - from our own process
             parts: list[bytearray] = []
             for size in sizes:
-                parts.append((yield from self._exactly(size)))  # noqa: PERF401 - no comprehension can yield
+                parts.append((yield from self._exactly(size)))  # noqa: PERF401 - a comprehension cannot yield
             message = content, parts
-            del content, parts  # nothing of a batch stays here when its consumer lets it go
+            del content, parts  # keep nothing of a batch that the consumer drops
             yield message
             del message
 
@@ -100,7 +100,7 @@ class Outbox:
     """Messages that wait to be sent.
 
     Args:
-        connection: A socket that does not wait.
+        connection: A non-blocking socket.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -108,18 +108,15 @@ class Outbox:
         self._waiting: deque[tuple[memoryview, int | None]] = deque()
 
     def put(self, content: Any, parts: Sequence[Any] = ()) -> None:
-        """Add a message; see `send`."""
-        self._extend((view, None) for view in _frame(content, parts))
+        """Queue a message; see `send`."""
+        self._waiting.extend((view, None) for view in _frame(content, parts))
 
     def put_descriptor(self, descriptor: int) -> None:
-        """Add a descriptor, which must stay open until it is sent."""
-        self._extend([(memoryview(b"\0"), descriptor)])
-
-    def _extend(self, items: Iterable[tuple[memoryview, int | None]]) -> None:
-        self._waiting.extend(items)
+        """Queue a descriptor, which must stay open until it is sent."""
+        self._waiting.append((memoryview(b"\0"), descriptor))
 
     def flush(self) -> bool:
-        """Send what can be sent; tells whether that was all. What nobody will take is dropped."""
+        """Send as much as the socket takes. Return True if nothing is left; drop everything if the peer is gone."""
         waiting = self._waiting
         while waiting:
             view, descriptor = waiting[0]
@@ -129,9 +126,9 @@ class Outbox:
                 else:
                     count = socket.send_fds(self._connection, [view], [descriptor])
             except OSError as error:
-                if error.errno in _WOULD_WAIT:
+                if error.errno in _WOULD_BLOCK:
                     return False
-                waiting.clear()  # the other side is gone, which shows when it is read from
+                waiting.clear()  # reading will show that the peer is gone
                 break
             if count == view.nbytes:
                 waiting.popleft()

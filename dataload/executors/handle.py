@@ -1,4 +1,4 @@
-"""One worker process, as its parent sees it."""
+"""The parent's handle on one worker process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dataload.executors.worker import DUMP_SIGNAL, NewSlot, TaskMessage, serve
 __all__ = ["GUARD", "WorkerHandle"]
 
 GUARD = (
-    "each worker process imports the main module, so what that does has to stand under "
-    "`if __name__ == \"__main__\":`; or use start_method='fork'"
+    "each worker process imports the main module, so guard its top-level code with "
+    "`if __name__ == \"__main__\":`, or use start_method='fork'"
 )
 
 _DUMP_SECONDS = 0.5
@@ -30,31 +30,31 @@ _REPORT_BYTES = 4096
 
 
 class WorkerHandle:
-    """Starts a worker process and talks with it, without ever waiting for it to listen.
+    """Starts a worker process and exchanges messages with it, without ever blocking on it.
 
     Args:
-        number: Of the worker.
-        context: What starts processes.
-        work: What is done with a task.
-        start_method: Which way that starts them.
+        number: Number of the worker.
+        context: A `multiprocessing` context.
+        work: The function to apply to tasks.
+        start_method: The start method of `context`.
 
     Attributes:
-        tasks: What it has to do, by number.
-        connection: To the worker; does not wait.
-        inbox: What comes from it.
-        outbox: What goes to it.
-        status: Where it is.
+        tasks: Unfinished tasks, by number.
+        connection: Non-blocking socket to the worker.
+        inbox: Messages from the worker.
+        outbox: Messages to the worker.
+        status: The worker's progress.
     """
 
     DESCRIPTORS = 5
-    """The connection, the report and its mapping, and two of `multiprocessing`."""
+    """Descriptors per worker: the connection, the report and its mapping, and two of `multiprocessing`."""
 
     def __init__(self, number: int, context: Any, work: Any, start_method: StartMethod) -> None:
         self.number = number
         self.tasks: dict[int, Any] = {}
         self._known_slots: set[int] = set()
         self._imports_main = start_method != "fork"
-        # What the worker tells without being asked: where it is, and behind that the stacks of its threads.
+        # The worker writes its status here, followed by the stack traces of its threads on request.
         self._report = Slot()
         self._report.reserve(_REPORT_BYTES)
         os.lseek(self._report.descriptor, 0, os.SEEK_END)
@@ -74,7 +74,7 @@ class WorkerHandle:
             raise
         finally:
             theirs.close()
-        # `multiprocessing` ends what it knows when any fork of this process ends.
+        # `multiprocessing` terminates its known children when any fork of this process exits.
         getattr(multiprocessing_process, "_children", set[Any]()).discard(self._process)
         self.outbox.put_descriptor(self._report.descriptor)
         if self._imports_main:
@@ -82,33 +82,33 @@ class WorkerHandle:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name and process id, for messages."""
         return f"{self._process.name} (process {self._process.pid})"
 
     @property
     def place(self) -> Place:
-        """Where it is."""
+        """The step and sample that the worker last reported."""
         return self.status.place()
 
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """Return True if the process is running."""
         return self._process.is_alive()
 
-    def give(self, job: TaskMessage, slot: Slot | None) -> None:
-        """Hand over a task; and the slot it may use, the first time."""
-        if slot is not None and job.slot is not None and job.slot not in self._known_slots:
-            self._known_slots.add(job.slot)
-            self.outbox.put(NewSlot(job.slot))
+    def give(self, task: TaskMessage, slot: Slot | None) -> None:
+        """Queue a task, after the slot for its result if the worker does not know that yet."""
+        if slot is not None and task.slot is not None and task.slot not in self._known_slots:
+            self._known_slots.add(task.slot)
+            self.outbox.put(NewSlot(task.slot))
             self.outbox.put_descriptor(slot.descriptor)
-        self.outbox.put(job)
+        self.outbox.put(task)
 
     def describe(self) -> tuple[str, Place, str]:
-        """Its name, where it is, and what all of its threads are at, or why that cannot be said."""
+        """Return the worker's name, its place, and the stack traces of its threads or why there are none."""
         return self.name, self.place, self._stacks()
 
     def _stacks(self) -> str:
         if not self.status.stage:
-            return "it has not begun: it imports the main module, or is stopped"
+            return "it has not started: it is importing the main module, or is stopped"
         start = os.fstat(self._report.descriptor).st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, DUMP_SIGNAL)
@@ -120,62 +120,60 @@ class WorkerHandle:
             if found and found == text:
                 break
             text = found
-        return (
-            text.decode(errors="replace") or "it does not answer: it is stopped, or in a call that nothing interrupts"
-        )
+        return text.decode(errors="replace") or "it does not respond: it is stopped, or in an uninterruptible call"
 
     def end(self) -> str:
-        """See to it that it has ended; tells how it did, in words."""
+        """Make sure that the process has ended, and return how it ended, in words."""
         self.dismiss()
         self._process.join(_END_SECONDS)
         if self._process.is_alive():
             self._process.kill()
             self._process.join(_END_SECONDS)
-            return "closed its connection and went on, and was killed"
+            return "closed its connection without exiting, and was killed"
         code: int = self._process.exitcode
         if code < 0:
             name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-            return f"was killed by {name}" + (" (is memory short?)" if -code == signal.SIGKILL else "")
+            return f"was killed by {name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
         what = f"exited with code {code}"
         if self.status.stage == 1:
-            return f"{what} while it imported what the source and the transforms need"
+            return f"{what} while importing what the source and the transforms need"
         if self.status.stage == 0:
             hint = f"; {GUARD}" if self._imports_main else ""
-            return f"{what} before it had begun, and may have written to stderr why{hint}"
+            return f"{what} before it started; stderr may say why{hint}"
         return what
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._process.kill()
 
     def dismiss(self) -> None:
-        """Let it end: it finishes the task that it is at, for nobody."""
-        with contextlib.suppress(OSError):  # whoever else has the connection, by a fork
+        """Tell the worker to exit after its current task, whose result is dropped."""
+        with contextlib.suppress(OSError):  # a fork of this process may share the connection
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def join(self, seconds: float) -> None:
-        """Wait for its end."""
+        """Wait for the process to exit."""
         self._process.join(max(0.0, seconds))
 
     def close(self) -> None:
-        """Give its descriptors back; kills what is left of it."""
+        """Kill the process if it is still running, and close its descriptors."""
         if self._process.pid is not None:
             if self._process.is_alive():
                 self._process.kill()
                 self._process.join(_END_SECONDS)
-            with contextlib.suppress(ValueError):  # one that not even SIGKILL ends
+            with contextlib.suppress(ValueError):  # not even SIGKILL ended it
                 self._process.close()
-        self.tasks.clear()  # they refer to this
+        self.tasks.clear()  # they refer to this handle
         self.connection.close()
         self._report.close()
 
 
 @contextlib.contextmanager
 def _without_interrupts(*, only: bool) -> Generator[None]:
-    """Start a process that does not hear of Ctrl-C until it says so; else it might be one that greets with a traceback.
+    """Start a process with Ctrl-C blocked until it is ready for it, because it would print a traceback.
 
     Args:
-        only: Whether the process will be ours only; a fork server would pass it on to the processes of others.
+        only: Whether only our process inherits this; a fork server would pass it on to the processes of others.
     """
     if not only:
         yield

@@ -1,4 +1,4 @@
-"""What a process may have: workers at all, and open files."""
+"""Checks of process and file-descriptor limits."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from dataload.executors.shared_memory import Slot
 
 __all__ = ["check_parent", "within_descriptors"]
 
-_DESCRIPTORS_SPARED = 16
+_SPARE_DESCRIPTORS = 16
 
 
 def check_parent(start_method: StartMethod) -> None:
-    """See to it that this process may have workers.
+    """Check that this process can start worker processes.
 
     Raises:
-        ConfigError: It is itself a worker, or is about to become one; or workers could not import what it runs.
+        ConfigError: This process is a worker or is about to become one, or workers could not import its main module.
     """
     current = multiprocessing.current_process()
     if getattr(current, "_inheriting", False):
-        raise ConfigError(f"a worker process wants to start workers: {GUARD}", key="executor", value="processes")
+        raise ConfigError(f"a worker process tried to start workers: {GUARD}", key="executor", value="processes")
     if current.daemon:
         raise ConfigError(
-            f"{current.name} is a daemonic process, which may have no processes of its own: "
-            "use executor='threads' there",
+            f"{current.name} is a daemonic process, which cannot start processes: use executor='threads' there",
             key="executor",
             value="processes",
         )
@@ -41,38 +40,38 @@ def check_parent(start_method: StartMethod) -> None:
         return
     if not os.path.exists(os.path.join(getattr(multiprocessing_process, "ORIGINAL_DIR", None) or "", path)):
         raise ConfigError(
-            f"worker processes import the main module, and there is no file {path}: put the program into one, "
-            "or use start_method='fork'",
+            f"worker processes import the main module, and the file {path} does not exist: save the program to a "
+            "file, or use start_method='fork'",
             key="start_method",
             value=start_method,
         )
 
 
 def within_descriptors(workers: int, slots: int) -> tuple[int, int]:
-    """As many workers and slots as the limit of open files leaves room for.
+    """Return the numbers of workers and slots that the limit of open files allows, up to those requested.
 
     Raises:
-        ConfigError: There is no room for a worker.
+        ConfigError: The limit does not allow a single worker.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         free = limit - len(os.listdir("/proc/self/fd"))
     except OSError:
         free = limit - 64
-    left = max(0, free - _DESCRIPTORS_SPARED)
+    left = max(0, free - _SPARE_DESCRIPTORS)
     fitting = min(workers, left // WorkerHandle.DESCRIPTORS)
     kept = min(slots, (left - fitting * WorkerHandle.DESCRIPTORS) // Slot.DESCRIPTORS)
     if limit == resource.RLIM_INFINITY or (fitting, kept) == (workers, slots):
         return workers, slots
-    needed = workers * WorkerHandle.DESCRIPTORS + slots * Slot.DESCRIPTORS + _DESCRIPTORS_SPARED
+    needed = workers * WorkerHandle.DESCRIPTORS + slots * Slot.DESCRIPTORS + _SPARE_DESCRIPTORS
     message = (
-        f"{workers} worker processes and {slots} slots of shared memory need {needed} file descriptors, and of "
-        f"{limit} allowed {free} are free; raise the limit (ulimit -n)"
+        f"{workers} worker processes and {slots} slots of shared memory need {needed} file descriptors, but "
+        f"{free} of {limit} are free; raise the limit (ulimit -n)"
     )
     if not fitting:
         raise ConfigError(message, key="num_workers", value=workers)
     warnings.warn(
-        f"{message}: {fitting} workers and {kept} slots are used, other batches sent through a pipe",
+        f"{message}: using {fitting} workers and {kept} slots, and a pipe for other batches",
         RuntimeWarning,
         stacklevel=2,
     )

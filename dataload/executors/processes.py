@@ -1,4 +1,4 @@
-"""Tasks in worker processes, for transforms that hold the GIL."""
+"""Runs tasks in worker processes, for transforms that hold the GIL."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from multiprocessing import forkserver
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
+from dataload._util.cgroups import available_bytes
 from dataload.errors import ConfigError
 from dataload.executors.base import (
     Result,
@@ -28,7 +29,6 @@ from dataload.executors.base import (
 from dataload.executors.channel import Message
 from dataload.executors.handle import WorkerHandle
 from dataload.executors.limits import check_parent, within_descriptors
-from dataload.executors.memory import available_bytes
 from dataload.executors.serialization import put_together
 from dataload.executors.shared_memory import Ring
 from dataload.executors.worker import ResultMessage, TaskMessage
@@ -38,26 +38,25 @@ __all__ = ["ProcessExecutor"]
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
-_SHARE_OF_MEMORY = 0.8
-_GOODBYE_SECONDS = 1.0
-_LOOK_SECONDS = 0.5
+_MEMORY_SHARE = 0.8
+_CLOSE_SECONDS = 1.0
+_POLL_SECONDS = 0.5
 _PRELOAD = ("dataload.executors.worker", "threadpoolctl")
 
 
 class ProcessExecutor(Generic[TaskT, ResultT]):
-    """Runs tasks in processes that live until `close`, until nothing refers to this, or until either side dies.
+    """Runs tasks in processes that live until `close`, until this object is dropped, or until either side dies.
 
-    Results come back in shared memory: the large arrays of a result are views of a slot that is used again when the
-    last view of it is gone, so what is kept is never overwritten. (A fork of this process does not count as keeping
-    it.) When all slots are held, results are sent through a pipe.
+    Results come back in shared memory: the large arrays of a result are views of a slot, which is reused once the
+    last view is gone, so arrays that are kept are never overwritten. (Being kept by a fork of this process does not
+    count.) When all slots are in use, results are sent through a pipe.
 
     Args:
-        work: What is done with a task; pickled once for each worker, unless they are forked.
-        workers: Number of processes, at least 1; started with the first task, and anew with the next task after one
-            was lost.
-        slots: Number of slots; as many as tasks may be in flight and results be held.
-        start_method: See `StartMethod`. `fork` copies the process as it is, threads and locks too.
-        timeouts: When to warn and to give up on a task.
+        work: The function to apply; pickled once per worker unless workers are forked.
+        workers: Number of processes, at least 1. They start with the first task, and after a loss with the next.
+        slots: Number of slots: tasks in flight plus results that the consumer holds.
+        start_method: See `StartMethod`. `fork` copies the process as it is, with its threads and locks.
+        timeouts: When to warn about a task and when to give up on it.
     """
 
     def __init__(
@@ -73,8 +72,8 @@ class ProcessExecutor(Generic[TaskT, ResultT]):
         self._workers = workers
         self._slots = slots
         self._start_method: StartMethod = start_method
-        self._patience = timeouts or TimeoutPolicy()
-        self._crew: ProcessPool | None = None
+        self._timeouts = timeouts or TimeoutPolicy()
+        self._pool: ProcessPool | None = None
         self._stop: weakref.finalize[[], Any] | None = None
         self._closed = False
 
@@ -82,81 +81,76 @@ class ProcessExecutor(Generic[TaskT, ResultT]):
         """See `Executor`.
 
         Raises:
-            ConfigError: No worker can be started.
+            ConfigError: No worker could be started.
             RuntimeError: The executor is closed.
         """
-        crew = self._crew
-        if crew is None or not crew.is_usable():
+        pool = self._pool
+        if pool is None or not pool.is_usable():
             if self._closed or not threading.main_thread().is_alive():
                 raise_closed()
             if self._stop is not None:
                 self._stop.detach()
-            crew = self._crew = ProcessPool(self._work, self._workers, self._slots, self._start_method, self._patience)
-            self._stop = weakref.finalize(self, crew.stop)
-        return crew.submit(task)
+            pool = self._pool = ProcessPool(self._work, self._workers, self._slots, self._start_method, self._timeouts)
+            self._stop = weakref.finalize(self, pool.stop)
+        return pool.submit(task)
 
     def grow(self, workers: int) -> None:
-        """Use so many processes from now on, if that is more."""
+        """See `Executor`."""
         self._workers = max(workers, self._workers)
-        if self._crew is not None:
-            self._crew.size = self._workers
+        if self._pool is not None:
+            self._pool.size = self._workers
 
     def wait_for_any(self, results: Iterable[Result[Any]]) -> None:
         """See `Executor`."""
-        if self._crew is not None:
-            self._crew.wait_for_any(list(results))
+        if self._pool is not None:
+            self._pool.wait_for_any(list(results))
 
     def close(self) -> None:
         """See `Executor`."""
         self._closed = True
         if self._stop is not None:
             self._stop()
-        self._crew = self._stop = None
+        self._pool = self._stop = None
 
 
 class _Pending:
-    """A task that a worker has."""
+    """A task that was given to a worker."""
 
-    __slots__ = ("_crew", "cancelled", "error", "finished", "number", "slot", "value", "worker")
+    __slots__ = ("_pool", "cancelled", "errors", "finished", "number", "slot", "value", "worker")
 
-    def __init__(self, crew: ProcessPool, number: int, worker: WorkerHandle, slot: int | None) -> None:
-        self._crew = crew
+    def __init__(self, pool: ProcessPool, number: int, worker: WorkerHandle, slot: int | None) -> None:
+        self._pool = pool
         self.number = number
         self.worker = worker
         self.slot = slot
         self.finished = self.cancelled = False
         self.value: Any = None
-        self.error: BaseException | None = None
+        self.errors: list[BaseException] = []
 
     def result(self) -> Any:
-        self._crew.wait_for_any([self])
+        self._pool.wait_for_any([self])
+        if self.errors:
+            raise self.errors.pop()  # not from a local variable: its traceback would refer to it
         value, self.value = self.value, None
-        if self.error is None:
-            return value
-        # Its traceback refers to this frame: without this the two keep each other alive.
-        error, self.error = self.error, None
-        try:
-            raise error
-        finally:
-            del error
+        return value
 
     def done(self) -> bool:
         if not self.finished:
-            self._crew.receive(0)
+            self._pool.receive(0)
         return self.finished
 
     def run(self) -> bool:
-        return False  # the consumer's process is there to consume
+        return False  # the consumer's process may lack what workers need
 
     def cancel(self) -> None:
-        self._crew.cancel(self)
+        self._pool.cancel(self)
 
 
 class ProcessPool:
-    """The workers of one executor and what they are at.
+    """The worker processes of one executor and their tasks.
 
-    Used by the consumer's thread, and stopped by any. What interrupts it amid its books ends it: the next task begins
-    with another crew.
+    Used by the consumer's thread; any thread may stop it. An interrupt during its bookkeeping stops it, and the next
+    task starts another pool.
     """
 
     def __init__(self, work: Any, size: int, slots: int, start_method: StartMethod, timeouts: TimeoutPolicy) -> None:
@@ -167,9 +161,9 @@ class ProcessPool:
         self._stopped = False
         self._work = work
         self._start_method: StartMethod = start_method
-        self._patience = timeouts
+        self._timeouts = timeouts
         if start_method == "forkserver":
-            # A server that is running already keeps what it has.
+            # A running server ignores this.
             known: list[str] = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", ["__main__"])
             forkserver.set_forkserver_preload([*known, *(name for name in _PRELOAD if name not in known)])
         self.size, slots = within_descriptors(size, slots)
@@ -180,11 +174,11 @@ class ProcessPool:
         self._selector = selectors.DefaultSelector()
 
     def is_usable(self) -> bool:
-        """Whether it takes tasks, of this process."""
+        """Return True if the pool accepts tasks and belongs to this process."""
         return not self._stopped and self._pid == os.getpid()
 
     def submit(self, task: Any) -> _Pending:
-        with self._whole():
+        with self._transaction():
             while len(self._workers) < self.size:
                 self._start()
             worker = min(self._workers, key=lambda worker: len(worker.tasks))
@@ -202,7 +196,7 @@ class ProcessPool:
             context = multiprocessing.get_context(self._start_method)
             worker = WorkerHandle(number, context, self._work, self._start_method)
         except ChildProcessError:
-            # This is a fork of the process that has started the fork server, which lets only that one use it.
+            # This is a fork of the process that started the fork server, and only that process may use it.
             self._start_method = "spawn"
             return
         except (OSError, EOFError) as error:
@@ -213,14 +207,18 @@ class ProcessPool:
             if not self._workers:
                 raise ConfigError(message, key="num_workers", value=self.size) from error
             self.size = len(self._workers)
-            warnings.warn(f"{message}; goes on with {self.size}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{message}; continuing with {self.size}", RuntimeWarning, stacklevel=2)
             return
         self._workers.append(worker)
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
 
     def wait_for_any(self, waiting: list[Any]) -> None:
-        """Until one of these tasks is finished, or timeouts is."""
-        watch = self._patience.watch()
+        """Wait until one of these tasks is finished.
+
+        Raises:
+            WorkerLostError: The timeout has passed.
+        """
+        watch = self._timeouts.watch()
         while not any(pending.finished for pending in waiting):
             self.receive(watch.next_look())
             if watch.is_due() and not any(pending.finished for pending in waiting):
@@ -228,33 +226,33 @@ class ProcessPool:
                 try:
                     watch.look(late.describe)
                 except WorkerLostError:
-                    with self._whole():
-                        late.kill()  # it would be as late with the next task
+                    with self._transaction():
+                        late.kill()  # it would be just as late with the next task
                         self._lose(late)
                     raise
 
     def receive(self, seconds: float) -> None:
-        """Take what workers have sent, waiting for it so long at most."""
+        """Receive what workers have sent, waiting at most `seconds` for it."""
         check_process(self._pid)
         if self._stopped:
             raise_closed()
         try:
-            events = self._selector.select(min(seconds, _LOOK_SECONDS))
+            events = self._selector.select(min(seconds, _POLL_SECONDS))
         except (OSError, ValueError):
-            if not self._stopped:  # meanwhile, by another thread
+            if not self._stopped:  # by another thread, in the meantime
                 raise
             events = []
-        with self._whole():
+        with self._transaction():
             for key, _ in events:
                 for message in self._messages(key.data):
-                    self._take(key.data, *message)
+                    self._finish(key.data, *message)
             if not events and seconds:
-                # A child of a worker may keep its connection open.
+                # A child of a worker may keep the connection open.
                 for worker in [worker for worker in self._workers if not worker.is_alive()]:
                     self._lose(worker)
 
     def _messages(self, worker: WorkerHandle) -> Generator[Message]:
-        """What has come from a worker; loses it if that ends with its end."""
+        """Yield the messages of a worker; drop the worker if its connection has ended."""
         try:
             self._flush(worker)
             while (message := worker.inbox.take()) is not None:
@@ -268,7 +266,7 @@ class ProcessPool:
         if key.events != selectors.EVENT_READ | waits:
             self._selector.modify(worker.connection, selectors.EVENT_READ | waits, worker)
 
-    def _take(self, worker: WorkerHandle, done: ResultMessage, parts: list[Any]) -> None:
+    def _finish(self, worker: WorkerHandle, done: ResultMessage, parts: list[Any]) -> None:
         pending: _Pending = worker.tasks.pop(done.number)
         slot, pending.slot = pending.slot, None
         pending.finished = True
@@ -277,7 +275,7 @@ class ProcessPool:
         if done.extents:
             self._fit_memory(sum(done.extents[-1]))
         if done.note and self._ring.retire(0):
-            warnings.warn(f"batches are sent through a pipe from now on: {done.note}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"sending batches through a pipe from now on: {done.note}", RuntimeWarning, stacklevel=2)
         if pending.cancelled:
             return
         failure, text = done.failure, done.traceback_text
@@ -286,42 +284,42 @@ class ProcessPool:
                 lent = self._ring.lend(slot, done.extents) if slot is not None and done.extents else parts
                 pending.value = put_together(lent)
             except Exception as error:
-                failure = f"sent a batch that cannot be taken: {type(error).__name__}: {error}"
+                failure = f"sent a batch that cannot be unpickled: {type(error).__name__}: {error}"
                 text = traceback.format_exc()
         if failure:
-            pending.error = WorkerLostError(worker.name, failure, done.place or worker.place, text)
+            pending.errors.append(WorkerLostError(worker.name, failure, done.place or worker.place, text))
 
     def _fit_memory(self, size: int) -> None:
-        """Use no more slots than there is memory for, now that one has become larger than all before."""
+        """Retire slots that there is no memory for, if this result is larger than all before."""
         if size <= self._largest:
             return
         self._largest = size
-        needed, available = self._ring.missing(size), int(available_bytes() * _SHARE_OF_MEMORY)
+        needed, available = self._ring.missing(size), int(available_bytes() * _MEMORY_SHARE)
         slots = len(self._ring.slots)
         kept = slots - -(-(needed - available) // size)
         if needed > available and self._ring.retire(max(0, kept)):
             warnings.warn(
-                f"{slots} batches of {size:,} bytes in flight need {needed:,} more bytes of memory, and {available:,} "
-                f"may be used: {max(0, kept)} are kept in shared memory, others sent through a pipe; use fewer "
+                f"{slots} batches of {size:,} bytes in flight need {needed:,} more bytes of memory, but {available:,} "
+                f"are available: keeping {max(0, kept)} in shared memory and sending others through a pipe; use fewer "
                 "workers, less prefetch or smaller batches",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def _lose(self, worker: WorkerHandle) -> None:
-        """A worker is gone, and its tasks fail."""
+        """Remove a worker that is gone, and fail its tasks."""
         reason = worker.end()
         self._selector.unregister(worker.connection)
         self._workers.remove(worker)
         for pending in worker.tasks.values():
             pending.finished = True
-            pending.error = WorkerLostError(worker.name, reason, worker.place)
+            pending.errors.append(WorkerLostError(worker.name, reason, worker.place))
             if pending.slot is not None:
                 self._ring.give_back(pending.slot)
         worker.close()
 
     def cancel(self, pending: _Pending) -> None:
-        """The result will not be asked for; the worker leaves the task out if it has not begun."""
+        """Drop the result of a task; the worker skips the task if it has not started it."""
         if not self.is_usable():
             return
         pending.cancelled = True
@@ -331,7 +329,7 @@ class ProcessPool:
         pending.worker.status.cancel(first_wanted - 1)
 
     def stop(self) -> None:
-        """End all processes: kindly, then not."""
+        """Ask all processes to exit, then kill those that have not."""
         if not self.is_usable():
             return
         self._stopped = True
@@ -339,7 +337,7 @@ class ProcessPool:
             for worker in self._workers:
                 worker.status.cancel(self._next)
                 worker.dismiss()
-            until = monotonic() + _GOODBYE_SECONDS
+            until = monotonic() + _CLOSE_SECONDS
             for worker in self._workers:
                 worker.join(until - monotonic())
                 worker.close()
@@ -348,7 +346,7 @@ class ProcessPool:
             self._ring.close()
 
     @contextlib.contextmanager
-    def _whole(self) -> Generator[None]:
+    def _transaction(self) -> Generator[None]:
         check_process(self._pid)
         with self._lock:
             if self._stopped:

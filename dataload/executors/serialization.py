@@ -1,4 +1,4 @@
-"""Objects taken apart into a pickle and the memory of their large arrays, and put together again."""
+"""Pickles objects with their large arrays out of band, and restores them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 
 __all__ = ["check_pickle", "put_together", "take_apart"]
 
-_SMALL = 16 << 10
-"""Bytes below which an array is copied with the pickle: who keeps the labels of a batch keeps nothing else of it."""
+_SMALL_BYTES = 16 << 10
+"""Smaller arrays are copied into the pickle, so that keeping the labels of a batch does not keep all of its memory."""
 
 
 def take_apart(value: Any) -> list[memoryview]:
-    """The pickle of `value` and the buffers of its large arrays, which are not copied.
+    """Return the pickle of `value`, then the buffers of its large arrays, which are not copied.
 
     Raises:
-        Exception: It cannot be pickled.
+        Exception: `value` cannot be pickled.
     """
     buffers: list[memoryview] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes >= _SMALL:
+        if raw.nbytes >= _SMALL_BYTES:
             buffers.append(raw)
-        return raw.nbytes < _SMALL
+        return raw.nbytes < _SMALL_BYTES
 
     stream = io.BytesIO()
     _pickler(stream, is_small).dump(value)
@@ -37,27 +37,27 @@ def take_apart(value: Any) -> list[memoryview]:
 
 
 def put_together(parts: Sequence[Any]) -> Any:
-    """What `take_apart` was given, with arrays that are views of these parts."""
-    return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 - from a process of our own
+    """Return the value passed to `take_apart`; its large arrays are views of `parts`."""
+    return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 - from our own process
 
 
 def check_pickle(value: Any) -> None:
-    """Go through the motions of `take_apart`, with no memory for what comes of it.
+    """Raise if `value` cannot be pickled, without using memory for the result.
 
     Raises:
-        Exception: It cannot be pickled.
+        Exception: `value` cannot be pickled.
     """
-    _pickler(_Nowhere(), lambda _: False).dump(value)
+    _pickler(_Discard(), lambda _: False).dump(value)
 
 
-class _Nowhere:
+class _Discard:
     def write(self, data: Any) -> int:
         return len(data)
 
 
 def _pickler(stream: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool]) -> pickle.Pickler:
     pickler = pickle.Pickler(stream, protocol=5, buffer_callback=buffer_callback)
-    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    torch = sys.modules.get("torch")  # loaded if there are tensors
     if torch is not None:
         own: dict[type, Callable[[Any], Any]] = {torch.Tensor: _reduce_tensor}
         pickler.dispatch_table = ChainMap(own, copyreg.dispatch_table)
@@ -65,17 +65,17 @@ def _pickler(stream: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool]
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """As an array: torch itself would copy its storage into the pickle."""
+    """Reduce a tensor to an array; torch's own method copies its storage into the pickle."""
     torch = sys.modules["torch"]
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.requires_grad
     if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return tensor.__reduce_ex__(5)
-    # Dimensions in the order of memory, so that channels_last and transposed ones stay so.
+    # Dimensions in memory order, so that channels_last and transposed tensors keep their layout.
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     dense = tensor.permute(order).contiguous()
     try:
         return _tensor, (dense.numpy(), None, order)
-    except TypeError:  # a dtype that numpy has not, such as bfloat16
+    except TypeError:  # a dtype that numpy lacks, such as bfloat16
         return _tensor, (dense.reshape(-1).view(torch.uint8).numpy(), (tensor.dtype, tuple(dense.shape)), order)
 
 

@@ -1,7 +1,7 @@
-"""Memory that two processes see: slots for batches that worker processes hand over, used again and again.
+"""Reusable slots of shared memory, in which worker processes return batches.
 
-A slot is a file without a name: nothing of it is left when the processes that have it open are gone, however they
-went. Mapping fresh memory for each batch would cost ten times what writing the batch does, all of it page faults.
+A slot is an unnamed file, so nothing is left when the processes that have it open end, in whatever way. Mapping new
+memory for each batch would take ten times as long as writing the batch, all of it page faults.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.cgroups import available_bytes
 from dataload._util.leases import BufferLeases
-from dataload.executors.memory import available_bytes
 from dataload.types import BytesArray
 
 __all__ = ["Extent", "Ring", "Slot"]
 
 Extent = tuple[int, int]
-"""Offset and size of a buffer in a slot, in bytes."""
+"""Offset and size in bytes of a buffer in a slot."""
 
 _ALIGNMENT = 64
 _PAGE = mmap.PAGESIZE
@@ -32,47 +32,47 @@ _MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 
 class Slot:
-    """One piece of shared memory, as one process sees it. Takes two descriptors, of which the mapping has one.
+    """A piece of shared memory, as seen by one process.
 
     Args:
-        descriptor: An open file without a name, which this takes over; None makes one.
+        descriptor: An open unnamed file, now owned by the slot; None creates one.
     """
 
-    DESCRIPTORS = 2
+    DESCRIPTORS = 2  # one of them for the mapping
 
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = _unnamed_file() if descriptor is None else descriptor
         self._view: BytesArray = np.empty(0, np.uint8)
 
     def reserve(self, size: int) -> None:
-        """Make room for `size` bytes.
+        """Allocate memory for `size` bytes.
 
         Raises:
-            OSError: There is not so much memory.
+            OSError: There is not enough memory.
         """
         present = os.fstat(self.descriptor).st_size
         if present >= size:
             return
-        # An eighth more at most, so that batches that grow little by little do not need another mapping each time.
+        # Round up by at most an eighth, so that slowly growing batches do not need a new mapping each time.
         step = max(_PAGE, 1 << max(0, size.bit_length() - 4))
         wanted = -(-size // step) * step
-        # The system promises memory that is not there, and kills who then uses it.
+        # The system overcommits memory, and kills a process that then uses it.
         if wanted - present > (available := available_bytes()):
             raise OSError(errno.ENOMEM, f"{wanted:,} bytes are needed, {available:,} are available")
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self.descriptor, 0, wanted)  # a hole in the file would be a SIGBUS at the first write
+            os.posix_fallocate(self.descriptor, 0, wanted)  # writing to a hole in the file would raise SIGBUS
         else:
             os.ftruncate(self.descriptor, wanted)
 
     def view(self, size: int) -> BytesArray:
-        """At least the first `size` bytes, which exist: (n,) uint8."""
+        """Return (n,) uint8, n >= `size`: the first bytes of the slot, which must be allocated."""
         if self._view.nbytes < size:
             mapped = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size, flags=_MAP_FLAGS)
             self._view = np.frombuffer(mapped, np.uint8)
         return self._view
 
     def write(self, parts: Sequence[memoryview]) -> list[Extent]:
-        """Put buffers into it, one after another.
+        """Write buffers one after another.
 
         Raises:
             OSError: There is not enough memory; nothing was written.
@@ -89,7 +89,7 @@ class Slot:
         return extents
 
     def close(self) -> None:
-        """Give the descriptor back. What is mapped stays until nobody refers to it."""
+        """Close the descriptor. The mapping lives until nothing refers to it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -98,65 +98,65 @@ class Slot:
 
 def _unnamed_file() -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("dataload")  # counts as memory of its processes, whatever the size of /dev/shm
+        return os.memfd_create("dataload")  # not limited by the size of /dev/shm
     with tempfile.TemporaryFile(prefix="dataload-") as stream:
         return os.dup(stream.fileno())
 
 
 class Ring:
-    """The slots of one executor, lent in turn.
+    """The slots of one executor, used in turn.
 
     Args:
-        slots: How many.
+        slots: Number of slots.
     """
 
     def __init__(self, slots: int) -> None:
         self.slots: dict[int, Slot] = {number: Slot() for number in range(slots)}
         self._free: deque[int] = deque(self.slots)
         self._most = slots
-        self._loans = BufferLeases()
+        self._leases = BufferLeases()
 
     def take(self) -> int | None:
-        """Number of a slot that nobody uses, or None."""
+        """Return the number of a free slot, or None."""
         while self._free:
             number = self._free.popleft()
             if len(self.slots) <= self._most:
                 return number
             slot = self.slots.pop(number)
             with contextlib.suppress(OSError):
-                os.ftruncate(slot.descriptor, 0)  # workers have it open, too
+                os.ftruncate(slot.descriptor, 0)  # workers have it open too
             slot.close()
         return None
 
     def give_back(self, number: int) -> None:
-        """The slot may be used again; called from whichever thread the last reference goes in."""
+        """Mark a slot as free; called by the thread that drops the last reference."""
         self._free.append(number)
 
     def lend(self, number: int, extents: Sequence[Extent]) -> list[Any]:
-        """The parts that were written to a slot, which comes back when nothing refers to any of them."""
+        """Return the parts written to a slot, which becomes free again when nothing refers to any of them."""
         offset, length = extents[-1]
         try:
             block = self.slots[number].view(offset + length)
-        except OSError:  # no descriptor is left for the mapping
+        except OSError:  # out of descriptors for the mapping
             self.give_back(number)
             raise
-        lent = self._loans.lend(block, lambda: self.give_back(number))
+        lent = self._leases.lend(block, lambda: self.give_back(number))
         return [lent[start : start + size] for start, size in extents]
 
     def missing(self, size: int) -> int:
-        """Bytes that are not there yet, of slots of `size` bytes each."""
+        """Return the bytes still to be allocated for all slots to have `size` bytes."""
         return sum(max(0, size - os.fstat(slot.descriptor).st_size) for slot in self.slots.values())
 
     def retire(self, most: int) -> bool:
-        """Use no more than `most` slots from now on, and tell whether that is less than before.
+        """Use at most `most` slots from now on. Return True if that is less than before.
 
-        Those that are lent go when they come back.
+        Slots that are lent are removed when they come back.
         """
         before, self._most = self._most, min(self._most, most)
         return self._most < before
 
     def close(self) -> None:
-        """Give all descriptors back; batches that are still held stay valid."""
+        """Close all descriptors; batches that are still held stay valid."""
         self._free.clear()
         for slot in self.slots.values():
             slot.close()

@@ -1,4 +1,4 @@
-"""Tasks in threads: for reading and decoding, which release the GIL."""
+"""Runs tasks in threads: for reading and decoding, which release the GIL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dataload._util.cpus import usable_cpus
 from dataload.executors.base import (
@@ -31,19 +31,19 @@ __all__ = ["ThreadExecutor"]
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
-_GOODBYE_SECONDS = 10.0
+_CLOSE_SECONDS = 10.0
 
 
 class _Task:
-    """A result in the making: bare locks, for a `Future` costs 20 us a batch, a fifth of a small one."""
+    """A submitted task. Uses bare locks because a `Future` costs 20 us a batch, a fifth of a small one."""
 
-    __slots__ = ("_cancelled", "_error", "_finished", "_pool", "_task", "_unclaimed", "_value", "status", "thread")
+    __slots__ = ("_cancelled", "_errors", "_finished", "_pool", "_task", "_unclaimed", "_value", "status", "thread")
 
     def __init__(self, pool: _Pool, task: Any) -> None:
         self._pool = pool
         self._task = task
         self._value: Any = None
-        self._error: BaseException | None = None
+        self._errors: list[BaseException] = []
         self._cancelled = False
         self._unclaimed = threading.Lock()
         self._finished = threading.Lock()
@@ -54,8 +54,8 @@ class _Task:
     def run(self) -> bool:
         if not self._pool.lets_consumer_help() or not self.run_in(threading.current_thread(), WorkerStatus()):
             return False
-        if self._error is not None and not isinstance(self._error, Exception):
-            self._raise()  # Ctrl-C is for the consumer, who may never ask for this result
+        if self._errors and not isinstance(self._errors[0], Exception):
+            raise self._errors.pop()  # Ctrl-C, at once: the consumer may never ask for this result
         return True
 
     def run_in(self, thread: threading.Thread, status: WorkerStatus) -> bool:
@@ -64,8 +64,8 @@ class _Task:
         self.thread, self.status = thread, status
         try:
             self._value = self._pool.work(self._task, status)
-        except BaseException as error:  # raised where the result is asked for
-            self._error = error
+        except BaseException as error:  # raised to whoever asks for the result
+            self._errors.append(error)
         self._finished.release()
         if self._pool.finished is not None:
             self._pool.finished.put(None)
@@ -82,18 +82,9 @@ class _Task:
                 self._pool.look(watch, self)
         if self._cancelled:
             raise_closed()
-        if self._error is not None:
-            self._raise()
+        if self._errors:
+            raise self._errors.pop()  # not from a local variable: its traceback would refer to it
         return self._value
-
-    def _raise(self) -> NoReturn:
-        # The traceback of a stored exception refers to this frame: without this the two keep each other alive.
-        error, self._error = self._error, None
-        assert error is not None, "checked by the caller"
-        try:
-            raise error
-        finally:
-            del error
 
     def cancel(self) -> None:
         if self._unclaimed.acquire(blocking=False):
@@ -102,8 +93,8 @@ class _Task:
 
 
 def _stacks(threads: list[threading.Thread]) -> str:
-    """What threads are at, one after another."""
-    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] # public, whatever its name says
+    """Return the stack traces of threads, one after another."""
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] # documented, despite its name
     return "".join(
         f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
         for thread in threads
@@ -112,7 +103,7 @@ def _stacks(threads: list[threading.Thread]) -> str:
 
 
 class _Pool:
-    """The threads of one executor, in one process."""
+    """The threads of one executor in one process."""
 
     def __init__(self, work: Callable[[Any, WorkerStatus], Any], timeouts: TimeoutPolicy, size: int) -> None:
         self.work = work
@@ -121,7 +112,7 @@ class _Pool:
         self._cpus = usable_cpus()
         self.pid = os.getpid()
         self.queue: SimpleQueue[_Task | None] = SimpleQueue()
-        self.finished: SimpleQueue[None] | None = None  # one for each task that ends, where that is asked for
+        self.finished: SimpleQueue[None] | None = None  # gets one item per finished task once `wait_for_any` is used
         self.threads: list[threading.Thread] = []
         self._hanging: set[threading.Thread] = set()
         self.grow(size)
@@ -138,13 +129,13 @@ class _Pool:
         thread.start()
 
     def lets_consumer_help(self) -> bool:
-        """Whether the consumer's thread should do a task where it would have to wait for one."""
-        # With a timeout it should not, for it cannot look after itself; and where workers leave it no CPU it is one
-        # thread more that wants the GIL, and costs them as much as it makes.
+        """Return True if running a task here beats waiting for a worker."""
+        # Not with a timeout, because nobody would watch the consumer's thread. And not if the workers leave it no
+        # CPU: one more thread would compete for the GIL, and cost the workers as much as it produces.
         return self.timeouts.timeout is None and self.size < max(2, self._cpus)
 
     def look(self, watch: StallMonitor, task: Any) -> None:
-        """See what keeps a task."""
+        """Warn about the thread that runs a late task, or give up on it and replace it."""
 
         def describe() -> tuple[str, Place, str]:
             place = task.status.place() if task.status is not None else Place(-1, -1, -1)
@@ -154,7 +145,7 @@ class _Pool:
         try:
             watch.look(describe)
         except WorkerLostError:
-            # Nothing ends a thread, so it is left alone, and another one takes its place.
+            # A thread cannot be stopped, so leave it alone and start another.
             thread = task.thread
             if thread in self.threads and thread not in self._hanging:
                 self._hanging.add(thread)
@@ -169,26 +160,26 @@ class _Pool:
                 task.cancel()
         for _ in self.threads:
             self.queue.put(None)
-        until = monotonic() + _GOODBYE_SECONDS
-        # The last reference may go in a worker.
+        until = monotonic() + _CLOSE_SECONDS
+        # The last reference may be dropped by a worker.
         others = [thread for thread in self.threads if thread is not threading.current_thread()]
         for thread in others:
             thread.join(0.0 if thread in self._hanging else max(0.0, until - monotonic()))
         if late := [thread for thread in others if thread.is_alive()]:
             warnings.warn(
-                f"{len(late)} of the loader's threads do not end, and are left behind:\n{_stacks(late)}",
+                f"{len(late)} of the loader's threads did not stop and are left behind:\n{_stacks(late)}",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
 
 class ThreadExecutor(Generic[TaskT, ResultT]):
-    """Does the work in threads that live until `close`, until nothing refers to this, or until the interpreter exits.
+    """Runs tasks in threads that live until `close`, until this object is dropped, or until the interpreter exits.
 
     Args:
-        work: What is done with a task; called by several threads at once.
-        workers: Number of threads, at least 1; started with the first task.
-        timeouts: When to warn and to give up on a task.
+        work: The function to apply; called by several threads at once.
+        workers: Number of threads, at least 1. They start with the first task.
+        timeouts: When to warn about a task and when to give up on it.
     """
 
     def __init__(
@@ -196,7 +187,7 @@ class ThreadExecutor(Generic[TaskT, ResultT]):
     ) -> None:
         self._work = work
         self._workers = workers
-        self._patience = timeouts or TimeoutPolicy()
+        self._timeouts = timeouts or TimeoutPolicy()
         self._pool: _Pool | None = None
         self._stop: Callable[[], Any] | None = None
         self._closed = False
@@ -207,14 +198,14 @@ class ThreadExecutor(Generic[TaskT, ResultT]):
         if pool is None or pool.pid != os.getpid():  # threads do not survive a fork
             if self._closed or not threading.main_thread().is_alive():
                 raise_closed()
-            pool = self._pool = _Pool(self._work, self._patience, self._workers)
+            pool = self._pool = _Pool(self._work, self._timeouts, self._workers)
             self._stop = weakref.finalize(self, pool.stop)
-        made = _Task(pool, task)
-        pool.queue.put(made)
-        return made
+        submitted = _Task(pool, task)
+        pool.queue.put(submitted)
+        return submitted
 
     def grow(self, workers: int) -> None:
-        """Use so many threads from now on, if that is more."""
+        """See `Executor`."""
         self._workers = max(workers, self._workers)
         if self._pool is not None:
             self._pool.grow(self._workers)
@@ -227,10 +218,10 @@ class ThreadExecutor(Generic[TaskT, ResultT]):
             return
         if pool.finished is None:
             pool.finished = SimpleQueue()
-        watch = self._patience.watch()
+        watch = self._timeouts.watch()
         with contextlib.suppress(Empty):
             while True:
-                pool.finished.get_nowait()  # tells of tasks whose results were there when they were asked for
+                pool.finished.get_nowait()  # drop items of tasks whose results are already taken
         while not any(result.done() for result in waiting):
             try:
                 pool.finished.get(timeout=watch.next_look() + 1e-3)
@@ -249,4 +240,4 @@ def _work(queue: SimpleQueue[_Task | None]) -> None:
     status, thread = WorkerStatus(), threading.current_thread()
     while (task := queue.get()) is not None:
         task.run_in(thread, status)
-        del task  # else the batch lives on here until the next task comes
+        del task  # otherwise its batch would live until the next task comes

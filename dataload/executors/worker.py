@@ -1,4 +1,4 @@
-"""What runs in a worker process."""
+"""The main loop of a worker process."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from dataload.executors.shared_memory import Extent, Slot
 __all__ = ["DUMP_SIGNAL", "SMALL_RESULT", "NewSlot", "ResultMessage", "TaskMessage", "limit_threads", "serve"]
 
 DUMP_SIGNAL = signal.SIGUSR2
-"""Makes a worker write down the stacks of its threads, whatever holds the GIL."""
+"""Makes a worker write the stack traces of its threads, whatever holds the GIL."""
 
 SMALL_RESULT = 16 << 10
-"""Bytes up to which a result is sent: to lend a slot would cost more."""
+"""Results of at most this many bytes are sent over the socket: lending a slot would cost more."""
 
 
 class TaskMessage(NamedTuple):
     """A task for a worker.
 
     Attributes:
-        number: Of the task; rises.
-        task: What `work` is called with.
-        slot: Number of the slot for the result, or None to send it.
+        number: Number of the task; it increases.
+        task: The argument for `work`.
+        slot: Number of the slot for the result; None sends the result over the socket.
     """
 
     number: int
@@ -47,21 +47,21 @@ class TaskMessage(NamedTuple):
 
 
 class NewSlot(NamedTuple):
-    """A slot that the worker does not know yet; its descriptor follows."""
+    """A slot that is new to the worker; its descriptor follows."""
 
     number: int
 
 
 class ResultMessage(NamedTuple):
-    """What became of a task. The parts of its result come with this message, unless they are in its slot.
+    """The outcome of a task. The parts of its result come with this message unless they are in its slot.
 
     Attributes:
-        number: Of the task.
-        extents: The parts of the result in its slot; empty if they are not there.
-        failure: Why there is none.
-        traceback_text: Where that happened.
-        note: Why the result is not in its slot, where that is unexpected.
-        place: Where the worker was then; by the time that this is read it may be elsewhere.
+        number: Number of the task.
+        extents: The parts of the result in its slot; empty if they are not in the slot.
+        failure: Why there is no result; empty if there is one.
+        traceback_text: The traceback of the failure.
+        note: Why the result is not in its slot, if that is unexpected.
+        place: The worker's place at the time of the failure; it may have moved on since.
     """
 
     number: int
@@ -73,20 +73,20 @@ class ResultMessage(NamedTuple):
 
 
 def serve(connection: socket.socket, name: str, work: Callable[[Any, WorkerStatus], Any] | None) -> None:
-    """Do tasks until the parent says no more, or is gone.
+    """Run tasks until the parent closes the connection.
 
     Args:
-        connection: To the parent.
-        name: Of the worker.
-        work: What is done with a task; None if it is the first that comes.
+        connection: Socket to the parent.
+        name: Name of the worker.
+        work: The function to apply; None if the first message contains it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the parent's handler
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork inherits the parent's handler
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.current_thread().name = name
     _follow_parent()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        # The memory for what the worker tells without being asked, ahead of the work, whose import may take long.
+        # The report comes before the work, because importing the work may take long.
         report = Slot(receive_descriptor(connection))
         status = WorkerStatus(report.view(WorkerStatus.BYTES))
         faulthandler.register(DUMP_SIGNAL, file=report.descriptor, all_threads=True)
@@ -108,7 +108,7 @@ def serve(connection: socket.socket, name: str, work: Callable[[Any, WorkerStatu
 
 def _next(inbox: Inbox) -> tuple[Any, list[bytearray]]:
     message = inbox.take()
-    assert message is not None, "the socket waits"
+    assert message is not None, "the socket blocks"
     return message
 
 
@@ -116,8 +116,8 @@ def _set_up_failure(error: Exception) -> str:
     hint = ""
     if "__main__" in str(error):
         hint = (
-            "; functions of a notebook or an interactive session do not exist in worker processes: "
-            "put them into a module, or use start_method='fork'"
+            "; functions defined in a notebook or an interactive session do not exist in worker processes: "
+            "move them to a module, or use start_method='fork'"
         )
     return f"could not be set up: {type(error).__name__}: {error}{hint}"
 
@@ -131,47 +131,49 @@ def _loop(
         if isinstance(message, NewSlot):
             slots[message.number] = Slot(receive_descriptor(connection))
             continue
-        job: TaskMessage = message
-        if status.is_cancelled(job.number):
-            send(connection, ResultMessage(job.number, [], "was told to leave the batch out"))
+        task: TaskMessage = message
+        if status.is_cancelled(task.number):
+            send(connection, ResultMessage(task.number, [], "was told to skip the batch"))
         elif failure is not None:
-            send(connection, ResultMessage(job.number, [], *failure))
+            send(connection, ResultMessage(task.number, [], *failure))
         else:
-            send(connection, *_do(job, work, status, None if job.slot is None else slots[job.slot]))
+            send(connection, *_run(task, work, status, None if task.slot is None else slots[task.slot]))
 
 
-def _do(job: TaskMessage, work: Any, status: WorkerStatus, slot: Slot | None) -> tuple[ResultMessage, list[memoryview]]:
+def _run(
+    task: TaskMessage, work: Any, status: WorkerStatus, slot: Slot | None
+) -> tuple[ResultMessage, list[memoryview]]:
     doing = "failed"
     try:
-        value = work(job.task, status)
-        doing = "could not send its batch, which has to be something that can be pickled"
+        value = work(task.task, status)
+        doing = "could not send its batch, which must be picklable"
         parts = take_apart(value)
-    except BaseException as error:  # SystemExit, too: a transform does not decide when workers end
+    except BaseException as error:  # SystemExit too: a transform does not decide when workers exit
         failure = f"{doing}: {type(error).__name__}: {error}"
         place = replace(status.place(), index=-1)  # of the batch, not of its last sample
-        return ResultMessage(job.number, [], failure, traceback.format_exc(), place=place), []
+        return ResultMessage(task.number, [], failure, traceback.format_exc(), place=place), []
     if slot is None or sum(part.nbytes for part in parts) <= SMALL_RESULT:
-        return ResultMessage(job.number, []), parts
+        return ResultMessage(task.number, []), parts
     try:
-        return ResultMessage(job.number, slot.write(parts)), []
+        return ResultMessage(task.number, slot.write(parts)), []
     except OSError as error:
-        return ResultMessage(job.number, [], note=f"shared memory for one cannot be had: {error}"), parts
+        return ResultMessage(task.number, [], note=f"cannot allocate shared memory for a batch: {error}"), parts
 
 
 def _follow_parent() -> None:
-    """End when the parent does."""
+    """Exit when the parent exits."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
     sentinel: Any = parent.sentinel
     with contextlib.suppress(AttributeError, OSError):
-        # On Linux the kernel sees to it, even if something here holds the GIL for ever, or the process is stopped.
+        # On Linux the kernel kills this process, even if something holds the GIL for ever or the process is stopped.
         fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | fcntl.FASYNC)
     ends = [sentinel]
     with contextlib.suppress(AttributeError, OSError):
-        ends.append(os.pidfd_open(parent.pid or 0))  # the sentinel stays open while some fork of the parent has it
+        ends.append(os.pidfd_open(parent.pid or 0))  # the sentinel stays open while a fork of the parent has it
 
     def wait_for_end() -> None:
         wait(ends)
@@ -190,7 +192,7 @@ _THREAD_VARIABLES = (
 
 
 def limit_threads() -> None:
-    """One thread for each library that would start as many as there are cores, in every worker."""
+    """Limit libraries that would start one thread per core, in every worker, to a single thread."""
     with contextlib.suppress(ImportError):
         importlib.import_module("threadpoolctl").threadpool_limits(1)
     torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")

@@ -63,7 +63,7 @@ def test_a_killed_worker_is_an_error_at_its_step_and_the_next_epoch_works(tmp_pa
         found = []
         with pytest.raises(
             WorkerError,
-            match=r"step 4 of epoch 0 failed: dataload-\d \(process \d+\) was killed by SIGKILL \(is memory short\?\), "
+            match=r"step 4 of epoch 0 failed: dataload-\d \(process \d+\) was killed by SIGKILL \(out of memory\?\), "
             r"at index 9\n  indices of the step: 8, 9",
         ) as caught:
             found += (batch["index"].tolist() for batch in loader)
@@ -127,7 +127,7 @@ def test_a_stuck_worker_is_warned_of_with_its_stacks_then_given_up(executor, tmp
         ),
         pytest.raises(
             WorkerError,
-            match=r"(?s)step 2 of epoch 0 failed: dataload-0.* has given no batch for 2\.\d s "
+            match=r"(?s)step 2 of epoch 0 failed: dataload-0.* has returned no batch for 2\.\d s "
             r"\(timeout=2\), at index 4\n  indices of the step: 4, 5\n.*hang_here",
         ) as caught,
     ):
@@ -146,8 +146,8 @@ def test_a_stopped_worker_is_given_up_and_another_one_serves_the_next_epoch(tmp_
     transform = works.HangAt(4, mark=tmp_path / "there", stop=True)
     with process_loader(works.Records(6), num_workers=1, transform=transform, timeout=1) as loader:
         with (
-            pytest.warns(RuntimeWarning, match="index 4\nit does not answer: it is stopped, or in a call that nothing"),
-            pytest.raises(WorkerError, match=r"step 2 of epoch 0 failed: .* has given no batch for "),
+            pytest.warns(RuntimeWarning, match="index 4\nit does not respond: it is stopped, or in an"),
+            pytest.raises(WorkerError, match=r"step 2 of epoch 0 failed: .* has returned no batch for "),
         ):
             list(loader)
         stopped = int((tmp_path / "there").read_text())

@@ -136,7 +136,7 @@ def test_a_batch_that_cannot_be_pickled_is_named_at_its_step():
         with pytest.raises(
             WorkerError,
             match=r"step 2 of epoch 0 failed: dataload-0 \(process \d+\) could not send its "
-            r"batch, which has to be something that can be pickled: .*lambda",
+            r"batch, which must be picklable: .*lambda",
         ) as caught:
             found += loader
         assert (found, caught.value.step, caught.value.indices) == ([[], []], 2, (4, 5))
@@ -159,7 +159,7 @@ FEW_FILES = """
 def test_128_open_files_are_enough_for_many_workers():
     status, out, err = run(FEW_FILES, 12)
     assert (status, out) == (0, "all there\n"), err
-    assert "12 worker processes and 27 slots of shared memory need 130 file descriptors, and of 128 allowed" in err
+    assert "12 worker processes and 27 slots of shared memory need 130 file descriptors, but" in err
 
 
 SMALL_FILES = """
@@ -179,7 +179,7 @@ SMALL_FILES = """
 def test_where_memory_cannot_be_had_batches_are_sent():
     status, out, err = run(SMALL_FILES)
     assert (status, out) == (0, "all there\n"), err
-    assert err.count("batches are sent through a pipe from now on: shared memory for one cannot be had: ") == 1
+    assert err.count("sending batches through a pipe from now on: cannot allocate shared memory for a batch: ") == 1
     assert "File too large" in err
 
 
@@ -230,8 +230,8 @@ def test_a_main_module_without_a_guard_is_told_what_to_do(tmp_path):
         assert done.returncode == 1
         assert done.stdout == ""
         last = done.stderr[done.stderr.rindex("WorkerError: ") :]
-        assert "exited with code 1 before it had begun, and may have written to stderr why; each worker process" in last
-        assert 'has to stand under `if __name__ == "__main__":`' in last
+        assert "exited with code 1 before it started; stderr may say why; each worker process" in last
+        assert 'guard its top-level code with `if __name__ == "__main__":`' in last
         assert (
             "ConfigError: a worker process wants to start workers: each worker process imports the main" in done.stderr
         )
@@ -247,7 +247,7 @@ def test_functions_of_a_session_are_explained():
     status, _, err = run(code)
     assert status == 1
     assert "could not be set up: AttributeError: Can't get attribute 'transform' on <module '__main__'" in err
-    assert "functions of a notebook or an interactive session do not exist in worker processes" in err
+    assert "functions defined in a notebook or an interactive session do not exist in worker processes" in err
 
 
 def test_importing_dataload_loads_nothing_for_processes():

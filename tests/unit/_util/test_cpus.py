@@ -1,4 +1,4 @@
-"""How many CPUs a process may use, from files as Linux writes them."""
+"""How many CPUs a process may use, and keeps busy."""
 
 import os
 import threading
@@ -7,60 +7,7 @@ import time
 import pytest
 
 from dataload._util import cpus
-from dataload._util.cpus import cgroup_quota, cpu_demand, usable_cpus
-
-
-@pytest.fixture
-def groups(tmp_path):
-    """Makes the file of memberships and those of groups, and reads the quota."""
-
-    def make(membership, **files):
-        (tmp_path / "cgroup").write_text(membership)
-        for name, text in files.items():
-            path = tmp_path / "fs" / name.replace("__", "/").replace("_DOT_", ".")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return cgroup_quota(str(tmp_path / "cgroup"), str(tmp_path / "fs"))
-
-    return make
-
-
-def test_a_limit_of_the_group(groups):
-    assert groups("0::/\n", cpu_DOT_max="150000 100000\n") == 1.5
-
-
-def test_no_limit(groups):
-    assert groups("0::/\n", cpu_DOT_max="max 100000\n") is None
-    assert groups("0::/job\n") is None
-
-
-def test_the_smallest_limit_on_the_way_up_counts(groups):
-    files = {"a__cpu_DOT_max": "200000 100000", "a__b__cpu_DOT_max": "max 100000", "cpu_DOT_max": "400000 100000"}
-    assert groups("0::/a/b\n", **files) == 2.0
-    assert groups("0::/a/b\n", a__b__cpu_DOT_max="50000 100000") == 0.5
-
-
-def test_a_group_outside_the_container_is_not_there_to_see(groups):
-    assert groups("0::/../../elsewhere\n", cpu_DOT_max="300000 100000") == 3.0
-
-
-def test_groups_of_version_1(groups):
-    job = {"cpu,cpuacct__job__cpu.cfs_quota_us": "250000", "cpu,cpuacct__job__cpu.cfs_period_us": "100000"}
-    above = {"cpu,cpuacct__cpu.cfs_quota_us": "-1", "cpu,cpuacct__cpu.cfs_period_us": "100000"}
-    assert groups("4:memory:/x\n1:cpu,cpuacct:/job\n0::/\n", **job, **above) == 2.5
-
-
-def test_a_directory_for_each_controller_of_version_1(groups):
-    job = {"cpu__job__cpu.cfs_quota_us": "50000", "cpu__job__cpu.cfs_period_us": "100000"}
-    assert groups("1:cpu,cpuacct:/job\n", **job) == 0.5
-
-
-def test_the_name_of_a_group_need_not_be_ascii(groups):
-    assert groups("0::/größe/job\n", größe__cpu_DOT_max="50000 100000") == 0.5
-
-
-def test_no_control_groups(tmp_path):
-    assert cgroup_quota(str(tmp_path / "none"), str(tmp_path)) is None
+from dataload._util.cpus import cpu_demand, usable_cpus
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (0.5, 1), (1.5, 2), (3.0, 3), (64.0, 4)])

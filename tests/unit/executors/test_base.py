@@ -38,13 +38,13 @@ def test_a_watch_warns_half_way_and_then_gives_up():
         pass
     with pytest.raises(WorkerLostError) as caught:
         watch.look(describe)
-    assert caught.value.reason == "has given no batch for 0.2 s (timeout=0.2)"
+    assert caught.value.reason == "has returned no batch for 0.2 s (timeout=0.2)"
     assert (caught.value.worker, caught.value.place, caught.value.stacks) == describe()
 
 
 def test_a_watch_without_an_end_warns_ever_more_seldom():
     watch = TimeoutPolicy(warn_after=1000).watch()
     for doubled in (2000, 4000):
-        with pytest.warns(RuntimeWarning, match="nobody has not begun with it\n"):
+        with pytest.warns(RuntimeWarning, match="nobody has not started it\n"):
             watch.look(lambda: ("nobody", Place(-1, -1, -1), ""))
         assert doubled - 1 < watch.next_look() <= doubled

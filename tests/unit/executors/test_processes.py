@@ -56,7 +56,7 @@ def test_what_is_kept_is_never_overwritten():
         assert all((array == number).all() for number, array in enumerate([*kept, *again]))
         del kept, again, pending
         gc.collect()
-        assert len(tasks._crew._ring._free) == 4
+        assert len(tasks._pool._ring._free) == 4
     held = None
     with executor(works.large) as tasks:
         held = tasks.submit(5).result()
@@ -95,9 +95,9 @@ def test_thousands_of_tiny_tasks_with_cancelling_and_growing():
                 assert done
                 assert [pending.pop(key).result() for key in done] == done
         assert [result.result() for result in pending.values()] == list(pending)
-        assert len(tasks._crew._workers) == 2
-        assert not any(worker.tasks for worker in tasks._crew._workers) or tasks.submit(1).result() == 1
-        assert len(tasks._crew._ring._free) == 4
+        assert len(tasks._pool._workers) == 2
+        assert not any(worker.tasks for worker in tasks._pool._workers) or tasks.submit(1).result() == 1
+        assert len(tasks._pool._ring._free) == 4
 
 
 def test_a_cancelled_task_takes_no_other_with_it():
@@ -131,10 +131,10 @@ def test_many_tasks_are_accepted_while_the_worker_cannot_send():
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        (("die", signal.SIGKILL), r"was killed by SIGKILL \(is memory short\?\)"),
+        (("die", signal.SIGKILL), r"was killed by SIGKILL \(out of memory\?\)"),
         (("die", signal.SIGSEGV), "was killed by SIGSEGV"),
         (("exit", 3), "exited with code 3"),
-        (("grandchild",), "exited with code 5|went on, and was killed"),
+        (("grandchild",), "exited with code 5|without exiting, and was killed"),
     ],
 )
 def test_a_worker_that_ends_is_told_and_replaced(task, reason, capfd):
@@ -150,7 +150,7 @@ def test_a_worker_that_ends_is_told_and_replaced(task, reason, capfd):
         with pytest.raises(WorkerLostError):
             behind.result()
         assert tasks.submit(("pid",)).result() != pid
-        assert len(tasks._crew._ring._free) == 4
+        assert len(tasks._pool._ring._free) == 4
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_a_worker_that_ends_is_told_and_replaced(task, reason, capfd):
     [
         (("raise",), "failed: KeyError: 'no such thing'", "raise KeyError"),
         (("sys.exit", 4), "failed: SystemExit: 4", "sys.exit"),
-        (("unpicklable",), "could not send its batch, which has to be something that can be pickled: .*lambda", "dump"),
-        (("unloadable",), "sent a batch that cannot be taken: ValueError: invalid literal", "loads"),
+        (("unpicklable",), "could not send its batch, which must be picklable: .*lambda", "dump"),
+        (("unloadable",), "sent a batch that cannot be unpickled: ValueError: invalid literal", "loads"),
     ],
 )
 def test_a_result_that_is_none_is_told_and_the_worker_goes_on(task, reason, text):
@@ -175,7 +175,7 @@ def test_a_result_that_is_none_is_told_and_the_worker_goes_on(task, reason, text
 @pytest.mark.parametrize(
     ("work", "reason"),
     [
-        (works.DiesWhenLoaded(), "exited with code 7 while it imported what the source and the transforms need"),
+        (works.DiesWhenLoaded(), "exited with code 7 while importing what the source and the transforms need"),
         (works.FailsWhenLoaded(), "could not be set up: ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )
@@ -190,7 +190,7 @@ def test_workers_that_never_come_to_work_are_an_error_and_not_tried_for_ever(wor
             tasks.submit(1).result()
 
 
-@pytest.mark.parametrize(("what", "stacks"), [("hang", "in hang_here"), ("stop", "it does not answer: it is stopped")])
+@pytest.mark.parametrize(("what", "stacks"), [("hang", "in hang_here"), ("stop", "it does not respond: it is stopped")])
 def test_a_stuck_worker_is_described_then_ended(what, stacks):
     with executor(works.do, timeouts=TimeoutPolicy(timeout=1.5)) as tasks:
         pid = tasks.submit(("pid",)).result()
@@ -203,19 +203,19 @@ def test_a_stuck_worker_is_described_then_ended(what, stacks):
             pytest.raises(WorkerLostError) as caught,
         ):
             tasks.submit((what,)).result()
-        assert caught.value.reason.startswith("has given no batch for 1.")
+        assert caught.value.reason.startswith("has returned no batch for 1.")
         assert stacks in caught.value.stacks
         assert tasks.submit(("pid",)).result() != pid  # the stuck one is gone
 
 
 def test_a_worker_that_has_not_begun_is_not_asked_for_its_stacks(monkeypatch):
-    monkeypatch.setattr(processes, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(processes, "_POLL_SECONDS", 0.01)
     with executor(works.echo, timeouts=TimeoutPolicy(warn_after=1e-9)) as tasks:
         pending = tasks.submit(1)
-        worker = tasks._crew._workers[0]
+        worker = tasks._pool._workers[0]
         os.kill(worker._process.pid, signal.SIGSTOP)
         worker.status.stage = 0
-        assert worker.describe()[2] == "it has not begun: it imports the main module, or is stopped"
+        assert worker.describe()[2] == "it has not started: it is importing the main module, or is stopped"
         os.kill(worker._process.pid, signal.SIGCONT)
         with contextlib.suppress(RuntimeWarning):
             pending.result()
@@ -264,8 +264,8 @@ def test_closing_ends_a_wait_in_another_thread():
     thread.start()
     tasks.close()
     thread.join(20)
-    assert found == ["the loader was closed while a batch was waited for"]
-    with pytest.raises(RuntimeError, match="the loader was closed while a batch was waited for"):
+    assert found == ["the loader was closed while waiting for a batch"]
+    with pytest.raises(RuntimeError, match="the loader was closed while waiting for a batch"):
         tasks.submit(("pid",))
 
 
@@ -290,7 +290,7 @@ def test_a_fork_has_workers_of_its_own_and_leaves_those_of_its_parent():
         assert {tasks.submit(("pid",)).result() for _ in range(4)} <= pids
 
 
-def test_an_interrupt_amid_the_books_ends_the_crew_and_the_next_task_gets_another(monkeypatch):
+def test_an_interrupt_amid_the_books_ends_the_pool_and_the_next_task_gets_another(monkeypatch):
     with executor(works.do) as tasks:
         pid = tasks.submit(("pid",)).result()
         with monkeypatch.context() as patch:
@@ -306,8 +306,8 @@ def test_a_lack_of_memory_is_found_and_told(monkeypatch):
         pending = [tasks.submit(number) for number in range(20)]
         with pytest.warns(
             RuntimeWarning,
-            match=r"6 batches of 80,\d+ bytes in flight need \d{3},\d+ more bytes of memory, and 160,000 may be used: "
-            r"\d are kept in shared memory, others sent through a pipe; use fewer workers, less prefetch or smaller",
+            match=r"6 batches of 80,\d+ bytes in flight need \d{3},\d+ more bytes of memory, but 160,000 are "
+            r"available: keeping \d in shared memory and sending others through a pipe; use fewer workers, less",
         ) as warned:
             first = pending.pop(0).result()
         assert len(warned) == 1
@@ -316,7 +316,7 @@ def test_a_lack_of_memory_is_found_and_told(monkeypatch):
         del kept, first
         for number in range(10):
             assert (tasks.submit(number).result() == number).all()
-        assert 1 <= len(tasks._crew._ring.slots) < 6
+        assert 1 <= len(tasks._pool._ring.slots) < 6
 
 
 def open_files(monkeypatch, free):
@@ -332,12 +332,12 @@ def test_a_limit_of_open_files_leaves_fewer_slots_and_workers(monkeypatch):
         open_files(monkeypatch, free)
         with pytest.warns(
             RuntimeWarning,
-            match=r"4 worker processes and 10 slots of shared memory need 56 file descriptors, and of \d+ allowed "
-            rf"\d+ are free; raise the limit \(ulimit -n\): {expected[0]} workers and {expected[1]} slots are used",
+            match=r"4 worker processes and 10 slots of shared memory need 56 file descriptors, but \d+ of "
+            rf"\d+ are free; raise the limit \(ulimit -n\): using {expected[0]} workers and {expected[1]} slots, and",
         ):
             assert limits.within_descriptors(4, 10) == expected
     open_files(monkeypatch, 18)
-    with pytest.raises(ConfigError, match=r"4 worker processes and 10 slots .* need 56 file descriptors, and of"):
+    with pytest.raises(ConfigError, match=r"4 worker processes and 10 slots .* need 56 file descriptors, but"):
         limits.within_descriptors(4, 10)
     monkeypatch.setattr(os, "listdir", lambda path: (_ for _ in ()).throw(FileNotFoundError(path)))
     monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (64 + 60, 0))
@@ -372,7 +372,7 @@ def test_workers_that_cannot_be_started_are_done_without(monkeypatch):
     fitting = 1
     with executor(works.echo, workers=3) as tasks:
         with pytest.warns(
-            RuntimeWarning, match=r"cannot start worker process 2 of 3 \(BlockingIOError: .*no more.*goes on with 1"
+            RuntimeWarning, match=r"cannot start worker process 2 of 3 \(BlockingIOError: .*no more.*continuing with 1"
         ):
             pending = tasks.submit(5)
         assert pending.result() == 5
@@ -404,7 +404,7 @@ def test_a_process_that_may_have_none_says_so(monkeypatch):
     monkeypatch.setattr(current, "_inheriting", True, raising=False)
     tasks = ProcessExecutor(works.echo, 1, slots=1)
     with pytest.raises(
-        ConfigError, match=r"a worker process wants to start workers: .* under `if __name__ == \"__main__"
+        ConfigError, match=r"a worker process tried to start workers: .* with `if __name__ == \"__main__"
     ):
         tasks.submit(1)
     monkeypatch.setattr(current, "_inheriting", False)
@@ -418,7 +418,7 @@ def test_a_program_that_workers_cannot_import_says_so(monkeypatch):
     monkeypatch.setattr(main, "__file__", "<stdin>", raising=False)
     monkeypatch.setattr(main, "__spec__", None)
     tasks = ProcessExecutor(works.echo, 1, slots=1)
-    with pytest.raises(ConfigError, match="worker processes import the main module, and there is no file <stdin>: put"):
+    with pytest.raises(ConfigError, match="import the main module, and the file <stdin> does not exist: save"):
         tasks.submit(1)
     with executor(works.echo, start_method="fork") as tasks:
         assert tasks.submit(1).result() == 1
@@ -433,10 +433,10 @@ def test_a_slot_that_cannot_be_mapped_is_an_error_of_its_batch_only(monkeypatch)
             )
             with pytest.raises(WorkerLostError) as caught:
                 pending[0].result()
-            assert caught.value.reason == "sent a batch that cannot be taken: OSError: [Errno 24] too many files"
+            assert caught.value.reason == "sent a batch that cannot be unpickled: OSError: [Errno 24] too many files"
         assert (tasks.submit(7).result() == 7).all()
         del pending
-        assert len(tasks._crew._workers) == 1
+        assert len(tasks._pool._workers) == 1
 
 
 def test_preloads_of_others_are_kept(monkeypatch):
@@ -465,6 +465,6 @@ def test_a_connection_that_a_worker_closes_ends_it(monkeypatch):
     with executor(works.do) as tasks:
         tasks.submit(("pid",)).result()
         hanging = tasks.submit(("hang",))
-        tasks._crew._workers[0].connection.shutdown(socket.SHUT_RD)
-        with pytest.raises(WorkerLostError, match="closed its connection and went on, and was killed"):
+        tasks._pool._workers[0].connection.shutdown(socket.SHUT_RD)
+        with pytest.raises(WorkerLostError, match="closed its connection without exiting, and was killed"):
             hanging.result()

@@ -1,4 +1,4 @@
-"""Slots, their loans, and how much memory there is."""
+"""Slots and the arrays lent from them."""
 
 import ctypes
 import gc
@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataload._util.leases import BufferLeases
-from dataload.executors import memory, shared_memory
-from dataload.executors.memory import available_bytes
+from dataload.executors import shared_memory
 from dataload.executors.shared_memory import Ring, Slot
 
 
@@ -183,53 +182,3 @@ def test_what_is_lent_is_never_lent_again(operations, slots):
         assert all((array == number).all() for number, array in held.items())
     held.clear()
     ring.close()
-
-
-def files(root, texts):
-    for name, text in texts.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-MEMINFO = {"proc/meminfo": "MemTotal: 8000 kB\nMemAvailable: 4000 kB\n"}
-
-
-@pytest.mark.parametrize(
-    ("texts", "expected"),
-    [
-        ({}, 1 << 62),
-        (MEMINFO, 4_096_000),
-        ({**MEMINFO, "proc/self/cgroup": "0::/a/b\n"}, 4_096_000),
-        (
-            {
-                **MEMINFO,
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/b/memory.max": "max",
-                "sys/fs/cgroup/a/b/memory.current": "5",
-                "sys/fs/cgroup/a/memory.max": "1000000",
-                "sys/fs/cgroup/a/memory.current": "900000",
-                "sys/fs/cgroup/a/memory.stat": "anon 100\ninactive_file 200000\nactive_file 1000\nshmem 50\n",
-            },
-            301_000,
-        ),
-        (
-            {
-                **MEMINFO,
-                "proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/x\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000",
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": "1200",
-                "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 50\ntotal_active_file 10\n",
-            },
-            0,
-        ),
-    ],
-)
-def test_what_is_left_is_the_least_of_machine_and_groups(tmp_path, texts, expected):
-    files(tmp_path, texts)
-    assert available_bytes(tmp_path) == expected
-
-
-def test_this_machine_has_memory():
-    assert 0 < available_bytes() < 1 << 62
-    assert memory.available_bytes is available_bytes

@@ -70,13 +70,13 @@ def test_close_drops_what_has_not_begun():
     begun.wait(10)
     closer = threading.Thread(target=executor.close)
     closer.start()
-    with pytest.raises(RuntimeError, match="the loader was closed while a batch was waited for"):
+    with pytest.raises(RuntimeError, match="the loader was closed while waiting for a batch"):
         later[0].result()
     go_on.set()
     closer.join(10)
     first.result()
     assert ran == []
-    with pytest.raises(RuntimeError, match="the loader was closed while a batch was waited for"):
+    with pytest.raises(RuntimeError, match="the loader was closed while waiting for a batch"):
         executor.submit(int)
 
 
@@ -194,11 +194,11 @@ def test_a_thread_that_hangs_is_described_given_up_and_replaced():
         hanging.result()
     lost = caught.value
     assert (lost.worker, lost.place.epoch, lost.place.step, lost.place.index) == ("dataload-0", 1, 7, 33)
-    assert lost.reason.startswith("has given no batch for 0.")
+    assert lost.reason.startswith("has returned no batch for 0.")
     assert "go_on.wait" in lost.stacks
     assert executor.submit(False).result() == 5  # by another thread
     with pytest.warns(
-        RuntimeWarning, match=r"(?s)1 of the loader's threads do not end, and are left behind:\n.*dataload"
+        RuntimeWarning, match=r"(?s)1 of the loader's threads did not stop and are left behind:\n.*dataload"
     ):
         executor.close()  # at once: the test's own time limit is not waited for
     go_on.set()
@@ -211,7 +211,7 @@ def test_a_task_that_nobody_begins_says_so():
     later = executor.submit(1)
     timer = threading.Timer(0.3, go_on.set)
     timer.start()
-    with pytest.warns(RuntimeWarning, match="the next free thread has not begun with it") as found:
+    with pytest.warns(RuntimeWarning, match="the next free thread has not started it") as found:
         later.result()
     timer.join()
     assert len(found) <= 3  # after 0.05 s, 0.1 s, 0.2 s

@@ -963,13 +963,13 @@ def test_a_stuck_stream_is_warned_of_then_given_up_and_named(tmp_path):
     with (
         pytest.warns(RuntimeWarning) as warned,
         pytest.raises(
-            WorkerError, match=rf"step 2 of epoch 0 failed {where}: dataload-0 has given no batch for"
+            WorkerError, match=rf"step 2 of epoch 0 failed {where}: dataload-0 has returned no batch for"
         ) as caught,
     ):
         next(batches)
     texts = [str(warning.message) for warning in warned]
     assert any("dataload-0 is at step 2 of epoch 0, index 1\nin row 1, at sequence 1, 4\n" in text for text in texts)
-    assert any("threads do not end, and are left behind" in text for text in texts)
+    assert any("threads did not stop and are left behind" in text for text in texts)
     assert caught.value.indices == (1,)
     assert "streams.py" in caught.value.traceback_text
     state = loader.state_dict()

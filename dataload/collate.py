@@ -17,7 +17,6 @@ __all__ = [
     "Packing",
     "Policy",
     "Ragged",
-    "choose_collate",
     "default_collate",
     "empty_like",
     "in_chunks",
@@ -98,7 +97,7 @@ class Collate:
                 )
         batch: Batch = {}
         for key in first:
-            path = f"{name}.{key}" if name else str(key)
+            path = _join(name, key)
             batch[key] = self._collate([sample[key] for sample in samples], path)
             if self.policies.get(path) == "pad":
                 if f"{key}_length" in first:
@@ -113,37 +112,11 @@ class Collate:
         lengths = {len(sample) for sample in samples}
         if len(lengths) > 1:
             raise ConfigError(f"samples are tuples of different lengths: {sorted(lengths)}", key=name or None)
-        columns = (list(column) for column in zip(*samples, strict=True))
-        collated = [self._collate(column, f"{name}.{i}" if name else str(i)) for i, column in enumerate(columns)]
-        make = getattr(type(samples[0]), "_make", tuple)  # a named tuple stays one
-        return make(collated)
+        columns = zip(*samples, strict=True)
+        return _like(samples[0], [self._collate(list(column), _join(name, i)) for i, column in enumerate(columns)])
 
 
 default_collate = Collate()
-
-
-def choose_collate(collate: Callable[..., Any] | Mapping[str, Policy] | None, *, packs: bool) -> Callable[..., Any]:
-    """Return the function that makes batches, from a loader's argument.
-
-    Raises:
-        ConfigError: The argument is not a function or policies, or it is not a `Pack` although rows are packed.
-    """
-    if packs:
-        if collate is not None and not isinstance(collate, Pack):
-            raise ConfigError(
-                f"packed rows are laid out by dataload.Pack: leave collate out, or pass Pack(pad_value=...), got "
-                f"{collate!r}",
-                key="collate",
-                value=collate,
-            )
-        return collate or Pack()
-    if collate is None:
-        return default_collate
-    if isinstance(collate, Mapping):
-        return Collate(policies=collate) if collate else default_collate
-    if not callable(collate):
-        raise ConfigError(f"collate is a function of a list of samples, got {collate!r}", key="collate", value=collate)
-    return collate
 
 
 def ragged(arrays: Sequence[Array]) -> Ragged:
@@ -248,16 +221,17 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Ba
             if isinstance(target, list) and isinstance(column, list):
                 for row, value in zip(where.tolist(), cast("list[Any]", column), strict=True):
                     target[row] = value
-                continue
-            if isinstance(target, dict) and isinstance(column, dict):
+            elif isinstance(target, dict) and isinstance(column, dict):
                 nested.setdefault(name, []).append((where, cast("Batch", column)))
-                continue
-            if isinstance(target, (list, dict)) or isinstance(column, (list, dict)):
+            elif (
+                isinstance(target, (list, dict))
+                or isinstance(column, (list, dict))
+                or column.shape[1:] != target.shape[1:]
+                or column.dtype != target.dtype
+            ):
                 raise _unequal(name, first_row, _kind(target), int(where[0]), _kind(column))
-            if column.shape[1:] != target.shape[1:] or column.dtype != target.dtype:
-                one, other = (f"{a.dtype} {a.shape[1:]}" for a in (target, column))
-                raise _unequal(name, first_row, one, int(where[0]), other)
-            target[where] = column
+            else:
+                target[where] = column
     return {**out, **{name: scatter_columns(parts, rows) for name, parts in nested.items()}}
 
 
@@ -275,44 +249,64 @@ def _column_like(column: Any, rows: int) -> Any:
 
 def empty_like(batch: Any) -> Any:
     """Return a batch without rows, with the fields, dtypes and shapes of `batch`."""
-    if isinstance(batch, Mapping):
-        return {name: empty_like(column) for name, column in batch.items()}
-    if isinstance(batch, Ragged):
-        return Ragged(batch.values[:0], np.zeros(1, np.int64))
-    if isinstance(batch, tuple):
-        return getattr(type(batch), "_make", tuple)([empty_like(column) for column in batch])
-    return batch[:0]
+
+    def empty(column: Any, _: str) -> Any:
+        return Ragged(column.values[:0], np.zeros(1, np.int64)) if isinstance(column, Ragged) else column[:0]
+
+    return _map_columns(batch, empty)
 
 
-def in_chunks(batch: Any, rows: int, chunk: int, unfit: Callable[[Any, int, int, str], Any], name: str = "") -> Any:
+def in_chunks(batch: Any, rows: int, chunk: int, *, strict: bool = True) -> Any:
     """Return a batch whose first axis is split in two: rows, and records of a row.
 
     Args:
         batch: Columns of ``rows * chunk`` values: arrays, tensors and lists, in mappings and tuples.
         rows: Number of rows.
         chunk: Records of each row.
-        unfit: Gives the replacement of any other value, from the value, `rows`, `chunk` and the name of its field.
-        name: Name of the field that `batch` is; "" for a whole batch.
+        strict: If False, leave any other value as it is.
+
+    Raises:
+        ConfigError: There is another value.
     """
     records = rows * chunk
+
+    def split(column: Any, name: str) -> Any:
+        if isinstance(column, list) and len(cast("list[Any]", column)) == records:
+            return [column[start : start + chunk] for start in range(0, records, chunk)]
+        array = cast("Any", column)
+        shape = tuple(getattr(array, "shape", ()))
+        if shape[:1] == (records,):
+            return array.reshape((rows, chunk, *shape[1:]))
+        if not strict:
+            return column
+        found = type(column).__name__ + (f" of shape {shape}" if shape else "") + (f" for {name!r}" if name else "")
+        raise ConfigError(
+            f"chunks of {chunk} records need arrays, tensors or lists of {records} values from collate, got {found}: "
+            "use chunk=1, or a policy other than 'ragged'",
+            key="chunk",
+            value=chunk,
+        )
+
+    return _map_columns(batch, split)
+
+
+def _map_columns(batch: Any, function: Callable[[Any, str], Any], name: str = "") -> Any:
+    """Return a batch with ``function(column, name)`` in the place of each column; names of nested fields have dots."""
     if isinstance(batch, Mapping):
         columns = cast("Mapping[str, Any]", batch).items()
-        return {
-            key: in_chunks(value, rows, chunk, unfit, f"{name}.{key}" if name else str(key)) for key, value in columns
-        }
+        return {key: _map_columns(column, function, _join(name, key)) for key, column in columns}
     if isinstance(batch, tuple) and not isinstance(batch, Ragged):
-        values = cast("tuple[Any, ...]", batch)
-        parts = [
-            in_chunks(value, rows, chunk, unfit, f"{name}.{i}" if name else str(i)) for i, value in enumerate(values)
-        ]
-        return getattr(values, "_make", tuple)(parts)
-    if isinstance(batch, list) and len(cast("list[Any]", batch)) == records:
-        values = cast("list[Any]", batch)
-        return [values[start : start + chunk] for start in range(0, records, chunk)]
-    array = cast("Any", batch)
-    shape = tuple(getattr(array, "shape", ()))
-    fits = not isinstance(batch, Ragged) and shape[:1] == (records,)
-    return array.reshape((rows, chunk, *shape[1:])) if fits else unfit(array, rows, chunk, name)
+        return _like(batch, [_map_columns(column, function, _join(name, i)) for i, column in enumerate(batch)])
+    return function(batch, name)
+
+
+def _join(name: str, key: object) -> str:
+    return f"{name}.{key}" if name else str(key)
+
+
+def _like(original: tuple[Any, ...], values: list[Any]) -> Any:
+    """Return `values` as a tuple, or as a named tuple of the same class."""
+    return getattr(type(original), "_make", tuple)(values)
 
 
 _ADDED = ("segment_ids", "positions")

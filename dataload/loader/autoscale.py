@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from operator import sub
+from typing import NamedTuple
 
 from dataload._util.cpus import usable_cpus
 from dataload.loader.recorder import Recorder
@@ -17,8 +18,7 @@ _LEAST_STEPS, _STEPS_PER_WORKER, _LEAST_SECONDS = 8, 4, 0.2  # for a sample to b
 _START_SECONDS = {"threads": 0.2, "processes": 1.5}  # until new workers deliver
 
 
-@dataclass(frozen=True, slots=True)
-class ThroughputSample:
+class ThroughputSample(NamedTuple):
     """How a loader did for a while.
 
     Attributes:
@@ -47,13 +47,8 @@ class ThroughputSample:
 
     def since(self, earlier: ThroughputSample) -> ThroughputSample:
         """Return the part of this sample that came after an earlier one."""
-        return ThroughputSample(
-            self.workers,
-            self.steps - earlier.steps,
-            self.wait_seconds - earlier.wait_seconds,
-            self.consumer_seconds - earlier.consumer_seconds,
-            self.work_seconds - earlier.work_seconds,
-        )
+        steps = self.steps - earlier.steps
+        return ThroughputSample(self.workers, steps, *map(sub, self[2:], earlier[2:]))
 
 
 def workers_to_use(before: ThroughputSample | None, now: ThroughputSample, limit: int) -> int:

@@ -74,8 +74,20 @@ class Budget:
 
     def __init__(self, most: int, report: str | os.PathLike[str] | None) -> None:
         self._most = most
-        self._report = None if report is None else _writable(report)
+        self._report: str | None = None
         self.spent = 0
+        if report is None:
+            return
+        try:
+            self._report = os.path.abspath(os.fspath(report))  # the working directory may change
+            append_report(self._report, [])
+        except (OSError, TypeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"error_report must be the path of a file that can be written to, got {report!r}: {reason}",
+                key="error_report",
+                value=report,
+            ) from error
 
     def spend(self, bad: Sequence[BadRecord], worker: str) -> None:
         """Count and report the bad records of one step. Warn if the report can no longer be written.
@@ -115,21 +127,6 @@ def append_report(path: str, bad: Iterable[BadRecord]) -> None:
     append_text(path, "".join(json.dumps(dataclasses.asdict(record)) + "\n" for record in bad))
 
 
-def _writable(path: Any) -> str:
-    """Return `path` made absolute, because the working directory may change; raise if it cannot be appended to."""
-    try:
-        absolute = os.path.abspath(os.fspath(path))
-        append_report(absolute, [])
-    except (OSError, TypeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"error_report must be the path of a file that can be written to, got {path!r}: {reason}",
-            key="error_report",
-            value=path,
-        ) from error
-    return absolute
-
-
 def read_excluded(exclude: Any, source: Any) -> Int64Array | None:
     """Return the records that are never read, given as indices or as an error report.
 
@@ -160,18 +157,16 @@ def read_excluded(exclude: Any, source: Any) -> Int64Array | None:
     return indices if len(indices) else None
 
 
-def _as_indices(exclude: Any, length: int) -> list[int]:
-    if isinstance(exclude, Iterable) and not isinstance(exclude, (bytes, bytearray)):
-        items: list[Any] = list(cast("Iterable[Any]", exclude))
-        wrong = [item for item in items if not _is_index(item, length)]
-        if not wrong:
-            return [int(item) for item in items]
-        more = ", ..." if len(wrong) > _SHOWN_ITEMS else ""
-        shown = ", ".join(printable(repr(item), 80) for item in wrong[:_SHOWN_ITEMS]) + more
-    else:
-        shown = printable(repr(exclude), 80)
+def _as_indices(exclude: Any, length: int) -> list[Any]:
+    listed = isinstance(exclude, Iterable) and not isinstance(exclude, (bytes, bytearray))
+    items: list[Any] = list(cast("Iterable[Any]", exclude)) if listed else [exclude]
+    wrong = [item for item in items if not listed or not _is_index(item, length)]
+    if not wrong:
+        return items
+    shown = ", ".join(printable(repr(item), 80) for item in wrong[:_SHOWN_ITEMS])
     raise ConfigError(
-        f"exclude must be indices in [0, {length}) or the path of an error report, got {shown}",
+        f"exclude must be indices in [0, {length}) or the path of an error report, got {shown}"
+        f"{', ...' if len(wrong) > _SHOWN_ITEMS else ''}",
         key="exclude",
         value=exclude,
     )
@@ -190,7 +185,7 @@ def _read_report(path: str, source: Any, length: int) -> list[int]:
         lines = read_text(path).split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise wrong(f" cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    found: dict[int, None] = {}
+    found: set[int] = set()
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -205,7 +200,7 @@ def _read_report(path: str, source: Any, length: int) -> list[int]:
             differs = _location_difference(entry, locate(source, index))
             if differs:
                 raise wrong(f", line {number} is about other data: record {index} is {differs}")
-        found[index] = None
+            found.add(index)
     return list(found)
 
 

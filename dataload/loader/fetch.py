@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 
-from dataload.collate import default_collate, in_chunks
+from dataload.collate import Collate, Pack, Policy, default_collate, in_chunks
 from dataload.errors import ConfigError, SourceError
 from dataload.executors import WorkerStatus
 from dataload.loader.bad_records import BadRecord
@@ -19,7 +19,7 @@ from dataload.sources.base import Source, select_fields
 from dataload.transforms import NamedTransform, SampleContext
 from dataload.types import BatchReader, ColumnReader, Int64Array
 
-__all__ = ["Fetcher", "Trace", "complete"]
+__all__ = ["Fetcher", "Trace", "choose_collate", "complete"]
 
 
 class Trace:
@@ -209,6 +209,30 @@ class Fetcher:
         return batches
 
 
+def choose_collate(collate: Callable[..., Any] | Mapping[str, Policy] | None, *, packs: bool) -> Callable[..., Any]:
+    """Return the function that makes batches, from a loader's argument.
+
+    Raises:
+        ConfigError: The argument is not a function or policies, or it is not a `Pack` although rows are packed.
+    """
+    if packs:
+        if collate is not None and not isinstance(collate, Pack):
+            raise ConfigError(
+                f"packed rows are laid out by dataload.Pack: leave collate out, or pass Pack(pad_value=...), got "
+                f"{collate!r}",
+                key="collate",
+                value=collate,
+            )
+        return collate or Pack()
+    if collate is None:
+        return default_collate
+    if isinstance(collate, Mapping):
+        return Collate(policies=collate) if collate else default_collate
+    if not callable(collate):
+        raise ConfigError(f"collate is a function of a list of samples, got {collate!r}", key="collate", value=collate)
+    return collate
+
+
 def complete(batch: Any, plan: BatchPlan) -> Any:
     """Return a collated batch with the chunk axis, the mask and the columns of its plan; see `BatchPlan`.
 
@@ -224,7 +248,7 @@ def complete(batch: Any, plan: BatchPlan) -> Any:
     if plan.valid is None and plan.columns is None:
         return batch
     if plan.chunk > 1:
-        batch = in_chunks(batch, plan.rows, plan.chunk, _refuse)
+        batch = in_chunks(batch, plan.rows, plan.chunk)
     fields = cast("Mapping[str, Any]", batch) if isinstance(batch, Mapping) else {"data": batch}
     added = {**(plan.columns or {}), **({} if plan.valid is None else {"valid": plan.valid})}
     for name in added:
@@ -241,14 +265,3 @@ def complete(batch: Any, plan: BatchPlan) -> Any:
             )
     # Copies, because consumers may write to a batch, and plans share the memory of these columns with other plans.
     return {**fields, **{name: column.copy() for name, column in added.items()}}
-
-
-def _refuse(found: Any, rows: int, chunk: int, name: str) -> NoReturn:
-    shape = tuple(getattr(found, "shape", ()))
-    what = type(found).__name__ + (f" of shape {shape}" if shape else "")
-    raise ConfigError(
-        f"chunks of {chunk} records need arrays, tensors or lists of {rows * chunk} values from collate, got {what}"
-        f"{f' for {name!r}' if name else ''}: use chunk=1, or a policy other than 'ragged'",
-        key="chunk",
-        value=chunk,
-    )

@@ -13,12 +13,12 @@ from dataload._util.checks import check_count, check_fields, check_seconds
 from dataload._util.cpus import usable_cpus
 from dataload._util.fingerprint import fingerprint, identify, shows_address
 from dataload._util.randomness import check_seed
-from dataload.collate import Policy, choose_collate
+from dataload.collate import Policy
 from dataload.errors import ClosedSourceError
 from dataload.executors import Executor, StartMethod, TimeoutPolicy, WorkerLostError
 from dataload.loader.autoscale import Scaling
 from dataload.loader.bad_records import Budget, read_excluded
-from dataload.loader.fetch import Fetcher
+from dataload.loader.fetch import Fetcher, choose_collate
 from dataload.loader.order import Shuffle, plan_batches
 from dataload.loader.pipeline import Delivery, EpochPlanners, apply_in_consumer, lost_step
 from dataload.loader.prefetch import TaskSizer

@@ -140,19 +140,11 @@ def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffl
     return sampler
 
 
-def rank_and_world_size(
-    rank: int | None = None, world_size: int | None = None, plan: Any = None, advice: str = ""
-) -> tuple[int, int]:
-    """Return the rank and the number of ranks: as given, else those of the plan, else those of the environment.
+def rank_and_world_size(rank: int | None = None, world_size: int | None = None, plan: Any = None) -> tuple[int, int]:
+    """Return the rank and the number of ranks: as given, else those of `plan`, else those of the environment.
 
-    The environment variables are RANK and WORLD_SIZE, as torchrun sets them; without both, it is rank 0 of 1. Nothing
+    The environment variables are RANK and WORLD_SIZE, as torchrun sets them; without them it is rank 0 of 1. Nothing
     else in dataload reads them.
-
-    Args:
-        rank: The rank, if it is given.
-        world_size: The number of ranks, if it is given.
-        plan: A `BatchPlanner`, or anything else that does not know.
-        advice: Ends the message about a wrong environment.
 
     Raises:
         ConfigError: Only one of the two is known, or a variable is not an integer.
@@ -173,7 +165,8 @@ def rank_and_world_size(
         found = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise ConfigError(
             f"the environment has {found}: RANK and WORLD_SIZE are both needed, as integers; set them, or pass rank= "
-            f"and world_size={advice}",
+            "and world_size=, which dataload.torch.distributed_place() gets from torch.distributed once that is "
+            "initialised",
             key="rank",
             value=given.get("RANK"),
         ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, get_args
 
@@ -170,7 +170,14 @@ class Rescue:
         ]
         for index in set(plan.indices.tolist()) - good.keys():
             good[index] = self._sample(index)
-        return self._collate(_one_per_row(good, plan.indices) or [self._example()[1]], plan)
+        if not len(plan.indices):
+            return self._collate([self._example()[1]], plan)
+        firsts = set(np.unique(plan.indices, return_index=True)[1].tolist())
+        samples = [
+            good[index] if row in firsts else copy.deepcopy(good[index])  # rows do not share a sample
+            for row, index in enumerate(plan.indices.tolist())
+        ]
+        return self._collate(samples, plan)
 
     def _arrange(self) -> tuple[BatchPlan, dict[int, int]]:
         """Return the plan without its bad and excluded records or with others instead, and which replace which."""
@@ -324,16 +331,6 @@ def substitute(seed: int, epoch: int, index: int, good: Int64Array) -> int:
 def shorten(indices: Sequence[int]) -> str:
     """Return the first few of some indices, for messages."""
     return ", ".join(map(str, indices[:_SHOWN_INDICES])) + (", ..." if len(indices) > _SHOWN_INDICES else "")
-
-
-def _one_per_row(samples: Mapping[int, Any], indices: Int64Array) -> list[Any]:
-    """Return a sample for each row. Rows of one record get copies, as if each had been read."""
-    given: set[int] = set()
-    rows: list[Any] = []
-    for index in indices.tolist():
-        rows.append(copy.deepcopy(samples[index]) if index in given else samples[index])
-        given.add(index)
-    return rows
 
 
 def _without_rows(batch: Any) -> Any:

@@ -91,7 +91,7 @@ class StepWork:
         self.fetch = fetch
         self.planner = planner
         self._reseeds = reseeds
-        self._plans: Memo[BlockedPlans] = Memo()
+        self._plans: Memo[BlockedPlans] = Memo()  # of two epochs, because prefetching crosses from one to the next
 
     def __call__(self, job: StepRange, status: WorkerStatus) -> JobResult:
         """Return the batches of `job`, or those before the first error and the error."""
@@ -141,8 +141,15 @@ class StepWork:
         return loaded
 
     def _plan(self, job: StepRange, step: int) -> BatchPlan:
+        key = job.epoch, job.origin
         try:
-            return self.plans(job.epoch, job.origin)[step]
+            plans = self._plans.recall(key)
+            if plans is None:
+                planner = self.planner
+                if job.origin != planner.origin:
+                    planner = planner.with_ranks(origin=job.origin)
+                plans = self._plans.keep(key, BlockedPlans(planner, job.epoch))
+            return plans[step]
         except Exception as error:
             raise WorkerError(
                 f"step {step} of epoch {job.epoch} failed in the order: {message_of(error)}",
@@ -151,15 +158,6 @@ class StepWork:
                 worker=worker_name(),
                 traceback_text=traceback_of(error),
             ) from error
-
-    def plans(self, epoch: int, origin: int) -> BlockedPlans:
-        """Return the plans of an epoch. Two epochs are kept, because prefetching crosses from one to the next."""
-        key = epoch, origin
-        plans = self._plans.recall(key)
-        if plans is None:
-            planner = self.planner if origin == self.planner.origin else self.planner.with_ranks(origin=origin)
-            plans = self._plans.keep(key, BlockedPlans(planner, epoch))
-        return plans
 
 
 def nbytes(batch: Any) -> int:

@@ -61,7 +61,7 @@ class BatchMaker:
 
         data = _do("collate", collated, epoch, step)
         if self.chunk > 1:
-            data = in_chunks(data, self.rows, self.chunk, _as_it_is)
+            data = in_chunks(data, self.rows, self.chunk, strict=False)  # a collate may make anything
         batch: dict[str, Any] = {**cast("Mapping[str, Any]", data)} if isinstance(data, Mapping) else {"data": data}
         if taken := [name for name in ADDED if name in batch]:
             raise ConfigError(
@@ -72,10 +72,6 @@ class BatchMaker:
         batch.update(zip(ADDED, (rows.stream_id, rows.offset, first, valid), strict=True))
         transform = self.transform
         return batch if transform is None else _do("batch_transform", lambda: transform(batch), epoch, step)
-
-
-def _as_it_is(found: Any, *_: Any) -> Any:
-    return found  # what another collate makes has a form of its own
 
 
 def _do(stage: str, work: Callable[[], T], epoch: int, step: int) -> T:

@@ -13,9 +13,10 @@ import numpy as np
 
 from dataload._util.checks import check_choice, check_count, check_seconds
 from dataload._util.randomness import check_seed
-from dataload.collate import Policy, choose_collate
+from dataload.collate import Policy
 from dataload.errors import ClosedSourceError, SourceError, WorkerError
 from dataload.executors import Result, StartMethod, WorkerLostError
+from dataload.loader.fetch import choose_collate
 from dataload.loader.order import rank_and_world_size
 from dataload.loader.prefetch import ordered_map
 from dataload.loader.workers import ExecutorName

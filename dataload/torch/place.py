@@ -51,7 +51,5 @@ def distributed_place(group: Any = None) -> DistributedPlace:
         raise ConfigError(
             "a process group has ranks once torch.distributed.init_process_group was called", key="group", value=group
         )
-    rank, world_size = rank_and_world_size(
-        advice=", or call torch.distributed.init_process_group before distributed_place"
-    )
+    rank, world_size = rank_and_world_size()
     return DistributedPlace(rank=rank, world_size=world_size)

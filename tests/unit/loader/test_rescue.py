@@ -529,17 +529,21 @@ def test_a_failure_that_does_not_come_again_is_no_bad_record():
 
 
 @pytest.mark.parametrize("action", ["raise", "skip", "replace"])
-def test_nothing_is_left_for_the_garbage_collector(action):
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"exclude": [2]}, {"transform": failing(0)}, {"collate": failing("x")}, {"batch_transform": failing("x")}],
+    ids=str,
+)
+def test_nothing_is_left_for_the_garbage_collector(action, settings):
     gc.collect()
     gc.disable()
     try:
         source = Batched([1, 3])
         gone = weakref.ref(source)
-        fetch = fetcher(source, action)
-        with contextlib.suppress(WorkerError):
-            fetch(plan([0, 1, 2, 3]), 0)
-        with contextlib.suppress(WorkerError):
-            fetch(plan([1, 3]), 0)
+        fetch = fetcher(source, action, **settings)
+        for indices in ([0, 1, 2, 3], [1, 3], [4, 5], []):
+            with contextlib.suppress(WorkerError):
+                fetch(plan(indices), 0)
         del fetch, source
         assert gone() is None
     finally:

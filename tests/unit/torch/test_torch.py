@@ -121,7 +121,7 @@ def test_half_a_place_is_none(monkeypatch, rank, world_size):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=r"RANK and WORLD_SIZE are both needed, .* or call torch.distributed.init"):
+    with pytest.raises(ConfigError, match=r"RANK and WORLD_SIZE are both needed, .* once that is initialised"):
         distributed_place()
 
 

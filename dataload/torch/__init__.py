@@ -1,6 +1,6 @@
-"""PyTorch: batches as tensors that share their memory, batches on a device, and sources as map-style data sets.
+"""PyTorch support: batches as tensors without copying, batches on a device, sources as map-style datasets.
 
-The only package that imports torch.
+This is the only package that needs torch.
 """
 
 import importlib
@@ -8,7 +8,7 @@ import importlib
 from dataload.errors import MissingDependencyError
 
 try:
-    importlib.import_module("torch")  # the modules below take it for granted
+    importlib.import_module("torch")  # the modules below need it
 except ImportError as error:
     raise MissingDependencyError("dataload.torch needs torch: pip install 'dataload[torch]'", name="torch") from error
 

@@ -1,4 +1,4 @@
-"""Sources as map-style data sets."""
+"""Sources as map-style datasets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["SourceDataset"]
 
 
 class SourceDataset(Dataset[Any]):
-    """A source as a map-style data set for torch's own `DataLoader`.
+    """A source as a map-style dataset for PyTorch's own `DataLoader`.
 
-    Built-in sources can be given to `DataLoader` directly; this adds a transform, and serves code that asks for a
-    `Dataset`. Batches are read with one call of ``__getitems__``.
+    `DataLoader` also takes built-in sources directly. This class adds a transform, and serves code that requires a
+    `Dataset`. Each batch is read with one call of ``__getitems__``.
 
     Args:
         source: Anything with ``__len__`` and ``__getitem__``.
-        transform: Applied to each record.
+        transform: A function applied to each record.
     """
 
     def __init__(self, source: RandomAccessSource[Any], transform: Callable[[Any], Any] | None = None) -> None:
@@ -35,7 +35,7 @@ class SourceDataset(Dataset[Any]):
         return record if self.transform is None else self.transform(record)
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Records at `indices`, in that order: the method that torch's fetcher looks for."""
+        """Return the records at `indices`, in that order. PyTorch's `DataLoader` calls this."""
         read: Any = getattr(self.source, "__getitems__", None)
         records = read(indices) if read is not None else [self.source[index] for index in indices]
         return records if self.transform is None else [self.transform(record) for record in records]

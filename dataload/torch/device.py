@@ -1,4 +1,4 @@
-"""Batches on a device, copied ahead of their use."""
+"""Batches copied to a device ahead of their use."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 from dataload._util.checks import check_count
 from dataload.errors import ConfigError
-from dataload.torch.tensors import mapped, pin, to_tensors
+from dataload.torch.tensors import map_leaves, pin, to_tensors
 
 __all__ = ["DeviceLoader"]
 
 
 class _EpochLoader(Protocol):
-    """What `DeviceLoader` needs of a loader."""
+    """The methods of a loader that `DeviceLoader` uses."""
 
     def __iter__(self) -> Iterator[Any]: ...
     def __len__(self) -> int: ...
@@ -26,86 +26,72 @@ class _EpochLoader(Protocol):
     def close(self) -> None: ...
 
 
-class _Sent(NamedTuple):
+class _Ahead(NamedTuple):
+    """A batch on its way to the device, with the event that ends its copy and the loader's state after it."""
+
     batch: Any
     copied: Any
+    state: dict[str, Any]
 
 
-class _StreamTransfer:
-    """Copies batches on a stream of its own, while the consumer's stream works on others."""
+class _Transfer:
+    """Copies batches to a device: on a separate stream, while the consumer's works, if the device has streams."""
 
     def __init__(self, device: torch.device, streams: Any, *, pins: bool) -> None:
         self._device = device
         self._streams = streams
         self._pins = pins
-        self._stream = streams.Stream(device)
+        self._stream = None if streams is None else streams.Stream(device)
 
-    def send(self, batch: Any) -> _Sent:
-        if self._pins:  # from other memory a copy keeps the host waiting
-            batch = mapped(batch, pin)
+    def send(self, batch: Any, state: dict[str, Any]) -> _Ahead:
+        if self._stream is None:
+            return _Ahead(map_leaves(batch, self._move), None, state)
+        if self._pins:  # the host would wait for a copy from unpinned memory
+            batch = map_leaves(batch, pin)
         with self._streams.stream(self._stream):
-            return _Sent(mapped(batch, self._copied), self._stream.record_event())
+            return _Ahead(map_leaves(batch, self._move), self._stream.record_event(), state)
 
-    def receive(self, sent: _Sent) -> Any:
+    def receive(self, ahead: _Ahead) -> Any:
+        if self._stream is None:
+            return ahead.batch
         consumer = self._streams.current_stream(self._device)
-        consumer.wait_event(sent.copied)
+        consumer.wait_event(ahead.copied)
 
         def keep(value: Any, _: str) -> None:
-            # The memory belongs to the stream of copies, which would fill it again as soon as Python drops the
-            # batch, while kernels that were queued with it have yet to run.
+            # The memory belongs to the copying stream. Without this, that stream could reuse it as soon as Python drops
+            # the batch, before the kernels that the consumer has queued for the batch have run.
             if isinstance(value, torch.Tensor):
                 value.record_stream(consumer)
 
-        mapped(sent.batch, keep)
-        return sent.batch
+        map_leaves(ahead.batch, keep)
+        return ahead.batch
 
-    def _copied(self, value: Any, _: str) -> Any:
-        return value.to(self._device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-
-
-class _DirectTransfer:
-    """For devices without streams; the CPU's tensors stay what they are."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def send(self, batch: Any) -> _Sent:
-        return _Sent(mapped(batch, self._moved), None)
-
-    def receive(self, sent: _Sent) -> Any:
-        return sent.batch
-
-    def _moved(self, value: Any, _: str) -> Any:
-        return value.to(self._device) if isinstance(value, torch.Tensor) else value
-
-
-class _Ahead(NamedTuple):
-    sent: _Sent
-    state: dict[str, Any]
+    def _move(self, value: Any, _: str) -> Any:
+        has_streams = self._stream is not None
+        return value.to(self._device, non_blocking=has_streams) if isinstance(value, torch.Tensor) else value
 
 
 class DeviceLoader:
-    """Batches of a loader as tensors on a device, copied there while the model works on those before.
+    """Gives a loader's batches as tensors on a device, copied there while the model works on earlier batches.
 
-    Copies run on a stream of their own. When a batch is handed over, the current stream of the device waits for its
-    copy, and the host does not. Where there are no streams, as on the CPU, each batch is converted when it is asked
-    for, so that the same program runs there.
+    Copies run on a separate stream. When a batch is handed over, the current stream of the device waits for the copy,
+    but the host does not. On a device without streams, such as the CPU, each batch is converted on request, so the
+    same program runs there.
 
-    Take `state_dict` from here, not from `loader`: that one has given out batches that are still on their way.
+    Take `state_dict` from this object and not from `loader`, which is already ahead by the batches being copied.
 
     Args:
         loader: A `dataload.Loader`.
-        device: Where batches go; ``"cuda"`` is the device that is current now.
-        depth: Batches on the device ahead of the one that the consumer has.
-        pin: Whether to copy through pinned memory what is not in it (see `to_pinned`). Without, the host waits for
-            each copy.
+        device: The device to copy to; ``"cuda"`` is the current CUDA device.
+        depth: Number of batches on the device ahead of the one that the consumer has.
+        pin: Copy unpinned batches through pinned memory (see `to_pinned`). Otherwise the host waits for each copy.
 
     Attributes:
         loader: The loader.
-        device: Where batches go, with its index.
+        device: The device to copy to, with its index.
 
     Raises:
-        ConfigError: torch knows no such device, or finds none here; or `depth` is less than 1.
+        ConfigError: torch does not know the device or finds none on this machine, or `depth` is less than 1.
 
     Example:
         >>> import dataload
@@ -120,19 +106,17 @@ class DeviceLoader:
         check_count("depth", depth, least=1)
         self.loader = loader
         self.device, streams = _find_device(device)
-        if streams is None:
-            self._transfer, self._depth = _DirectTransfer(self.device), 0
-        else:
-            self._transfer, self._depth = _StreamTransfer(self.device, streams, pins=pin), depth
-        self._ahead: deque[_Ahead] | None = None  # of the iteration that is under way
-        self._state: dict[str, Any] | None = None  # where the consumer stands; None where the loader does
+        self._transfer = _Transfer(self.device, streams, pins=pin)
+        self._depth = 0 if streams is None else depth
+        self._ahead: deque[_Ahead] | None = None  # of the current iteration
+        self._state: dict[str, Any] | None = None  # the consumer's state; None if it is the loader's
 
     def __len__(self) -> int:
-        """Steps per epoch."""
+        """Return the number of steps per epoch."""
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch, or what is left of it after `load_state_dict`; see `Loader`."""
+        """Iterate over one epoch, or over the rest of it after `load_state_dict`; see `Loader`."""
         return self._iterate(iter(self.loader))
 
     def _iterate(self, batches: Iterator[Any]) -> Generator[Any]:
@@ -147,10 +131,10 @@ class DeviceLoader:
                 self._check_current(ahead)
                 while not ended and len(ahead) <= self._depth:
                     try:
-                        ahead.append(_Ahead(self._transfer.send(to_tensors(next(batches))), self.loader.state_dict()))
+                        ahead.append(self._transfer.send(to_tensors(next(batches)), self.loader.state_dict()))
                     except StopIteration:
                         ended = True
-                    except Exception as error:  # it comes after the batches before it
+                    except Exception as error:  # raised below, after the earlier batches
                         ended, failure = True, error
                 if not ahead:
                     break
@@ -166,14 +150,14 @@ class DeviceLoader:
         if self._ahead is not ahead:
             iter(self.loader)  # raises if it is closed
             raise RuntimeError(
-                "this iteration ended when another one was begun (or the loader's state was set): "
-                "for two at a time build two loaders"
+                "this iteration ended when another one began or the loader's state was set: "
+                "build two loaders to iterate twice at the same time"
             )
 
     def _hand_over(self, ahead: deque[_Ahead], ended: bool) -> Any:
-        sent, state = ahead.popleft()
-        self._state = None if ended and not ahead else state  # `set_epoch` may have moved the loader meanwhile
-        return self._transfer.receive(sent)
+        oldest = ahead.popleft()
+        self._state = None if ended and not ahead else oldest.state  # `set_epoch` may have moved the loader meanwhile
+        return self._transfer.receive(oldest)
 
     def _drop_ahead(self) -> None:
         if self._ahead is not None:
@@ -188,7 +172,7 @@ class DeviceLoader:
             self._state = None
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Loader.state_dict`; counts what was handed over, not what is on its way to the device."""
+        """See `Loader.state_dict`. Counts the batches handed over, not those still being copied to the device."""
         return self.loader.state_dict() if self._state is None else dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -198,7 +182,7 @@ class DeviceLoader:
         self._state = None
 
     def close(self) -> None:
-        """Close the loader, and drop what is on its way. May be called twice."""
+        """Close the loader and drop the batches being copied. Calling it again has no effect."""
         self._drop_ahead()
         self.loader.close()
 
@@ -213,20 +197,20 @@ class DeviceLoader:
 
 
 def _find_device(device: str | int | torch.device) -> tuple[torch.device, Any]:
-    """A device with its index, and the module that has its streams; None where it has none.
+    """Return a device with its index, and the torch module with its streams (None if it has no streams).
 
     Raises:
-        ConfigError: There is no such device.
+        ConfigError: The device is unknown or not available.
     """
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise ConfigError(f"torch knows no device {device!r}: {error}", key="device", value=device) from error
+        raise ConfigError(f"torch does not know device {device!r}: {error}", key="device", value=device) from error
     module: Any = getattr(torch, found.type, None)
     if not getattr(module, "is_available", lambda: True)():
         raise ConfigError(
-            f"device is {str(found)!r}, and torch finds none here (torch.{found.type}.is_available() is False): "
-            "install the build of torch for it, or pass device='cpu'",
+            f"device is {str(found)!r}, but torch finds none on this machine (torch.{found.type}.is_available() is "
+            "False): install a build of torch that supports it, or pass device='cpu'",
             key="device",
             value=device,
         )

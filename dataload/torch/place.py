@@ -1,4 +1,4 @@
-"""Which process of a training job this is."""
+"""The rank of this process in a distributed training job."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["DistributedPlace", "distributed_place"]
 
 
 class DistributedPlace(TypedDict):
-    """Which process of a training job this is.
+    """The rank of a process in a distributed training job.
 
     Attributes:
-        rank: Its number, in [0, world_size).
+        rank: Number of the process, in [0, world_size).
         world_size: Number of processes.
     """
 
@@ -25,18 +25,19 @@ class DistributedPlace(TypedDict):
 
 
 def distributed_place(group: Any = None) -> DistributedPlace:
-    """Rank and number of processes, for ``Loader(..., **distributed_place())``.
+    """Return the rank and the number of processes, for ``Loader(..., **distributed_place())``.
 
-    From torch.distributed where that is initialised; else from the environment variables RANK and WORLD_SIZE, as
-    torchrun sets them; else 0 of 1. `Loader` by itself knows the environment only, and some launchers leave RANK out.
+    They come from torch.distributed if it is initialised, else from the environment variables RANK and WORLD_SIZE that
+    torchrun sets, else they are 0 and 1. `Loader` itself only looks at the environment, and some launchers do not set
+    RANK.
 
     Args:
         group: The process group whose members read different data; by default all processes. With tensor or pipeline
-            parallelism it is the data-parallel group.
+            parallelism, pass the data-parallel group.
 
     Raises:
-        ConfigError: This process is not in `group`; there is a group and torch.distributed is not initialised; or one
-            of the variables is missing or no number.
+        ConfigError: This process is not in `group`; `group` is given but torch.distributed is not initialised; or one
+            of the variables is missing or is not an integer.
     """
     if distributed.is_available() and distributed.is_initialized():
         rank = distributed.get_rank(group)
@@ -49,7 +50,7 @@ def distributed_place(group: Any = None) -> DistributedPlace:
         return DistributedPlace(rank=rank, world_size=distributed.get_world_size(group))
     if group is not None:
         raise ConfigError(
-            "a process group has ranks once torch.distributed.init_process_group was called", key="group", value=group
+            "a process group has ranks only after torch.distributed.init_process_group", key="group", value=group
         )
     rank, world_size = rank_and_world_size()
     return DistributedPlace(rank=rank, world_size=world_size)

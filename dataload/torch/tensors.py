@@ -1,75 +1,65 @@
-"""Batches as tensors that share the memory of their arrays."""
+"""Conversion of batches to tensors that share memory with their arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from dataload.errors import ConfigError
 
-__all__ = ["mapped", "pin", "to_pinned", "to_tensors"]
-
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+__all__ = ["map_leaves", "pin", "to_pinned", "to_tensors"]
 
 
-def _runs_in_consumer(function: FunctionT) -> FunctionT:
-    """Keep a `batch_transform` out of worker processes: what it makes would be copied on the way back."""
-    cast("Any", function).runs_in_consumer = True
-    return function
-
-
-@_runs_in_consumer
 def to_tensors(batch: Any) -> Any:
-    """Arrays of a batch as tensors, without copying; text, bytes and other objects stay as they are.
+    """Convert the arrays of a batch to tensors without copying. Text, bytes and other objects are left alone.
 
-    Meant as ``Loader(..., batch_transform=to_tensors)``, or from a config as ``"dataload.torch:to_tensors"``. With
-    worker processes it runs in the consumer: a tensor keeps the memory that the batch came in.
+    Use it as ``Loader(..., batch_transform=to_tensors)``, or in a config as ``"dataload.torch:to_tensors"``. With
+    worker processes it runs in the consumer, and the tensors keep the shared memory of the batch alive.
 
     Args:
-        batch: An array, or a dict, tuple, list or `Ragged` of such.
+        batch: An array, or a dict, tuple, list or `Ragged` of arrays.
 
     Returns:
-        The same structure. A tensor and the array it came from share memory.
+        The same structure. Each tensor shares memory with its array; read-only arrays, and arrays with negative
+        strides or foreign byte order, are copied.
 
     Raises:
         ConfigError: torch has no dtype for an array.
     """
-    return mapped(batch, _as_tensor)
+    return map_leaves(batch, _as_tensor)
 
 
-@_runs_in_consumer
 def to_pinned(batch: Any) -> Any:
-    """`to_tensors`, copied to pinned memory if there is a CUDA device to pin it for.
+    """Convert a batch like `to_tensors`, and copy it to pinned memory if there is a CUDA device.
 
-    `DeviceLoader` pins what is not pinned, in the consumer's thread. With this as `batch_transform` worker threads do
-    it, which pays for batches of many megabytes.
-
-    Args:
-        batch: See `to_tensors`.
-
-    Raises:
-        ConfigError: See `to_tensors`.
+    `DeviceLoader` also pins memory, but in the consumer's thread. As a `batch_transform`, this function runs in worker
+    threads instead, which pays off for batches of many megabytes. See `to_tensors` for the arguments and errors.
     """
     batch = to_tensors(batch)
-    return mapped(batch, pin) if torch.cuda.is_available() else batch
+    return map_leaves(batch, pin) if torch.cuda.is_available() else batch
 
 
-def mapped(value: Any, function: Callable[[Any, str], Any], name: str = "the batch") -> Any:
-    """The same structure with `function(leaf, name)` in the place of each leaf."""
+# Tensors made in a worker process would have to be copied on the way back.
+for _function in (to_tensors, to_pinned):
+    cast("Any", _function).runs_in_consumer = True
+
+
+def map_leaves(value: Any, function: Callable[[Any, str], Any], name: str = "the batch") -> Any:
+    """Return the same structure with each leaf replaced by ``function(leaf, name)``."""
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Any]", value).items()
-        return {key: mapped(item, function, f"field {key!r}") for key, item in items}
+        return {key: map_leaves(item, function, f"field {key!r}") for key, item in items}
     if isinstance(value, tuple):
-        parts = [mapped(item, function, name) for item in cast("tuple[Any, ...]", value)]
+        parts = [map_leaves(item, function, name) for item in cast("tuple[Any, ...]", value)]
         return getattr(type(value), "_make", tuple)(parts)
     if isinstance(value, list):
         elements = cast("list[Any]", value)
-        if elements and isinstance(elements[0], (str, bytes)):  # has nothing inside, a thousand times
+        if elements and isinstance(elements[0], (str, bytes)):  # nothing to convert in a possibly long list
             return elements
-        return [mapped(item, function, name) for item in elements]
+        return [map_leaves(item, function, name) for item in elements]
     return function(value, name)
 
 
@@ -78,7 +68,7 @@ def _as_tensor(value: Any, name: str) -> Any:
         return value
     array = cast("np.ndarray[Any, Any]", value)
     if not array.flags.writeable:
-        # torch would share it and write through; a read-only array is somebody else's.
+        # torch ignores the flag, so writing to the tensor would change an array that belongs to someone else.
         array = array.copy()
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
@@ -91,7 +81,7 @@ def _as_tensor(value: Any, name: str) -> Any:
 
 
 def pin(value: Any, _: str = "") -> Any:
-    """A tensor in pinned memory, where it is one of the CPU; whatever else it is, as it is."""
+    """Return a CPU tensor in pinned memory, and any other value unchanged."""
     if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not value.is_pinned():
         return value.pin_memory()
     return value

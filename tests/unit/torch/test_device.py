@@ -325,7 +325,7 @@ def test_there_is_one_iteration_at_a_time(device):
             for _ in range(steps):
                 next(first)
             end()
-            with pytest.raises(RuntimeError, match="this iteration ended when another one was begun"):
+            with pytest.raises(RuntimeError, match="this iteration ended when another one began"):
                 next(first)
     first = iter(loader)
     next(first)
@@ -394,12 +394,12 @@ def test_the_example_runs():
 
 def test_devices_that_are_not_there():
     loader = Loader(RangeSource(5), batch_size=2)
-    with pytest.raises(ConfigError, match=r"torch knows no device 'gpu': Expected one of cpu, cuda"):
+    with pytest.raises(ConfigError, match=r"torch does not know device 'gpu': Expected one of cpu, cuda"):
         DeviceLoader(loader, "gpu")
     with pytest.raises(ConfigError, match=r"depth must be .*1.*, got 0"):
         DeviceLoader(loader, "cpu", depth=0)
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match=r"device is 'cuda:1', and torch finds none here \(torch\.cuda\.is_avail"):
+        with pytest.raises(ConfigError, match=r"device is 'cuda:1', but torch finds none on this machine \(torch\.cuda\.is_avail"):
             DeviceLoader(loader, "cuda:1")
 
 

@@ -128,7 +128,7 @@ def test_half_a_place_is_none(monkeypatch, rank, world_size):
 def test_the_place_by_torch_comes_first(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with pytest.raises(ConfigError, match=r"a process group has ranks once .*init_process_group was called"):
+    with pytest.raises(ConfigError, match=r"a process group has ranks only after .*init_process_group"):
         distributed_place("some group")
     ranks, sizes = {None: 5, "mine": 1, "theirs": -1}, {None: 8, "mine": 2}
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)

@@ -399,7 +399,9 @@ def test_devices_that_are_not_there():
     with pytest.raises(ConfigError, match=r"depth must be .*1.*, got 0"):
         DeviceLoader(loader, "cpu", depth=0)
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match=r"device is 'cuda:1', but torch finds none on this machine \(torch\.cuda\.is_avail"):
+        with pytest.raises(
+            ConfigError, match=r"device is 'cuda:1', but torch finds none on this machine \(torch\.cuda\.is_avail"
+        ):
             DeviceLoader(loader, "cuda:1")
 
 

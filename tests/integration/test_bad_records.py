@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
-from dataload.samplers import GlobalShuffle, PackedBatchSampler, Sequential, Weighted
+from dataload import ConfigError, Loader, RangeSource, WorkerError
+from dataload.samplers import GlobalShuffle, Sequential, Weighted
 
 # Worker processes get the path of this one: so they can import what is beside this file.
 if str(Path(__file__).parent) not in sys.path:
@@ -38,26 +38,6 @@ def plain(batches):
 
 def lines(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
-
-
-def packs(**settings):
-    lengths = np.arange(LENGTH) % 5 + 1
-    return {
-        "batch_sampler": PackedBatchSampler(
-            sampler=GlobalShuffle(LENGTH, 1), lengths=lengths, row_length=8, batch_size=3
-        ),
-        **settings,
-    }
-
-
-def sequences():
-    return MemorySource([{"t": np.full(index % 5 + 1, index)} for index in range(LENGTH)])
-
-
-def fail_on_bad_sequences(sample):
-    if sample["t"][0] in BAD:
-        raise ValueError(f"record {sample['t'][0]} is bad")
-    return sample
 
 
 ORDERS = {
@@ -96,44 +76,6 @@ def test_batches_and_reports_are_the_same_whoever_makes_them(tmp_path, action):
         served = {index for epoch in expected for batch in epoch for index in batch["index"]}
         assert not served & BAD
         assert report, order
-
-
-@pytest.mark.parametrize("executor", ["none", "threads"])
-def test_left_out_rows_are_the_order_without_them(executor):
-    settings = EXECUTORS[executor]
-    order = GlobalShuffle(LENGTH, 0).indices(np.arange(LENGTH), epoch=0).tolist()
-    steps = [order[start : start + 4] for start in range(0, LENGTH, 4)]
-    with Loader(
-        RangeSource(LENGTH), batch_size=4, shuffle=True, transform=fail_on_bad, on_error="skip", **settings
-    ) as loader:
-        assert [batch["index"].tolist() for batch in loader] == [[i for i in step if i not in BAD] for step in steps]
-    with Loader(
-        RangeSource(LENGTH), batch_size=4, shuffle=True, transform=fail_on_bad, on_error="replace", **settings
-    ) as loader:
-        for step, batch in zip(steps, loader, strict=True):
-            for wanted, got in zip(step, batch["index"].tolist(), strict=True):
-                assert got == wanted or (wanted in BAD and got in set(step) - BAD)
-
-
-@pytest.mark.parametrize("action", ["skip", "replace"])
-@pytest.mark.parametrize("executor", ["none", "threads"])
-def test_packed_rows(action, executor):
-    def load(**changes):
-        with Loader(sequences(), **packs(), **EXECUTORS[executor], **changes) as loader:
-            return plain(loader)
-
-    expected = load()
-    for batch in expected:
-        tokens, segments = np.array(batch["t"]), np.array(batch["segment_ids"])
-        bad = np.isin(tokens, list(BAD)) & (segments > 0)
-        tokens[bad] = segments[bad] = 0
-        # What is left of a row is counted anew.
-        batch["segment_ids"] = [
-            [0 if not number else sorted(set(row) - {0}).index(number) + 1 for number in row]
-            for row in segments.tolist()
-        ]
-        batch["t"], batch["positions"] = tokens.tolist(), np.where(bad, 0, batch["positions"]).tolist()
-    assert load(transform=fail_on_bad_sequences, on_error=action) == expected
 
 
 @pytest.mark.parametrize("tail", ["pad", "partial", "drop"])
@@ -256,45 +198,6 @@ def test_the_report_is_written_when_a_batch_is_received_not_when_it_is_made(tmp_
         assert lines(path) == []
         next(batches)  # the fifth, with record 9
         assert [line["index"] for line in lines(path)] == [9]
-
-
-def test_ranks_share_a_report(tmp_path):
-    path = tmp_path / "bad.jsonl"
-    loaders = [
-        Loader(
-            RangeSource(LENGTH),
-            batch_size=2,
-            transform=fail_on_bad,
-            on_error="skip",
-            error_report=path,
-            rank=rank,
-            world_size=2,
-            num_workers=1,
-        )
-        for rank in range(2)
-    ]
-    for loader in loaders:
-        with loader:
-            list(loader)
-    assert sorted(line["index"] for line in lines(path)) == sorted(BAD)
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"error_report": "missing/folder/bad.jsonl"}, "error_report"),
-        ({"max_bad": -1}, "max_bad"),
-        ({"max_bad": 1.5}, "max_bad"),
-        ({"on_error": "ignore"}, "on_error"),
-        ({"exclude": [41]}, "exclude"),
-        ({"exclude": "missing.jsonl"}, "exclude"),
-    ],
-)
-def test_wrong_settings_name_their_key(settings, key, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=key) as caught:
-        Loader(RangeSource(LENGTH), batch_size=2, **settings)
-    assert caught.value.key == key
 
 
 class Counting:

@@ -212,15 +212,6 @@ def test_a_step_without_a_good_record_keeps_fields_and_shapes(kind, indices, val
     assert not set(source.seen) & set(exclude or ())
 
 
-@pytest.mark.parametrize("action", ["raise", "skip", "replace"])
-def test_a_rank_without_rows_does_not_care_for_bad_records(action):
-    source = Plain([0, 11])
-    assert rows(fetcher(source, action)(plan([]), 0)) == []
-    trace = Trace()
-    fetcher(source, action)(plan([]), 0, trace)
-    assert trace.bad == []
-
-
 def test_where_nothing_can_show_the_fields_the_error_says_so():
     message = (
         r"failed in on_error: SourceError: the step has no good record, and none of 12 others could be read to "
@@ -230,6 +221,8 @@ def test_where_nothing_can_show_the_fields_the_error_says_so():
         fetcher(Plain(range(LENGTH)), "skip")(plan([1]), 0)
     with pytest.raises(WorkerError, match=r"others .*; the last: the source has no others"):
         fetcher([], "skip")(plan([]), 0)
+    with pytest.raises(WorkerError, match=r"failed in on_error: SourceError: the step has no good record"):
+        fetcher(Plain(range(LENGTH)), "skip")(stream_plan([1, 2], [True, True], 1), 0)
 
 
 def test_many_bad_records_at_the_front_do_not_hide_the_fields():
@@ -417,32 +410,19 @@ class Awkward(Exception):
         raise RuntimeError("no text")
 
 
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (Awkward(), r"Awkward: \(no message: its __str__ raised RuntimeError\)"),
-        (ValueError("\x1b[2J\udc80"), r"ValueError: \\x1b\[2J\\udc80"),
-        (ValueError("x" * 5_000_000), r"ValueError: x{1400,1500} \.\.\.\(4,998,0\d\d characters\)\.\.\. x{500}"),
-        (StopIteration(3), "StopIteration: 3"),
-        (KeyError("x"), "KeyError: 'x'"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_any_exception_has_a_text(error, text):
-    def fail(_):
-        raise error
+def test_an_awkward_exception_has_a_text():
+    def fail(sample):
+        if sample["index"] == 1:
+            raise error
+        return sample
 
-    with pytest.raises(WorkerError, match=rf"failed in transform '.*fail' on index 1: {text}\n  source") as caught:
+    error, text, trace = Awkward(), "Awkward: (no message: its __str__ raised RuntimeError)", Trace()
+    with pytest.raises(WorkerError) as caught:
         fetcher(Plain(), transform=fail)(plan([1]), 0)
+    assert f"fail' on index 1: {text}\n  source" in str(caught.value)
     assert caught.value.__cause__ is error
-    assert str(caught.value).encode()
-    assert caught.value.traceback_text.encode()
-    assert len(caught.value.traceback_text) < 21_000
-    trace = Trace()
-    fetcher(Plain(), "skip", transform=lambda sample: fail(sample) if sample["index"] == 1 else sample)(
-        plan([0, 1]), 0, trace
-    )
-    assert re.fullmatch(text, f"{trace.bad[0].error}: {trace.bad[0].cause}")
+    fetcher(Plain(), "skip", transform=fail)(plan([0, 1]), 0, trace)
+    assert f"{trace.bad[0].error}: {trace.bad[0].cause}" == text
     assert trace.bad[0].shard is None
 
 
@@ -673,11 +653,6 @@ def test_a_step_of_streams_without_a_good_record_keeps_its_rows(kind, chunk, act
         assert not batch["valid"].any()
         assert len(set(batch["index"].ravel().tolist())) == 1
         assert [(bad.index, bad.replaced_by) for bad in trace.bad] == [(index, None) for index in reported]
-
-
-def test_where_no_record_can_stand_in_a_row_of_streams_the_error_says_so():
-    with pytest.raises(WorkerError, match=r"failed in on_error: SourceError: the step has no good record"):
-        fetcher(Plain(range(LENGTH)), "skip")(stream_plan([1, 2], [True, True], 1), 0)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

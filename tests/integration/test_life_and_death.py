@@ -136,7 +136,7 @@ def test_a_stuck_worker_is_warned_of_with_its_stacks_then_given_up(executor, tmp
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
         if executor == "threads":
-            stack.enter_context(pytest.warns(RuntimeWarning, match="1 of the loader's threads do not end"))
+            stack.enter_context(pytest.warns(RuntimeWarning, match="1 of the loader's threads did not stop"))
         loader.close()
     assert time.monotonic() - begun < 5
     transform.let_go()  # the thread, for nothing else ends it

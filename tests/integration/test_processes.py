@@ -233,7 +233,7 @@ def test_a_main_module_without_a_guard_is_told_what_to_do(tmp_path):
         assert "exited with code 1 before it started; stderr may say why; each worker process" in last
         assert 'guard its top-level code with `if __name__ == "__main__":`' in last
         assert (
-            "ConfigError: a worker process wants to start workers: each worker process imports the main" in done.stderr
+            "ConfigError: a worker process tried to start workers: each worker process imports the main" in done.stderr
         )
 
 

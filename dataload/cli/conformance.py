@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dataload.cli.options import split_prefix
 from dataload.cli.output import count_of, print_error, print_json, print_line
 from dataload.config.references import REFERENCE_PATTERN, resolve_reference
 from dataload.errors import ConfigError, DataloadError, SourceError
+from dataload.sources.registry import format_names
 
 if TYPE_CHECKING:
     from dataload.testing.cases import CheckResult
@@ -26,7 +26,7 @@ __all__ = ["names_factory", "open_with", "print_checks", "print_verdict"]
 def names_factory(path: str) -> bool:
     """Return whether `path` is ``module:name`` and neither a file nor ``format:path``."""
     named = re.fullmatch(REFERENCE_PATTERN, path) is not None
-    return named and split_prefix(path)[0] is None and not os.path.exists(path)
+    return named and path.partition(":")[0] not in format_names() and not os.path.exists(path)
 
 
 def open_with(reference: str, options: Mapping[str, Any]) -> Any:

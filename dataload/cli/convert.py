@@ -15,12 +15,10 @@ from dataload.cli.options import (
     SourceOptions,
     parse_options,
     resolve_codec,
-    split_prefix,
-    takes,
 )
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line
 from dataload.convert import convert
-from dataload.convert.plan import destination_format
+from dataload.sources.find import find_destination
 
 __all__ = ["convert_command"]
 
@@ -59,14 +57,13 @@ def convert_command(
     --codec applies to whichever of the two formats stores plain bytes, or to
     both.
     """
-    prefix, path = split_prefix(destination) if format is None else (format, destination)
-    entry = destination_format(path, prefix)
+    entry, path = find_destination(destination, format)
     wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
-    if codec is not None and takes(wanted.shards()[0], "source", "codec"):
+    if codec is not None and "codec" in wanted.shards()[0].reader_options.names():
         wanted.options["codec"] = resolve_codec(codec)
     writer_options = parse_options(to_option)
     writer_codec = to_codec or codec
-    if writer_codec is not None and takes(entry, "writer", "codec"):
+    if writer_codec is not None and "codec" in entry.writer_options.names():
         writer_options["codec"] = resolve_codec(writer_codec)
     with wanted.open() as opened, ProgressBar(f"converting to {entry.name}") as bar:
         report = convert(

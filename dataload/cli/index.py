@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from dataload.api import find_shards
 from dataload.cli.output import ProgressBar, count_of, print_error, print_line
 from dataload.errors import ConfigError, DataloadError
+from dataload.sources.find import find_shards
+from dataload.sources.registry import built_in_formats
 
 __all__ = ["index_command"]
 
@@ -29,15 +30,14 @@ def index_command(
     A bad archive gets no index; the others are still indexed, and the exit
     code is 1.
     """
-    from dataload.sources.tar.writer import write_index
-
+    entry = next(entry for entry in built_in_formats() if entry.index is not None)
     if directory is not None and not os.path.isdir(directory):
         raise ConfigError(f"there is no directory {directory}", key="directory", value=directory)
     found: list[str] = []
     failed, samples = 0, 0
     for pattern in archives:
         try:
-            found += find_shards(pattern, format="tar")[1]
+            found += find_shards(pattern, entry.name)[1]
         except DataloadError as error:
             failed += 1
             print_error(str(error))
@@ -45,7 +45,7 @@ def index_command(
     with ProgressBar("indexing") as bar:
         for done, archive in enumerate(found, start=1):
             try:
-                count = write_index(archive, _index_path(archive, directory), overwrite=True, strict=strict)
+                count = entry.write_index(archive, _index_path(archive, directory), overwrite=True, strict=strict)
             except (DataloadError, OSError) as error:
                 failed += 1
                 with bar.hidden():

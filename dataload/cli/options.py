@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from inspect import signature
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from dataload.api import find_shards, open_source
+from dataload.api import open_source
 from dataload.config.overrides import parse_assignment
 from dataload.config.references import resolve_reference
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
-from dataload.sources.registry import Format, format_names, get_format, load
+from dataload.sources.find import find_shards, split_format
+from dataload.sources.format import Format
+from dataload.sources.registry import get_format
 
 __all__ = [
     "Codec",
@@ -29,8 +30,6 @@ __all__ = [
     "SourceOptions",
     "parse_options",
     "resolve_codec",
-    "split_prefix",
-    "takes",
 ]
 
 SourceFormat: TypeAlias = Annotated[
@@ -87,8 +86,7 @@ class SourceOptions:
         Raises:
             ConfigError: An option is not ``key=value``, or names a function that does not exist.
         """
-        if format is None:
-            format, path = split_prefix(path)  # noqa: A001
+        entry, path = split_format(path, format)
         parsed = parse_options(options)
         if fields:
             parsed["fields"] = list(fields)
@@ -96,23 +94,17 @@ class SourceOptions:
             parsed["codec"] = resolve_codec(codec)
         if decode:
             parsed["decode"] = _parse_decode(decode)
-        return cls(path=path, format=format, options=parsed)
+        return cls(path=path, format=entry.name if entry is not None else None, options=parsed)
 
     def shards(self) -> tuple[Format, list[str]]:
         """Return the format and the files without opening them; no files if the format does not take paths."""
         if self.format is not None and not get_format(self.format).takes_paths:
             return get_format(self.format), []
-        return find_shards(self.path, format=self.format)
+        return find_shards(self.path, self.format)
 
     def open(self, path: str | None = None, format: str | None = None) -> Source[Any]:  # noqa: A002
         """Open the data set, or one of its files."""
         return open_source(path or self.path, format=format or self.format, **self.options)
-
-
-def split_prefix(path: str) -> tuple[str | None, str]:
-    """Split ``"tar:x"`` into ``("tar", "x")``; a path without a known format before the colon stays whole."""
-    prefix, colon, rest = path.partition(":")
-    return (prefix, rest) if colon and prefix in format_names() else (None, path)
 
 
 def parse_options(options: Sequence[str] | None) -> dict[str, Any]:
@@ -144,8 +136,3 @@ def _parse_decode(decode: Sequence[str]) -> str | dict[str, Any]:
             raise ConfigError(f"--decode {item!r}: pass one decoder for all, or extension=decoder each", key="decode")
         table[extension] = resolve_codec(decoder, "--decode")
     return table
-
-
-def takes(entry: Format, role: str, option: str) -> bool:
-    """Return whether a format's source or writer (`role`) has an option."""
-    return option in signature(load(entry, role)).parameters

@@ -24,8 +24,6 @@ __all__ = ["Finding", "verify_command"]
 # These errors mean a wrong command or a missing package, not bad data.
 _NOT_THE_DATA = (ConfigError, MissingDependencyError, SourceNotFoundError)
 
-_READER_OPTIONS = "readahead_buffer_size:0"
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -95,8 +93,7 @@ def verify_command(
 
 def _verify_files(name: str, wanted: SourceOptions, limit: int | None, *, json: bool) -> None:
     entry, paths = wanted.shards()
-    if entry.name == "array_record":  # its package compares hashes, which reading through a map does not
-        wanted = dataclasses.replace(wanted, options={"reader_options": _READER_OPTIONS, **wanted.options})
+    wanted = dataclasses.replace(wanted, options={**entry.verify_options, **wanted.options})
     with ProgressBar("verifying") as bar:
         reading = _Reading(bar)
         with closing(_file_findings(wanted, entry.name, paths, reading)) as findings:

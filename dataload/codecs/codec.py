@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, cast
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, closest
 from dataload.types import Batch, Codec
 
-__all__ = ["CODEC_NAMES", "CodecLike", "decode_batch", "decode_records", "resolve_codec"]
+__all__ = ["CODEC_NAMES", "CodecLike", "decode_batch", "decode_records", "resolve_codec", "takes_views"]
 
 CodecLike: TypeAlias = "str | Codec | Callable[[bytes], Any] | None"
 """What users may pass as ``codec=``."""
@@ -165,6 +165,11 @@ def resolve_codec(codec: CodecLike) -> Codec | None:
         key="codec",
         value=codec,
     )
+
+
+def takes_views(codec: Codec | None) -> bool:
+    """Return whether a codec may be given views: built-in ones keep no reference to what they decode."""
+    return isinstance(codec, _NamedCodec)
 
 
 def decode_records(codec: Codec, buffers: Iterable[bytes | memoryview], indices: Iterable[int], path: str) -> list[Any]:

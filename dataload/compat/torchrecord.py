@@ -17,7 +17,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from dataload.compat._tensor_protos import BYTE, message_class
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, Sequential
 from dataload.sources.lmdb.file import is_torchrecord, subdatabases
+from dataload.sources.lmdb.shard import LMDBShard
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.write_environment import NewEnvironment
 from dataload.storage.errors import file_errors
@@ -328,7 +329,7 @@ class _StoredSource(TorchRecordSource):
     """A source that also gives the stored bytes of records."""
 
     def stored(self, indices: list[int]) -> list[bytes]:
-        return self._shard(0).stored(np.array(indices, np.int64))
+        return cast("LMDBShard[Any]", self._data_set().reader(0)).stored(np.array(indices, np.int64))
 
 
 def _lengths(path: str, record_num: int) -> tuple[int, ...]:

@@ -19,9 +19,9 @@ from dataload.loader.order import rank_and_world_size
 from dataload.samplers import BatchPlanner
 from dataload.sources.base import Source
 from dataload.sources.concat import ConcatSource
+from dataload.sources.tar.format import Missing
 from dataload.sources.tar.header import OnDamage
-from dataload.sources.tar.reader import Missing
-from dataload.sources.tokens.reader import Ends
+from dataload.sources.tokens.format import DocumentEnd as Ends
 from dataload.streams import MultiStreamLoader
 
 __all__ = ["DataloadConfig", "LoaderConfig", "SourceConfig", "missing_settings"]

@@ -15,7 +15,6 @@ conversion ends: resuming a finished conversion does nothing, so a restarted job
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +23,10 @@ from typing import Any
 from dataload._util.fingerprint import identify
 from dataload.convert.blocks import read_ahead
 from dataload.convert.journal import FinishedShard, Journal, remove_temporaries
-from dataload.convert.plan import Shard, destination_format, journal_path, plan_shards, summarize_paths
+from dataload.convert.plan import Shard, journal_path, plan_shards, summarize_paths
 from dataload.errors import ConfigError, SourceNotFoundError
-from dataload.sources.registry import Format, construct, load
+from dataload.sources.find import find_destination
+from dataload.sources.format import Format
 from dataload.types import RandomAccessSource
 
 __all__ = ["ConvertReport", "convert"]
@@ -109,7 +109,7 @@ def convert(
     destination = os.fspath(destination)
     if resume and overwrite:
         raise ConfigError("resume keeps existing files, overwrite replaces them: pass only one", key="overwrite")
-    entry = destination_format(destination, format)
+    entry, destination = find_destination(destination, format)
     plan = plan_shards(destination, entry, len(source), shards=shards, records_per_shard=records_per_shard)
     writing = _prepare(source, entry, dict(writer_options or {}), keep_key)
     requested = Journal.of(
@@ -156,8 +156,8 @@ class _Writing:
 
 
 def _prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, Any], keep_key: bool) -> _Writing:
-    parameters = inspect.signature(load(entry, "writer")).parameters
-    takes_bytes, has_keys = "codec" in parameters, entry.name == "tar"
+    takes_bytes, has_keys = entry.content == "bytes", entry.key_field is not None
+    writer_options = entry.writer_options.names()
     notes: list[str] = []
     first = source[0] if len(source) else None
     has_fields = isinstance(first, Mapping)
@@ -181,7 +181,7 @@ def _prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, 
             return {_KEY: f"{index:0{_KEY_DIGITS}d}", **record}
         return {name: value for name, value in record.items() if name != _KEY} if drops else record
 
-    counts = "num_records" in parameters and "num_records" not in options
+    counts = "num_records" in writer_options and "num_records" not in options
     return _Writing(entry, options, counts, adapt, tuple(notes))
 
 
@@ -264,8 +264,8 @@ def _write_shard(
     source: RandomAccessSource[Any], shard: Shard, writing: _Writing, overwrite: bool, advance: Callable[[int], None]
 ) -> None:
     count = {"num_records": shard.stop - shard.start} if writing.counts else {}
-    options = {"overwrite": overwrite, **writing.options, **count}
-    with construct(writing.entry, "writer", shard.path, options) as writer:
+    options = {**writing.options, **count}
+    with writing.entry.create(shard.path, overwrite=overwrite, options=options) as writer:
         for first, records in read_ahead(source, shard.start, shard.stop):
             for index, record in enumerate(records, first):
                 try:

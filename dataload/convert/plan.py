@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from dataload._util.checks import check_count
 from dataload._util.indexing import even_split, expand_braces
 from dataload.errors import ConfigError
-from dataload.sources.registry import Format, by_suffix, format_names, get_format
+from dataload.sources.format import Format
 
-__all__ = ["Shard", "destination_format", "journal_path", "plan_shards", "summarize_paths"]
+__all__ = ["Shard", "journal_path", "plan_shards", "summarize_paths"]
 
 _PLACEHOLDER = re.compile(r"\{shards?(:\d*d)?\}")
 _DEFAULT_NAME = "-{shard:05d}-of-{shards:05d}"
@@ -25,22 +25,6 @@ class Shard:
     path: str
     start: int
     stop: int
-
-
-def destination_format(destination: str, name: str | None) -> Format:
-    """Return the format called `name`, or else the format that the suffix of `destination` stands for.
-
-    Raises:
-        ConfigError: There is no such format.
-    """
-    entry = get_format(name) if name is not None else by_suffix(destination)
-    if entry is None:
-        raise ConfigError(
-            f"the suffix of {destination!r} does not name a format: pass format=, one of {', '.join(format_names())}",
-            key="format",
-            value=destination,
-        )
-    return entry
 
 
 def plan_shards(

@@ -14,7 +14,7 @@ import numpy as np
 
 from dataload.errors import ConfigError, WorkerError, printable
 from dataload.sources.base import locate
-from dataload.storage.local.files import append_text, read_text
+from dataload.storage.local.text import append_text, read_text
 from dataload.types import Int64Array
 
 __all__ = ["BadRecord", "Budget", "append_report", "read_excluded"]

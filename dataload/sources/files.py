@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import resource
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from os import PathLike, fspath
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from dataload._util.checks import check_fields
 from dataload._util.fingerprint import digest
 from dataload._util.indexing import split_by_shard
+from dataload._util.per_process import PerProcess
 from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, closest
 from dataload.sources.base import Location, Source, shard_of, spec_of
+from dataload.sources.options import Options, describe_value
+from dataload.storage import base_name, storage_of
 from dataload.storage.errors import file_errors
+from dataload.storage.local.files import open_files_limit
 from dataload.types import Batch, FieldSpec, Int64Array
 
 __all__ = ["FileSource", "ShardReader"]
 
 T_co = TypeVar("T_co", covariant=True)
 
+_FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are open before threads would have started
+_OPENING_THREADS = 8
+_ENDS_BYTES = 4096
+_REPR_CHARACTERS = 190
+_OPTION_CHARACTERS = 40
+
 
 class ShardReader(ABC, Generic[T_co]):
-    """One opened file (or directory) of a data set, in one process.
+    """Reads one file (or directory) of a data set, in one process.
 
-    Reads are thread-safe. Dropping the last reference releases the file, as `close` does; so a reader that
-    another thread still uses can be forgotten at any time.
+    It knows where the records lie (its table) for as long as it lives, and opens the file when it reads. Reads are
+    thread-safe. Dropping the last reference releases the file, as `close` does.
     """
 
     @abstractmethod
@@ -69,67 +79,99 @@ class ShardReader(ABC, Generic[T_co]):
         return {name: spec_of(value) for name, value in record.items()} if isinstance(record, Mapping) else {}
 
     def key(self, index: int) -> str | None:  # noqa: ARG002 - for formats that have keys
-        """The name of a record, found without reading it; None where records have none."""
+        """Return the name of a record without reading it; None where records have none."""
         return None
 
     def identity(self) -> Any:
-        """What tells the content apart where size and ends of the file do not; its repr counts."""
+        """Return what tells the content apart where size and ends of the file do not; its repr counts."""
         return None
 
+    def release(self) -> None:
+        """Give descriptors and maps back. The table stays, and the next read opens the file again."""
+
     def close(self) -> None:
-        """Release the file now."""
+        """Release the file for good."""
+        self.release()
 
 
 @dataclass(slots=True)
-class _Opened(Generic[T_co]):
-    """What one process holds of a data set."""
+class _DataSet(Generic[T_co]):
+    """A data set as one process has opened it.
 
-    pid: int
-    ends: Int64Array  # (shards,) cumulative records
+    Attributes:
+        ends: (shards,) int64, cumulative records.
+        fields: All fields.
+        readers: One for each shard, in index order. All keep their tables; only `most_open` keep their files open.
+        most_open: Shards that may have their files open.
+        recent: Shards with open files, the one used last at the end; kept only if there are more than `most_open`.
+    """
+
+    ends: Int64Array
     fields: Mapping[str, FieldSpec]
-    readers: OrderedDict[int, ShardReader[T_co]]
-    limit: int
+    readers: list[ShardReader[T_co]]
+    most_open: int
+    recent: OrderedDict[int, None]
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def reader(self, shard: int) -> ShardReader[T_co]:
+        """Return the reader of a shard, and close the files of the one that was used longest ago."""
+        if len(self.readers) > self.most_open:
+            with self.lock:
+                self.recent[shard] = None
+                self.recent.move_to_end(shard)
+                while len(self.recent) > self.most_open:
+                    self.readers[self.recent.popitem(last=False)[0]].release()
+        return self.readers[shard]
 
 
 class FileSource(Source[T_co]):
     """A data set in one file or several of one format, each a shard.
 
-    Constructing opens nothing; the first use does, in each process. Options that decide what is read are
-    passed to `super().__init__` by name, so that repr and fingerprint show them.
+    Constructing opens nothing; the first use does, in each process.
+
+    A backend implements `_open_shard`, sets `format_name`, and names the dataclass of its options in `options_type`.
+    A backend without `options_type` passes the options that decide what is read to ``super().__init__`` by name.
 
     Args:
         paths: The files, in index order.
         fields: Names of the fields to read, in that order; None means all.
-        options: The backend's own options, as the user gave them.
+        options: Options of the format, see `options_type`. Those that decide which records are read are part of repr
+            and fingerprint.
+
+    Attributes:
+        options: The options, as an instance of `options_type`.
     """
 
     format_name: str
+    options_type: ClassVar[type[Options] | None] = None
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
         *,
         fields: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
-        several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-        self._paths = tuple(os.fspath(path) for path in several)
+        several = [paths] if isinstance(paths, (str, PathLike)) else paths
+        self._paths = tuple(fspath(path) for path in several)
         if not self._paths:
             raise ConfigError("a source needs at least one path, got an empty list", key="paths", value=paths)
         self._selected = check_fields(fields)
-        self._options = {name: value for name, value in options.items() if value is not None}
-        self._opened: _Opened[T_co] | None = None
-        self._locks: dict[int, threading.Lock] = {}
+        if self.options_type is None:
+            self._content = {name: value for name, value in options.items() if value is not None}
+        else:
+            self.options: Any = self.options_type.parse(options, f"format {self.format_name!r}")
+            self._content = self.options.content()
+        self._opened: PerProcess[_DataSet[T_co]] = PerProcess()
         self._closed = False
         self._fingerprint: str | None = None
 
     @abstractmethod
     def _open_shard(self, path: str) -> ShardReader[T_co]:
-        """Open one file. `OSError` may pass: it is translated."""
+        """Open one file; called by several threads at once, for different shards."""
 
     def _data_file(self, path: str) -> str:
-        """The file whose size and ends identify the shard at `path`."""
+        """Return the file whose size and ends identify the shard at `path`."""
         return path
 
     @property
@@ -138,107 +180,96 @@ class FileSource(Source[T_co]):
         return self._paths
 
     def __len__(self) -> int:
-        return int(self._state().ends[-1])
+        return int(self._data_set().ends[-1])
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """The selected fields of the first shard, or all of them."""
-        known = self._state().fields
+        known = self._data_set().fields
         return known if self._selected is None else {name: known[name] for name in self._selected if name in known}
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
         """Records per file."""
-        return tuple(np.diff(self._state().ends, prepend=0).tolist())
+        return tuple(np.diff(self._data_set().ends, prepend=0).tolist())
 
     def _locate(self, index: int) -> Location:
-        opened = self._state()
+        opened = self._data_set()
         shard, record = shard_of(opened.ends, index)
         key = None
-        with suppress(Exception):  # what is asked for is often a record of a damaged file
-            key = self._reader(opened, shard).key(record)
+        with suppress(Exception):  # the record asked for is often one of a damaged file
+            key = opened.reader(shard).key(record)
         return Location(self._paths[shard], record, key)
 
-    def _state(self) -> _Opened[T_co]:
-        pid = os.getpid()
-        opened = self._opened
-        if opened is not None and opened.pid == pid:
-            return opened
-        # Each process has a lock of its own: a thread of the parent may have held the parent's at the moment of
-        # the fork, and would never release it here. What the parent opened is left alone, not closed: it is its.
-        with self._locks.setdefault(pid, threading.Lock()):
-            opened = self._opened
-            if opened is None or opened.pid != pid:
-                if self._closed:
-                    raise ClosedSourceError(f"{self!r} is closed: open it again to read", path=self._paths[0])
-                self._opened = opened = self._open()
-            return opened
+    def _data_set(self) -> _DataSet[T_co]:
+        return self._opened.get(self._open)
 
-    def _open(self) -> _Opened[T_co]:
-        lengths: list[int] = []
-        readers: OrderedDict[int, ShardReader[T_co]] = OrderedDict()
-        limit = _open_files_limit()
-        known: Mapping[str, FieldSpec] = {}
-        for shard, path in enumerate(self._paths):
-            reader = self._open_reader(path)
+    def _open(self) -> _DataSet[T_co]:
+        if self._closed:
+            raise ClosedSourceError(f"{self!r} is closed: open it again to read", path=self._paths[0])
+        most_open = _most_open_shards()
+        readers = self._open_readers(most_open)
+        ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
+        recent = OrderedDict.fromkeys(range(min(len(readers), most_open)))
+        return _DataSet(ends, self._known_fields(readers), readers, most_open, recent)
+
+    def _open_readers(self, most_open: int) -> list[ShardReader[T_co]]:
+        def opened(shard: int) -> ShardReader[T_co]:
+            with file_errors(self._paths[shard]):
+                reader = self._open_shard(self._paths[shard])
+            if shard >= most_open:
+                reader.release()
+            return reader
+
+        shards = range(len(self._paths))
+        if len(shards) < _FEWEST_OPENED_IN_PARALLEL:
+            return [opened(shard) for shard in shards]
+        with ThreadPoolExecutor(_OPENING_THREADS) as pool:
+            futures = [pool.submit(opened, shard) for shard in shards]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _known_fields(self, readers: Sequence[ShardReader[T_co]]) -> Mapping[str, FieldSpec]:
+        """Return the fields of the data set, and check that each shard has those selected."""
+        for reader, path in zip(readers, self._paths, strict=True):
             if len(reader):
                 self._check_fields(reader.fields, path)
-            # An empty file may not know the fields it would have had.
-            if shard == 0 or (len(reader) and not any(lengths)):
-                known = reader.fields
-            lengths.append(len(reader))
-            if len(readers) < limit:
-                readers[shard] = reader
-        return _Opened(os.getpid(), np.cumsum(lengths, dtype=np.int64), known, readers, limit)
-
-    def _open_reader(self, path: str) -> ShardReader[T_co]:
-        with file_errors(path):
-            return self._open_shard(path)
+        # An empty file may not know the fields it would have had.
+        return next((reader for reader in readers if len(reader)), readers[0]).fields
 
     def _check_fields(self, known: Mapping[str, FieldSpec], path: str) -> None:
         for name in self._selected or ():
             if known and name not in known:
                 raise ConfigError(f"{path} has no field {name!r}: {closest(name, known)}", key="fields", value=name)
 
-    def _reader(self, opened: _Opened[T_co], shard: int) -> ShardReader[T_co]:
-        reader = opened.readers.get(shard)
-        if reader is not None and len(self._paths) <= opened.limit:
-            return reader
-        with opened.lock:  # more shards than descriptors: keep the ones used last
-            reader = opened.readers.get(shard)
-            if reader is None:
-                reader = self._open_reader(self._paths[shard])
-                opened.readers[shard] = reader
-            opened.readers.move_to_end(shard)
-            while len(opened.readers) > opened.limit:
-                opened.readers.popitem(last=False)
-            return reader
-
     def _read(self, indices: Int64Array) -> list[T_co]:
-        opened = self._state()
+        opened = self._data_set()
         if len(opened.ends) == 1:
-            return self._reader(opened, 0).read(indices, self._selected)
+            return opened.reader(0).read(indices, self._selected)
         records: list[Any] = [None] * len(indices)
         for shard, local, where in split_by_shard(opened.ends, indices):
-            found = self._reader(opened, shard).read(local, self._selected)
+            found = opened.reader(shard).read(local, self._selected)
             for row, record in zip(where.tolist(), found, strict=True):
                 records[row] = record
         return records
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        opened = self._state()
+        opened = self._data_set()
         chosen = self._choose(fields, opened)
         if len(opened.ends) == 1:
-            return self._reader(opened, 0).read_batch(indices, chosen)
+            return opened.reader(0).read_batch(indices, chosen)
         if not opened.fields:  # plain bytes: no columns to put together
             return super()._read_columns(indices, chosen)
         pieces = (
-            (where, self._reader(opened, shard).read_batch(local, chosen))
+            (where, opened.reader(shard).read_batch(local, chosen))
             for shard, local, where in split_by_shard(opened.ends, indices)
         )
         return scatter_columns(pieces, len(indices))
 
-    def _choose(self, fields: tuple[str, ...] | None, opened: _Opened[T_co]) -> tuple[str, ...] | None:
+    def _choose(self, fields: tuple[str, ...] | None, opened: _DataSet[T_co]) -> tuple[str, ...] | None:
         if fields is None:
             return self._selected
         known = opened.fields if self._selected is None else dict.fromkeys(self._selected)
@@ -252,32 +283,32 @@ class FileSource(Source[T_co]):
         if self._fingerprint is None:
             shards = [
                 (
-                    os.path.basename(os.path.normpath(path)),
+                    base_name(path),
                     *_ends_of_file(self._data_file(path)),
                     count,
-                    self._reader(self._state(), shard).identity(),
+                    self._data_set().reader(shard).identity(),
                 )
                 for shard, (path, count) in enumerate(zip(self._paths, self.shard_lengths, strict=True))
             ]
-            options = sorted((name, _describe(value)) for name, value in self._options.items())
+            options = sorted((name, describe_value(value)) for name, value in self._content.items())
             self._fingerprint = digest(self.format_name, shards, self._selected, options)
         return self._fingerprint
 
     def close(self) -> None:
         """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""
-        opened, self._opened, self._closed = self._opened, None, True
-        if opened is not None and opened.pid == os.getpid():
-            opened.readers.clear()
+        self._closed = True
+        opened = self._opened.drop()
+        for reader in opened.readers if opened is not None else ():
+            reader.close()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_opened"], state["_locks"]
+        del state["_opened"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._opened = None
-        self._locks = {}
+        self._opened = PerProcess()
 
     def __repr__(self) -> str:
         first = self._paths[0] if len(self._paths[0]) < 80 else f"...{self._paths[0][-77:]}"
@@ -286,32 +317,24 @@ class FileSource(Source[T_co]):
             parts.append(f"{len(self._paths)} shards")
         if self._selected is not None:
             parts.append(f"{len(self._selected)} fields")
-        parts += [f"{name}={_describe(value)[:24]}" for name, value in self._options.items()]
-        return f"{type(self).__name__}({', '.join(parts)})"[:199]
+        options = [f"{name}={_brief(describe_value(value))}" for name, value in self._content.items()]
+        while options and len(", ".join([*parts, *options])) > _REPR_CHARACTERS - len(type(self).__name__):
+            options[-2:] = ["..."] if options[-1] == "..." else [*options[-2:-1], "..."]
+        return f"{type(self).__name__}({', '.join([*parts, *options])})"
 
 
-def _open_files_limit() -> int:
-    """How many shards to keep open: at two descriptors each, half of what the process may open is the user's."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**30 if soft == resource.RLIM_INFINITY else max(8, soft // 4)
+def _brief(text: str) -> str:
+    """Return the text of an option, or dots in the place of a long one: half of it would be broken syntax."""
+    return text if len(text) <= _OPTION_CHARACTERS else "..."
 
 
-_ENDS_BYTES = 4096
+def _most_open_shards() -> int:
+    """Return how many shards may have their files open: at two descriptors each, half of what the process may open."""
+    return max(8, open_files_limit() // 4)
 
 
 def _ends_of_file(path: str) -> tuple[int, str]:
-    """Size of a file, and a hash of its first and last 4 KiB: a rewritten file of equal size differs there."""
-    with file_errors(path), open(path, "rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        ends = os.pread(stream.fileno(), _ENDS_BYTES, 0)
-        ends += os.pread(stream.fileno(), _ENDS_BYTES, max(0, size - _ENDS_BYTES))
-    return size, hashlib.blake2b(ends, digest_size=8).hexdigest()
-
-
-def _describe(value: Any) -> str:
-    """Text of an option that is the same in every process: a function's name, not its address."""
-    if callable(value):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    if isinstance(value, Mapping):
-        return repr({name: _describe(item) for name, item in value.items()})
-    return repr(value)
+    """Return the size of a file, and a hash of its first and last 4 KiB: a rewritten file of equal size differs."""
+    with storage_of(path).open(path) as file:
+        ends = file.read(0, _ENDS_BYTES) + file.read(max(0, file.size - _ENDS_BYTES), _ENDS_BYTES)
+        return file.size, hashlib.blake2b(ends, digest_size=8).hexdigest()

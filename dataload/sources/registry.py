@@ -1,101 +1,99 @@
-"""Formats by name: what opens and writes them, imported when they are first used.
+"""Formats by name: the built-in ones, and those that installed packages add.
 
-A package of your own adds a format through the entry-point group ``dataload.sources``::
+A package of your own adds a format through the entry-point group ``dataload.sources``, with a `Format`, or with a plain
+source class::
 
     [project.entry-points."dataload.sources"]
-    bagz = "my_package.bagz:BagzSource"
+    bagz = "my_package.bagz:BAGZ"
 
-and `dataload.open("bagz:path")` finds it. It is loaded only when it is named.
+Then `dataload.open("bagz:path")` finds it, and so do configs and the command line. A package is loaded when its format
+is named, or when a file is in no built-in format.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from dataload.errors import ConfigError, MissingDependencyError, closest
+from dataload.sources.array_record.format import ARRAY_RECORD
+from dataload.sources.format import Format
+from dataload.sources.lmdb.format import LMDB, TORCHRECORD
+from dataload.sources.syrah.format import SYRAH
+from dataload.sources.tar.format import TAR
+from dataload.sources.tokens.format import TOKENS
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["ENTRY_POINT_GROUP", "Format", "by_suffix", "construct", "format_names", "get_format", "load"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "added_formats",
+    "built_in_formats",
+    "by_suffix",
+    "format_names",
+    "get_format",
+    "writable_names",
+]
 
 ENTRY_POINT_GROUP = "dataload.sources"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
-    """A format, by the places of the classes that serve it.
-
-    Attributes:
-        name: As in ``format=`` and ``"name:path"``.
-        source: ``"module:Class"``; called with a list of paths, ``fields=`` and the options of the format.
-        writer: ``"module:Class"``, called with a path and options; None for what is only read.
-        suffixes: Ends of file names that mean this format.
-        takes_paths: False for sources made from one argument that is no path (``range:100``).
-    """
-
-    name: str
-    source: str
-    writer: str | None = None
-    suffixes: tuple[str, ...] = ()
-    takes_paths: bool = True
+def _parse_count(value: object) -> int:
+    try:
+        return int(value)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"format 'range' takes the number of records (range:1000), got {value!r}", key="paths", value=value
+        ) from None
 
 
-_BUILT_IN = {
-    entry.name: entry
-    for entry in (
-        Format(
-            name="syrah",
-            source="dataload.sources.syrah.reader:SyrahSource",
-            writer="dataload.sources.syrah.writer:SyrahWriter",
-            suffixes=(".syr",),
-        ),
-        Format(
-            name="torchrecord",
-            source="dataload.sources.lmdb.torchrecord:TorchRecordSource",
-            writer="dataload.sources.lmdb.torchrecord_writer:TorchRecordWriter",
-            suffixes=(".torchrecord",),
-        ),
-        Format(
-            name="lmdb",
-            source="dataload.sources.lmdb.reader:LMDBSource",
-            writer="dataload.sources.lmdb.writer:LMDBWriter",
-            suffixes=(".lmdb", ".mdb"),
-        ),
-        Format(
-            name="tar",
-            source="dataload.sources.tar.reader:TarSource",
-            writer="dataload.sources.tar.writer:TarWriter",
-            suffixes=(".tar",),
-        ),
-        Format(
-            name="array_record",
-            source="dataload.sources.array_record.reader:ArrayRecordSource",
-            writer="dataload.sources.array_record.writer:ArrayRecordWriter",
-            suffixes=(".array_record", ".arrayrecord"),
-        ),
-        # No suffix: .npy and .bin mean many things, and lie beside the shards of other formats.
-        Format(name="tokens", source="dataload.sources.tokens.reader:TokenSource"),
-        Format(name="memory", source="dataload.sources.memory:MemorySource", takes_paths=False),
-        Format(name="range", source="dataload.sources.range:RangeSource", takes_paths=False),
-    )
-}
+def _parse_data(value: object) -> object:
+    if isinstance(value, str):
+        raise ConfigError("format 'memory' takes data, not a path: pass records or columns", key="paths", value=value)
+    return value
+
+
+MEMORY = Format(
+    name="memory", source="dataload.sources.memory:MemorySource", takes_paths=False, parse_argument=_parse_data
+)
+RANGE = Format(
+    name="range", source="dataload.sources.range:RangeSource", takes_paths=False, parse_argument=_parse_count
+)
+
+_BUILT_IN = {entry.name: entry for entry in (SYRAH, TORCHRECORD, LMDB, TAR, ARRAY_RECORD, TOKENS, MEMORY, RANGE)}
 
 
 def format_names() -> tuple[str, ...]:
-    """Names of the built-in formats and of those that installed packages add, sorted."""
+    """Return the names of the built-in formats and of those that installed packages add, sorted."""
     return tuple(sorted({*_BUILT_IN, *(point.name for point in _entry_points())}))
 
 
+def built_in_formats() -> tuple[Format, ...]:
+    """Return the formats of dataload itself."""
+    return tuple(_BUILT_IN.values())
+
+
+def added_formats() -> Iterator[Format]:
+    """Yield the formats of installed packages, leaving out those that do not load."""
+    for name in sorted({point.name for point in _entry_points()} - _BUILT_IN.keys()):
+        with suppress(ConfigError, MissingDependencyError):  # raised when the format is named
+            yield get_format(name)
+
+
+def writable_names() -> tuple[str, ...]:
+    """Return the names of the built-in formats that can be written."""
+    return tuple(entry.name for entry in _BUILT_IN.values() if entry.can_write)
+
+
 def get_format(name: str) -> Format:
-    """The format called `name`.
+    """Return the format called `name`.
 
     Raises:
         ConfigError: There is none, or two packages add one of that name.
+        MissingDependencyError: The package that adds it does not load.
     """
     # A built-in name means the built-in format, and is answered without reading the metadata of every package.
     if name in _BUILT_IN:
@@ -111,7 +109,17 @@ def get_format(name: str) -> Format:
             key="format",
             value=name,
         )
-    return Format(name=name, source=points[0].value)
+    return _load(points[0])
+
+
+def _load(point: EntryPoint) -> Format:
+    try:
+        found = point.load()
+    except (ImportError, AttributeError) as error:
+        raise MissingDependencyError(
+            f"the package that adds format {point.name!r} does not load ({point.value}): {error}"
+        ) from error
+    return found if isinstance(found, Format) else Format.from_class(point.name, point.value, found)
 
 
 def _entry_points() -> Iterable[EntryPoint]:
@@ -124,62 +132,13 @@ def _distribution(point: EntryPoint) -> str:
     return f"{point.dist.name} ({point.value})" if point.dist else point.value
 
 
-def by_suffix(path: str) -> Format | None:
-    """The built-in format that the end of a file name means."""
-    lowered = path.rstrip("/").lower()
-    for entry in _BUILT_IN.values():
-        if lowered.endswith(entry.suffixes) and entry.suffixes:
-            return entry
-    return None
-
-
-def load(entry: Format, role: str) -> Any:
-    """Import the class for reading (role ``"source"``) or writing (``"writer"``).
-
-    Raises:
-        ConfigError: The format cannot be written.
-        MissingDependencyError: A plug-in does not import; the message names it.
-    """
-    place = entry.source if role == "source" else entry.writer
-    if place is None:
-        raise ConfigError(
-            f"format {entry.name!r} is only read; choose one that can be written: "
-            f"{', '.join(name for name, f in _BUILT_IN.items() if f.writer)}",
-            key="format",
-            value=entry.name,
-        )
-    module, _, attribute = place.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        if entry.name in _BUILT_IN:
-            raise
-        raise MissingDependencyError(
-            f"the package that adds format {entry.name!r} does not load ({place}): {error}"
-        ) from error
-
-
-def construct(entry: Format, role: str, argument: Any, options: Mapping[str, Any]) -> Any:
-    """Make a source or a writer, refusing options that its class does not have.
+def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None:
+    """Return the format that the end of a file name means, or None.
 
     Args:
-        entry: The format.
-        role: ``"source"`` or ``"writer"``.
-        argument: The paths, or the one path.
-        options: Keyword arguments.
-
-    Raises:
-        ConfigError: There is no such option, and the message names the closest; or one that is needed is missing.
+        path: Path or name of a file.
+        known: The formats to choose from, the first that fits; by default all, built-in ones first.
     """
-    cls = load(entry, role)
-    parameters = inspect.signature(cls).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    for p in parameters:
-        if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in options:
-            raise ConfigError(f"format {entry.name!r} needs the option {p.name!r}: give {p.name}=...", key=p.name)
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        for name in options:
-            if name not in known:
-                message = f"format {entry.name!r} has no option {name!r}: {closest(name, known)}"
-                raise ConfigError(message, key=name, value=options[name])
-    return cls(argument, **options)
+    lowered = path.rstrip("/").lower()
+    among = chain(built_in_formats(), added_formats()) if known is None else known
+    return next((entry for entry in among if entry.suffixes and lowered.endswith(entry.suffixes)), None)

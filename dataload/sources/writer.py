@@ -1,60 +1,61 @@
-"""What every writer shares: nothing shows at the destination before it is whole, and no old file is harmed."""
+"""The base class of writers: nothing shows at the destination before it is whole, and no old file is harmed."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from os import PathLike, fspath
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from dataload.errors import ConfigError, SourceError, SourceNotFoundError
+from dataload._util.per_process import is_current, process_id
+from dataload.errors import ConfigError
+from dataload.sources.options import Options
+from dataload.storage import storage_of
+from dataload.storage.local.parts import write_errors
 
 __all__ = ["Writer", "require_fields"]
 
 
 class Writer(ABC):
-    """Writes records to a temporary name beside the destination; `close` makes them durable and renames.
+    """Writes records to a hidden temporary; `close` makes it durable and renames it to its destination.
 
-    Leaving a ``with`` block by an exception throws the temporary away; so does a killed process, nearly: it
-    leaves a hidden file that no source opens.
+    Leaving a ``with`` block by an exception deletes the temporary.
 
     Args:
-        path: Destination, a file or (for LMDB) a directory.
+        path: Destination: a file or, for LMDB, a directory.
         overwrite: Replace what is there; otherwise that is an error.
+        options: Options of the format's writer; see the class named by `options_type`.
 
     Raises:
-        ConfigError: The destination exists and `overwrite` is false.
+        ConfigError: The destination exists and `overwrite` is false; or an option is unknown or out of range.
         SourceNotFoundError: The directory of the destination does not exist.
-        SourceError: It cannot be written to.
+        SourceError: The destination cannot be written to.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        self.path = os.path.normpath(os.fspath(path))
-        self._overwrite = overwrite
-        self._count = 0
-        self._pid = os.getpid()
-        self._state = "refused"  # -> "open" -> "closed" | "aborted"
-        self._check_destination()
-        directory, name = os.path.split(self.path)
-        self._directory = directory or "."
-        if not os.path.isdir(self._directory):
-            raise SourceNotFoundError(f"there is no directory {self._directory} to write {name} to", path=self.path)
-        if not os.access(self._directory, os.W_OK | os.X_OK):
-            raise SourceError(f"the directory {self._directory} cannot be written to", path=self.path)
-        self._temporary = os.path.join(self._directory, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
-        self._state = "open"
+    options_type: ClassVar[type[Options]] = Options
 
-    def _check_destination(self) -> None:
-        if os.path.exists(self.path) and not self._overwrite:
-            raise ConfigError(
-                f"{self.path} exists: choose another name, or pass overwrite=True to replace it",
-                key="path",
-                value=self.path,
-            )
+    def __init__(self, path: str | PathLike[str], *, overwrite: bool = False, **options: Any) -> None:
+        self._state = "refused"  # -> "open" -> "closed" | "aborted"
+        self._count = 0
+        self._pid = process_id()
+        self.path = fspath(path)
+        given = self.options_type.parse(options, type(self).__name__)
+        self._overwrite = overwrite
+        self._part = storage_of(self.path).create(self.path, overwrite=overwrite)
+        self.path = self._part.path
+        self._state = "open"
+        try:
+            with write_errors(self.path):
+                self._begin(given)
+        except BaseException:
+            self._state = "aborted"
+            self._part.abort()
+            raise
+
+    def _begin(self, options: Any) -> None:  # noqa: B027 - a writer may open its temporary later
+        """Open the temporary; `options` is an instance of `options_type`."""
 
     @abstractmethod
     def _write(self, record: Any) -> None:
@@ -62,7 +63,7 @@ class Writer(ABC):
 
     @abstractmethod
     def _finish(self) -> None:
-        """Complete the temporary and flush it to the disk (`fsync`)."""
+        """Complete the temporary and release it."""
 
     def _discard(self) -> None:  # noqa: B027 - most writers hold nothing else
         """Release what `_finish` would have released, after a failure."""
@@ -75,12 +76,12 @@ class Writer(ABC):
         """Append one record.
 
         Raises:
-            ConfigError: The format cannot hold it; the file is as before the call.
-        SourceError: The operating system refused, for example because the disk is full.
+            ConfigError: The format cannot hold the record; the file is as before the call.
+            SourceError: The operating system refused, for example because the disk is full.
         """
         if self._state != "open":
             raise ConfigError(f"the writer of {self.path} is {self._state}: nothing more can be written")
-        with _write_errors(self.path):
+        with write_errors(self.path):
             self._write(record)
         self._count += 1
 
@@ -94,20 +95,18 @@ class Writer(ABC):
 
         Raises:
             ConfigError: Something has appeared at the destination meanwhile.
-        SourceError: The operating system refused.
+            SourceError: The operating system refused.
         """
         if self._state != "open":
             return
         try:
-            with _write_errors(self.path):
+            with write_errors(self.path):
                 self._finish()
-                self._check_destination()
-                _replace(self._temporary, self.path)
+                self._part.publish()
         except BaseException:
             self.abort()
             raise
         self._state = "closed"
-        _sync_directory(self._directory)
 
     def abort(self) -> None:
         """Throw away what was written; the destination is untouched."""
@@ -117,7 +116,7 @@ class Writer(ABC):
         try:
             self._discard()
         finally:
-            _remove(self._temporary)
+            self._part.abort()
 
     def __enter__(self) -> Self:
         return self
@@ -133,29 +132,18 @@ class Writer(ABC):
     def __del__(self) -> None:
         # A writer that was forgotten wrote nothing; its hidden file goes too.
         with contextlib.suppress(Exception):
-            if self._pid == os.getpid():  # in a fork it is still the parent's
+            if is_current(self._pid):  # in a fork it is still the parent's
                 self.abort()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, {self._count} records, {self._state})"
 
 
-@contextlib.contextmanager
-def _write_errors(path: str) -> Generator[None]:
-    """Translate the operating system's errors, such as a full disk."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, SourceError):
-            raise
-        raise SourceError(f"cannot write {path}: {error.strerror or error}", path=path) from error
-
-
 def require_fields(record: Any, format_name: str) -> Mapping[str, Any]:
-    """`record` as a mapping of fields.
+    """Return `record` as a mapping of fields.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: It is not a mapping, or a field's name is not text.
     """
     if not isinstance(record, Mapping):
         raise ConfigError(f"format {format_name!r} stores fields, got a record of type {type(record).__name__}")
@@ -163,35 +151,3 @@ def require_fields(record: Any, format_name: str) -> Mapping[str, Any]:
         if not isinstance(name, str):
             raise ConfigError(f"names of fields are text, got {name!r} ({type(name).__name__})")
     return record
-
-
-def _replace(temporary: str, destination: str) -> None:
-    if os.path.isdir(temporary) and os.path.isdir(destination):
-        # A directory cannot be renamed over another: the old one steps aside, and comes back if that fails.
-        aside = f"{temporary}.old"
-        os.rename(destination, aside)
-        try:
-            os.rename(temporary, destination)
-        except BaseException:
-            os.rename(aside, destination)
-            raise
-        shutil.rmtree(aside)
-    else:
-        os.replace(temporary, destination)
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path):
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-def _sync_directory(path: str) -> None:
-    """Make the new name survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

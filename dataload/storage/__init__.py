@@ -1,1 +1,24 @@
-"""Where bytes are: local files now."""
+"""Where bytes are: sources and the loader read and write through this plane, and touch no file themselves.
+
+A backend implements `Storage`. Local files are the only backend so far; `storage_of` picks it by path.
+"""
+
+from dataload.storage.local.files import FileIdentity, LocalFile, LocalStorage
+from dataload.storage.local.mapped import MappedFile
+from dataload.storage.local.parts import Part
+from dataload.storage.paths import absolute, base_name, join, parent
+from dataload.storage.storage import Storage, storage_of
+
+__all__ = [
+    "FileIdentity",
+    "LocalFile",
+    "LocalStorage",
+    "MappedFile",
+    "Part",
+    "Storage",
+    "absolute",
+    "base_name",
+    "join",
+    "parent",
+    "storage_of",
+]

@@ -300,11 +300,18 @@ class _Anonymous(SliceSource[Any]):
 class EmptiesItselfOnClose(LineSource):
     """Lets a read that began before `close` find nothing."""
 
+    _emptied = False
+
+    def close(self) -> None:
+        """Close, and forget the records."""
+        self._emptied = True
+        super().close()
+
     def _read(self, indices: Int64Array) -> list[Any]:
-        opened = self._state()
+        len(self)
         for _ in range(20):
             time.sleep(0)  # lets the closing thread in, as a slow disk would
-        if not opened.readers:
+        if self._emptied:
             return [{"x": np.zeros((3, 4), np.float32), "data": b""} for _ in indices]
         return super()._read(indices)
 

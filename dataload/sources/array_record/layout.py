@@ -9,7 +9,7 @@ import numpy as np
 
 from dataload.codecs.varints import parse_varint
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
-from dataload.sources.detect import describe_head
+from dataload.sources.head import describe_head
 from dataload.types import Int64Array
 
 __all__ = [

@@ -17,7 +17,7 @@ from dataload.sources.array_record.riegeli import (
     parse_chunks,
     pieces,
 )
-from dataload.storage.local.mapped import MappedFile
+from dataload.storage import MappedFile, storage_of
 from dataload.types import Int64Array
 
 __all__ = ["MappedRecords"]
@@ -36,7 +36,6 @@ class MappedRecords:
     def __init__(self, file: MappedFile, chunks: Chunks) -> None:
         self._file = file
         self._chunks = chunks
-        self._view = file.view(0, file.size)
 
     @classmethod
     def open(cls, path: str) -> MappedRecords | None:
@@ -45,12 +44,20 @@ class MappedRecords:
         Raises:
             OSError: The file cannot be opened.
         """
-        file = MappedFile(path)
+        file = storage_of(path).map(path)
         chunks = parse_chunks(file.data)
         return None if chunks is None else cls(file, chunks)
 
     def __len__(self) -> int:
         return len(self._chunks)
+
+    def release(self) -> None:
+        """Give the map back; the next read maps the file again."""
+        self._file.release()
+
+    @property
+    def _view(self) -> memoryview:
+        return self._file.view(0, self._file.size)
 
     def read(self, indices: Int64Array, *, views: bool) -> Sequence[bytes | memoryview] | None:
         """The bytes of records.
@@ -96,7 +103,8 @@ class MappedRecords:
     def _slices(self, starts: Int64Array, sizes: Int64Array, *, views: bool) -> list[bytes | memoryview]:
         if not views:
             return [*self._file.copies(starts, sizes)]
-        return [self._view[start:end] for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
+        view = self._view
+        return [view[start:end] for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
 
     def _put_together(self, spans: Spans, heads: Int64Array) -> dict[int, bytes] | None:
         """The records of chunks that block headers cut, by row; None if such a header is another chunk's.

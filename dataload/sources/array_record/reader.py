@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from os import PathLike, fspath
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from dataload._util.optional import load_optional
-from dataload.codecs.codec import CodecLike, decode_batch, decode_records, resolve_codec
+from dataload.codecs.codec import decode_batch, decode_records, takes_views
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.array_record.format import ArrayRecordOptions
 from dataload.sources.array_record.layout import (
     BLOCK_SIZE,
     SIGNATURE,
@@ -26,7 +27,8 @@ from dataload.sources.array_record.layout import (
 from dataload.sources.array_record.map import MappedRecords
 from dataload.sources.base import select_fields
 from dataload.sources.files import FileSource, ShardReader
-from dataload.storage.errors import changed_error, file_errors
+from dataload.storage import storage_of
+from dataload.storage.errors import changed_error
 from dataload.types import Batch, Codec, FieldSpec, Int64Array
 
 __all__ = ["ArrayRecordSource", "FileInstruction"]
@@ -49,7 +51,7 @@ class FileInstruction(Protocol):
     examples_in_shard: int
 
 
-PathLike: TypeAlias = str | os.PathLike[str] | FileInstruction
+Location: TypeAlias = str | PathLike[str] | FileInstruction
 
 
 class ArrayRecordSource(FileSource[Any]):
@@ -64,10 +66,7 @@ class ArrayRecordSource(FileSource[Any]):
         paths: One file or several, each a path, a slice ``"path[start:stop]"`` of its records, or an object with
             the attributes of `FileInstruction`.
         fields: Names of the fields to read, with a codec that gives fields; None means all.
-        codec: A name of `dataload.codecs.codec.CODEC_NAMES`, a function ``bytes -> record``, or an object
-            with ``decode``. None gives bytes.
-        reader_options: Options of `array_record`'s reader, in its own syntax, ``""`` for its defaults; None means no
-            reading ahead, and a map where that serves.
+        options: See `ArrayRecordOptions`.
 
     Raises:
         ConfigError: The codec is none, a slice ends before it starts, `fields` are named without a codec; on
@@ -82,67 +81,58 @@ class ArrayRecordSource(FileSource[Any]):
 
     format_name = "array_record"
 
+    options_type = ArrayRecordOptions
+
     def __init__(
-        self,
-        paths: PathLike | Sequence[PathLike],
-        *,
-        fields: Sequence[str] | None = None,
-        codec: CodecLike = None,
-        reader_options: str | None = None,
+        self, paths: Location | Sequence[Location], *, fields: Sequence[str] | None = None, **options: Any
     ) -> None:
-        several = [paths] if isinstance(paths, (str, os.PathLike, FileInstruction)) else paths
-        self._codec = resolve_codec(codec)
-        self._reader_options = reader_options
-        # A user's function may keep a reference to what it was given, so it gets bytes of its own.
-        self._views = isinstance(codec, str) and self._codec is not None
-        self._grouped: set[str] = set()
-        super().__init__(
-            [_as_path(path) for path in several],
-            fields=fields,
-            codec=self._codec,
-            reader_options=reader_options,
-        )
+        several = [paths] if isinstance(paths, (str, PathLike, FileInstruction)) else paths
+        super().__init__([_as_path(path) for path in several], fields=fields, **options)
         for path in self.paths:
             parse_selection(path)
-        if self._selected is not None and self._codec is None:
+        if self._selected is not None and self.options.codec is None:
             raise ConfigError(
                 "fields are chosen from records that are plain bytes: choose a codec too", key="fields", value=fields
             )
 
     def _open_shard(self, path: str) -> ShardReader[Any]:
         # Whether the first file knows its fields is enough; asking each file would read a record of each.
-        shard = _ArrayRecordFile(
-            path, self._codec, self._reader_options, views=self._views, has_fields=path == self.paths[0]
-        )
-        if shard.group_size != 1 and shard.file not in self._grouped:
-            self._grouped.add(shard.file)
+        return _ArrayRecordFile(path, self.options, has_fields=path == self.paths[0])
+
+    def _known_fields(self, readers: Sequence[ShardReader[Any]]) -> Mapping[str, FieldSpec]:
+        for file, size in self._groups(readers).items():
             warnings.warn(
-                f"{shard.file} was written with group_size:{shard.group_size}: to read one record at random, that "
-                "many are decompressed; write it again with group_size:1 (dataload convert does)",
+                f"{file} was written with group_size:{size}: to read one record at random, that many are "
+                "decompressed; write it again with group_size:1 (dataload convert does)",
                 UserWarning,
                 stacklevel=2,
             )
-        return shard
+        return super()._known_fields(readers)
+
+    @staticmethod
+    def _groups(readers: Sequence[ShardReader[Any]]) -> dict[str, int]:
+        """Return the files whose records are compressed in groups, and how many records a group has."""
+        files = (reader for reader in readers if isinstance(reader, _ArrayRecordFile))
+        return {reader.file: reader.group_size for reader in files if reader.group_size != 1}
 
     @property
     def reads_in_order(self) -> bool:
         """Whether a file's records are compressed in groups: reading one at random decompresses all of its group."""
-        len(self)  # opens the files
-        return bool(self._grouped)
+        return bool(self._groups(self._data_set().readers))
 
     def _data_file(self, path: str) -> str:
         return parse_selection(path).path
 
 
-def _as_path(path: PathLike) -> str:
+def _as_path(path: Location) -> str:
     """The text that stands for an element of `paths`: a FileInstruction becomes the slice that it is."""
     if not isinstance(path, FileInstruction):
-        return os.fspath(path)
+        return fspath(path)
     if path.skip < 0 or path.take < 0:
         raise ConfigError(
             f"{path.filename}: skip={path.skip}, take={path.take}: neither may be negative", key="paths", value=path
         )
-    return f"{os.fspath(path.filename)}[{path.skip}:{path.skip + path.take}]"
+    return f"{fspath(path.filename)}[{path.skip}:{path.skip + path.take}]"
 
 
 class _ArrayRecordFile(ShardReader[Any]):
@@ -153,15 +143,13 @@ class _ArrayRecordFile(ShardReader[Any]):
         group_size: Records that were compressed together.
     """
 
-    def __init__(
-        self, path: str, codec: Codec | None, reader_options: str | None, *, views: bool, has_fields: bool
-    ) -> None:
+    def __init__(self, path: str, options: ArrayRecordOptions, *, has_fields: bool) -> None:
         self.file, self._first, stop = parse_selection(path)
-        self._codec = codec
-        self._views = views
+        self._codec = codec = cast("Codec | None", options.codec)
+        self._views = takes_views(codec)
         self._size = _check_file(self.file)
-        self._mapped = MappedRecords.open(self.file) if reader_options is None else None
-        self._readers = _Readers(self.file, reader_options)
+        self._mapped = MappedRecords.open(self.file) if options.reader_options is None else None
+        self._readers = _Readers(self.file, options.reader_options)
         if self._mapped is not None:
             self._records, self.group_size = len(self._mapped), 1
         else:
@@ -221,10 +209,10 @@ class _ArrayRecordFile(ShardReader[Any]):
 
     def _check_empty(self, indices: Int64Array, data: list[bytes]) -> None:
         """Empty records are what the package gives, without an error, where a file was cut off while it is open."""
-        try:
-            size = os.stat(self.file).st_size
-        except FileNotFoundError:  # deleted; the reader keeps what it has opened
+        storage = storage_of(self.file)
+        if not storage.exists(self.file):  # deleted; the reader keeps what it has opened
             return
+        size = storage.size(self.file)
         if size < self._size:
             raise changed_error(self.file, self._size, size, index=int(indices[data.index(b"")]))
 
@@ -232,8 +220,10 @@ class _ArrayRecordFile(ShardReader[Any]):
         """What stands where the records end, for the last block is nearly empty."""
         return _last_records(self.file)
 
-    def close(self) -> None:
+    def release(self) -> None:
         self._readers.close()
+        if self._mapped is not None:
+            self._mapped.release()
 
 
 class _Readers:
@@ -271,20 +261,18 @@ class _Readers:
         self._idle.clear()  # the last reference closes the file
 
 
-def _check_file(file: str) -> int:
-    """Size of a file that looks like an ArrayRecord."""
-    with file_errors(file), open(file, "rb", buffering=0) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        check_head(stream.read(len(SIGNATURE)), size, file)
-    return size
+def _check_file(path: str) -> int:
+    """Return the size of a file that looks like an ArrayRecord."""
+    with storage_of(path).open(path) as file:
+        check_head(file.read(0, len(SIGNATURE)), file.size, path)
+        return file.size
 
 
-def _last_records(file: str) -> str:
-    """A hash of the end of the records and the beginning of the footer."""
-    with file_errors(file), open(file, "rb", buffering=0) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        end = footer_offset(os.pread(stream.fileno(), 128, max(0, size - BLOCK_SIZE)))
-        around = os.pread(stream.fileno(), 2 * _AROUND_BYTES, max(0, min(end or 0, size) - _AROUND_BYTES))
+def _last_records(path: str) -> str:
+    """Return a hash of the end of the records and the beginning of the footer."""
+    with storage_of(path).open(path) as file:
+        end = footer_offset(file.read(max(0, file.size - BLOCK_SIZE), 128))
+        around = file.read(max(0, min(end or 0, file.size) - _AROUND_BYTES), 2 * _AROUND_BYTES)
     return hashlib.blake2b(around, digest_size=8).hexdigest()
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from os import PathLike, fspath
 
 from dataload.errors import ConfigError
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.array_record.tfds_features import FEATURES_NAME, parse_features
 from dataload.sources.array_record.tfds_info import INFO_NAME, parse_info, select_records
-from dataload.storage.errors import file_errors
+from dataload.storage import join, storage_of
 
 __all__ = ["TfdsSource", "split_names"]
 
@@ -43,13 +43,13 @@ class TfdsSource(ArrayRecordSource):
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
         *,
         split: str,
         fields: Sequence[str] | None = None,
         reader_options: str | None = None,
     ) -> None:
-        several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        several = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
         if len(several) != 1:
             raise ConfigError(
                 f"TensorFlow Datasets keeps a data set in one directory, got {len(several)}: open each, and join them "
@@ -57,17 +57,17 @@ class TfdsSource(ArrayRecordSource):
                 key="paths",
                 value=paths,
             )
-        self._directory = os.fspath(several[0])
+        self._directory = fspath(several[0])
         self._split = str(split)
-        info = os.path.join(self._directory, INFO_NAME)
+        info = join(self._directory, INFO_NAME)
         parts = select_records(parse_info(_text(info), info), self._split)
         if not parts:
             raise ConfigError(
                 f"split {self._split!r} of {self._directory} selects no records", key="split", value=split
             )
-        features = os.path.join(self._directory, FEATURES_NAME)
+        features = join(self._directory, FEATURES_NAME)
         super().__init__(
-            [f"{os.path.join(self._directory, part.file)}[{part.start}:{part.stop}]" for part in parts],
+            [f"{join(self._directory, part.file)}[{part.start}:{part.stop}]" for part in parts],
             fields=fields,
             codec=parse_features(_text(features), features, names=fields),
             reader_options=reader_options,
@@ -79,7 +79,7 @@ class TfdsSource(ArrayRecordSource):
         return f"TfdsSource({place!r}, split={self._split!r}{fields})"[:199]
 
 
-def split_names(directory: str | os.PathLike[str]) -> tuple[str, ...]:
+def split_names(directory: str | PathLike[str]) -> tuple[str, ...]:
     """Names of the splits in a directory, in the order of ``dataset_info.json``.
 
     Raises:
@@ -87,10 +87,9 @@ def split_names(directory: str | os.PathLike[str]) -> tuple[str, ...]:
         UnsupportedFormatError: The records are not in ArrayRecord files.
         CorruptFileError: It is not what TensorFlow Datasets writes.
     """
-    info = os.path.join(directory, INFO_NAME)
+    info = join(fspath(directory), INFO_NAME)
     return tuple(parse_info(_text(info), info))
 
 
 def _text(path: str) -> str:
-    with file_errors(path), open(path, encoding="utf-8", errors="replace") as stream:
-        return stream.read()
+    return storage_of(path).read(path).decode(errors="replace")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Any
 
 from dataload._util.optional import load_optional
-from dataload.codecs.codec import CODEC_NAMES, CodecLike, resolve_codec
+from dataload.codecs.codec import CODEC_NAMES
 from dataload.errors import ConfigError, SourceError
+from dataload.sources.array_record.format import ArrayRecordWriterOptions
 from dataload.sources.writer import Writer
 
 __all__ = ["ArrayRecordWriter"]
@@ -20,10 +20,7 @@ class ArrayRecordWriter(Writer):
     Args:
         path: Destination.
         overwrite: Replace a file that is there.
-        codec: What turns records into bytes: a name of `dataload.codecs.codec.CODEC_NAMES` or an object with
-            ``encode``. None takes bytes.
-        options: Options of `array_record`'s writer, in its own syntax. ``group_size:1`` is what random access
-            needs; more compresses better, and is read slower.
+        options: See `ArrayRecordWriterOptions`.
 
     Raises:
         ConfigError: The codec is none, or an option is unknown.
@@ -32,16 +29,10 @@ class ArrayRecordWriter(Writer):
 
     _stream: Any = None  # for the writer that fails while it is made
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        codec: CodecLike = None,
-        options: str = "group_size:1",
-    ) -> None:
-        super().__init__(path, overwrite=overwrite)
-        self._codec = resolve_codec(codec)
+    options_type = ArrayRecordWriterOptions
+
+    def _begin(self, options: ArrayRecordWriterOptions) -> None:
+        self._codec: Any = options.codec
         module = load_optional(
             "array_record.python.array_record_module",
             needed_by="format 'array_record'",
@@ -49,9 +40,10 @@ class ArrayRecordWriter(Writer):
             package="array_record",
         )
         try:
-            self._stream = module.ArrayRecordWriter(self._temporary, options)
+            self._stream = module.ArrayRecordWriter(self._part.temporary, options.options)
         except ValueError as error:
-            raise ConfigError(f"options {options!r}: {error}", key="options", value=options) from error
+            message = f"options {options.options!r}: {error}"
+            raise ConfigError(message, key="options", value=options.options) from error
         if not self._stream.ok():
             self._close_stream()
 
@@ -78,11 +70,6 @@ class ArrayRecordWriter(Writer):
 
     def _finish(self) -> None:
         self._close_stream()
-        descriptor = os.open(self._temporary, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _close_stream(self) -> None:
         try:

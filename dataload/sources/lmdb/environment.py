@@ -13,7 +13,6 @@ is kept until the process ends.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import deque
@@ -23,8 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataload._util.optional import load_optional
+from dataload._util.per_process import on_fork
 from dataload.errors import CorruptFileError, SourceError, UnsupportedFormatError
 from dataload.sources.lmdb.file import FileInfo, Subdatabase, check_whole, subdatabases
+from dataload.storage import absolute, storage_of
 
 __all__ = ["Database", "Environment", "Transaction", "lmdb_errors", "open_environment"]
 
@@ -76,6 +77,7 @@ class Environment:
 
     Attributes:
         path: The data file.
+        info: What its meta page said.
         main: The main database.
         subdatabases: The named databases.
     """
@@ -83,6 +85,7 @@ class Environment:
     def __init__(self, shared: _Shared) -> None:
         self._shared = shared
         self.path = shared.path
+        self.info = shared.info
         self.main = shared.info.main
         self.subdatabases = shared.subdatabases
         # Not at exit: threads may still be reading, and the operating system closes everything anyway.
@@ -116,16 +119,16 @@ class Environment:
     def _check(self) -> None:
         """Touching a page that is gone kills the process, so the file's size is looked at first."""
         try:
-            status = os.stat(self.path)
-        except OSError:
+            found = storage_of(self.path).identity(self.path)
+        except SourceError:
             return  # unlinked: what was opened is still there
         size = self._shared.info.size
-        if (status.st_dev, status.st_ino) == self._shared.key and status.st_size < size:
+        if found.file == self._shared.key and found.size < size:
             raise CorruptFileError(
-                f"the file has {status.st_size} bytes, and at least {size} were in use when it was opened: it was "
+                f"the file has {found.size} bytes, and at least {size} were in use when it was opened: it was "
                 "changed since; open it again, and replace files by renaming new ones over them",
                 path=self.path,
-                offset=status.st_size,
+                offset=found.size,
             )
 
 
@@ -145,8 +148,7 @@ def open_environment(path: str, needed_by: str) -> Environment:
     """
     lmdb = load_optional("lmdb", needed_by=needed_by, extra="lmdb")
     info = check_whole(path)
-    status = os.stat(info.path)
-    key = status.st_dev, status.st_ino
+    key = storage_of(path).identity(info.path).file
     _sweep()
     with _lock:
         shared = _shared.get(key)
@@ -169,14 +171,14 @@ def _open(lmdb: Any, path: str, key: tuple[int, int], info: FileInfo) -> _Shared
     with lmdb_errors(lmdb.Error, info.path):
         handle = lmdb.open(
             path,
-            subdir=os.path.isdir(path),
+            subdir=storage_of(path).is_directory(path),
             readonly=True,
             lock=False,
             readahead=False,  # shuffled reads; it would fetch neighbours that nobody asked for
             create=False,
             max_dbs=max(1, len(named)),
         )
-    return _Shared(key, os.path.abspath(info.path), info, named, handle, lmdb.Error)
+    return _Shared(key, absolute(info.path), info, named, handle, lmdb.Error)
 
 
 def _drop(shared: _Shared) -> None:
@@ -205,8 +207,8 @@ def _sweep() -> None:
 
 def _watch_forks() -> None:
     global _watches_forks
-    if not _watches_forks and hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_after_fork)
+    if not _watches_forks:
+        on_fork(_after_fork)
         _watches_forks = True
 
 

@@ -11,15 +11,23 @@ end of the file is killed by SIGBUS. So these few pages are read here, each numb
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from dataload.errors import CorruptFileError, SourceNotFoundError, UnsupportedFormatError
+from dataload.storage import LocalFile, join, storage_of
 
-__all__ = ["DATA_FILE", "FileInfo", "Subdatabase", "check_whole", "data_file", "is_torchrecord", "subdatabases"]
+__all__ = [
+    "DATA_FILE",
+    "FileInfo",
+    "Subdatabase",
+    "check_whole",
+    "data_file",
+    "is_lmdb",
+    "is_torchrecord",
+    "subdatabases",
+]
 
 DATA_FILE = "data.mdb"
 
@@ -93,7 +101,7 @@ class Subdatabase:
 
 def data_file(path: str) -> str:
     """The file that holds the data of an LMDB environment, which is a directory or that file."""
-    return os.path.join(path, DATA_FILE) if os.path.isdir(path) else path
+    return join(path, DATA_FILE) if storage_of(path).is_directory(path) else path
 
 
 def check_whole(path: str) -> FileInfo:
@@ -108,8 +116,8 @@ def check_whole(path: str) -> FileInfo:
         UnsupportedFormatError: It is an LMDB file of another version or machine.
         CorruptFileError: It is no LMDB file, damaged, or shorter than it should be.
     """
-    with _open(path) as stream:
-        return _read_info(stream, stream.name)
+    with _open(path) as file:
+        return _read_info(file)
 
 
 def subdatabases(path: str) -> list[Subdatabase]:
@@ -122,11 +130,17 @@ def subdatabases(path: str) -> list[Subdatabase]:
         UnsupportedFormatError: As `check_whole`.
         CorruptFileError: As `check_whole`; or a page of the main database is damaged.
     """
-    with _open(path) as stream:
-        info = _read_info(stream, stream.name)
+    with _open(path) as file:
+        info = _read_info(file)
         if info.main.entries > _MOST_NAMES:
             return []
-        return list(_named(stream, info))
+        return list(_named(file, info))
+
+
+def is_lmdb(head: bytes) -> bool:
+    """Return whether a file begins as LMDB's do: with a page header of 16 or 24 bytes and the magic number."""
+    magic = _MAGIC.to_bytes(4, "little")
+    return any(head[size : size + 4] == magic for size in _VERSIONS)
 
 
 def is_torchrecord(path: str) -> bool:
@@ -140,20 +154,18 @@ def is_torchrecord(path: str) -> bool:
     return any(found.name == b"db0" for found in subdatabases(path))
 
 
-def _open(path: str) -> BinaryIO:
-    try:
-        return open(data_file(path), "rb", buffering=0)
-    except FileNotFoundError:
-        if os.path.isdir(path):
-            raise SourceNotFoundError(
-                f"the directory {path} holds no {DATA_FILE}, so it is no LMDB environment", path=path
-            ) from None
-        raise
+def _open(path: str) -> LocalFile:
+    storage = storage_of(path)
+    if storage.is_directory(path) and not storage.exists(join(path, DATA_FILE)):
+        raise SourceNotFoundError(
+            f"the directory {path} holds no {DATA_FILE}, so it is not an LMDB environment", path=path
+        )
+    return storage.open(data_file(path))
 
 
-def _read_info(stream: BinaryIO, path: str) -> FileInfo:
-    size = os.fstat(stream.fileno()).st_size
-    head = os.pread(stream.fileno(), max(_VERSIONS) + _META_SIZE, 0)
+def _read_info(file: LocalFile) -> FileInfo:
+    path, size = file.path, file.size
+    head = file.read(0, max(_VERSIONS) + _META_SIZE)
     header_size = _header_size(head, size, path)
     page_size: int = _DATABASE.unpack_from(head, header_size + _META.size)[0]
     if not 256 <= page_size <= 0x10000 or page_size & (page_size - 1):
@@ -166,7 +178,7 @@ def _read_info(stream: BinaryIO, path: str) -> FileInfo:
             path=path,
             offset=size,
         )
-    second = os.pread(stream.fileno(), header_size + _META_SIZE, page_size)
+    second = file.read(page_size, header_size + _META_SIZE)
     metas = [_parse_meta(meta, header_size, place, path) for place, meta in ((0, head), (page_size, second))]
     # of equal numbers, as in a new file, the first counts
     _, last_page, flags, depth, entries, root = max(metas, key=lambda meta: meta[0])
@@ -238,15 +250,15 @@ def _tree(flags: int, depth: int, entries: int, root: int, bounds: tuple[int, in
     return _Tree(flags, depth, entries, root)
 
 
-def _named(stream: BinaryIO, info: FileInfo) -> Iterator[Subdatabase]:
+def _named(file: LocalFile, info: FileInfo) -> Iterator[Subdatabase]:
     last_page = info.size // info.page_size - 1
-    for name, value in _subdatabase_nodes(stream, info):
+    for name, value in _subdatabase_nodes(file, info):
         _, flags, depth, _, _, _, entries, root = _DATABASE.unpack(value)
         tree = _tree(flags, depth, entries, root, (last_page, info.size), f"the sub-database {name!r}", info.path)
         yield Subdatabase(name, tree.entries, bool(flags & _DUPSORT))
 
 
-def _subdatabase_nodes(stream: BinaryIO, info: FileInfo) -> Iterator[tuple[bytes, bytes]]:
+def _subdatabase_nodes(file: LocalFile, info: FileInfo) -> Iterator[tuple[bytes, bytes]]:
     """Key and value of the entries of the main database that are sub-databases.
 
     A page is looked at once at most: pages that point to each other would keep a reader forever.
@@ -258,7 +270,7 @@ def _subdatabase_nodes(stream: BinaryIO, info: FileInfo) -> Iterator[tuple[bytes
         if number in seen or level > info.main.depth:
             raise _damaged(info, number, "stands in the tree of the main database twice, or too deep")
         seen.add(number)
-        page = os.pread(stream.fileno(), info.page_size, number * info.page_size)
+        page = file.read(number * info.page_size, info.page_size)
         leaf, nodes = _parse_page(page, number, info)
         if leaf:
             yield from _subdatabases_of(page, nodes, number, info)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -16,7 +15,8 @@ from dataload.codecs.tensorprotos import decode, decode_batch
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.base import select_fields, shard_of
-from dataload.sources.lmdb.environment import Database, Environment, Transaction, open_environment
+from dataload.sources.lmdb.environment import Environment, Transaction
+from dataload.sources.lmdb.format import TorchRecordOptions
 from dataload.sources.lmdb.keys import decimal_keys
 from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
 from dataload.types import Batch, FieldSpec, Int64Array, Record
@@ -34,7 +34,7 @@ class TorchRecordSource(LMDBFileSource[Record]):
     Args:
         paths: One directory or several.
         fields: Names of the fields to read; None means all.
-        db_num: How many sub-databases there should be; None takes those that are there.
+        options: See `TorchRecordOptions`.
 
     Raises:
         ConfigError: On first use, when there are not `db_num` sub-databases.
@@ -46,18 +46,10 @@ class TorchRecordSource(LMDBFileSource[Record]):
 
     format_name = "torchrecord"
 
-    def __init__(
-        self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        *,
-        fields: Sequence[str] | None = None,
-        db_num: int | None = None,
-    ) -> None:
-        self._db_num = db_num
-        super().__init__(paths, fields=fields, db_num=db_num)
+    options_type = TorchRecordOptions
 
     def _open_shard(self, path: str) -> LMDBShard[Record]:
-        return _TorchRecord(path, self._db_num)
+        return _TorchRecord(path, self.options.db_num)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +62,14 @@ class _Part:
     """
 
     name: str
-    database: Database
     width: int
 
 
 class _TorchRecord(LMDBShard[Record]):
     def __init__(self, path: str, db_num: int | None) -> None:
-        self._environment = open_environment(path, "format 'torchrecord'")
-        counts = _counts(self._environment, path)
+        super().__init__(path, "format 'torchrecord'")
+        self._file = self.environment().path
+        counts = _counts(self.environment(), path)
         if db_num is not None and db_num != len(counts):
             raise ConfigError(
                 f"{path} has {len(counts)} sub-databases, db_num says {db_num}", key="db_num", value=db_num
@@ -87,19 +79,19 @@ class _TorchRecord(LMDBShard[Record]):
         self._fields = self.first_fields()
 
     def _open_part(self, number: int, count: int) -> _Part:
-        name = f"db{number}"
-        database = self._environment.database(name.encode())
+        name, environment = f"db{number}", self.environment()
+        database = environment.database(name.encode())
         # Only a look tells the width: the original pads to the digits of this sub-database's own count.
-        with self._environment.reading(buffers=False) as txn:
+        with environment.reading(buffers=False) as txn:
             cursor = txn.cursor(database)
             first: bytes = cursor.key() if cursor.first() else b"0"
         if count and (not first.isdigit() or len(first) < len(str(count - 1))):
             raise CorruptFileError(
                 f"the first key of sub-database {name} is {first!r}; its {count} records should have decimal keys, "
                 "padded with zeros",
-                path=self._environment.path,
+                path=self._file,
             )
-        return _Part(name, database, len(first))
+        return _Part(name, len(first))
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -109,12 +101,14 @@ class _TorchRecord(LMDBShard[Record]):
         return self._fields
 
     def stored(self, indices: Int64Array) -> list[bytes]:
-        with self._environment.reading(buffers=False) as txn:
-            return self._values(txn, indices)
+        environment = self.environment()
+        with environment.reading(buffers=False) as txn:
+            return self._values(environment, txn, indices)
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
-        with self._environment.reading(buffers=True) as txn:
-            values = self._values(txn, indices)
+        environment = self.environment()
+        with environment.reading(buffers=True) as txn:
+            values = self._values(environment, txn, indices)
             batch = decode_batch(values, fields)
             if batch is None:
                 return self._decode(values, indices, fields)
@@ -122,8 +116,9 @@ class _TorchRecord(LMDBShard[Record]):
         return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        with self._environment.reading(buffers=True) as txn:
-            values = self._values(txn, indices)
+        environment = self.environment()
+        with environment.reading(buffers=True) as txn:
+            values = self._values(environment, txn, indices)
             batch = decode_batch(values, fields)
             return default_collate(self._decode(values, indices, fields)) if batch is None else batch
 
@@ -131,21 +126,22 @@ class _TorchRecord(LMDBShard[Record]):
         part, number = self._key(index)
         return f"{part}/{number}"
 
-    def _values(self, txn: Transaction, indices: Int64Array) -> list[Any]:
+    def _values(self, environment: Environment, txn: Transaction, indices: Int64Array) -> list[Any]:
         """What is stored: if the transaction gives views, they are valid within it."""
         if len(self._parts) == 1:
-            return self._values_of(txn, 0, indices)
+            return self._values_of(environment, txn, 0, indices)
         values: list[Any] = [None] * len(indices)
         for number, local, where in split_by_shard(self._ends, indices):
-            found = self._values_of(txn, number, local)
+            found = self._values_of(environment, txn, number, local)
             for row, value in zip(where.tolist(), found, strict=True):
                 values[row] = value
         return values
 
-    def _values_of(self, txn: Transaction, number: int, local: Int64Array) -> list[Any]:
+    def _values_of(self, environment: Environment, txn: Transaction, number: int, local: Int64Array) -> list[Any]:
         part = self._parts[number]
+        database = environment.database(part.name.encode())
         keys = decimal_keys(local, part.width)
-        values = list(map(txn.get, keys, repeat(None), repeat(part.database)))
+        values = list(map(txn.get, keys, repeat(None), repeat(database)))
         missing = [row for row, value in enumerate(values) if value is None]
         if missing:
             row = missing[0]
@@ -153,7 +149,7 @@ class _TorchRecord(LMDBShard[Record]):
             raise CorruptFileError(
                 f"key {keys[row].decode()!r} of sub-database {part.name} is missing, "
                 f"which has {int(self._ends[number]) - first} records",
-                path=self._environment.path,
+                path=self._file,
                 index=first + int(local[row]),
             )
         return values
@@ -164,9 +160,7 @@ class _TorchRecord(LMDBShard[Record]):
             try:
                 record = decode(value)
             except CorruptFileError as error:
-                raise CorruptFileError(
-                    f"{self._place(index)}: {error}", path=self._environment.path, index=index
-                ) from error
+                raise CorruptFileError(f"{self._place(index)}: {error}", path=self._file, index=index) from error
             records.append(record if fields is None else select_fields(record, fields))
         return records
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Iterator
-from tempfile import SpooledTemporaryFile
-from typing import Any
+from typing import IO, Any
 
 from dataload._util.indexing import even_split
 from dataload.codecs.tensorprotos import encode
 from dataload.errors import ConfigError
+from dataload.sources.lmdb.format import TorchRecordWriterOptions
 from dataload.sources.lmdb.write_environment import NewEnvironment
 from dataload.sources.writer import Writer, require_fields
 
@@ -33,8 +32,7 @@ class TorchRecordWriter(Writer):
     Args:
         path: Destination, a directory.
         overwrite: Replace a directory that is there.
-        db_num: Number of sub-databases.
-        num_records: How many records there will be, if that is known.
+        options: See `TorchRecordWriterOptions`.
 
     Raises:
         ConfigError: `db_num` or `num_records` is out of range; when writing or closing, if `num_records`
@@ -42,23 +40,14 @@ class TorchRecordWriter(Writer):
         MissingDependencyError: lmdb is not installed.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        db_num: int = 1,
-        num_records: int | None = None,
-    ) -> None:
-        super().__init__(path, overwrite=overwrite)
-        for name, number, least in (("db_num", db_num, 1), ("num_records", num_records, 0)):
-            if number is not None and number < least:
-                raise ConfigError(f"{name} must be at least {least}, got {number}", key=name, value=number)
-        self._expected = num_records
-        self._spool = _Spool(self._directory) if num_records is None else None
-        self._environment = NewEnvironment(self._temporary, "format 'torchrecord'", db_num)
-        self._db_num = db_num
-        self._places = _places(num_records or 0, db_num)
+    options_type = TorchRecordWriterOptions
+
+    def _begin(self, options: TorchRecordWriterOptions) -> None:
+        self._expected = options.num_records
+        self._spool = _Spool(self._part.spool(_SPOOL_BYTES)) if options.num_records is None else None
+        self._environment = NewEnvironment(self._part.temporary, "format 'torchrecord'", options.db_num)
+        self._db_num = options.db_num
+        self._places = _places(options.num_records or 0, options.db_num)
 
     def _write(self, record: Any) -> None:
         value = encode(require_fields(record, "torchrecord"))
@@ -105,8 +94,8 @@ def _places(total: int, parts: int) -> Iterator[tuple[int, bytes]]:
 class _Spool:
     """Values in the order of writing, in memory or in a file that has no name and so needs no cleaning up."""
 
-    def __init__(self, directory: str) -> None:
-        self._file = SpooledTemporaryFile(_SPOOL_BYTES, dir=directory)  # noqa: SIM115 - closed with the writer
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
         self._lengths = array("q")
 
     def append(self, value: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from dataload._util.optional import load_optional
@@ -109,11 +108,6 @@ class NewEnvironment:
         except self._lmdb.Error as error:
             raise SourceError(f"cannot write {self._path}: {error}", path=self._path) from error
         self.close()
-        descriptor = os.open(self._path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # the name of the data file
-        finally:
-            os.close(descriptor)
 
     def close(self) -> None:
         """Release the files. May be called twice."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from typing import Any
 
-from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.errors import ConfigError
+from dataload.sources.lmdb.format import LMDBWriterOptions
 from dataload.sources.lmdb.write_environment import NewEnvironment
 from dataload.sources.writer import Writer
 
@@ -23,29 +21,20 @@ class LMDBWriter(Writer):
     Args:
         path: Destination, a directory.
         overwrite: Replace a directory that is there.
-        codec: What turns records into bytes: a name of `dataload.codecs.codec.CODEC_NAMES` or an object with
-            ``encode``. None takes bytes.
-        keys: ``keys(index, record)`` gives the key of a record, as bytes or text of 1 to 511 bytes. No key may
-            come twice; one that does is found when it is written, at the latest in `close`, and then nothing
-            is kept.
+        options: See `LMDBWriterOptions`. No key may come twice; one that does is found when it is written, at the
+            latest in `close`, and then nothing is kept.
 
     Raises:
         ConfigError: The codec is none.
         MissingDependencyError: lmdb is not installed.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        codec: CodecLike = None,
-        keys: Callable[[int, Any], bytes | str] | None = None,
-    ) -> None:
-        super().__init__(path, overwrite=overwrite)
-        self._codec = resolve_codec(codec)
-        self._keys = keys
-        self._environment = NewEnvironment(self._temporary, "format 'lmdb'")
+    options_type = LMDBWriterOptions
+
+    def _begin(self, options: LMDBWriterOptions) -> None:
+        self._codec: Any = options.codec
+        self._keys = options.keys
+        self._environment = NewEnvironment(self._part.temporary, "format 'lmdb'")
 
     def _write(self, record: Any) -> None:
         value = self._encode(record)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ import numpy as np
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.files import FileSource, ShardReader
+from dataload.sources.syrah.format import SyrahOptions
 from dataload.sources.syrah.layout import DTYPES, HEADER_SIZE, Column, parse_header, parse_metadata
-from dataload.storage.local.mapped import MappedFile
+from dataload.storage import MappedFile, storage_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
 __all__ = ["SyrahSource"]
@@ -22,12 +22,12 @@ class SyrahSource(FileSource[Record]):
     """Records of Syrah files.
 
     Every field is an array, but for dtype ``str``, which is text. Files of the original tool hold no shapes:
-    their arrays come back with one dimension unless `shapes` says otherwise; ours keep them.
+    their arrays come back with one dimension unless the option `shapes` says otherwise; ours keep them.
 
     Args:
         paths: One file or several.
         fields: Names of the fields to read; None means all.
-        shapes: Field name -> shape of each record's array, for files without shapes. One extent may be -1.
+        options: See `SyrahOptions`.
 
     Raises:
         CorruptFileError: On first use, when a file contradicts its format.
@@ -35,24 +35,15 @@ class SyrahSource(FileSource[Record]):
     """
 
     format_name = "syrah"
-
-    def __init__(
-        self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        *,
-        fields: Sequence[str] | None = None,
-        shapes: Mapping[str, Sequence[int]] | None = None,
-    ) -> None:
-        self._shapes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
-        super().__init__(paths, fields=fields, shapes=self._shapes or None)
+    options_type = SyrahOptions
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        return _SyrahFile(path, self._shapes)
+        return _SyrahFile(path, self.options.shapes or {})
 
 
 class _SyrahFile(ShardReader[Record]):
     def __init__(self, path: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._file = MappedFile(path)
+        self._file = storage_of(path).map(path)
         offset, length = parse_header(self._file.copy(0, min(HEADER_SIZE, self._file.size)), self._file.size, path)
         parsed = parse_metadata(self._file.view(offset, length), offset, self._file.size, path)
         self._length = len(parsed[0].offsets)
@@ -68,6 +59,9 @@ class _SyrahFile(ShardReader[Record]):
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         return {name: reader.spec for name, reader in self._columns.items()}
+
+    def release(self) -> None:
+        self._file.release()
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
         self._file.check()

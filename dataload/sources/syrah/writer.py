@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +24,6 @@ from dataload.types import Array
 __all__ = ["SyrahWriter"]
 
 _BYTES_PER_ENTRY = 16  # offset and size
-_BUFFER_BYTES = 1 << 20
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}  # `dtype.name` is slow enough to notice
 
 
@@ -53,11 +51,10 @@ class SyrahWriter(Writer):
         overwrite: Replace a file that is there.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        super().__init__(path, overwrite=overwrite)
+    def _begin(self, options: Any) -> None:  # noqa: ARG002 - there are none
         self._tables: dict[str, _Tables] = {}
         self._position = HEADER_SIZE
-        self._stream = open(self._temporary, "xb", buffering=_BUFFER_BYTES)  # noqa: SIM115 - closed in _finish
+        self._stream = self._part.create()
         self._stream.write(bytes(HEADER_SIZE))
 
     def _write(self, record: Any) -> None:
@@ -106,8 +103,6 @@ class SyrahWriter(Writer):
             stream.write(metadata)
             stream.seek(0)
             stream.write(build_header(self._position, len(metadata)))
-            stream.flush()
-            os.fsync(stream.fileno())
 
     def _discard(self) -> None:
         self._stream.close()

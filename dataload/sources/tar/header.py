@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 
-__all__ = ["BLOCK", "END", "Header", "Member", "OnDamage", "build_header", "padded", "parse_header", "scan"]
+__all__ = ["BLOCK", "END", "Header", "Member", "OnDamage", "build_header", "is_tar", "padded", "parse_header", "scan"]
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -388,3 +388,14 @@ def _parse_pax(data: bytes) -> dict[bytes, bytes] | None:
 
 def _text(name: bytes) -> str:
     return repr(name.decode("utf-8", "replace"))
+
+
+def is_tar(head: bytes) -> bool:
+    """Return whether a file begins with a tar header: its checksum fits, for v7 archives have no magic."""
+    if len(head) < 512 or not any(head):
+        return False
+    try:
+        stated = int(head[148:156].strip(b" \0") or b"x", 8)
+    except ValueError:
+        return False
+    return stated == sum(head[:512]) - sum(head[148:156]) + 8 * ord(" ")

@@ -5,59 +5,63 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, cast
 
 import numpy as np
 
-from dataload.codecs.decoders import DECODERS, Decoder, known_extension
+from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, known_extension
 from dataload.codecs.npy import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.base import spec_of
 from dataload.sources.files import ShardReader
 from dataload.sources.tar.fields import name_fields
-from dataload.sources.tar.header import OnDamage
+from dataload.sources.tar.format import KEY, TarOptions
 from dataload.sources.tar.table import load_table, name_from_archive
-from dataload.storage.local.mapped import MappedFile
+from dataload.storage import storage_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
-__all__ = ["KEY", "Missing", "TarReader", "TarSettings"]
-
-KEY = "__key__"
-"""The field that holds what the names of a sample's files have in common."""
+__all__ = ["TarReader", "TarSettings", "plan_decoders"]
 
 _END_BYTES = 4096
-
-Missing: TypeAlias = Literal["error", "skip", "empty"]
 
 
 @dataclass(frozen=True, slots=True)
 class TarSettings:
-    """What decides how an archive is read; see `TarSource`.
+    """How an archive is read.
 
     Attributes:
+        options: As the user gave them.
         decoders: Extension, or its last part -> what decodes it.
-        auto: Decode all other known extensions too, and shorten names.
-        missing: What a missing field does.
-        case_sensitive: Otherwise names of fields are in lower case.
-        on_damage: What damage does to a scan.
-        verify_index: Compare members with the index.
-        cache: Keep the table of a large archive in a file.
     """
 
+    options: TarOptions
     decoders: Mapping[str, Decoder]
-    auto: bool
-    missing: Missing
-    case_sensitive: bool
-    on_damage: OnDamage
-    verify_index: bool
-    cache: bool
 
     def decoder(self, extension: str) -> Decoder:
-        """What decodes components of that extension."""
-        name = extension if self.case_sensitive else extension.lower()
+        """Return what decodes components of that extension."""
+        name = extension if self.options.case_sensitive else extension.lower()
         chosen = self.decoders.get(name) or self.decoders.get(name.rpartition(".")[2])
-        return chosen or (known_extension(name) if self.auto else None) or DECODERS["bytes"]
+        return chosen or (known_extension(name) if self.options.decode == "auto" else None) or DECODERS["bytes"]
+
+
+def plan_decoders(options: TarOptions) -> dict[str, Decoder]:
+    """Return the decoders that the option `decode` names, by extension.
+
+    Raises:
+        ConfigError: It is not a mapping, or names a decoder that does not exist.
+    """
+    decode: Any = options.decode
+    if decode is None or decode == "auto":
+        return {}
+    if not isinstance(decode, Mapping):
+        raise ConfigError(
+            f'decode is {decode!r}: give None, "auto" or a mapping of extensions to decoders',
+            key="decode",
+            value=decode,
+        )
+    table = cast("Mapping[str, Any]", decode)
+    return {(n if options.case_sensitive else n.lower()): find_decoder(what, n) for n, what in table.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +98,21 @@ class TarReader(ShardReader[Record]):
     def __init__(
         self, path: str, index: str | Literal[False] | None, settings: TarSettings, selected: tuple[str, ...] | None
     ) -> None:
-        self._file = MappedFile(path)
+        self._file = storage_of(path).map(path)
         self._settings = settings
         self._table = load_table(
             self._file,
             index,
-            on_damage=settings.on_damage,
-            verify_index=settings.verify_index,
-            cache=settings.cache,
+            on_damage=settings.options.on_damage,
+            verify_index=settings.options.verify_index,
+            cache=settings.options.cache,
         )
         extensions = self._table.extensions
         self._codes = name_fields(
-            extensions, shorten=settings.auto, case_sensitive=settings.case_sensitive, meet=self._table.meet
+            extensions,
+            shorten=settings.options.decode == "auto",
+            case_sensitive=settings.options.case_sensitive,
+            meet=self._table.meet,
         )
         self._codes.pop(KEY, None)
         self._planned: dict[str, _Field] = {}
@@ -144,6 +151,10 @@ class TarReader(ShardReader[Record]):
         self._file.check()
         samples = self._samples(indices)
         return {name: self._column(name, samples) for name in ((KEY, *self._codes) if fields is None else fields)}
+
+    def release(self) -> None:
+        """See `ShardReader.release`."""
+        self._file.release()
 
     def identity(self) -> str:
         """Where the components lie, and the ends of the first and the last of them: archives end in zeros."""
@@ -207,7 +218,7 @@ class TarReader(ShardReader[Record]):
         return samples * len(self._table.codes) + field.first
 
     def _apply_missing(self, names: tuple[str, ...]) -> None:
-        if self._settings.missing == "error":
+        if self._settings.options.missing == "error":
             # A name that no sample has is a wrong name: the source says which are known.
             names = tuple(name for name in names if name in self._codes)
         present = np.ones(len(self._table), bool)
@@ -217,28 +228,28 @@ class TarReader(ShardReader[Record]):
             if isinstance(field.first, int) and field.first >= 0:
                 continue
             lacking = self._components(field, everything) < 0
-            if self._settings.missing != "skip" and bool(lacking.any()):
+            if self._settings.options.missing != "skip" and bool(lacking.any()):
                 self._empty(field, int(np.argmax(lacking)))
             present &= ~lacking
-        if self._settings.missing == "skip" and not present.all():
+        if self._settings.options.missing == "skip" and not present.all():
             self._kept = np.flatnonzero(present)
 
     def _empty(self, field: _Field, sample: int) -> Any:
         """What stands for a missing component."""
         key = self._key(sample)
-        if self._settings.missing != "empty":
+        if self._settings.options.missing != "empty":
             raise ConfigError(
                 f"{self._file.path}: sample {sample} ({key!r}) has no field {field.name!r}: leave such samples out by "
                 "missing='skip', or read it as empty by missing='empty'",
                 key="missing",
-                value=self._settings.missing,
+                value=self._settings.options.missing,
             )
         if field.decoder.empty is None:
             raise ConfigError(
                 f"{self._file.path}: sample {sample} ({key!r}) has no field {field.name!r}, and what is decoded as "
                 f"{field.decoder.name} has no empty value: choose missing='skip', or decode it as 'bytes'",
                 key="missing",
-                value=self._settings.missing,
+                value=self._settings.options.missing,
             )
         return field.decoder.empty()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from itertools import takewhile
 from typing import Any, Literal, cast
@@ -13,8 +12,8 @@ from dataload.errors import CorruptFileError
 from dataload.sources.tar.header import BLOCK, GREATEST_SIZE, REGULAR, OnDamage, padded, parse_header, scan
 from dataload.sources.tar.index import index_path, parse_index
 from dataload.sources.tar.samples import Keys, SampleTable, decode_name, group_members, split_name
+from dataload.storage import MappedFile, base_name, storage_of
 from dataload.storage.errors import file_errors
-from dataload.storage.local.mapped import MappedFile
 from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached, within
 from dataload.types import Array
 
@@ -52,7 +51,7 @@ def load_table(
     """
     if index is None:
         beside = index_path(file.path)
-        index = beside if os.path.exists(beside) else False
+        index = beside if storage_of(beside).exists(beside) else False
     key = _key(file, index) if cache else None
     table = None if key is None else _load(key, file)
     if table is None:
@@ -68,7 +67,7 @@ def load_table(
 def _key(file: MappedFile, index: str | Literal[False]) -> IndexKey | None:
     if index is False:
         return IndexKey.of("tar", (file.path,), ("scanned",))
-    options = () if index == index_path(file.path) else (os.path.basename(index),)
+    options = () if index == index_path(file.path) else (base_name(index),)
     with file_errors(index):
         return IndexKey.of("tar", (file.path, index), options)
 
@@ -135,8 +134,7 @@ def _rise(ends: Array, last: int, least: int = 1) -> bool:
 def _make(file: MappedFile, index: str | Literal[False], on_damage: OnDamage) -> SampleTable:
     if index is False:
         return _scan(file, on_damage)
-    with file_errors(index), open(index, "rb") as stream:
-        table = parse_index(stream.read(), index, file.path)
+    table = parse_index(storage_of(index).read(index), index, file.path)
     component = _outside(table, file)
     if component is not None:
         offset, size = (int(numbers(np.array([component]))[0]) for numbers in (table.offsets, table.lengths))
@@ -145,15 +143,9 @@ def _make(file: MappedFile, index: str | Literal[False], on_damage: OnDamage) ->
 
 
 def _scan(file: MappedFile, on_damage: OnDamage) -> SampleTable:
-    # By pread, not through the map: a fault of a map reads the pages around it too.
-    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        members = scan(
-            lambda offset, length: os.pread(descriptor, length, offset), file.size, file.path, on_damage=on_damage
-        )
-        return group_members(members)
-    finally:
-        os.close(descriptor)
+    # By reads, not through the map: a fault of a map reads the pages around it too.
+    with storage_of(file.path).open(file.path) as stream:
+        return group_members(scan(stream.read, file.size, file.path, on_damage=on_damage))
 
 
 def _outside(table: SampleTable, file: MappedFile) -> int | None:

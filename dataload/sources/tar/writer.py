@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from itertools import groupby
+from os import PathLike, fspath
 from typing import Any
 
-from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
+from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tar.fields import encode_field
+from dataload.sources.tar.format import KEY, TarWriterOptions
 from dataload.sources.tar.header import BLOCK, END, Member, build_header, padded, scan
 from dataload.sources.tar.index import build_head, build_line, index_path
 from dataload.sources.tar.samples import decode_name, split_name
 from dataload.sources.writer import Writer, require_fields
+from dataload.storage import storage_of
 
 __all__ = ["TarWriter", "write_index"]
-
-KEY = "__key__"
-
-_BUFFER_BYTES = 1 << 20
 
 
 class TarWriter(Writer):
@@ -33,29 +30,21 @@ class TarWriter(Writer):
     Args:
         path: Destination.
         overwrite: Replace an archive that is there, and its index.
-        index: Write the index of DALI beside it: ``X.idx`` for ``X.tar``. It cannot list an archive without samples.
-        key: Makes the key of a sample from its number and record. By default the record's ``"__key__"``, or the
-            number in eight digits. A key is a path whose last part has no dot, and differs from the one before it.
+        options: See `TarWriterOptions`.
 
     Raises:
         ConfigError: Archive or index exist and `overwrite` is false; when writing, a key or a field cannot be stored.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        index: bool = True,
-        key: Callable[[int, Mapping[str, Any]], str] | None = None,
-    ) -> None:
-        super().__init__(path, overwrite=overwrite)
-        self._index = _IndexWriter(index_path(self.path), overwrite=overwrite)
-        self._indexed = index
-        self._make_key = key or _default_key
+    options_type = TarWriterOptions
+
+    def _begin(self, options: TarWriterOptions) -> None:
+        self._index = _IndexWriter(index_path(self.path), overwrite=self._overwrite)
+        self._indexed = options.index
+        self._make_key = options.key or _default_key
         self._last_key: bytes | None = None
         self._position = 0
-        self._stream = open(self._temporary, "xb", buffering=_BUFFER_BYTES)  # noqa: SIM115 - closed in _finish
+        self._stream = self._part.create()
 
     def _write(self, record: Any) -> None:
         record = require_fields(record, "tar")
@@ -85,12 +74,9 @@ class TarWriter(Writer):
     def _finish(self) -> None:
         with self._stream as stream:
             stream.write(END)
-            stream.flush()
-            os.fsync(stream.fileno())
         if self._overwrite:
             # First: no archive may ever stand beside the index of another, which would be believed.
-            with suppress(FileNotFoundError):
-                os.unlink(self._index.path)
+            storage_of(self.path).remove(self._index.path)
 
     def _discard(self) -> None:
         self._stream.close()
@@ -116,19 +102,16 @@ class TarWriter(Writer):
 class _IndexWriter(Writer):
     """Writes an index from the lines of its samples, kept in memory: their number stands in the first line."""
 
-    def __init__(self, path: str, *, overwrite: bool) -> None:
-        super().__init__(path, overwrite=overwrite)
+    def _begin(self, options: Any) -> None:  # noqa: ARG002 - there are none
         self._lines = bytearray()
 
     def _write(self, record: bytes) -> None:
         self._lines += record
 
     def _finish(self) -> None:
-        with open(self._temporary, "xb") as stream:
+        with self._part.create() as stream:
             stream.write(build_head(len(self)))
             stream.write(self._lines)
-            stream.flush()
-            os.fsync(stream.fileno())
 
 
 def _default_key(number: int, record: Mapping[str, Any]) -> str:
@@ -185,8 +168,8 @@ def _encode(record: Mapping[str, Any], key: bytes, indexed: bool) -> dict[bytes,
 
 
 def write_index(
-    path: str | os.PathLike[str],
-    index: str | os.PathLike[str] | None = None,
+    path: str | PathLike[str],
+    index: str | PathLike[str] | None = None,
     *,
     overwrite: bool = True,
     strict: bool = True,
@@ -212,8 +195,8 @@ def write_index(
         ConfigError: The index cannot list it: a name holds white space or has no extension, or there is no sample.
         SourceNotFoundError: There is no such archive.
     """
-    archive = os.fspath(path)
-    with _IndexWriter(index_path(archive) if index is None else os.fspath(index), overwrite=overwrite) as writer:
+    archive = fspath(path)
+    with _IndexWriter(index_path(archive) if index is None else fspath(index), overwrite=overwrite) as writer:
         seen: set[bytes] | None = set() if strict else None
         for key, members in _samples(archive):
             if seen is not None:
@@ -226,17 +209,8 @@ def write_index(
 
 def _samples(path: str) -> Iterator[tuple[bytes, list[Member]]]:
     """Keys of the samples of an archive, and their files."""
-    try:
-        stream = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
-    except FileNotFoundError as error:
-        raise SourceNotFoundError(f"there is no {path}", path=path) from error
-    except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror or error}", path=path) from error
-    with stream:
-        size = os.fstat(stream.fileno()).st_size
-        members = scan(
-            lambda offset, length: os.pread(stream.fileno(), length, offset), size, path, warn_without_end=True
-        )
+    with storage_of(path).open(path) as file:
+        members = scan(file.read, file.size, path, warn_without_end=True)
         parted = ((parts[0], member) for member in members if (parts := split_name(member.name)))
         for key, group in groupby(parted, key=lambda pair: pair[0]):
             yield key, [member for _, member in group]

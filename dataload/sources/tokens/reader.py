@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, cast, get_args
+from os import PathLike, fspath
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from dataload._util.checks import check_choice, check_count
+from dataload._util.checks import check_count
 from dataload.codecs.npy import MAGIC, npy_layout
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.files import FileSource, ShardReader
-from dataload.sources.tokens.windows import Ends, TokenWindows, check_starts, find_ends, load_starts
-from dataload.storage.local.mapped import MappedFile
+from dataload.sources.tokens.format import COUNT_FIELD, TokenOptions
+from dataload.sources.tokens.windows import TokenWindows, check_starts, find_ends, load_starts
+from dataload.storage import MappedFile, storage_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
-__all__ = ["Documents", "Ends", "TokenSource"]
+__all__ = ["TokenSource"]
 
-Documents: TypeAlias = "str | os.PathLike[str] | Array | Sequence[Any]"
-"""Starts of documents; see `TokenSource`."""
-
-COUNT_FIELD = "token_count"
 _HEADER_BYTES = 1 << 14  # more than the header of a .npy file may have
 
 
@@ -50,17 +45,8 @@ class TokenSource(FileSource[Record]):
     Args:
         paths: One file or several, each a shard. A name that ends in ``.npy`` or a file that begins like one is read as
             such; all else is raw.
-        window: Tokens of a record, at least 1.
-        stride: Tokens from one window to the next, at least 1; by default ``window - 1``.
-        dtype: Integer type of raw files, little-endian; a .npy file says its own.
-        documents: Starts of the documents: the path of a .npy file or an array of integers, rising from 0, with or
-            without the number of tokens as the last; of several files a list of these, one for each. An array is
-            pickled with the source, a path is not read before it is needed.
-        end_token: What ends a document, and belongs to it.
-        ends: What windows do at the end of a document.
-        pad_token: What fills windows under ``ends="pad"``.
-        field: Name of the field.
         fields: Names of the fields to read; None means all.
+        options: See `TokenOptions`; `window` is required.
 
     Raises:
         ConfigError: An option is none of these, or contradicts another; on first use, when the starts of documents do
@@ -76,44 +62,17 @@ class TokenSource(FileSource[Record]):
 
     format_name = "tokens"
 
+    options_type = TokenOptions
+
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
         *,
-        window: int,
-        stride: int | None = None,
-        dtype: npt.DTypeLike = "uint16",
-        documents: Documents | None = None,
-        end_token: int | None = None,
-        ends: Ends = "across",
-        pad_token: int = 0,
-        field: str = "tokens",
         fields: Sequence[str] | None = None,
+        **options: Any,
     ) -> None:
-        window = check_count("window", window, least=1)
-        stride = max(1, window - 1) if stride is None else check_count("stride", stride, least=1)
-        check_choice("ends", ends, get_args(Ends))
-        if documents is not None and end_token is not None:
-            raise ConfigError("documents and end_token both say where documents end: give one", key="documents")
-        _check_heeded(ends, documents, end_token)
-        if ends == "pad" and field == COUNT_FIELD:
-            message = f'field is {field!r}, which ends="pad" needs for the number of real tokens: choose another name'
-            raise ConfigError(message, key="field", value=field)
-        stored = _integer_dtype(dtype)
-        super().__init__(
-            paths,
-            fields=fields,
-            window=window,
-            stride=stride,
-            dtype=stored.name if stored != np.uint16 else None,
-            end_token=end_token,
-            ends=ends if ends != "across" else None,
-            pad_token=pad_token if ends == "pad" else None,
-            field=field if field != "tokens" else None,
-        )
-        self._settings = _Settings(window, stride, stored, end_token, ends, pad_token, field)
-        self._documents = _pair_documents(self._paths, documents)
-        self._first: tuple[str, str] | None = None  # a file with windows, and its dtype
+        super().__init__(paths, fields=fields, **options)
+        self._documents = _pair_documents(self._paths, self.options.documents)
 
     @property
     def sequence_lengths(self) -> Int64Array:
@@ -121,41 +80,22 @@ class TokenSource(FileSource[Record]):
 
         With it ``StreamSampler(source.sequence_lengths, ...)`` follows documents.
         """
-        opened = self._state()
-        readers = (cast("_TokenFile", self._reader(opened, shard)) for shard in range(len(self._paths)))
-        return np.concatenate([reader.windows.counts for reader in readers])
+        return np.concatenate([cast("_TokenFile", reader).windows.counts for reader in self._data_set().readers])
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        return _TokenFile(path, self._settings, self._documents.get(path))
+        return _TokenFile(path, self.options, self._documents.get(path))
 
-    def _open(self) -> Any:
-        self._first = None
-        return super()._open()
-
-    def _check_fields(self, known: Mapping[str, FieldSpec], path: str) -> None:
-        super()._check_fields(known, path)
-        dtype = known[self._settings.field].dtype
-        if self._first is None:
-            self._first = path, dtype
-        elif self._first[1] != dtype:
-            raise ConfigError(
-                f"{self._first[0]} holds tokens of {self._first[1]}, {path} of {dtype}: files of one source have one "
-                "dtype; open them apart, or convert one",
-                key="paths",
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """How files are read; see `TokenSource`."""
-
-    window: int
-    stride: int
-    dtype: np.dtype[Any]
-    end_token: int | None
-    ends: Ends
-    pad_token: int
-    field: str
+    def _known_fields(self, readers: Sequence[ShardReader[Record]]) -> Mapping[str, FieldSpec]:
+        with_windows = [(path, reader) for path, reader in zip(self._paths, readers, strict=True) if len(reader)]
+        dtypes = [(path, reader.fields[self.options.field].dtype) for path, reader in with_windows]
+        for path, dtype in dtypes[1:]:
+            if dtype != dtypes[0][1]:
+                raise ConfigError(
+                    f"{dtypes[0][0]} holds tokens of {dtypes[0][1]}, {path} of {dtype}: files of one source have one "
+                    "dtype; open them apart, or convert one",
+                    key="paths",
+                )
+        return super()._known_fields(readers)
 
 
 class _TokenFile(ShardReader[Record]):
@@ -165,25 +105,24 @@ class _TokenFile(ShardReader[Record]):
         windows: Where they begin.
     """
 
-    def __init__(self, path: str, settings: _Settings, documents: Any) -> None:
-        self._file = MappedFile(path)
-        self._window = settings.window
-        self._start, self._dtype = _layout(self._file, settings.dtype)
+    def __init__(self, path: str, options: TokenOptions, documents: Any) -> None:
+        self._file = storage_of(path).map(path)
+        self._window = options.window
+        self._start, self._dtype = _layout(self._file, options.stored)
         self._length = (self._file.size - self._start) // self._dtype.itemsize
-        self._tokens = self._file.data[self._start :].view(self._dtype)
-        self._specs = {settings.field: FieldSpec(self._dtype.name, (settings.window,))}
+        self._specs = {options.field: FieldSpec(self._dtype.name, (options.window,))}
         self._pad: int | None = None
-        if settings.ends == "pad":
+        if options.ends == "pad":
             self._specs[COUNT_FIELD] = FieldSpec("int64", ())
-            self._pad = _fitting("pad_token", settings.pad_token, self._dtype)
+            self._pad = _fitting("pad_token", options.pad_token, self._dtype)
         self.windows = TokenWindows.of(
-            self._find_edges(settings, documents),
-            window=settings.window,
-            stride=settings.stride,
+            self._find_edges(options, documents),
+            window=options.window,
+            stride=options.step,
             pads=self._pad is not None,
         )
 
-    def _find_edges(self, settings: _Settings, documents: Any) -> Int64Array:
+    def _find_edges(self, options: TokenOptions, documents: Any) -> Int64Array:
         if documents is not None:
             if not isinstance(documents, str):
                 return check_starts(documents, self._length, self._file.path)
@@ -191,9 +130,9 @@ class _TokenFile(ShardReader[Record]):
                 return check_starts(load_starts(documents), self._length, self._file.path)
             except ConfigError as error:  # of what a file holds
                 raise CorruptFileError(str(error), path=documents) from error
-        if settings.end_token is None:
+        if options.end_token is None:
             return np.array([0, self._length])
-        end_token = _fitting("end_token", settings.end_token, self._dtype)
+        end_token = _fitting("end_token", options.end_token, self._dtype)
         found = find_ends(self._file.path, self._start, self._dtype, end_token)
         closed = len(found) > 0 and found[-1] == self._length
         return np.concatenate([[0], found, [] if closed else [self._length]]).astype(np.int64)
@@ -239,9 +178,13 @@ class _TokenFile(ShardReader[Record]):
         short = np.flatnonzero(counts < self._window)
         for row, start, count in zip(short.tolist(), starts[short].tolist(), counts[short].tolist(), strict=True):
             if start > last:
-                out[row, :count] = self._tokens[start : start + count]
+                out[row, :count] = self._file.data[self._start :].view(self._dtype)[start : start + count]
             out[row, count:].fill(pad)
         return out
+
+    def release(self) -> None:
+        """See `ShardReader.release`."""
+        self._file.release()
 
     def identity(self) -> str:
         """Where documents end: given ones stand in no file of the data set."""
@@ -281,32 +224,10 @@ def _layout(file: MappedFile, dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]
     return layout.start, layout.dtype
 
 
-def _integer_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        found = None
-    if found is None or found.kind not in "iu" or found.str.startswith(">"):
-        message = f"dtype must be a little-endian integer type such as 'uint16' or 'int32', got {dtype!r}"
-        raise ConfigError(message, key="dtype", value=dtype)
-    return found
-
-
 def _fitting(name: str, token: int, dtype: np.dtype[Any]) -> int:
     """`token`, which tokens of `dtype` can be."""
     limits = np.iinfo(dtype)
     return check_count(name, token, least=int(limits.min), below=int(limits.max) + 1)
-
-
-def _check_heeded(ends: Ends, documents: Any, end_token: int | None) -> None:
-    name = "documents" if documents is not None else "end_token"
-    if ends == "across" and (documents is not None or end_token is not None):
-        raise ConfigError(
-            f'{name} says where documents end, and ends="across" pays no heed to that: choose ends="drop" or "pad", or '
-            f"leave {name} out",
-            key="ends",
-            value=ends,
-        )
 
 
 def _pair_documents(paths: tuple[str, ...], documents: Any) -> dict[str, Any]:
@@ -316,7 +237,7 @@ def _pair_documents(paths: tuple[str, ...], documents: Any) -> dict[str, Any]:
     if len(paths) == 1:
         several = documents if _is_list_of_one(documents) else [documents]
     else:
-        several = [documents] if isinstance(documents, (str, os.PathLike)) else list(documents)
+        several = [documents] if isinstance(documents, (str, PathLike)) else list(documents)
     if len(several) != len(paths):
         raise ConfigError(
             f"documents has {len(several)} entries for {len(paths)} files: give one for each, in the same order",
@@ -331,8 +252,8 @@ def _is_list_of_one(documents: Any) -> bool:
     """A list that holds the one file's starts or their path, and not starts."""
     if not isinstance(documents, (list, tuple)) or len(documents) != 1:
         return False
-    return isinstance(documents[0], (str, os.PathLike)) or np.ndim(documents[0]) > 0
+    return isinstance(documents[0], (str, PathLike)) or np.ndim(documents[0]) > 0
 
 
 def _path_or_array(item: Any) -> Any:
-    return os.fspath(item) if isinstance(item, (str, os.PathLike)) else np.asarray(item)
+    return fspath(item) if isinstance(item, (str, PathLike)) else np.asarray(item)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from dataload.codecs.npy import parse_npy
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.storage.errors import file_errors
+from dataload.storage import base_name, storage_of
 from dataload.types import Array, Int64Array
 
-__all__ = ["Ends", "TokenWindows", "check_starts", "find_ends", "load_starts"]
-
-Ends: TypeAlias = Literal["across", "drop", "pad"]
+__all__ = ["TokenWindows", "check_starts", "find_ends", "load_starts"]
 
 _SCANNED_BYTES = 1 << 22
 
@@ -96,9 +93,8 @@ def find_ends(path: str, start: int, dtype: np.dtype[Any], end_token: int) -> In
     found: list[Int64Array] = []
     first = 0
     # Read rather than mapped: a file that is not in memory yet comes several times faster so.
-    with open(path, "rb") as stream:
-        stream.seek(start)
-        while count := stream.readinto(block.data) // dtype.itemsize:
+    with storage_of(path).open(path) as file:
+        while count := file.read_into(start + first * dtype.itemsize, block.data) // dtype.itemsize:
             found.append(np.flatnonzero(block[:count] == end_token) + (first + 1))
             first += count
     return np.concatenate(found) if found else np.empty(0, np.int64)
@@ -111,8 +107,7 @@ def load_starts(path: str) -> Array:
         SourceNotFoundError: There is no such file.
         CorruptFileError: It is no .npy file.
     """
-    with file_errors(path), open(path, "rb") as stream:
-        data = stream.read()
+    data = storage_of(path).read(path)
     try:
         return parse_npy(data)
     except CorruptFileError as error:
@@ -152,4 +147,4 @@ def check_starts(starts: Any, tokens: int, path: str) -> Int64Array:
 
 
 def _wrong(what: str, path: str) -> ConfigError:
-    return ConfigError(f"documents of {os.path.basename(path)}: expected {what}", key="documents")
+    return ConfigError(f"documents of {base_name(path)}: expected {what}", key="documents")

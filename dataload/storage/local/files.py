@@ -1,36 +1,156 @@
-"""Small text files, read and appended to as a whole."""
+"""Local files: look at them, read them, lock them."""
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Self
 
-__all__ = ["append_text", "read_text"]
+from dataload.errors import SourceError
+from dataload.storage.errors import file_errors
+from dataload.storage.local.mapped import MappedFile
+from dataload.storage.local.parts import Part, remove
+from dataload.types import Int64Array
+
+__all__ = ["FileIdentity", "LocalFile", "LocalStorage", "open_files_limit"]
 
 
-def append_text(path: str, text: str) -> None:
-    """Append `text` to a file as UTF-8, in one write, so that several processes can share the file.
+class FileIdentity(NamedTuple):
+    """What tells one version of a file from another.
 
-    Creates the file if there is none.
-
-    Raises:
-        OSError: The file cannot be written, or only a part of `text` was.
+    Attributes:
+        size: Bytes.
+        changed: When it was written to last, in nanoseconds.
+        file: What tells one file from another, whatever its paths.
     """
-    data = text.encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        written = os.write(descriptor, data)
-    finally:
-        os.close(descriptor)
-    if written < len(data):
-        raise OSError(f"only {written} of {len(data)} bytes could be written")
+
+    size: int
+    changed: int
+    file: tuple[int, int]
 
 
-def read_text(path: str) -> str:
-    """Return the text of a UTF-8 file.
+class LocalFile:
+    """An open file, read at any offset by any number of threads.
 
-    Raises:
-        OSError: The file cannot be read.
-        UnicodeDecodeError: It is not UTF-8.
+    Attributes:
+        path: As given.
+        size: Bytes when the file was opened.
     """
-    with open(path, encoding="utf-8") as stream:
-        return stream.read()
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with file_errors(path):
+            self._stream = open(path, "rb", buffering=0)  # noqa: SIM115 - closed in `close`
+        self._descriptor = self._stream.fileno()
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return bytes [offset, offset + length), fewer at the end of the file."""
+        with file_errors(self.path):
+            data = os.pread(self._descriptor, length, offset)
+            while 0 < len(data) < length and (
+                more := os.pread(self._descriptor, length - len(data), offset + len(data))
+            ):
+                data += more
+        return data
+
+    def read_into(self, offset: int, buffer: Any) -> int:
+        """Fill a writable buffer from `offset` on; return how many bytes were read."""
+        with file_errors(self.path):
+            return os.preadv(self._descriptor, [buffer], offset)
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class LocalStorage:
+    """Files of this machine; see `Storage`."""
+
+    def exists(self, path: str) -> bool:
+        """See `Storage.exists`."""
+        return os.path.exists(path)
+
+    def is_directory(self, path: str) -> bool:
+        """See `Storage.is_directory`."""
+        return os.path.isdir(path)
+
+    def list(self, path: str) -> list[str]:
+        """See `Storage.list`."""
+        with file_errors(path):
+            return sorted(name for name in os.listdir(path) if not name.startswith("."))
+
+    def glob(self, pattern: str) -> list[str]:
+        """See `Storage.glob`."""
+        return sorted(glob.glob(pattern))
+
+    def size(self, path: str) -> int:
+        """See `Storage.size`."""
+        with file_errors(path):
+            if os.path.isdir(path):
+                return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+            return os.stat(path).st_size
+
+    def identity(self, path: str) -> FileIdentity:
+        """See `Storage.identity`."""
+        with file_errors(path):
+            status = os.stat(path)
+        return FileIdentity(status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
+
+    def read(self, path: str) -> bytes:
+        """See `Storage.read`."""
+        with file_errors(path), open(path, "rb") as stream:
+            return stream.read()
+
+    def read_ranges(self, path: str, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
+        """See `Storage.read_ranges`."""
+        with self.open(path) as file:
+            return [
+                file.read(offset, length) for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True)
+            ]
+
+    def open(self, path: str) -> LocalFile:
+        """See `Storage.open`."""
+        return LocalFile(path)
+
+    def map(self, path: str) -> MappedFile:
+        """See `Storage.map`."""
+        return MappedFile(path)
+
+    def create(self, path: str, *, overwrite: bool = False) -> Part:
+        """See `Storage.create`."""
+        return Part(path, overwrite=overwrite)
+
+    def remove(self, path: str) -> None:
+        """See `Storage.remove`."""
+        remove(path)
+
+    @contextmanager
+    def lock(self, path: str) -> Generator[None]:
+        """See `Storage.lock`. The lock goes with the process, however that ends."""
+        name = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.lock")
+        with file_errors(name), open(name, "wb") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise SourceError(f"another process is writing to {path}: wait until it has ended", path=path) from None
+            try:
+                yield
+            finally:
+                remove(name)
+
+
+def open_files_limit() -> int:
+    """Return how many files this process may open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 32 if soft == resource.RLIM_INFINITY else soft

@@ -1,4 +1,4 @@
-"""A file as a read-only memory map, and the gather that serves every format whose records lie in one."""
+"""A file as a read-only memory map, and the gathers that serve every format whose records lie in one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dataload.storage.errors import changed_error
+from dataload.errors import CorruptFileError
+from dataload.storage.errors import changed_error, file_errors
 from dataload.storage.local.buffers import BufferPool
 from dataload.storage.local.readahead import is_cold, will_need
-from dataload.types import Array, Int64Array
+from dataload.types import Array, BytesArray, Int64Array
 
 __all__ = ["MappedFile"]
 
@@ -23,26 +24,63 @@ _RELEASES_GIL_FROM = 500
 _STEPS_BETWEEN_PROBES = 16
 
 
+class _Mapping:
+    """An open file and its map; both go with the last reference to this."""
+
+    __slots__ = ("__weakref__", "data", "descriptor", "map", "windows")
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.descriptor).atexit = False  # a thread may still be reading then
+        size = os.fstat(self.descriptor).st_size
+        # An empty file cannot be mapped. The map has a descriptor of its own, which it does not tell.
+        self.map = mmap.mmap(self.descriptor, size, access=mmap.ACCESS_READ) if size else None
+        self.data = np.frombuffer(self.map if self.map is not None else b"", np.uint8)
+        self.windows: dict[tuple[int, int, int], Array] = {}
+
+
 class MappedFile:
-    """The bytes of a file, mapped; the descriptor and the map go with the last reference.
+    """The bytes of a file, mapped into memory, and the gathers that copy records out of them.
+
+    `release` gives the map and its descriptor back; the next use maps the file again. So thousands of files can be
+    kept at hand, whatever the limit of open files. Reads are thread-safe: a read that is under way keeps its map.
 
     Attributes:
         path: As given.
         size: Bytes, when it was opened.
-        data: (size,) uint8, read-only.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._descriptor).atexit = False  # a thread may still be reading then
-        self.size = os.fstat(self._descriptor).st_size
-        # An empty file cannot be mapped. The map has a descriptor of its own, which it does not tell.
-        self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ) if self.size else None
-        self.data = np.frombuffer(self._map if self._map is not None else b"", np.uint8)
-        self._windows: dict[tuple[int, int, int], Array] = {}
+        with file_errors(path):
+            self._mapping: _Mapping | None = _Mapping(path)
+        self.size = len(self._mapping.data)
+        self._identity = _identity(self._mapping.descriptor)
         self._buffers = BufferPool()
         self._warm_steps = 0
+
+    @property
+    def data(self) -> BytesArray:
+        """(size,) uint8, read-only; keeps the map alive."""
+        return self._open().data
+
+    def release(self) -> None:
+        """Give map and descriptor back, once no read uses them any more."""
+        self._mapping = None
+
+    def _open(self) -> _Mapping:
+        mapping = self._mapping
+        if mapping is None:
+            with file_errors(self.path):
+                mapping = _Mapping(self.path)
+            if _identity(mapping.descriptor) != self._identity:
+                if len(mapping.data) != self.size:
+                    raise changed_error(self.path, self.size, len(mapping.data))
+                raise CorruptFileError(
+                    "the file was written again since it was opened: open the data set again", path=self.path, offset=0
+                )
+            self._mapping = mapping
+        return mapping
 
     def check(self) -> None:
         """Compare the file with what was opened, once a step: touching a page that is gone kills the process.
@@ -50,7 +88,7 @@ class MappedFile:
         Raises:
             CorruptFileError: The file is shorter now.
         """
-        size = os.fstat(self._descriptor).st_size  # about 1 us
+        size = os.fstat(self._open().descriptor).st_size  # about 1 us
         if size < self.size:
             raise changed_error(self.path, self.size, size)
 
@@ -64,14 +102,15 @@ class MappedFile:
         if self._warm_steps > 0:
             self._warm_steps -= 1  # threads may lose a count to each other, which does no harm
             return False
-        if is_cold(self._descriptor, offset):
+        if is_cold(self._open().descriptor, offset):
             return True
         self._warm_steps = _STEPS_BETWEEN_PROBES
         return False
 
     def _will_need(self, offsets: Int64Array, lengths: Int64Array | int) -> None:
-        if self._map is not None:
-            will_need(self._map, offsets, lengths)
+        mapped = self._open().map
+        if mapped is not None:
+            will_need(mapped, offsets, lengths)
 
     def take(self, start: int, length: int, indices: Int64Array) -> Array:
         """Copy records that lie end to end: the fastest there is.
@@ -130,13 +169,14 @@ class MappedFile:
 
     def _window(self, start: int, stride: int, length: int) -> Array:
         """Runs of `length` bytes as one item each, every `stride` bytes: they may overlap, so nothing is copied."""
-        window = self._windows.get((start, stride, length))
+        mapping = self._open()
+        window = mapping.windows.get((start, stride, length))
         if window is None:
             shape, item = ((self.size - start - length) // stride + 1,), np.dtype((np.void, length))
-            window = np.ndarray(shape, item, self.data, start, (stride,))
-            if len(self._windows) > 64:  # records of many lengths: the cache is not worth keeping
-                self._windows.clear()
-            self._windows[start, stride, length] = window
+            window = np.ndarray(shape, item, mapping.data, start, (stride,))
+            if len(mapping.windows) > 64:  # records of many lengths: the cache is not worth keeping
+                mapping.windows.clear()
+            mapping.windows[start, stride, length] = window
         return window
 
     def copy(self, offset: int, length: int) -> bytes:
@@ -145,10 +185,11 @@ class MappedFile:
 
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
         """Bytes from many places, (rows,) offsets and lengths; the caller has checked the bounds."""
-        if self._map is None:
+        data = self._open().map
+        if data is None:
             return [b""] * len(offsets)
         self.hint(offsets, lengths)
-        data = self._map  # slicing it makes bytes at once, in half the time of an array's slice and `tobytes`
+        # Slicing a map makes bytes at once, in half the time of an array's slice and `tobytes`.
         return [data[start:stop] for start, stop in zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True)]
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -157,6 +198,11 @@ class MappedFile:
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self.path}: a memory map belongs to its process and is not pickled")
+
+
+def _identity(descriptor: int) -> tuple[int, int, int]:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _pieces(rows: int, length: int) -> int:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from dataload.sources.detect import HEAD_SIZE, describe_head, detect
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from dataload.storage.local.files import append_text, read_text
+from dataload.storage.local.text import append_text, read_text
 
 
 def test_text_is_appended(tmp_path):

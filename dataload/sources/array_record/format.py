@@ -1,0 +1,66 @@
+"""The formats ArrayRecord and, in directories of TensorFlow Datasets, TFDS, described."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dataload.codecs.codec import CodecLike, resolve_codec
+from dataload.sources.array_record.layout import SIGNATURE, parse_selection
+from dataload.sources.format import Format
+from dataload.sources.options import Options
+
+__all__ = ["ARRAY_RECORD", "ArrayRecordOptions", "ArrayRecordWriterOptions"]
+
+# The header of the first block and the start of the chunk that is the signature: other Riegeli files have them too.
+_HEAD = SIGNATURE[:8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayRecordOptions(Options):
+    """Options for reading ArrayRecord files.
+
+    Attributes:
+        codec: Turns a record's bytes into a record: the name of a codec, a function ``bytes -> record``, or an object
+            with ``decode``. None gives bytes.
+        reader_options: Options of array_record's reader, in its own syntax, ``""`` for its defaults. None means no
+            reading ahead, and a memory map where that serves.
+    """
+
+    codec: CodecLike = None
+    reader_options: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", resolve_codec(self.codec))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayRecordWriterOptions(Options):
+    """Options for writing ArrayRecord files.
+
+    Attributes:
+        codec: Turns records into bytes: the name of a codec or an object with ``encode``. None takes bytes.
+        options: Options of array_record's writer, in its own syntax. ``group_size:1`` is what random access needs;
+            more compresses better, and is read more slowly.
+    """
+
+    codec: CodecLike = None
+    options: str = "group_size:1"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", resolve_codec(self.codec))
+
+
+ARRAY_RECORD = Format(
+    name="array_record",
+    source="dataload.sources.array_record.reader:ArrayRecordSource",
+    writer="dataload.sources.array_record.writer:ArrayRecordWriter",
+    reader_options=ArrayRecordOptions,
+    writer_options=ArrayRecordWriterOptions,
+    suffixes=(".array_record", ".arrayrecord"),
+    matches=lambda head: head.startswith(_HEAD),
+    file_of=lambda path: parse_selection(path).path,
+    extra="arrayrecord",
+    content="bytes",
+    # Only the package compares hashes of the data, which reads through a map do not.
+    verify_options={"reader_options": "readahead_buffer_size:0"},
+)

@@ -1,0 +1,21 @@
+"""The first bytes of a file, in words. Pure (no I/O)."""
+
+from __future__ import annotations
+
+from dataload.codecs.npy import MAGIC
+
+__all__ = ["describe_head"]
+
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+
+
+def describe_head(head: bytes) -> str:
+    """Describe the start of a file in no known format, for a message."""
+    if not head:
+        return "the file is empty"
+    if head.startswith(MAGIC):
+        return "it is a .npy file, but not of integers in one dimension"
+    for magic, name in _COMPRESSED.items():
+        if head.startswith(magic):
+            return f"byte 0 has the magic of {name}: decompress it first, compressed files have no random access"
+    return f"byte 0 has {head[:8]!r}"

@@ -1,0 +1,37 @@
+"""The format Syrah, described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dataload.sources.format import Format
+from dataload.sources.options import Options
+
+__all__ = ["SYRAH", "SyrahOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyrahOptions(Options):
+    """Options for reading Syrah files.
+
+    Attributes:
+        shapes: Field name -> shape of each record's array, for files that hold no shapes. One extent may be -1.
+    """
+
+    shapes: Mapping[str, Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        shapes = {name: tuple(shape) for name, shape in (self.shapes or {}).items()}
+        object.__setattr__(self, "shapes", shapes or None)
+
+
+SYRAH = Format(
+    name="syrah",
+    source="dataload.sources.syrah.reader:SyrahSource",
+    writer="dataload.sources.syrah.writer:SyrahWriter",
+    reader_options=SyrahOptions,
+    suffixes=(".syr",),
+    matches=lambda head: head.startswith(b"GS\0"),
+    extra="syrah",
+)

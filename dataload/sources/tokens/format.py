@@ -1,0 +1,130 @@
+"""The format of flat token files, described."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from dataload._util.checks import check_choice, check_count
+from dataload.codecs.npy import npy_layout
+from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.format import Format
+from dataload.sources.options import Options
+from dataload.types import Array
+
+__all__ = ["COUNT_FIELD", "TOKENS", "DocumentEnd", "Documents", "TokenOptions"]
+
+DocumentEnd: TypeAlias = Literal["across", "drop", "pad"]
+Documents: TypeAlias = "str | PathLike[str] | Array | Sequence[Any]"
+
+COUNT_FIELD = "token_count"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOptions(Options):
+    """Options for reading flat token files.
+
+    Attributes:
+        window: Tokens of a record, at least 1.
+        stride: Tokens from one window to the next, at least 1; by default ``window - 1``.
+        dtype: Integer type of raw files, little-endian; a .npy file says its own.
+        documents: Starts of the documents: the path of a .npy file or an array of integers, rising from 0, with or
+            without the number of tokens as the last; of several files a list of these, one for each. An array is
+            pickled with the source, a path is not read before it is needed.
+        end_token: What ends a document, and belongs to it.
+        ends: What windows do at the end of a document.
+        pad_token: What fills windows under ``ends="pad"``.
+        field: Name of the field.
+    """
+
+    window: int
+    stride: int | None = None
+    dtype: npt.DTypeLike = "uint16"
+    documents: Documents | None = field(default=None, metadata={"content": False})
+    end_token: int | None = None
+    ends: DocumentEnd = "across"
+    pad_token: int = 0
+    field: str = "tokens"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "window", check_count("window", self.window, least=1))
+        if self.stride is not None:
+            object.__setattr__(self, "stride", check_count("stride", self.stride, least=1))
+        check_choice("ends", self.ends, get_args(DocumentEnd))
+        if self.documents is not None and self.end_token is not None:
+            raise ConfigError("documents and end_token both say where documents end: give one", key="documents")
+        _check_heeded(self.ends, self.documents, self.end_token)
+        if self.ends == "pad" and self.field == COUNT_FIELD:
+            message = (
+                f'field is {self.field!r}, which ends="pad" needs for the number of real tokens: choose another name'
+            )
+            raise ConfigError(message, key="field", value=self.field)
+        _integer_dtype(self.dtype)
+
+    @property
+    def step(self) -> int:
+        """Tokens from the start of a window to the start of the next."""
+        return max(1, self.window - 1) if self.stride is None else self.stride
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The dtype of raw files."""
+        return _integer_dtype(self.dtype)
+
+    def content(self) -> dict[str, Any]:
+        """See `Options.content`: the stride counts even if it is the default, and dtypes go by their names."""
+        chosen = {
+            "window": self.window,
+            "stride": self.step,
+            "dtype": self.stored.name if self.stored != np.uint16 else None,
+            "end_token": self.end_token,
+            "ends": self.ends if self.ends != "across" else None,
+            "pad_token": self.pad_token if self.ends == "pad" else None,
+            "field": self.field if self.field != "tokens" else None,
+        }
+        return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _integer_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or found.kind not in "iu" or found.str.startswith(">"):
+        message = f"dtype must be a little-endian integer type such as 'uint16' or 'int32', got {dtype!r}"
+        raise ConfigError(message, key="dtype", value=dtype)
+    return found
+
+
+def _check_heeded(ends: DocumentEnd, documents: Any, end_token: int | None) -> None:
+    name = "documents" if documents is not None else "end_token"
+    if ends == "across" and (documents is not None or end_token is not None):
+        raise ConfigError(
+            f'{name} says where documents end, and ends="across" pays no heed to that: choose ends="drop" or "pad", or '
+            f"leave {name} out",
+            key="ends",
+            value=ends,
+        )
+
+
+def _holds_tokens(head: bytes) -> bool:
+    """Return whether a file begins as a .npy file of integers in one dimension; other arrays are no data set."""
+    try:
+        layout = npy_layout(head)
+    except CorruptFileError:
+        return False
+    return len(layout.shape) == 1 and layout.dtype.kind in "iu"
+
+
+TOKENS = Format(
+    name="tokens",
+    source="dataload.sources.tokens.reader:TokenSource",
+    reader_options=TokenOptions,
+    # No suffix: .npy and .bin mean many things, and lie beside the shards of other formats.
+    matches=_holds_tokens,
+)

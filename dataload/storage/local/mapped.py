@@ -88,7 +88,8 @@ class MappedFile:
         Raises:
             CorruptFileError: The file is shorter now.
         """
-        size = os.fstat(self._open().descriptor).st_size  # about 1 us
+        mapping = self._open()  # by name: `release` in another thread must not close its descriptor meanwhile
+        size = os.fstat(mapping.descriptor).st_size  # about 1 us
         if size < self.size:
             raise changed_error(self.path, self.size, size)
 
@@ -102,7 +103,8 @@ class MappedFile:
         if self._warm_steps > 0:
             self._warm_steps -= 1  # threads may lose a count to each other, which does no harm
             return False
-        if is_cold(self._open().descriptor, offset):
+        mapping = self._open()
+        if is_cold(mapping.descriptor, offset):
             return True
         self._warm_steps = _STEPS_BETWEEN_PROBES
         return False

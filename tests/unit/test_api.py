@@ -118,7 +118,10 @@ def test_nothing_there(tmp_path, path, match):
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (b"hello world", r"is in no known format: byte 0 has b'hello wo'; known by their content are array_record, lmdb, syrah, tar"),
+        (
+            b"hello world",
+            r"is in no known format: byte 0 has b'hello wo'; known by their content are array_record, lmdb, syrah, tar",
+        ),
         (b"", "the file is empty"),
         (b"\x1f\x8b\x08rest", "byte 0 has the magic of gzip: decompress it first"),
         (b"\x28\xb5\x2f\xfdrest", "zstd"),

@@ -63,11 +63,7 @@ def check_handler(handler: Any) -> None:
 
 
 def archives(urls: Any) -> list[str]:
-    """Return the paths of the archives.
-
-    Raises:
-        ConfigError: A URL is not a local archive.
-    """
+    """Return the paths of the archives, or raise a ConfigError if a URL is not a local archive."""
     if isinstance(urls, Mapping):
         raise ConfigError("urls is a specification: list the archives, and join datasets with Mixture", key="urls")
     if isinstance(urls, (str, os.PathLike)):

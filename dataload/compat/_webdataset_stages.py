@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,9 +12,7 @@ import numpy as np
 from dataload._util.optional import load_optional
 from dataload.codecs.decoders import DECODERS, decode_image, known_extension
 from dataload.errors import ConfigError, CorruptFileError, closest
-from dataload.sources.base import shard_of
 from dataload.transforms import SampleContext
-from dataload.types import Int64Array
 
 Handler: TypeAlias = Callable[[str, bytes], Any]
 """A function ``f(".extension", data)`` that returns the decoded value, or None to leave it to the next handler."""
@@ -36,26 +34,15 @@ class Stage:
         self._arguments = arguments
 
     def __call__(self, sample: Any) -> Any:
-        """Return the sample or batch after this stage."""
         return self._function(sample, *self._arguments)
 
 
-@dataclass(frozen=True, slots=True)
-class AddUrl:
-    """Adds ``"__url__"`` and ``"__local_path__"``, both the path of the sample's archive.
-
-    Attributes:
-        paths: The archives.
-        ends: (archives,) int64, cumulative number of samples.
-    """
-
-    paths: tuple[str, ...]
-    ends: Int64Array
-
-    def __call__(self, sample: dict[str, Any], context: SampleContext) -> dict[str, Any]:
-        """Return the sample with its archive."""
-        url = self.paths[shard_of(self.ends, context.index)[0]]
-        return {"__key__": sample["__key__"], "__url__": url, "__local_path__": url, **sample}
+def add_url(
+    paths: Sequence[str], ends: Sequence[int], sample: dict[str, Any], context: SampleContext
+) -> dict[str, Any]:
+    """Add the path of the sample's archive; `ends` are the cumulative numbers of samples in the archives."""
+    url = paths[bisect.bisect_right(ends, context.index)]
+    return {"__key__": sample["__key__"], "__url__": url, "__local_path__": url, **sample}
 
 
 def run(stages: Sequence[Callable[[Any], Any]], batch: Any) -> Any:
@@ -148,13 +135,9 @@ def _stack(values: list[Any], name: Any) -> Any:
 
 
 def decode(sample: Any, handlers: Sequence[Handler], only: frozenset[str] | None, keep_decoded: bool) -> dict[str, Any]:
-    """Implement ``decode()``: use the first handler that returns a value, else the decoder for the extension.
+    """Implement ``decode()`` for all components, or for those in `only`.
 
-    Args:
-        sample: The components by name.
-        handlers: The handlers, in order.
-        only: Components to decode; None means all.
-        keep_decoded: Leave components alone that are not bytes (any more), instead of raising.
+    A component that is not bytes was decoded before: it stays if `keep_decoded`, and is an error otherwise.
     """
     if not isinstance(sample, dict):
         raise TypeError(f"decode() takes samples as dicts, got {type(sample).__name__}: call it before to_tuple()")
@@ -175,6 +158,7 @@ def decode(sample: Any, handlers: Sequence[Handler], only: frozenset[str] | None
 
 
 def _decode_component(name: str, data: bytes, handlers: Sequence[Handler]) -> Any:
+    """Return the first value that a handler returns, else the value for the extension."""
     for handler in handlers:
         value = handler(f".{name}", data)
         if value is not None:
@@ -202,11 +186,7 @@ def _call_for(extensions: list[list[str]], function: Callable[[bytes], Any], key
 
 
 def image_handler(spec: str) -> Handler:
-    """Return a handler for ``decode()`` that decodes images as WebDataset's ``"rgb"``, ``"torchrgb8"`` or ``"pil"``.
-
-    Raises:
-        ConfigError: `spec` is unknown, or keeps transparency.
-    """
+    """Return a handler for ``decode()`` that decodes images as WebDataset's ``"rgb"``, ``"torchrgb8"`` or ``"pil"``."""
     if spec not in _SPECS:
         is_alpha = spec.endswith(("rgba", "rgba8"))
         hint = "; for transparency, pass handle_extension('png', function)" if is_alpha else ""

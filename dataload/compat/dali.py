@@ -23,17 +23,19 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self, cast, get_args
 
 import numpy as np
 
 from dataload._util.checks import check_choice, check_count
+from dataload._util.indexing import even_split
 from dataload._util.randomness import check_seed
-from dataload.compat._dali_order import EpochPlan, IndexStream
 from dataload.compat._dali_source import Missing, OutputSource, parse_outputs
 from dataload.errors import ConfigError
-from dataload.types import Array
+from dataload.samplers import PoolShuffle, Sequential, ShardSequential, Subset
+from dataload.types import Array, Int64Array, Sampler
 
 __all__ = ["WebdatasetReader", "webdataset"]
 
@@ -100,18 +102,7 @@ def webdataset(
         SourceNotFoundError: An archive or index does not exist.
         CorruptFileError: An archive or index contradicts its format or the other.
     """
-    _check_flags(
-        case_sensitive_extensions=case_sensitive_extensions,
-        stick_to_shard=stick_to_shard,
-        pad_last_batch=pad_last_batch,
-        random_shuffle=random_shuffle,
-        shuffle_after_epoch=shuffle_after_epoch,
-        lazy_init=lazy_init,
-        dont_use_mmap=dont_use_mmap,
-        read_ahead=read_ahead,
-        skip_cached_images=skip_cached_images,
-        preserve=preserve,
-    )
+    _check_flags(locals())
     _check_ignored(device, name, bytes_per_sample_hint, prefetch_queue_depth, tensor_init_bytes)
     if shuffle_after_epoch and stick_to_shard:
         raise ConfigError("shuffle_after_epoch and stick_to_shard exclude each other", key="shuffle_after_epoch")
@@ -143,10 +134,11 @@ def webdataset(
     return reader
 
 
-def _check_flags(**flags: Any) -> None:
-    for name, value in flags.items():
-        if not isinstance(value, (bool, np.bool_)):
-            raise ConfigError(f"{name} must be True or False, got {value!r}", key=name, value=value)
+def _check_flags(arguments: Mapping[str, Any]) -> None:
+    """Refuse values other than True and False for the arguments of `webdataset` that have such a default."""
+    for name, default in (webdataset.__kwdefaults__ or {}).items():
+        if isinstance(default, bool) and not isinstance(arguments[name], (bool, np.bool_)):
+            raise ConfigError(f"{name} must be True or False, got {arguments[name]!r}", key=name, value=arguments[name])
 
 
 def _check_ignored(device: Any, name: Any, hints: Any, prefetch_queue_depth: Any, tensor_init_bytes: Any) -> None:
@@ -159,6 +151,79 @@ def _check_ignored(device: Any, name: Any, hints: Any, prefetch_queue_depth: Any
         check_count("bytes_per_sample_hint", hint, least=0)
     check_count("prefetch_queue_depth", prefetch_queue_depth, least=1)
     check_count("tensor_init_bytes", tensor_init_bytes, least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """The settings that decide the order of the samples; see the arguments of `webdataset`.
+
+    Attributes:
+        pool_size: Samples in the pool that shuffles; None does not shuffle.
+        archives_seed: Seed of the order of the archives, which changes each epoch; None keeps their order.
+    """
+
+    batch_size: int
+    num_shards: int
+    shard_id: int
+    stick: bool
+    pad: bool
+    pool_size: int | None
+    seed: int
+    archives_seed: int | None
+
+
+class IndexStream:
+    """An endless stream of sample indices.
+
+    Args:
+        plan: The settings.
+        lengths: Number of samples in each archive.
+
+    Raises:
+        ConfigError: There are fewer samples than shards.
+    """
+
+    def __init__(self, plan: EpochPlan, lengths: tuple[int, ...]) -> None:
+        self._plan = plan
+        self.samples = sum(lengths)
+        if self.samples < plan.num_shards:
+            raise ConfigError(
+                f"num_shards is {plan.num_shards}, but there are only {self.samples} samples: each shard needs one",
+                key="num_shards",
+                value=plan.num_shards,
+            )
+        # The samples of all shards, with each shard filled up to the size of the largest if the plan pads.
+        self.samples_padded = -(-self.samples // plan.num_shards) * plan.num_shards if plan.pad else self.samples
+        seed = plan.archives_seed
+        self._all: Sampler = Sequential(self.samples) if seed is None else ShardSequential(lengths, seed)
+        self._epoch = -1
+        self._begin_epoch()
+
+    def take(self, count: int) -> Int64Array:
+        """Return the next `count` indices, (count,) int64."""
+        parts: list[Int64Array] = []
+        while count:
+            if self._position == self._length:
+                self._begin_epoch()
+            stop = min(self._position + count, self._length)
+            # Padding repeats the last sample of the order.
+            positions = np.minimum(np.arange(self._position, stop), len(self._order) - 1)
+            parts.append(self._order.indices(positions, epoch=self._epoch))
+            count -= stop - self._position
+            self._position = stop
+        return np.concatenate(parts)
+
+    def _begin_epoch(self) -> None:
+        plan = self._plan
+        self._epoch += 1
+        self._position = 0
+        shard = plan.shard_id if plan.stick else (plan.shard_id + self._epoch) % plan.num_shards
+        self._order: Sampler = Subset(self._all, range(*even_split(self.samples, plan.num_shards)[shard]))
+        if plan.pool_size is not None:
+            self._order = PoolShuffle(self._order, plan.pool_size, plan.seed)
+        self._length = len(self._order)
+        if plan.pad:
+            self._length = -(-self.samples_padded // (plan.num_shards * plan.batch_size)) * plan.batch_size
 
 
 class WebdatasetReader(Iterator[tuple[list[Array], ...]]):

@@ -1,6 +1,6 @@
-"""Grain's random access data sources over dataload's: import them from here instead of from ``grain.sources``.
+"""Grain's random access data sources, implemented by dataload. Import them from here instead of ``grain.sources``.
 
-They serve Grain's own loaders and `dataload.Loader` alike; the latter also reads Grain's own sources.
+They work with Grain's own loaders and with `dataload.Loader`, which also reads Grain's own sources.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -24,29 +24,29 @@ from dataload.types import Int64Array, RandomAccessSource
 __all__ = ["ArrayRecordDataSource", "RandomAccessDataSource", "RangeDataSource", "RecordKeyError", "tfds_data_source"]
 
 RandomAccessDataSource = RandomAccessSource
-"""Anything with ``__len__`` and ``__getitem__``."""
+"""The protocol of a source: ``__len__`` and ``__getitem__``."""
 
 PathOrInstruction: TypeAlias = str | os.PathLike[str] | FileInstruction
 
 
 class RecordKeyError(IndexError, ValueError):
-    """A record key outside [0, len): a ValueError as Grain's ArrayRecordDataSource raises it, and an IndexError."""
+    """A record key is outside [0, len). Grain raises a ValueError for it, sequences an IndexError."""
 
 
 class ArrayRecordDataSource:
-    """Records of ArrayRecord files, as bytes.
+    """The records of ArrayRecord files, as bytes. Negative record keys are refused, as in Grain.
 
-    Files are opened when a record of them is read; only the length of a whole file is looked up at once.
+    A file is opened when one of its records is read. Files given whole are also opened at once, for their length.
 
     Args:
-        paths: One file or several, each a path, a slice ``"path[start:end]"``, or an object with the attributes
+        paths: One or more files, each a path, a slice ``"path[start:end]"``, or an object with the attributes
             `filename`, `skip`, `take` and `examples_in_shard`.
         reader_options: Options of array_record's reader, such as ``{"index_storage_option": "offloaded"}``.
 
     Raises:
-        ConfigError: There is no path.
-        SourceNotFoundError: A whole file does not exist.
-        CorruptFileError: A whole file is no finished ArrayRecord.
+        ConfigError: There are no paths.
+        SourceNotFoundError: A file given whole does not exist.
+        CorruptFileError: A file given whole is not a complete ArrayRecord file.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class ArrayRecordDataSource:
         paths: PathOrInstruction | Sequence[PathOrInstruction],
         reader_options: Mapping[str, str] | None = None,
     ) -> None:
-        # Without reading ahead, as Grain does: a record is read at random.
+        # As in Grain, do not read ahead, because records are read in random order.
         options = {"readahead_buffer_size": "0", **(reader_options or {})}
         self._options = ",".join(f"{name}:{value}" for name, value in options.items())
-        self._parts = ArrayRecordSource(paths).paths  # FileInstructions as slices; opens nothing
+        self._parts = ArrayRecordSource(paths).paths  # turns FileInstructions into slices; opens nothing
         self._sources: dict[int, ArrayRecordSource] = {}
         self._ends = np.cumsum([self._length(shard) for shard in range(len(self._parts))], dtype=np.int64)
 
@@ -68,30 +68,25 @@ class ArrayRecordDataSource:
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
-        """Records of each element of `paths`."""
+        """The number of records in each element of `paths`."""
         return tuple(np.diff(self._ends, prepend=0).tolist())
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getitem__(self, record_key: SupportsIndex) -> bytes:
-        """One record.
-
-        Raises:
-            RecordKeyError: The key is outside [0, len); there are no negative ones.
-        """
         return self.__getitems__([record_key])[0]
 
     def __getitems__(self, record_keys: Sequence[SupportsIndex] | Int64Array) -> list[bytes]:
-        """Records in the order of the request.
+        """Return records in the order requested.
 
         Raises:
-            RecordKeyError: A key is outside [0, len); nothing is returned in part.
+            RecordKeyError: A key is outside [0, len).
         """
         keys = np.fromiter(map(operator.index, record_keys), np.int64, len(record_keys))
         outside = keys[(keys < 0) | (keys >= len(self))]
         if outside.size:
-            raise RecordKeyError(f"record key {outside[0]} is outside of [0, {len(self)})")
+            raise RecordKeyError(f"record key {outside[0]} is outside [0, {len(self)})")
         records: list[bytes] = [b""] * len(keys)
         for shard, local, rows in split_by_shard(self._ends, keys):
             for row, record in zip(rows.tolist(), self._source(shard).read(local), strict=True):
@@ -100,32 +95,26 @@ class ArrayRecordDataSource:
 
     _getitems = __getitems__  # the name that Grain's own pipelines call
 
-    def __iter__(self) -> Iterator[bytes]:
-        return (self[key] for key in range(len(self)))
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the files; as in Grain, reading afterwards opens them again."""
+        """Close the files. As in Grain, reading afterwards opens them again."""
         sources, self._sources = self._sources, {}
         for source in sources.values():
             source.close()
 
     def __repr__(self) -> str:
-        """Grain's own, which stands in its checkpoints."""
+        """Return the same text as Grain's source, because Grain's checkpoints contain it."""
         paths = hashlib.sha1("".join(self.paths).encode(), usedforsecurity=False)
         return f"ArrayRecordDataSource(hash_of_paths={paths.hexdigest()})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_parts": self._parts, "_options": self._options, "_ends": self._ends}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _sources={})
+        return {**vars(self), "_sources": {}}
 
     def _source(self, shard: int) -> ArrayRecordSource:
         source = self._sources.get(shard)
-        if source is None:  # another thread may have made one by now; making one opens nothing
+        if source is None:  # another thread may get here too; constructing a source opens nothing
             source = ArrayRecordSource(self._parts[shard], reader_options=self._options)
             source = self._sources.setdefault(shard, source)
         return source
@@ -136,7 +125,7 @@ class ArrayRecordDataSource:
 
 
 class RangeDataSource:
-    """The numbers of ``range(start, stop, step)``.
+    """The numbers of ``range(start, stop, step)``. Negative record keys are refused, as in Grain.
 
     Raises:
         ConfigError: `step` is 0, or leads away from `stop`.
@@ -144,7 +133,7 @@ class RangeDataSource:
 
     def __init__(self, start: int, stop: int, step: int) -> None:
         self._source = RangeSource(stop, start=start, step=step)
-        if -((start - stop) // step) < 0:  # Grain does not take it for an empty range, as Python does
+        if -((start - stop) // step) < 0:  # unlike Python, Grain does not treat this as an empty range
             raise ConfigError(f"steps of {step} do not lead from {start} to {stop}", key="step", value=step)
         self._arguments = f"start={start}, stop={stop}, step={step}"
 
@@ -152,11 +141,6 @@ class RangeDataSource:
         return len(self._source)
 
     def __getitem__(self, record_key: SupportsIndex) -> int:
-        """One number.
-
-        Raises:
-            IndexError: The key is outside [0, len); there are no negative ones.
-        """
         key = operator.index(record_key)
         if key < 0:
             raise IndexError(f"index {key} is out of range for {len(self)} records")
@@ -167,11 +151,12 @@ class RangeDataSource:
 
 
 def tfds_data_source(data: Any, split: Any = None, *, fields: Sequence[str] | None = None) -> Any:
-    """What ``tfds.data_source`` gives, without TensorFlow Datasets.
+    """Return the same as ``tfds.data_source``, without TensorFlow Datasets.
 
     Args:
-        data: The directory that holds ``dataset_info.json``; or what ``tfds.data_source`` gave, returned as it is.
-        split: As in TensorFlow Datasets: ``"train[:75%]"``; a list gives a list, None a dict of all splits.
+        data: The directory that holds ``dataset_info.json``; or a result of ``tfds.data_source``, which is returned
+            unchanged.
+        split: As in TensorFlow Datasets, for example ``"train[:75%]"``. A list gives a list, None a dict of all splits.
         fields: Names of the features to read; None means all.
 
     Raises:
@@ -186,6 +171,6 @@ def tfds_data_source(data: Any, split: Any = None, *, fields: Sequence[str] | No
         return TfdsSource(data, split=split, fields=fields)
     if not isinstance(data, RandomAccessSource) or split is not None or fields is not None:
         raise ConfigError(
-            f"give a directory, or a data source and no split or fields; got {data!r}", key="data", value=data
+            f"pass a directory, or a data source without split and fields; got {data!r}", key="data", value=data
         )
     return data

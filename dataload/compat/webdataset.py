@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial as bind
 from typing import Any, Self
 
-import numpy as np
-
 from dataload._util.checks import check_count
 from dataload._util.randomness import derive_key
 from dataload.compat import _webdataset_stages as stages
@@ -54,35 +52,20 @@ split_by_worker: None = None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """The parts of a pipeline.
-
-    Attributes:
-        seed: Seed of all orders.
-        shuffle_archives: Reorder the archives each epoch.
-        empty_check: Raise if there are no samples.
-        on_error: Whether a failing sample raises or is skipped.
-        orders: Changes to the order, to be applied in turn.
-        steps: Functions of a sample.
-        batch: Batch size, collate function, and whether to give a shorter last batch; None before `batched`.
-        batch_steps: Functions of a batch.
-        passes: Passes over the samples in an epoch; None is endless.
-        epoch: Samples or batches in an epoch, over as many passes as needed.
-        length: The result of ``len``, if it was set.
-        options: Options of `dataload.Loader`.
-    """
+    """The parts of a pipeline."""
 
     seed: int
     shuffle_archives: bool
     empty_check: bool
     on_error: OnFailure = "raise"
-    orders: tuple[Callable[[Sampler], Sampler], ...] = ()
-    steps: tuple[Callable[..., Any], ...] = ()
-    batch: tuple[int, Callable[[Sequence[Any]], Any], bool] | None = None
-    batch_steps: tuple[Callable[[Any], Any], ...] = ()
-    passes: int | None = 1
-    epoch: int | None = None
-    length: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    orders: tuple[Callable[[Sampler], Sampler], ...] = ()  # changes to the order, applied in turn
+    steps: tuple[Callable[..., Any], ...] = ()  # functions of a sample
+    batch: tuple[int, Callable[[Sequence[Any]], Any], bool] | None = None  # size, collate, may the last be shorter
+    batch_steps: tuple[Callable[[Any], Any], ...] = ()  # functions of a batch
+    passes: int | None = 1  # over the samples in an epoch; None is endless
+    epoch: int | None = None  # samples or batches in an epoch, over as many passes as needed
+    length: int | None = None  # the result of len()
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of dataload.Loader
 
     @property
     def endless(self) -> bool:
@@ -95,11 +78,8 @@ class _Plan:
             order = change(order)
         if self.epoch is not None and len(order):
             # As in WebDataset, each rank gets an epoch of this size.
-            rows = (
-                self.epoch
-                * batch_size
-                * rank_and_world_size(self.options.get("rank"), self.options.get("world_size"))[1]
-            )
+            _, world_size = rank_and_world_size(self.options.get("rank"), self.options.get("world_size"))
+            rows = self.epoch * batch_size * world_size
             return Subset(Repeat(order, -(-rows // len(order))), slice(rows))
         return order if self.passes in (None, 1) else Repeat(order, self.passes)
 
@@ -260,13 +240,14 @@ class WebDataset:
             if plan.empty_check and not len(source):
                 raise ConfigError(f"there are no samples in {source!r}; empty_check=False allows that", key="urls")
             size, collate, shorter = plan.batch or (1, list, True)
+            ends = list(itertools.accumulate(source.shard_lengths))
             self._loader = Loader(
                 source,
                 batch_size=size,
                 sampler=plan.order(source.shard_lengths, size),
                 tail="partial" if shorter else "drop",
                 seed=plan.seed,
-                transform=(stages.AddUrl(source.paths, np.cumsum(source.shard_lengths)), *plan.steps),
+                transform=(bind(stages.add_url, source.paths, ends), *plan.steps),
                 collate=collate,
                 batch_transform=bind(stages.run, plan.batch_steps) if plan.batch_steps else None,
                 on_error=plan.on_error,

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataload.compat._dali_order import EpochPlan, IndexStream
-from dataload.compat.dali import webdataset
+from dataload.compat.dali import EpochPlan, IndexStream, webdataset
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceNotFoundError
 
 

@@ -85,7 +85,7 @@ def test_array_records_are_those_of_the_original(original, files, form):
 
 def test_a_key_outside_is_an_index_error_too(files):
     with ArrayRecordDataSource(files) as source:
-        with pytest.raises(RecordKeyError, match=r"record key 9 is outside of \[0, 9\)"):
+        with pytest.raises(RecordKeyError, match=r"record key 9 is outside \[0, 9\)"):
             source.__getitems__([0, 9])
         with pytest.raises(IndexError, match="record key -1 is outside"):
             source[-1]
@@ -184,7 +184,7 @@ def test_data_sources_of_tfds():
     made = RangeDataSource(0, 3, 1)
     assert tfds_data_source(made) is made
     for arguments in ((3,), (made, "train")):
-        with pytest.raises(ConfigError, match="give a directory, or a data source and no split or fields"):
+        with pytest.raises(ConfigError, match="pass a directory, or a data source without split and fields"):
             tfds_data_source(*arguments)
 
 

@@ -291,7 +291,7 @@ def in_chunks(batch: Any, rows: int, chunk: int, *, strict: bool = True) -> Any:
 
 
 def _map_columns(batch: Any, function: Callable[[Any, str], Any], name: str = "") -> Any:
-    """Return a batch with ``function(column, name)`` in the place of each column; names of nested fields have dots."""
+    """Return a batch with each column replaced by ``function(column, name)``; names of nested fields have dots."""
     if isinstance(batch, Mapping):
         columns = cast("Mapping[str, Any]", batch).items()
         return {key: _map_columns(column, function, _join(name, key)) for key, column in columns}

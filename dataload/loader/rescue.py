@@ -53,7 +53,7 @@ class ErrorPolicy:
     Attributes:
         action: `raise` ends the iteration. `skip` leaves the row out; a step without a good record gives a batch
             without rows. `replace` puts another record of the same step in the row; a step without a good record is
-            an error. Packed records have a place for their length, so `replace` leaves a gap there, as `skip` does.
+            an error. Packed records have room for their own length, so `replace` leaves a gap, as `skip` does.
         excluded: (n,) int64, ascending: records known to be bad, which are never read. `raise` leaves them out, too.
     """
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from dataload.analysis.pictures import check_picture, order_figure, stream_figure
+from dataload.analysis.pictures import check_picture, order_figure
 from dataload.api import record_loader
 from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture
-from dataload.cli.order_streams import print_streams, stream_facts
+from dataload.cli.order_streams import Judgement, judge_streams
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
@@ -22,7 +22,7 @@ from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler
 from dataload.samplers.order_sample import WHOLE_UP_TO, GlobalBatches, Shards, sample_order
 from dataload.samplers.pool_quality import pool_size_for
 from dataload.samplers.quality import Figure, OrderReport, judge_order
-from dataload.samplers.streams.report import StreamPlanner, stream_report
+from dataload.samplers.streams.report import StreamPlanner
 from dataload.types import Sharded
 
 __all__ = ["order_command"]
@@ -60,8 +60,6 @@ def order_command(
     settings = list(overrides or ())
     if world_size is not None:
         settings += [f"loader.world_size={world_size}", f"loader.rank={rank or 0}"]
-    if picture is not None:
-        check_picture(picture)
     with record_loader(config, overrides=settings) as loader, closing(cast("Any", loader.source)):
         planner = loader.batch_sampler
         if steps is not None:
@@ -69,20 +67,10 @@ def order_command(
             return
         if isinstance(planner, StreamPlanner):
             if quality is not None:
-                raise ConfigError(
-                    "--quality is for shuffled orders, but the rows of this config are streams: omit it",
-                    key="quality",
-                    value=quality,
-                )
-            report = stream_report(planner, epoch=epoch)
-            facts = stream_facts(planner, report)
-            draw, show = partial(stream_figure, planner, report), partial(print_streams, facts, report)
+                raise ConfigError("--quality is for shuffled orders, but the rows of this config are streams: omit it")
+            facts, draw, show = judge_streams(planner, epoch)
         else:
-            shards = _shards(loader)
-            sample = sample_order(planner, epoch=epoch)
-            report = judge_order(sample, sample_order(planner, epoch=epoch + 1), shards)
-            facts = _facts(loader, report, shards, quality)
-            draw, show = partial(order_figure, sample, shards), partial(_print, facts, report)
+            facts, draw, show = _judge(loader, epoch, quality)
         if picture is not None:
             draw(f"{facts['order']}, epoch {epoch}").savefig(picture)
     if json:
@@ -97,14 +85,15 @@ def _check(
     steps: str | None, rank: int | None, world_size: int | None, picture: str | None, quality: float | None
 ) -> None:
     if rank is not None and world_size is None:
-        raise ConfigError("--rank needs --world-size", key="rank", value=rank)
+        raise ConfigError("--rank needs --world-size")
     if rank is not None and world_size is not None and rank >= world_size:
-        raise ConfigError(f"--rank must be less than --world-size, {world_size}, got {rank}", key="rank", value=rank)
+        raise ConfigError(f"--rank must be less than --world-size, {world_size}, got {rank}")
     if rank is not None and steps is None:
-        raise ConfigError("--rank needs --steps: the report covers all ranks together", key="rank", value=rank)
+        raise ConfigError("--rank needs --steps: the report covers all ranks together")
     if steps is not None and (picture is not None or quality is not None):
-        name = "--picture" if picture is not None else "--quality"
-        raise ConfigError(f"--steps prints only indices: omit {name}", key="steps", value=steps)
+        raise ConfigError(f"--steps prints only indices: omit {'--quality' if picture is None else '--picture'}")
+    if picture is not None:
+        check_picture(picture)
 
 
 def _parse_steps(text: str, total: int, epoch: int) -> range:
@@ -115,17 +104,13 @@ def _parse_steps(text: str, total: int, epoch: int) -> range:
     """
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     if match is None:
-        raise ConfigError(
-            f"--steps must be a step or start:stop, such as 10 or 0:5, got {text!r}", key="steps", value=text
-        )
+        raise ConfigError(f"--steps must be a step or start:stop, such as 10 or 0:5, got {text!r}")
     start = int(match[1])
     stop = start + 1 if match[2] is None else int(match[2])
     if start >= stop:
-        raise ConfigError(f"--steps {text} is empty: stop must be greater than start", key="steps", value=text)
+        raise ConfigError(f"--steps {text} is empty: stop must be greater than start")
     if stop > total:
-        raise ConfigError(
-            f"--steps {text} is out of range: epoch {epoch} has {count_of(total, 'step')}", key="steps", value=text
-        )
+        raise ConfigError(f"--steps {text} is out of range: epoch {epoch} has {count_of(total, 'step')}")
     return range(start, stop)
 
 
@@ -167,9 +152,13 @@ def _plans(planner: BatchPlanner, steps: range, epoch: int, of_rank: bool) -> It
             first += count
 
 
-def _shards(loader: Loader[Any]) -> Shards:
-    source = loader.source
-    return Shards.of(loader.batch_sampler.records, source.shard_lengths if isinstance(source, Sharded) else None)
+def _judge(loader: Loader[Any], epoch: int, quality: float | None) -> Judgement:
+    source, planner = loader.source, loader.batch_sampler
+    shards = Shards.of(planner.records, source.shard_lengths if isinstance(source, Sharded) else None)
+    sample = sample_order(planner, epoch=epoch)
+    report = judge_order(sample, sample_order(planner, epoch=epoch + 1), shards)
+    facts = _facts(loader, report, shards, quality)
+    return facts, partial(order_figure, sample, shards), partial(_print, facts, report)
 
 
 def _facts(loader: Loader[Any], report: OrderReport, shards: Shards, quality: float | None) -> dict[str, Any]:

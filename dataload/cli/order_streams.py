@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from dataload.analysis.pictures import stream_figure
 from dataload.cli.output import count_of, print_line
-from dataload.samplers.streams.report import StreamPlanner, StreamReport, follow
+from dataload.samplers.streams.report import StreamPlanner, StreamReport, follow, stream_report
 
-__all__ = ["print_streams", "stream_facts"]
+__all__ = ["Judgement", "judge_streams"]
 
 _SHOWN_STEPS = 3
 _SHOWN_ROWS = 10
 
+Judgement: TypeAlias = tuple[dict[str, Any], Callable[[str], Any], Callable[[], None]]
+"""The facts that ``--json`` prints, a function that draws them under a title, and one that prints them as text."""
 
-def stream_facts(planner: StreamPlanner, report: StreamReport) -> dict[str, Any]:
-    """Return everything that ``--json`` prints, except the name of the picture.
 
-    `first_rows` has a pair of ``stream_id`` and ``offset`` for each row of the first steps.
-    """
+def judge_streams(planner: StreamPlanner, epoch: int) -> Judgement:
+    """Judge the streams of an epoch. In ``first_rows``, each row of a step is its ``stream_id`` and ``offset``."""
+    report = stream_report(planner, epoch=epoch)
     first = follow(planner, range(min(_SHOWN_STEPS, report.steps)), epoch=report.epoch)
-    return {
+    facts = {
         "order": repr(planner),
         "records": planner.records,
         "steps": report.steps,
@@ -29,10 +33,10 @@ def stream_facts(planner: StreamPlanner, report: StreamReport) -> dict[str, Any]
         "first_rows": np.stack([first.stream_id, first.offset], axis=2)[:, :_SHOWN_ROWS].tolist(),
         "streams": report.to_json(),
     }
+    return facts, partial(stream_figure, planner, report), partial(_print, facts, report)
 
 
-def print_streams(facts: dict[str, Any], report: StreamReport) -> None:
-    """Print the facts as text."""
+def _print(facts: dict[str, Any], report: StreamReport) -> None:
     lengths = f"{report.shortest:,} to {report.longest:,} records"
     if report.shortest == report.longest:
         lengths = count_of(report.longest, "record")

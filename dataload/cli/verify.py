@@ -1,9 +1,13 @@
-"""``dataload verify``."""
+"""``dataload verify``: read everything; of a user's own source, run the conformance checks too."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterator, Sequence
+import inspect
+import os
+import re
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -12,12 +16,22 @@ from typing import Annotated, Any, Self
 import numpy as np
 import typer
 
-from dataload.cli.conformance import names_factory, open_with, print_checks, print_verdict
-from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, SourceFormat, SourceOptions, parse_options
+from dataload.cli.options import (
+    Codec,
+    Decode,
+    Fields,
+    JsonFlag,
+    Options,
+    SourceFormat,
+    SourceOptions,
+    parse_options,
+)
 from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line
+from dataload.config.references import REFERENCE_PATTERN, resolve_reference
 from dataload.convert.blocks import BlockSize, read_records
-from dataload.errors import ConfigError, MissingDependencyError, SourceError, SourceNotFoundError
+from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceError, SourceNotFoundError
 from dataload.sources.base import Source
+from dataload.sources.registry import format_names
 
 __all__ = ["Finding", "verify_command"]
 
@@ -82,10 +96,10 @@ def verify_command(
 
     The exit code is 1 if there is anything to report.
     """
-    if format is None and names_factory(path):
+    if format is None and _names_object(path):
         if field or codec or decode:
             raise ConfigError(f"--field, --codec and --decode are for files; pass options to {path} with --option")
-        _verify_own(path, open_with(path, parse_options(option)), sample, limit, json=json)
+        _verify_own(path, _open_own(path, parse_options(option)), sample, limit, json=json)
     else:
         wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
         _verify_files(path, wanted, limit, json=json)
@@ -112,14 +126,70 @@ def _verify_files(name: str, wanted: SourceOptions, limit: int | None, *, json: 
 
 
 def _verify_own(name: str, source: Any, sample: int, limit: int | None, *, json: bool) -> None:
-    results = print_checks(source, sample, quiet=json)
-    if [result.name for result in results] == ["check_length"]:  # the source cannot be opened
-        print_verdict(name, results, 0, [], json=json)
+    """Run the conformance checks on a user's own source, then read all of it."""
+    from dataload.testing.verify import CheckResult, check_source  # imports twenty modules that nothing else needs
+
+    def show(result: CheckResult) -> None:
+        print_line(str(result), "red" if result.status == "failed" else "")
+        if result.status == "failed":
+            print_line(f"        {result.rule}")
+
+    results = check_source(source, sample=sample, report=None if json else show)
+    bad: list[Finding] = []
     with ProgressBar("verifying") as bar:
         reading = _Reading(bar)
-        findings = (Finding.of(error, None, index=index, record=index) for index, error in reading.failures(source))
-        bad = _collect(findings, limit, bar, quiet=json)
-    print_verdict(name, results, reading.records, bad, json=json)
+        if [result.name for result in results] != ["check_length"]:  # otherwise the source cannot be opened
+            failures = reading.failures(source)
+            findings = (Finding.of(error, None, index=index, record=index) for index, error in failures)
+            bad = _collect(findings, limit, bar, quiet=json)
+    counts = Counter(result.status for result in results)
+    good = not counts["failed"] and not bad
+    if json:
+        checks, findings = (list(map(dataclasses.asdict, found)) for found in (results, bad))
+        print_json({"source": name, "records": reading.records, "ok": good, "checks": checks, "bad": findings})
+    else:
+        (print_line if good else print_error)(
+            f"{count_of(len(results), 'check')}: {counts['failed'] or 'none'} failed, {counts['skipped']} skipped; "
+            f"{count_of(reading.records, 'record')}: "
+            f"{f'{len(bad)} of them cannot be read' if bad else 'all can be read'}"
+        )
+    if not good:
+        raise typer.Exit(1)
+
+
+def _names_object(path: str) -> bool:
+    """Return whether `path` is ``module:name`` and neither a file nor ``format:path``."""
+    named = re.fullmatch(REFERENCE_PATTERN, path) is not None
+    return named and path.partition(":")[0] not in format_names() and not os.path.exists(path)
+
+
+def _open_own(reference: str, options: Mapping[str, Any]) -> Any:
+    """Return the source that a function or class makes, or the object itself if `reference` names a source.
+
+    Raises:
+        ConfigError: There is no such name, it does not take these options, or it does not return a source.
+        SourceError: The function raised an error that is not one of dataload's.
+    """
+    found = resolve_reference(reference, "PATH")
+    if callable(found):
+        try:
+            inspect.signature(found).bind(**options)
+        except TypeError as error:
+            given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+            given = given or "no options (pass them as -o name=value)"
+            raise ConfigError(f"{reference} cannot be called with {given}: {error}") from None
+        try:
+            found = found(**options)
+        except DataloadError:
+            raise
+        except Exception as error:
+            raise SourceError(f"{reference} raised {type(error).__name__}: {error}") from error
+    elif options:
+        raise ConfigError(f"{reference} is a {type(found).__name__}, which does not take --option")
+    if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+        kind = type(found).__name__
+        raise ConfigError(f"{reference} returns {kind!r}, not a source: a source has __len__ and __getitem__")
+    return found
 
 
 def _collect(findings: Iterator[Finding], limit: int | None, bar: ProgressBar, *, quiet: bool) -> list[Finding]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from dataload.errors import ConfigError, MissingDependencyError, closest
 from dataload.sources.array_record.format import ARRAY_RECORD
 from dataload.sources.format import Format
 from dataload.sources.lmdb.format import LMDB, TORCHRECORD
+from dataload.sources.options import Options
 from dataload.sources.syrah.format import SYRAH
 from dataload.sources.tar.format import TAR
 from dataload.sources.tokens.format import TOKENS
@@ -56,11 +58,28 @@ def _parse_data(value: object) -> object:
     return value
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeOptions(Options):
+    """Options of a range of integers, as for Python's `range`.
+
+    Attributes:
+        start: First integer.
+        step: Difference between consecutive integers; not 0.
+    """
+
+    start: int = 0
+    step: int = 1
+
+
 MEMORY = Format(
     name="memory", source="dataload.sources.memory:MemorySource", takes_paths=False, parse_argument=_parse_data
 )
 RANGE = Format(
-    name="range", source="dataload.sources.range:RangeSource", takes_paths=False, parse_argument=_parse_count
+    name="range",
+    source="dataload.sources.range:RangeSource",
+    reader_options=RangeOptions,
+    takes_paths=False,
+    parse_argument=_parse_count,
 )
 
 _BUILT_IN = {entry.name: entry for entry in (SYRAH, TORCHRECORD, LMDB, TAR, ARRAY_RECORD, TOKENS, MEMORY, RANGE)}

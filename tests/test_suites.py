@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from wrong_sources import FAULTS, LeaksDescriptors  # tests/support
 
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
@@ -18,8 +19,6 @@ from dataload.testing import SourceSuite, SourceTraits, check_source, child
 from dataload.testing.cases import NotApplicable, run_check
 from dataload.testing.checks import CHECKS
 from dataload.testing.child import Reading, read_in_fork, read_in_new_process
-from dataload.testing.fault_handles import LeaksDescriptors
-from dataload.testing.faults import FAULTS
 from dataload.testing.lines import LineBackend, LineSource
 
 CHECK_BY_NAME = {check.name: check for check in CHECKS}
@@ -35,10 +34,10 @@ class TestHonestSource(SourceSuite):
         return LineSource(path)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.source.__name__}-{fault.check}")
-def test_wrong_source_fails_in_the_check_named_for_it(fault, tmp_path):
+@pytest.mark.parametrize(("source", "check"), FAULTS)
+def test_wrong_source_fails_in_the_check_named_for_it(source, check, tmp_path):
     with pytest.raises(Exception) as caught:
-        run_check(CHECK_BY_NAME[fault.check], LineBackend(fault.source), tmp_path)
+        run_check(CHECK_BY_NAME[check], LineBackend(source), tmp_path)
     assert not isinstance(caught.value, NotApplicable)
     while LeaksDescriptors.leaked:
         os.close(LeaksDescriptors.leaked.pop())
@@ -133,8 +132,12 @@ def test_suite_runs_in_a_project_of_somebody_else(tmp_path):
     (tmp_path / "test_mine.py").write_text(
         """
 from dataload.testing import SourceSuite
-from dataload.testing.faults import ForgetsLastRecord
 from dataload.testing.lines import LineBackend, LineSource
+
+
+class ForgetsLastRecord(LineSource):
+    def __len__(self):
+        return super().__len__() - 1
 
 
 class Author(SourceSuite):
@@ -162,19 +165,8 @@ class TestPinned(Author):
         return LineSource(path)
 """
     )
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-rA",
-        "--strict-markers",
-        "-k",
-        "test_length",
-        "-m",
-        "conformance",
-        "-p",
-        "no:cacheprovider",
-    ]
+    options = ["-rA", "--strict-markers", "-k", "test_length", "-m", "conformance", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
     assert "XFAIL test_mine.py::TestWrong::test_length - its issue 12" in done.stdout
     assert "FAILED test_mine.py::TestRepaired::test_length" in done.stdout
@@ -224,7 +216,7 @@ def test_check_source_reports_each_check_as_it_ends():
     assert failed(results) == set()
     assert {result.status for result in results} == {"passed"}
     assert str(results[0]) == "passed  check_length"
-    assert results[0].rule == "`len` is the number of records, and stays it."
+    assert results[0].rule == "`len` is the number of records, and does not change."
 
 
 def test_check_source_compares_with_what_is_expected():
@@ -279,17 +271,15 @@ def test_check_source_on_a_source_that_does_not_open(tmp_path):
     assert "SourceNotFoundError: there is no " in result.message
 
 
-@pytest.mark.parametrize(
-    "fault", [f for f in FAULTS if CHECK_BY_NAME[f.check].needs == "source"], ids=lambda f: f.source.__name__
-)
-def test_check_source_finds_faults_on_real_data(fault, tmp_path):
+@pytest.mark.parametrize(("wrong", "check"), [(w, c) for w, c in FAULTS if CHECK_BY_NAME[c].needs == "source"])
+def test_check_source_finds_faults_on_real_data(wrong, check, tmp_path):
     """Without an oracle: all ways of reading are compared with single reads, so only a wrong single read can hide."""
-    backend = LineBackend(fault.source)
+    backend = LineBackend(wrong)
     records = [{"data": bytes([i]) * (12 + i)} for i in range(30)]
     backend.write(tmp_path / "data.lines", records)
     source = backend.open(tmp_path / "data.lines")
     expected = LineSource(tmp_path / "data.lines")
-    assert fault.check in failed(check_source(source, expected))
+    assert check in failed(check_source(source, expected))
     source.close()
 
 

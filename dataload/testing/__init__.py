@@ -1,12 +1,10 @@
-"""The conformance suite: checks that any source can be put to, built-in or your own.
+"""The conformance suite: checks for any source, built-in or your own.
 
-Two ways to run them:
-
-- `SourceSuite`: subclass it in a test module, say how to write and to open a data set, and pytest runs every check
+- `SourceSuite`: subclass it in a test module and define how to write and open a data set. pytest then runs every check
   on generated data.
-- `check_source`: the read-only checks on data that you have, without pytest.
+- `check_source`: run the read-only checks on existing data, without pytest.
 
-Names are imported when they are first used: pytest loads this package at start-up for its plugin, and
+Names are imported on first use, because pytest loads this package at start-up for its plugin, and because
 `check_source` needs neither pytest nor hypothesis.
 """
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckResult", "SourceSuite", "SourceTraits", "check_source"]
 
-_PLACES = {
+_MODULES = {
     "CheckResult": "dataload.testing.cases",
     "SourceSuite": "dataload.testing.suite",
     "SourceTraits": "dataload.testing.traits",
@@ -32,6 +30,6 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PLACES:
-        return getattr(importlib.import_module(_PLACES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,11 +1,13 @@
-"""What a check is, what it is given, and what comes out."""
+"""The parts of the conformance suite: checks, what they are given, and their results."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar, cast
@@ -13,6 +15,8 @@ from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar, cast
 import numpy as np
 
 from dataload._util.randomness import generator
+from dataload.collate import default_collate
+from dataload.errors import ConfigError
 from dataload.sources.memory import MemorySource
 from dataload.testing.compare import difference, show
 from dataload.testing.traits import SourceTraits, sample_records
@@ -26,7 +30,9 @@ __all__ = [
     "NotApplicable",
     "Paths",
     "checks_in",
+    "close",
     "expect",
+    "expect_each_raises",
     "expect_equal",
     "expect_raises",
     "maker_check",
@@ -37,23 +43,23 @@ __all__ = [
 Paths: TypeAlias = "Path | list[Path]"
 
 STANDARD_RECORDS = 37
-"""Records of the standard data set: a prime, so that no block or shard size divides it."""
+"""Records in the standard data set: a prime, so that no block or shard size divides it."""
 
 
 class Backend(Protocol):
-    """What the author of a source supplies; see `SourceSuite` for what each method must do."""
+    """What the author of a source supplies. `SourceSuite` documents the methods."""
 
     @property
     def traits(self) -> SourceTraits:
-        """What the source is able to do."""
+        """The abilities of the source."""
         ...
 
     def write(self, path: Path, records: Sequence[Any]) -> None:
-        """Write a data set, without the source."""
+        """Write a data set without using the source."""
         ...
 
     def open(self, path: Any) -> Any:
-        """The source of a path, or of several."""
+        """Return the source for a path or a list of paths."""
         ...
 
     def corrupt(self, path: Path, kind: str) -> None:
@@ -61,23 +67,23 @@ class Backend(Protocol):
         ...
 
     def expected(self, records: Sequence[Any]) -> Sequence[Any]:
-        """What the source gives for what was written."""
+        """Return the records that the source gives after `records` were written."""
         ...
 
 
 class NotApplicable(Exception):
-    """Raised by a check that finds nothing to check, with the reason."""
+    """Raised by a check that has nothing to check; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An open source, and what it must hold.
+    """An open source and its expected records.
 
     Attributes:
         source: The source under test.
-        oracle: Gives the expected records: has a length, and a fresh record for each of `indices`.
-        indices: Indices whose records the oracle knows, rising; all of them but for real data.
-        traits: What the source is able to do.
+        oracle: The expected records: has a length, and returns a fresh record for each of `indices`.
+        indices: Indices of the records that the oracle knows, ascending. For real data, these may be a sample.
+        traits: The abilities of the source.
     """
 
     source: Any
@@ -86,27 +92,47 @@ class Case:
     traits: SourceTraits
 
     def pick(self, count: int, seed: int = 0) -> list[int]:
-        """`count` of the indices, in no order and with repetitions.
+        """Return `count` random indices, with repetitions.
 
         Raises:
-            NotApplicable: There is no record.
+            NotApplicable: There are no records.
         """
-        if not self.indices:
-            raise NotApplicable("the data set is empty")
-        places = generator(seed, "testing", count).integers(0, len(self.indices), count)
-        return [self.indices[place] for place in places.tolist()]
+        self.needs_records(1)
+        chosen = generator(seed, "testing", count).integers(0, len(self.indices), count)
+        return [self.indices[number] for number in chosen.tolist()]
 
     def permuted(self, seed: int = 0) -> list[int]:
-        """All known indices, each once, in no order, and not in the rising one unless there is but one."""
+        """Return all known indices in a random order that is not ascending, unless there is only one."""
         shuffled = generator(seed, "testing").permutation(np.array(self.indices, np.int64)).tolist()
         return shuffled[::-1] if shuffled == sorted(shuffled) else shuffled
 
+    def needs_records(self, count: int) -> None:
+        """Raise NotApplicable unless at least `count` records are known."""
+        if len(self.indices) < count:
+            raise NotApplicable("the data set is empty" if not self.indices else "too few records are known")
+
+    def needs_all_records(self) -> None:
+        """Raise NotApplicable if the oracle knows only a sample of the records."""
+        if len(self.indices) != len(self.oracle):
+            raise NotApplicable("only some of the records are known")
+
     def expected(self, indices: Sequence[int]) -> list[Any]:
-        """The oracle's records."""
+        """Return the oracle's records."""
         return [self.oracle[index] for index in indices]
 
+    def stacked(self, indices: Sequence[int]) -> Any:
+        """Return the batch that the oracle's records make.
+
+        Raises:
+            NotApplicable: These records cannot be stacked.
+        """
+        try:
+            return default_collate(self.expected(indices))
+        except ConfigError:
+            raise NotApplicable("these records cannot be stacked") from None
+
     def method(self, name: str) -> Callable[..., Any]:
-        """An optional method of the source.
+        """Return an optional method of the source.
 
         Raises:
             NotApplicable: The source does not have it.
@@ -120,6 +146,20 @@ class Case:
         """Fail unless `got` is the record at `index`."""
         expect_equal(got, self.oracle[index], f"record {index}")
 
+    def check_single_reads(self, indices: Iterable[int]) -> None:
+        """Fail unless ``source[index]`` is the record at `index`, for each of `indices`."""
+        for index in indices:
+            self.check_record(index, self.source[index])
+
+    def check_request(self, indices: Sequence[int], request: Any = None) -> None:
+        """Fail unless a request for `indices`, or an equivalent `request`, reads the records at `indices`.
+
+        A source without `__getitems__` is read one record at a time.
+        """
+        items = list(indices) if request is None else request
+        read = getattr(self.source, "__getitems__", None)
+        self.check_records(indices, [self.source[index] for index in items] if read is None else read(items))
+
     def check_records(self, indices: Sequence[int], got: Sequence[Any]) -> None:
         """Fail unless `got` are the records at `indices`, in that order."""
         expect(len(got) == len(indices), f"{len(got)} records for a request of {len(indices)}")
@@ -128,10 +168,10 @@ class Case:
 
 
 class Maker:
-    """Makes data sets with an author's `write` and `open`, each in a directory of its own.
+    """Writes and opens data sets with an author's backend, each in a directory of its own.
 
     Args:
-        backend: The author's functions.
+        backend: The author's methods.
         directory: An empty directory.
     """
 
@@ -151,55 +191,62 @@ class Maker:
         self._opened.close()
 
     def path(self) -> Path:
-        """A path at which nothing is, alone in its directory."""
+        """Return an unused path in an empty directory."""
         directory = self._directory / str(next(self._numbers))
         directory.mkdir(parents=True)
         return directory / f"data{self.traits.suffix}"
 
     def records(self, count: int = STANDARD_RECORDS, seed: int = 0) -> list[Any]:
-        """Records for `write`; see `sample_records`."""
+        """Return records for `write`; see `sample_records`."""
         return sample_records(self.traits, count, seed)
 
     def write(self, records: Sequence[Any]) -> Path:
-        """Write a data set."""
+        """Write a data set and return its path."""
         path = self.path()
         self._backend.write(path, records)
         return path
 
     def corrupt(self, path: Path, kind: str) -> None:
-        """Damage a data set as the author knows how to."""
+        """Damage a data set with the backend's `corrupt`."""
         self._backend.corrupt(path, kind)
 
+    def copy(self, path: Path) -> Path:
+        """Copy a data set, with the files beside it, to another directory."""
+        copy = self.path()
+        if path.is_dir():
+            shutil.copytree(path, copy)
+        else:
+            shutil.copytree(path.parent, copy.parent, dirs_exist_ok=True)
+        return copy
+
     def open(self, path: Paths) -> Any:
-        """Open a data set; it is closed at the end, if it can be."""
+        """Open a data set, to be closed at the end of the check."""
         source = self._backend.open(path)
-        close = getattr(source, "close", None)
-        if close is not None:
-            self._opened.callback(close)
+        self._opened.callback(close, source)
         return source
 
     def use_and_forget(self, path: Path, use: Callable[[Any], None]) -> None:
-        """Open a data set, use it, and keep nothing of it."""
+        """Open a data set and use it, without keeping a reference."""
         use(self._backend.open(path))
 
     def oracle(self, records: Sequence[Any]) -> MemorySource:
-        """What a source of `records` must hold."""
+        """Return the expected records of a source after `records` were written."""
         return MemorySource(self._backend.expected(records))
 
     def case(self, records: Sequence[Any] | None = None) -> Case:
-        """Write and open a data set, the standard one unless told otherwise."""
+        """Write and open a data set, by default the standard one."""
         chosen = self.records() if records is None else records
         return self.case_of(self.open(self.write(chosen)), chosen)
 
     def case_of(self, source: Any, records: Sequence[Any]) -> Case:
-        """A source that is open already, and what it must hold."""
+        """Return the case of an open source and the records that were written."""
         oracle = self.oracle(records)
         return Case(source, oracle, tuple(range(len(oracle))), self.traits)
 
     def needs_files(self) -> None:
-        """Stop here unless the records lie in files."""
+        """Raise NotApplicable unless the records are stored in files."""
         if not self.traits.in_files:
-            raise NotApplicable("the records do not lie in files")
+            raise NotApplicable("the records are not stored in files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +255,11 @@ class Check:
 
     Attributes:
         name: Name of the function, for example ``"check_duplicates"``.
-        group: What it is about, for example ``"Reads"``.
-        since: The release that brought it.
-        needs: ``"source"``: takes a `Case`, only reads, and runs on real data too; ``"maker"``: takes a `Maker`.
-        run: The function; raises AssertionError, or what the source raised.
+        group: Topic, for example ``"Reads"``.
+        since: The release that introduced the check.
+        needs: ``"source"`` if the function takes a `Case` and only reads, so that it also runs on real data;
+            ``"maker"`` if it takes a `Maker`.
+        run: The function. It raises AssertionError, or whatever the source raised.
     """
 
     name: str
@@ -228,14 +276,14 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """How one check ended.
+    """The result of one check.
 
     Attributes:
         name: Name of the check.
-        group: What it is about.
-        status: ``"passed"``, ``"failed"``, or ``"skipped"`` where there was nothing to check.
-        message: Why it failed or was skipped.
-        rule: What the check demands.
+        group: Topic of the check.
+        status: ``"passed"``, ``"failed"``, or ``"skipped"`` if there was nothing to check.
+        message: Why the check failed or was skipped.
+        rule: The rule that the check tests.
     """
 
     name: str
@@ -251,17 +299,17 @@ class CheckResult:
 _F = TypeVar("_F", bound=Callable[..., None])
 
 
-def source_check(group: str, *, since: str) -> Callable[[_F], _F]:
+def source_check(group: str, *, since: str = "0.1") -> Callable[[_F], _F]:
     """Mark a function of a `Case` as a check that only reads."""
-    return _marker(group, since, "source")
+    return _mark(group, since, "source")
 
 
-def maker_check(group: str, *, since: str) -> Callable[[_F], _F]:
-    """Mark a function of a `Maker` as a check that makes its own data."""
-    return _marker(group, since, "maker")
+def maker_check(group: str, *, since: str = "0.1") -> Callable[[_F], _F]:
+    """Mark a function of a `Maker` as a check that writes its own data."""
+    return _mark(group, since, "maker")
 
 
-def _marker(group: str, since: str, needs: Literal["source", "maker"]) -> Callable[[_F], _F]:
+def _mark(group: str, since: str, needs: Literal["source", "maker"]) -> Callable[[_F], _F]:
     def mark(function: _F) -> _F:
         setattr(function, "check", Check(function.__name__, group, since, needs, function))  # noqa: B010
         return function
@@ -270,17 +318,17 @@ def _marker(group: str, since: str, needs: Literal["source", "maker"]) -> Callab
 
 
 def checks_in(*modules: ModuleType) -> tuple[Check, ...]:
-    """The marked functions of modules, in the order in which they are defined."""
+    """Return the marked functions of modules, in order of definition."""
     members = (member for module in modules for member in vars(module).values())
     found = (getattr(member, "check", None) for member in members)
     return tuple(check for check in found if isinstance(check, Check))
 
 
 def run_check(check: Check, backend: Backend, directory: Path) -> None:
-    """Put one backend to one check.
+    """Run one check on one backend.
 
     Raises:
-        AssertionError: It does not follow the rule.
+        AssertionError: The source breaks the rule.
         NotApplicable: There is nothing to check.
     """
     with Maker(backend, directory) as maker:
@@ -288,13 +336,13 @@ def run_check(check: Check, backend: Backend, directory: Path) -> None:
 
 
 def expect(condition: object, message: str) -> None:
-    """Fail with `message` unless the condition holds; unlike `assert`, under ``python -O`` too."""
+    """Fail with `message` unless the condition holds. Unlike `assert`, this works under ``python -O``."""
     if not condition:
         raise AssertionError(message)
 
 
 def expect_equal(got: Any, want: Any, place: str) -> None:
-    """Fail unless two values are equal to the bit; see `difference`."""
+    """Fail unless two values are bitwise equal; see `difference`."""
     found = difference(got, want, place)
     expect(found is None, found or "")
 
@@ -302,12 +350,12 @@ def expect_equal(got: Any, want: Any, place: str) -> None:
 def expect_raises(
     expected: type[BaseException] | tuple[type[BaseException], ...], call: Callable[[], Any], what: str
 ) -> BaseException:
-    """Fail unless `call` raises one of these; returns what it raised.
+    """Fail unless `call` raises one of the `expected` exceptions; return the exception.
 
     Args:
         expected: Exception classes.
         call: Called without arguments.
-        what: What it does, for the message: ``"source[37]"``.
+        what: The call in words, for the message: ``"source[37]"``.
     """
     kinds = expected if isinstance(expected, tuple) else (expected,)
     names = " or ".join(kind.__name__ for kind in kinds)
@@ -318,3 +366,25 @@ def expect_raises(
     except Exception as error:
         raise AssertionError(f"{what} raises {type(error).__name__} ({error}), expected {names}") from error
     raise AssertionError(f"{what} gives {show(got)}, expected {names}")
+
+
+def expect_each_raises(
+    expected: type[BaseException], call: Callable[[Any], Any], arguments: Iterable[Any], what: str
+) -> None:
+    """Fail unless `call` raises `expected` for each of the arguments.
+
+    Args:
+        expected: An exception class.
+        call: Called with one argument.
+        arguments: The arguments to try.
+        what: The call in words, with ``{}`` for the argument: ``"source[{}]"``.
+    """
+    for argument in arguments:
+        expect_raises(expected, partial(call, argument), what.format(repr(argument)))
+
+
+def close(source: Any) -> None:
+    """Close a source if it has `close`."""
+    method = getattr(source, "close", None)
+    if method is not None:
+        method()

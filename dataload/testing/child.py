@@ -1,7 +1,6 @@
-"""Reading in a process of its own: one that is started afresh, and one that is forked.
+"""Read sources in a separate process, new or forked.
 
-A fresh process is where pickling, another hash seed and lazy opening show; and where a file that kills its reader
-kills only that one.
+A new process tests pickling, another hash seed and lazy opening. In either, a file that kills its reader does no harm.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from typing import Any, NoReturn
 
 from dataload.testing.compare import record_digest
 
-__all__ = ["Reading", "failed_reading", "main", "read_in_fork", "read_in_new_process", "read_whole"]
+__all__ = ["Reading", "failed_reading", "main", "pickled", "read_in_fork", "read_in_new_process", "read_whole"]
 
 _TIMEOUT_SECONDS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one process found in one source.
+    """The content of one source, as read by another process.
 
     Attributes:
-        digests: A digest for each record, in index order.
-        fingerprint: What `fingerprint()` gave; "" without that method.
-        error: What was raised, as "Class: message"; "" if nothing was.
-        error_classes: Names of that class and its bases.
-        error_path: The error's `path`, if it has one.
+        digests: A digest per record, in index order.
+        fingerprint: The result of `fingerprint()`, or "" without that method.
+        error: The exception as "Class: message", or "".
+        error_classes: Names of the exception's class and its bases.
+        error_path: The exception's `path`, if it has one.
     """
 
     digests: tuple[str, ...] = ()
@@ -48,7 +47,7 @@ class Reading:
 
 
 def read_whole(source: Any) -> Reading:
-    """Read every record, one at a time and all at once."""
+    """Read every record, one at a time and all together."""
     try:
         indices = range(len(source))
         digests = tuple(record_digest(source[index]) for index in indices)
@@ -64,25 +63,25 @@ def read_whole(source: Any) -> Reading:
 
 
 def failed_reading(error: Exception) -> Reading:
-    """What reading that ended in `error` amounts to."""
+    """Return the reading of a source that raised `error`."""
     classes = tuple(kind.__name__ for kind in type(error).__mro__)
     text = f"{type(error).__name__}: {error}"
     return Reading(error=text, error_classes=classes, error_path=str(getattr(error, "path", None) or ""))
 
 
 def read_in_new_process(sources: Sequence[Any], *, hash_seed: int | None = None) -> list[Reading]:
-    """Pickle sources, and read them in one fresh process.
+    """Pickle sources and read them completely in one new process.
 
     Args:
-        sources: Read whole, in turn.
-        hash_seed: The process's PYTHONHASHSEED; by default one that differs from this process's.
+        sources: The sources, read one after another.
+        hash_seed: PYTHONHASHSEED of the new process. By default, it differs from this process's.
 
     Raises:
-        AssertionError: A source does not pickle, or the process died or hung; the message says at which source.
+        AssertionError: A source cannot be pickled, or the process died or hung; the message names the source.
     """
     if hash_seed is None:
         hash_seed = 1 if os.environ.get("PYTHONHASHSEED") == "0" else 0
-    pickled = [base64.b64encode(_pickle(source)).decode() for source in sources]
+    pickles = [base64.b64encode(pickled(source)).decode() for source in sources]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -93,11 +92,11 @@ def read_in_new_process(sources: Sequence[Any], *, hash_seed: int | None = None)
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
     ) as process:
         try:
-            out, complaints = process.communicate(json.dumps(pickled), timeout=_TIMEOUT_SECONDS)
+            out, complaints = process.communicate(json.dumps(pickles), timeout=_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired as expired:
             process.kill()
             return _readings((expired.stdout or b"").decode(), sources, f"did not end in {_TIMEOUT_SECONDS} s")
-    last = complaints.strip().splitlines()[-1:] or ["(it said nothing)"]
+    last = complaints.strip().splitlines()[-1:] or ["(no output)"]
     return _readings(out, sources, f"{_ending(process.returncode)}: {last[0]}")
 
 
@@ -105,15 +104,15 @@ def read_in_fork(sources: Sequence[Any], *, read: Callable[[Any], Reading] = rea
     """Read sources in one forked child.
 
     Args:
-        sources: Each passed to `read`, in turn.
-        read: What the child does.
+        sources: The sources, passed to `read` one after another.
+        read: The function to call in the child.
 
     Raises:
-        AssertionError: The child died or hung; the message says at which source.
+        AssertionError: The child died or hung; the message names the source.
     """
     receiver, sender = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads; that is the point here
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about threads, which are intended here
         child = os.fork()
     if not child:
         _answer(sender, sources, read)
@@ -130,7 +129,7 @@ def read_in_fork(sources: Sequence[Any], *, read: Callable[[Any], Reading] = rea
 
 
 def main() -> None:
-    """The fresh process: pickles on standard input, one line of JSON per source on standard output."""
+    """Run in the new process: read pickles from standard input, write one line of JSON per source."""
     for text in json.load(sys.stdin):
         try:
             source = pickle.loads(base64.b64decode(text))  # noqa: S301 - from the process that started this one
@@ -142,7 +141,8 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def _pickle(source: Any) -> bytes:
+def pickled(source: Any) -> bytes:
+    """Pickle a source; raise AssertionError if that is impossible."""
     try:
         return pickle.dumps(source)
     except Exception as error:
@@ -154,7 +154,7 @@ def _ending(code: int) -> str:
 
 
 def _readings(lines: str, sources: Sequence[Any], ending: str) -> list[Reading]:
-    """What a child wrote before it ended, which should be a line for each source."""
+    """Parse the output of a child, which should have one line per source."""
     readings = [_from_json(line) for line in lines.splitlines()]
     if len(readings) < len(sources):
         raise AssertionError(f"the process that read {sources[len(readings)]!r} {ending}")
@@ -173,10 +173,10 @@ def _from_json(line: str) -> Reading:
 
 
 def _answer(sender: int, sources: Sequence[Any], read: Callable[[Any], Reading]) -> NoReturn:
-    """In the child: send what `read` gives, and end without running this process's exit handlers."""
+    """Run in the forked child: send the readings and exit without running this process's exit handlers."""
     code = 1
-    faulthandler.disable()  # what kills this process is reported by the parent
-    warnings.simplefilter("ignore")  # where warnings are errors, one would look like a refusal
+    faulthandler.disable()  # the parent reports what kills this process
+    warnings.simplefilter("ignore")  # if warnings are errors, one would look like a refusal
     with contextlib.suppress(BaseException):
         for source in sources:
             data = _to_json(read(source)).encode()
@@ -187,7 +187,7 @@ def _answer(sender: int, sources: Sequence[Any], read: Callable[[Any], Reading])
 
 
 def _receive(receiver: int) -> tuple[bytes, bool]:
-    """What came, and whether the child ended in time."""
+    """Return the data received, and whether the child ended in time."""
     data = b""
     while True:
         ready, _, _ = select.select([receiver], [], [], _TIMEOUT_SECONDS)

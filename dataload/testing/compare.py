@@ -1,4 +1,4 @@
-"""Strict equality of records and batches: types, dtypes, shapes and every bit. Pure (no I/O)."""
+"""Strict comparison of records and batches: types, dtypes, shapes and every bit. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SHOWN = 60
 
 
 def difference(got: Any, want: Any, place: str) -> str | None:
-    """The first thing in which two records or batches differ, in words; None if they are equal.
+    """Describe the first difference of two records or batches; return None if they are equal.
 
     Stricter than ``==``: 1 is not 1.0, b"" is not bytearray(), -0.0 is not 0.0, and NaN equals the same NaN.
 
     Args:
-        got: What was read.
-        want: What it should be.
-        place: What these are, for the message: ``"record 3"``.
+        got: The value that was read.
+        want: The expected value.
+        place: The name of the value in the message: ``"record 3"``.
     """
     if type(got) is not type(want):
         return f"{place} is {show(got)}, expected {show(want)}"
@@ -36,7 +36,7 @@ def difference(got: Any, want: Any, place: str) -> str | None:
             return f"{place} has {len(got)} parts, expected {len(expected)}"
         parts = (difference(a, b, f"{place}[{i}]") for i, (a, b) in enumerate(zip(got, expected, strict=True)))
         return next((part for part in parts if part), None)
-    # repr tells -0.0 from 0.0 and makes NaN equal to itself.
+    # repr distinguishes -0.0 from 0.0, and is equal for NaNs.
     same = repr(got) == repr(want) if isinstance(want, float) else bool(got == want)
     return None if same else f"{place} is {show(got)}, expected {show(want)}"
 
@@ -52,7 +52,7 @@ def _array_difference(got: Any, want: Any, place: str) -> str | None:
     if (got.dtype, got.shape) != (want.dtype, want.shape):
         return f"{place} is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}"
     if got.dtype == np.longdouble or got.dtype.hasobject:
-        # Its 80 bits lie in 16 bytes, the rest is padding; objects are pointers.
+        # A long double has 80 bits in 16 bytes, the rest is padding; objects are pointers.
         same = bool(np.array_equal(got, want, equal_nan=got.dtype == np.longdouble))
     else:
         same = got.tobytes() == want.tobytes()
@@ -63,19 +63,19 @@ def _array_difference(got: Any, want: Any, place: str) -> str | None:
 
 
 def show(value: Any) -> str:
-    """A value for a message, in one short line."""
+    """Return a short, one-line representation of a value for messages."""
     text = " ".join(repr(value).split())
     text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
     return f"{text} ({type(value).__name__})" if not isinstance(value, np.ndarray) else text
 
 
 def snapshot(value: Any) -> Any:
-    """A copy that shares no memory with `value`."""
+    """Return a copy that shares no memory with `value`."""
     return copy.deepcopy(value)
 
 
 def record_digest(record: Any) -> str:
-    """16 hexadecimal digits that are equal in every process for equal records."""
+    """Return 16 hexadecimal digits that are the same in every process for equal records."""
     state = hashlib.blake2b(digest_size=8)
     for part in _canonical(record):
         state.update(len(part).to_bytes(8, "little"))
@@ -101,7 +101,7 @@ def _canonical(value: Any) -> Iterator[bytes]:
 
 
 def arrays_in(value: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """All arrays that a record or a batch holds."""
+    """Yield all arrays in a record or a batch."""
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, Mapping):
@@ -113,7 +113,7 @@ def arrays_in(value: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def overwrite(value: Any) -> int:
-    """Change every byte of every array and every bytearray in `value`; returns how many there are.
+    """Change every byte of every array and bytearray in `value`; return how many there are.
 
     Raises:
         ValueError: An array is read-only.
@@ -121,14 +121,10 @@ def overwrite(value: Any) -> int:
     count = 0
     for array in arrays_in(value):
         if array.nbytes:
-            # An array's bytes in place, whatever its strides: invert them by way of a copy.
-            array[...] = np.frombuffer(np.invert(_bytes_of(array)).tobytes(), array.dtype).reshape(array.shape)
+            inverted = np.invert(np.frombuffer(array.tobytes(), np.uint8))  # a copy, because of strides
+            array[...] = inverted.view(array.dtype).reshape(array.shape)
             count += 1
     if isinstance(value, bytearray) and value:
         value[:] = bytes(255 - byte for byte in value)
         count += 1
     return count
-
-
-def _bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.frombuffer(array.tobytes(), np.uint8)

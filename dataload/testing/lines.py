@@ -1,6 +1,7 @@
-"""A source of the simplest sort: a text file with the hexadecimal digits of one record per line.
+"""The simplest file format: a text file with one record per line, in hexadecimal.
 
-It is the honest one from which the wrong sources of `dataload.testing.faults` are made, and an example of a backend.
+It is an example of a source and of a test backend, and the base of the deliberately wrong sources on which the suite
+itself is tested.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class LineFile(ShardReader[dict[str, Any]]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """The two that every record has."""
+        """See `ShardReader.fields`."""
         return {"x": FieldSpec("float32", (3, 4)), "data": FieldSpec("bytes", ())}
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[dict[str, Any]]:
@@ -46,15 +47,15 @@ class LineFile(ShardReader[dict[str, Any]]):
 
 
 def parse_line(line: bytes, path: str, index: int) -> bytes:
-    """The bytes that a line stands for."""
+    """Decode one line; raise CorruptFileError if it is not hexadecimal."""
     try:
         return bytes.fromhex(line.decode())
     except ValueError as error:
-        raise CorruptFileError(f"a line that is no hexadecimal number: {error}", path=path, index=index) from error
+        raise CorruptFileError(f"a line is not a hexadecimal number: {error}", path=path, index=index) from error
 
 
 def line_record(data: bytes, fields: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """The record that these bytes hold."""
+    """Return the record that these bytes hold."""
     values = {"x": np.frombuffer(data[:12], np.uint8).reshape(3, 4).astype(np.float32), "data": data[12:]}
     return values if fields is None else {name: values[name] for name in fields}
 
@@ -64,7 +65,7 @@ def _line(record: dict[str, Any]) -> bytes:
 
 
 class LineSource(FileSource[dict[str, Any]]):
-    """The honest one: records ``{"x": (3, 4) float32, "data": bytes}``."""
+    """A correct source of records ``{"x": (3, 4) float32, "data": bytes}``."""
 
     format_name = "lines"
 
@@ -73,10 +74,10 @@ class LineSource(FileSource[dict[str, Any]]):
 
 
 class LineBackend:
-    """`write` and `open` for `LineSource` and its variants.
+    """The test backend of `LineSource` and of wrong variants of it.
 
     Args:
-        source: The variant.
+        source: The class to test.
     """
 
     traits = SourceTraits(suffix=".lines", several_paths=True, corruptions=("no_end", "no_number"))
@@ -85,25 +86,25 @@ class LineBackend:
         self.source = source
 
     def write(self, path: Path, records: Sequence[Any]) -> None:
-        """One line per record: of what the suite offers, the small integers and the bytes."""
+        """Write one line per record."""
         path.write_bytes(b"\n".join([*map(_line, self.expected(records)), _END]))
 
     def open(self, path: Any) -> Any:
-        """The variant, on these files."""
+        """Return the source for these files."""
         return self.source(path)
 
     def expected(self, records: Sequence[Any]) -> Sequence[Any]:
-        """Only what a line holds."""
+        """Return the part of each record that a line can hold."""
         return [line_record(_bytes_of(record)) for record in records]
 
     def corrupt(self, path: Path, kind: str) -> None:
-        """Take away the last line, or write a digit that is none."""
+        """Remove the last line, or replace a digit."""
         data = path.read_bytes()
         path.write_bytes(data[: -len(_END)] if kind == "no_end" else b"?" + data[1:])
 
 
 def _bytes_of(record: dict[str, Any]) -> bytes:
-    """Twelve bytes for the array, and some: whatever the fields of the record are."""
+    """Return twelve bytes for the array, followed by all remaining bytes of the record."""
     parts = [np.asarray(value).tobytes() if not isinstance(value, bytes) else value for value in record.values()]
     data = b"".join(parts)
     return data[:12].ljust(12, b"\0") + data[12:]

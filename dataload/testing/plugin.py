@@ -1,4 +1,4 @@
-"""The pytest plugin: registers the suite's marker, so that it runs under ``--strict-markers``. Imports nothing."""
+"""The pytest plugin: registers the suite's marker for ``--strict-markers``. It imports nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["pytest_configure"]
 
 
 def pytest_configure(config: Any) -> None:
-    """Called by pytest at start-up, in every project where dataload is installed."""
+    """Register the marker. pytest calls this at start-up in every project where dataload is installed."""
     config.addinivalue_line(
         "markers", "conformance(group, since): a check of dataload.testing.SourceSuite; select with -m conformance"
     )

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: records that a format holds, and requests for them."""
+"""Hypothesis strategies for records and requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = ("a", "b1", "image", "x_y")
 
 
 def arrays(dtype: str, *, min_ndim: int = 0, empty: bool = True) -> st.SearchStrategy[Any]:
-    """Arrays of one dtype, of any bits and of up to three dimensions; `empty` allows extents of 0."""
+    """Generate arrays of one dtype, with any bits and up to three dimensions; `empty` allows extents of 0."""
     item = np.dtype(dtype)
 
     def fill(shape: tuple[int, ...]) -> st.SearchStrategy[Any]:
@@ -29,14 +29,14 @@ def arrays(dtype: str, *, min_ndim: int = 0, empty: bool = True) -> st.SearchStr
 
 def _array(data: bytes, item: np.dtype[Any], shape: tuple[int, ...]) -> Any:
     if item == np.bool_:
-        data = bytes(byte & 1 for byte in data)  # other bytes are no bools
+        data = bytes(byte & 1 for byte in data)  # other bytes are not valid bools
     return np.frombuffer(data, item).reshape(shape).copy()
 
 
 def records_for(traits: SourceTraits) -> st.SearchStrategy[list[Any]]:
-    """Lists of records that a source with these traits must hold.
+    """Generate lists of records that a source with these traits must support.
 
-    All records of a list have the same fields, of the same types and dtypes; shapes and lengths vary, or do not.
+    All records in a list have the same fields, types and dtypes; shapes and lengths may vary.
     """
     smallest = 0 if traits.empty_values else 1
     fewest = 0 if traits.empty_dataset else 1
@@ -72,5 +72,5 @@ def _values(kind: Any, smallest: int) -> st.SearchStrategy[Any]:
 
 
 def requests_for(length: int, *, negative: bool = True) -> st.SearchStrategy[list[int]]:
-    """Requests to a source of `length` records, at least one: any order, with repetitions."""
+    """Generate requests for a source of `length` records: at least one index, in any order, with repetitions."""
     return st.lists(st.integers(-length if negative else 0, length - 1), min_size=1, max_size=3 * length)

@@ -1,4 +1,4 @@
-"""`SourceSuite`: every check as a pytest test, for whoever subclasses it."""
+"""`SourceSuite`: every check as a pytest test."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["SourceSuite"]
 
 
 class SourceSuite:
-    """The conformance suite of sources. Subclass it, in a class whose name begins with ``Test``.
+    """The conformance suite for sources. Subclass it in a class whose name begins with ``Test``.
 
-    Nothing else is needed than `write` and `open`. The tests are inherited: one per check of
-    `dataload.testing.checks`, ``check_x`` as ``test_x``. They cannot be redefined; what is known to fail is said in
-    `expected_failures`, and turns red on the day it is repaired.
+    Only `write` and `open` are required. Each check ``check_x`` of `dataload.testing.checks` becomes an inherited test
+    ``test_x``. The tests cannot be redefined; list known failures in `expected_failures`, which fail when they are
+    fixed.
 
     Attributes:
-        traits: What the source is able to do; a trait that is False means that the refusal is checked.
-        expected_failures: Name of a check -> why it fails. Becomes ``xfail(strict=True)``.
-        protocol_version: The newest checks to run, by the release that brought them ("0.1"); None means all. New
-            checks come with minor releases.
+        traits: The abilities of the source. If a trait is False, the refusal is checked.
+        expected_failures: Check name -> reason for its failure. Becomes ``xfail(strict=True)``.
+        protocol_version: Run only checks introduced up to this release, such as "0.1". None runs all. New checks come
+            with minor releases.
 
     Example:
         A source of your own, in a test module::
@@ -51,34 +51,34 @@ class SourceSuite:
     protocol_version: ClassVar[str | None] = None
 
     def write(self, path: Path, records: Sequence[Any]) -> None:
-        """Write a data set, without the source under test: what reads and what writes must not agree by being one.
+        """Write a data set with code that is independent of the source under test.
 
         Args:
-            path: Ends in `traits.suffix`; nothing is there, and its directory is empty. Make it a file or a directory.
-            records: `traits.record_type`; those with fields hold `traits.value_types`.
+            path: A path ending in `traits.suffix`, unused, in an empty directory. Make it a file or a directory.
+            records: Records of type `traits.record_type`. Their fields hold `traits.value_types`.
         """
         raise NotImplementedError(f"{type(self).__name__}.write(path, records): write the records to that path")
 
     def open(self, path: Any) -> Any:
-        """The source of what `write` wrote.
+        """Return the source for a data set.
 
         Args:
-            path: A path that was given to `write`, or one where nothing is; a list of several, as the shards of one
-                data set, if `traits.several_paths`.
+            path: A path that was passed to `write`, or one that does not exist. If `traits.several_paths`, also a list
+                of paths, which are the shards of one data set.
         """
         raise NotImplementedError(f"{type(self).__name__}.open(path): return a source of that path")
 
     def corrupt(self, path: Path, kind: str) -> None:
-        """Damage the data set at `path`, so that reading must notice.
+        """Damage a data set in a way that reading must notice.
 
         Args:
-            path: What `write` made.
+            path: The path of a data set that `write` made.
             kind: One of `traits.corruptions`.
         """
         raise NotImplementedError(f"{type(self).__name__}.corrupt(path, kind): damage the data set by {kind!r}")
 
     def expected(self, records: Sequence[Any]) -> Sequence[Any]:
-        """What the source gives for `records`: for formats that add a field, or store a number as an array."""
+        """Return what the source gives for `records`, if the format adds a field or stores a number as an array."""
         return records
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -93,8 +93,8 @@ class SourceSuite:
                 own = parent.__dict__.get(test)
                 if own is not None and not hasattr(own, "from_the_suite"):
                     raise TypeError(
-                        f"{parent.__name__} redefines {test}: a check cannot be replaced; say in expected_failures why "
-                        f"it fails: {{{check.name!r}: 'reason'}}"
+                        f"{parent.__name__} redefines {test}: a check cannot be replaced; if it is known to fail, set "
+                        f"expected_failures = {{{check.name!r}: 'reason'}}"
                     )
             setattr(cls, test, _test(check, cls.expected_failures.get(check.name)))
 

@@ -1,4 +1,4 @@
-"""What a source is able to do, and the records that it is tried with."""
+"""The abilities of a source, and the records that it is tested with."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ __all__ = ["SourceTraits", "sample_records"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTraits:
-    """What a source is able to do. A trait that is False is not a skip: the documented refusal is checked.
+    """The abilities of a source. A trait that is False does not skip a check: the documented refusal is checked.
 
     Attributes:
-        record_type: `dict` for records with fields, `bytes` for plain ones. Decides what is written.
-        value_types: What a field may hold: some of ``np.ndarray, bytes, str, int, float``.
-        dtypes: Names of numpy dtypes that arrays are written in.
-        suffix: End of the file names that are passed to `write`, for example ``".syr"``.
-        in_files: The records lie in files. False for sources that are made from memory: nothing is asked of their
-            files then.
-        several_paths: `open` also takes a list of paths, as shards of one data set.
-        empty_dataset: No records can be written and read. False: that raises ConfigError or ValueError.
-        empty_values: Values of no bytes can be written and read. False: that raises ConfigError or ValueError.
-        negative_index: ``source[-1]`` is the last record. False: it raises IndexError.
-        slices: ``source[a:b]`` is a source. False: it raises TypeError.
-        closes: After `close`, reading raises ClosedSourceError. False: there is nothing to close, reading goes on.
-        fork_safe: Reads in a forked child. False: that raises an error, and neither hangs nor gives wrong records.
-        fingerprints: `fingerprint()` identifies the content. False: there is no such method.
-        notices_cuts: A file that was cut off, or goes on with zeros, is refused. False: it reads as the records before
-            that place, the last of them perhaps in part, and as nothing else.
-        has_checksums: A file in which any byte was changed is refused. False: values may be what the file now says, if
+        record_type: `dict` for records with fields, `bytes` for plain records. Determines what is written.
+        value_types: Types of field values: some of ``np.ndarray, bytes, str, int, float``.
+        dtypes: Names of numpy dtypes in which arrays are written.
+        suffix: Suffix of the paths passed to `write`, for example ``".syr"``.
+        in_files: Records are stored in files. If False, checks of files are skipped.
+        several_paths: `open` also takes a list of paths, the shards of one data set.
+        empty_dataset: A data set may have no records. If False, that raises ConfigError or ValueError.
+        empty_values: Values may have zero bytes. If False, that raises ConfigError or ValueError.
+        negative_index: ``source[-1]`` is the last record. If False, it raises IndexError.
+        slices: ``source[a:b]`` is a source. If False, it raises TypeError.
+        closes: After `close`, reading raises ClosedSourceError. If False, `close` has no effect on reads.
+        fork_safe: A forked child can read. If False, that raises an error, and neither hangs nor gives wrong records.
+        fingerprints: `fingerprint()` identifies the content. If False, there is no such method.
+        notices_cuts: A file that is cut off, or ends in zeros, is refused. If False, it reads as the records before
+            the cut, of which the last may be incomplete.
+        has_checksums: A file with any byte changed is refused. If False, values may be what the file now holds, but
             the number of records is the same.
-        corruptions: Kinds of damage that `corrupt` can do and reading must detect.
+        corruptions: Kinds of damage that `corrupt` can do and that reading must detect.
     """
 
     record_type: type = dict
@@ -67,10 +66,10 @@ class SourceTraits:
 
 
 def sample_records(traits: SourceTraits, count: int, seed: int = 0) -> list[Any]:
-    """Records that all differ, the same for the same arguments.
+    """Return records that all differ, the same for the same arguments.
 
-    With fields: arrays of one shape per field, so that they stack; bytes and text of different lengths. The arrays are
-    read-only, for the records are made once and used by many checks.
+    Arrays have one shape per field, so that they stack; bytes and text vary in length. Arrays are read-only, because
+    the records are made once and shared by many checks.
     """
     return [dict(record) if isinstance(record, dict) else record for record in _made_once(traits, count, seed)]
 

@@ -1,4 +1,4 @@
-"""`check_source`: the checks that only read, on data that exist."""
+"""`check_source`: the read-only checks on existing data."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def check_source(
     traits: SourceTraits | None = None,
     report: Callable[[CheckResult], None] | None = None,
 ) -> list[CheckResult]:
-    """Put a source to the checks that only read, without pytest.
+    """Run the read-only checks on a source, without pytest.
 
     Args:
-        source: Anything with ``len`` and ``[index]``. It is read, by several threads too, and not closed.
-        expected: The records that it must hold: a sequence, or another source (a converted data set and the one that
-            it was made from). None: only that all ways of reading agree with ``source[i]``.
-        sample: Records to try: the first, the last, those at the ends of shards, and random ones. All of them where
-            there are not more.
-        traits: What the source is able to do; by default it is found out whether it takes negative indices and slices.
+        source: Anything with ``len`` and ``[index]``. It is read, also by several threads, but not closed.
+        expected: The expected records: a sequence or another source, such as the original of a converted data set. If
+            None, the checks compare all ways of reading with ``source[i]``.
+        sample: Number of records to try: the first, the last, those at the ends of shards, and random ones. A smaller
+            data set is read completely.
+        traits: The abilities of the source. By default, its support for negative indices and slices is detected.
         report: Called with each result as soon as it is known.
 
     Returns:
@@ -55,20 +55,20 @@ def check_source(
 
 
 def source_checks() -> tuple[Check, ...]:
-    """The checks that `check_source` runs."""
+    """Return the checks that `check_source` runs."""
     return tuple(check for check in CHECKS if check.needs == "source")
 
 
 def run_source_checks(
     source: Any, expected: Any = None, *, sample: int = 64, traits: SourceTraits | None = None
 ) -> Iterator[CheckResult]:
-    """`check_source`, one result at a time, for whoever shows progress."""
+    """Run the checks of `check_source` and yield each result, to show progress."""
     try:
         oracle = _Itself(source) if expected is None else expected
         indices = _sample(source, min(len(source), len(oracle)), sample)
         case = Case(source, oracle, indices, traits or _found_traits(source))
     except Exception as error:
-        yield CheckResult("check_length", "Reads", "failed", _text(error), "the source opens, and has a length")
+        yield CheckResult("check_length", "Reads", "failed", _text(error), "the source opens and has a length")
         return
     for check in source_checks():
         yield _run(check, case)
@@ -89,7 +89,7 @@ def _text(error: Exception) -> str:
 
 
 class _Itself:
-    """A source's own records, read one at a time, as the oracle for all other ways of reading."""
+    """A source's own records, read one at a time: the oracle for all other ways of reading."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -106,7 +106,7 @@ class _Itself:
 
 
 def _sample(source: Any, length: int, size: int) -> tuple[int, ...]:
-    """Indices to try, rising. Pure but for `shard_lengths`."""
+    """Return the indices to try, ascending."""
     if length <= size:
         return tuple(range(length))
     ends = np.cumsum(getattr(source, "shard_lengths", (length,)))[:_MOST_AT_SHARDS]

@@ -16,7 +16,12 @@ MODULE = '''
 import numpy as np
 from dataload import MemorySource
 from dataload.sources.files import FileSource
-from dataload.testing.faults import SortsRequests
+from dataload.testing.lines import LineSource
+
+
+class SortsRequests(LineSource):
+    def __getitems__(self, indices):
+        return super().__getitems__(np.sort(np.asarray(indices, np.int64)))
 
 
 def numbers(count=10):

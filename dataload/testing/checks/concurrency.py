@@ -1,4 +1,4 @@
-"""Concurrency: several threads read one source as if each had it for itself."""
+"""Concurrency: several threads may read one source at once."""
 
 from __future__ import annotations
 
@@ -7,23 +7,20 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 
-from dataload.collate import default_collate
-from dataload.errors import ClosedSourceError, ConfigError
+from dataload.errors import ClosedSourceError
 from dataload.testing.cases import Case, Maker, NotApplicable, expect, expect_equal, maker_check, source_check
 
 _THREADS = 8
 _READS = 20
 
 
-@source_check("Concurrency", since="0.1")
+@source_check("Concurrency")
 def check_threads(case: Case) -> None:
     """Eight threads that read at once get the records they asked for.
 
-    A seek and a read on one handle are two steps, and another thread fits between them; a buffer that is shared is
-    filled by somebody else.
+    Another thread may run between a seek and a read on one handle, or fill a shared buffer.
     """
-    if not case.indices:
-        raise NotApplicable("the data set is empty")
+    case.needs_records(1)
     read = getattr(case.source, "__getitems__", None)
 
     def work(number: int) -> None:
@@ -31,54 +28,45 @@ def check_threads(case: Case) -> None:
             indices = case.pick(5, seed=1 + number * _READS + turn)
             case.check_record(indices[0], case.source[indices[0]])
             if read is not None and turn % 4 == 0:
-                case.check_records(indices, read(indices))
+                case.check_request(indices)
 
     _in_threads(work)
 
 
-@source_check("Concurrency", since="0.1")
+@source_check("Concurrency")
 def check_threads_at_one_index(case: Case) -> None:
-    """Threads that ask for the same record each get one of their own.
+    """Threads that ask for the same record each get their own.
 
-    A cache without a lock, or one that hands out the same object, shows here.
+    A cache without a lock fails here, and so does one that returns the same object twice.
     """
     for index in (case.indices[0], case.indices[-1]) if case.indices else ():
-
-        def work(_: int, at: int = index) -> None:
-            for _turn in range(10):
-                case.check_record(at, case.source[at])
-
-        _in_threads(work)
+        _in_threads(lambda _, at=index: case.check_single_reads([at] * 10))
 
 
-@source_check("Concurrency", since="0.1")
+@source_check("Concurrency")
 def check_threads_reading_columns(case: Case) -> None:
     """Eight threads that read batches of columns at once each get their own.
 
-    That is what a loader's worker threads do; a buffer that two of them fill shows here.
+    A loader's worker threads do that; a buffer that two of them fill fails here.
     """
     read_batch = case.method("read_batch")
-    plans = {
-        (number, turn): case.pick(9, seed=1 + number * 10 + turn) for number in range(_THREADS) for turn in range(5)
-    }
-    try:
-        wanted = {place: default_collate(case.expected(indices)) for place, indices in plans.items()}
-    except ConfigError:
-        raise NotApplicable("these records cannot be stacked") from None
+    keys = [(number, turn) for number in range(_THREADS) for turn in range(5)]
+    plans = {(number, turn): case.pick(9, seed=1 + number * 10 + turn) for number, turn in keys}
+    wanted = {key: case.stacked(indices) for key, indices in plans.items()}
 
     def work(number: int) -> None:
         for turn in range(5):
-            place = number, turn
-            expect_equal(read_batch(plans[place]), wanted[place], f"read_batch({plans[place]}) in thread {number}")
+            indices = plans[number, turn]
+            expect_equal(read_batch(indices), wanted[number, turn], f"read_batch({indices}) in thread {number}")
 
     _in_threads(work)
 
 
-@maker_check("Concurrency", since="0.1")
+@maker_check("Concurrency")
 def check_close_during_reads(maker: Maker) -> None:
-    """`close` while other threads read: each read gives the right records, or a ClosedSourceError.
+    """If `close` is called while other threads read, each read gives the right record or a ClosedSourceError.
 
-    An evaluation that is broken off closes its source under the threads that prefetch.
+    An evaluation that is interrupted closes its source while threads still prefetch.
     """
     if not maker.traits.closes:
         raise NotApplicable("there is nothing to close")
@@ -87,23 +75,20 @@ def check_close_during_reads(maker: Maker) -> None:
     for _ in range(3):
         case = maker.case_of(maker.open(path), records)
         _ = case.source[0]
-        started = threading.Barrier(_THREADS)
 
-        def work(number: int, case: Case = case, started: threading.Barrier = started) -> None:
-            started.wait(timeout=10)
+        def work(number: int, case: Case = case) -> None:
             if number == 0:
                 case.source.close()
                 return
             with contextlib.suppress(ClosedSourceError):
-                for index in case.permuted(number):
-                    case.check_record(index, case.source[index])
+                case.check_single_reads(case.permuted(number))
 
         _in_threads(work)
 
 
-@maker_check("Concurrency", since="0.1")
+@maker_check("Concurrency")
 def check_first_use_by_threads(maker: Maker) -> None:
-    """The first use, which opens the files, may come from several threads at the same moment.
+    """The first use, which opens the files, may come from several threads at once.
 
     That is how a loader starts.
     """
@@ -111,21 +96,18 @@ def check_first_use_by_threads(maker: Maker) -> None:
     path = maker.write(records)
     for _ in range(3):
         case = maker.case_of(maker.open(path), records)
-        start = threading.Barrier(_THREADS)
 
-        def work(number: int, case: Case = case, start: threading.Barrier = start) -> None:
-            start.wait(timeout=10)
+        def work(number: int, case: Case = case) -> None:
             expect(len(case.source) == len(records), f"len is {len(case.source)}, expected {len(records)}")
             case.check_record(number, case.source[number])
 
         _in_threads(work)
 
 
-@source_check("Concurrency", since="0.1")
+@source_check("Concurrency")
 def check_iterators_are_apart(case: Case) -> None:
-    """Two iterators over one source do not disturb each other, nor a read in between."""
-    if len(case.indices) != len(case.oracle):
-        raise NotApplicable("only some of the records are known")
+    """Two iterators over one source do not disturb each other or a read in between."""
+    case.needs_all_records()
     one, other = iter(case.source), iter(case.source)
     for index in case.indices[:10]:
         case.check_record(index, next(one))
@@ -134,11 +116,13 @@ def check_iterators_are_apart(case: Case) -> None:
 
 
 def _in_threads(work: Callable[[int], None]) -> None:
-    """Call ``work(number)`` in each of several threads; raise the first error of any."""
+    """Call ``work(number)`` in several threads that start together, and raise the first error."""
     errors: list[BaseException] = []
+    start = threading.Barrier(_THREADS)
 
     def run(number: int) -> None:
         try:
+            start.wait(timeout=10)
             work(number)
         except BaseException as error:
             errors.append(error)
@@ -156,7 +140,7 @@ def _in_threads(work: Callable[[int], None]) -> None:
 
 @contextlib.contextmanager
 def _switching_often() -> Generator[None]:
-    """Let threads take turns every 10 us instead of every 5 ms, so that a race is met and not only possible."""
+    """Let threads take turns every 10 us instead of every 5 ms, so that races occur."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:

@@ -1,8 +1,7 @@
-"""Errors: files that are missing, damaged, or of another format end in an error with a name, never in other data."""
+"""Errors: a missing, damaged or foreign file raises an error that names it, and never reads as other data."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,27 +25,28 @@ _DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@maker_check("Errors", since="0.1")
+@maker_check("Errors")
 def check_missing_path(maker: Maker) -> None:
-    """A path where nothing is raises SourceNotFoundError, which names it, at the latest on first use.
+    """A path that does not exist raises SourceNotFoundError, which names it, on first use at the latest.
 
-    A data set of no records would train on nothing.
+    If it were a data set without records, a job would train on nothing.
     """
     maker.needs_files()
     for path in (maker.path(), maker.path() / "no" / "such" / f"data{maker.traits.suffix}"):
-        for use in ("__len__", "__getitem__"):
-            call = f"{use} of a source of a path where nothing is"
-            error = expect_raises(SourceNotFoundError, lambda use=use, path=path: _use(maker, path, use), call)
+        uses: dict[str, Callable[[Any], Any]] = {"len": len, "source[0]": lambda source: source[0]}
+        for what, use in uses.items():
+            call = f"{what} of a source of a missing path"
+            error = expect_raises(SourceNotFoundError, lambda use=use, path=path: use(maker.open(path)), call)
             expect(path.name in str(error), f"the error does not name {path}: {error}")
-            expect(not path.exists(), f"reading {path}, where nothing was, created it")
+            expect(not path.exists(), f"reading the missing path {path} created it")
 
 
-@maker_check("Errors", since="0.1")
+@maker_check("Errors")
 def check_damaged_files(maker: Maker) -> None:
     """A file that is cut, emptied or overwritten reads as before, or is a SourceError that names it.
 
-    Never other records, fewer records, another exception, a crash or a hang: a disk that was full yesterday is found
-    today, and not by its loss curve. The reads happen in a process of their own.
+    It never reads as other or fewer records, raises another exception, crashes or hangs: yesterday's full disk must
+    show up today, and not in the loss curve. The reads happen in a separate process.
     """
     maker.needs_files()
     records = maker.records(12)
@@ -60,7 +60,7 @@ def check_damaged_files(maker: Maker) -> None:
 
 
 def _is_allowed(found: tuple[str, ...], wanted: tuple[str, ...], what: str, traits: SourceTraits) -> bool:
-    """Whether a damaged file may be read, and as this, by what the format is able to notice."""
+    """Whether a format with these traits may read a damaged file as `found`."""
     if (" cut to " in what or " zeros" in what) and not traits.notices_cuts:
         return len(found) <= len(wanted) and found[:-1] == wanted[: max(0, len(found) - 1)]
     if " changed in " in what and not traits.has_checksums:
@@ -68,31 +68,22 @@ def _is_allowed(found: tuple[str, ...], wanted: tuple[str, ...], what: str, trai
     return found == wanted
 
 
-def _use(maker: Maker, path: Path, use: str) -> Any:
-    source = maker.open(path)
-    return len(source) if use == "__len__" else source[0]
-
-
 def _damaged_copies(path: Path, maker: Maker) -> Iterator[tuple[str, Path]]:
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     for file in files:
         data = file.read_bytes()
         for what, damage in _DAMAGES.items():
-            copy = maker.path()
-            if path.is_dir():
-                shutil.copytree(path, copy)
-            else:
-                shutil.copytree(path.parent, copy.parent, dirs_exist_ok=True)
+            copy = maker.copy(path)
             target = copy if path.is_file() else copy / file.relative_to(path)
             target.write_bytes(damage(data))
             yield f"{file.name} {what}", copy
 
 
-@maker_check("Errors", since="0.1")
+@maker_check("Errors")
 def check_corruptions(maker: Maker) -> None:
-    """The damage that the author's `corrupt` does is detected: a SourceError that names the file.
+    """The damage done by the author's `corrupt` is detected: a SourceError that names the file.
 
-    What a format can notice (a checksum, an index that disagrees with its data) only its author knows.
+    Only the author knows what a format can notice (a checksum, an index that disagrees with its data).
     """
     if not maker.traits.corruptions:
         raise NotApplicable("the traits name no corruptions")
@@ -106,7 +97,7 @@ def check_corruptions(maker: Maker) -> None:
 
 
 def _read(maker: Maker, paths: list[Path]) -> list[Reading]:
-    """What each data set reads as; a source may refuse it when it is constructed already."""
+    """Read each data set. A source may refuse it in its constructor."""
     opened: list[Any] = []
     readings: list[Reading | None] = []
     for path in paths:
@@ -115,15 +106,15 @@ def _read(maker: Maker, paths: list[Path]) -> list[Reading]:
             readings.append(None)
         except Exception as error:
             readings.append(failed_reading(error))
-    # A file may kill its reader. A fork costs a tenth of a new process, which is for libraries that take no fork.
+    # A file may kill its reader. A fork costs a tenth of a new process, but some libraries do not survive it.
     later = iter(read_in_fork(opened) if maker.traits.fork_safe else read_in_new_process(opened))
     return [reading or next(later) for reading in readings]
 
 
 def _check_refused(reading: Reading, what: str, path: Path) -> None:
     count = len(reading.digests)
-    expect(reading.error, f"{what} reads as {count} records, without an error and not as it was written")
-    expect("SourceError" in reading.error_classes, f"{what} raises {reading.error}; a SourceError is expected")
+    expect(reading.error, f"{what} reads as {count} records, without an error but not as written")
+    expect("SourceError" in reading.error_classes, f"{what} raises {reading.error}, expected a SourceError")
     names = {path.name, *(entry.name for entry in path.parent.rglob("*"))}
     named = any(name in reading.error or name in reading.error_path for name in names)
     expect(named, f"{what}: the error does not name the file: {reading.error}")

@@ -1,66 +1,61 @@
-"""Identity: the fingerprint names the content, wherever it lies and whoever asks."""
+"""Identity: the fingerprint names the content, independent of location and process."""
 
 from __future__ import annotations
 
 import re
-import shutil
 from typing import Any
 
 from dataload.testing.cases import Case, Maker, NotApplicable, expect, maker_check, source_check
 from dataload.testing.compare import difference
 
 
-@source_check("Identity", since="0.1")
+@source_check("Identity")
 def check_fingerprint(case: Case) -> None:
-    """`fingerprint` gives 16 to 64 hexadecimal digits, the same before and after reads.
+    """`fingerprint` returns 16 to 64 hexadecimal digits, the same before and after reads.
 
-    It stands in every saved state; a checkpoint is refused when it differs.
+    It is part of every saved state; a checkpoint is refused if it differs.
     """
     if not case.traits.fingerprints:
-        expect(not hasattr(case.source, "fingerprint"), "there is a fingerprint; the traits say that there is none")
-        raise NotApplicable("the traits say that there is no fingerprint")
+        expect(not hasattr(case.source, "fingerprint"), "there is a fingerprint, but the traits deny it")
+        raise NotApplicable("the traits have no fingerprint")
     before = _fingerprint(case.source)
     for index in case.indices[:5]:
         _ = case.source[index]
     expect(_fingerprint(case.source) == before, "the fingerprint changes when records are read")
 
 
-@source_check("Identity", since="0.1")
+@source_check("Identity")
 def check_fingerprint_of_slices(case: Case) -> None:
-    """Different slices have different fingerprints, the same one has the same each time.
+    """Different slices have different fingerprints; the same slice has the same each time.
 
-    The state of a run over ``source[:1000]`` is none of a run over all.
+    The state of a run over ``source[:1000]`` does not fit a run over all records.
     """
     whole = _fingerprint(case.source)
     if not case.traits.slices or len(case.oracle) < 3:
         raise NotApplicable("there are no slices, or too few records")
     parts = [case.source[where] for where in (slice(0, 2), slice(1, 3), slice(None, None, -1))]
     found = [whole, *map(_fingerprint, parts)]
-    expect(len(set(found)) == len(found), "a slice has the fingerprint of another one, or of the whole")
+    expect(len(set(found)) == len(found), "a slice has the fingerprint of another slice or of the whole")
     expect(_fingerprint(case.source[0:2]) == found[1], "the same slice has another fingerprint the second time")
 
 
-@maker_check("Identity", since="0.1")
+@maker_check("Identity")
 def check_fingerprint_of_moved_copy(maker: Maker) -> None:
-    """Opened again, and copied to another directory, the same data have the same fingerprint.
+    """The same data have the same fingerprint when opened again, and when copied to another directory.
 
-    A training job that moves to another machine resumes there.
+    A training job that moves to another machine must resume there.
     """
     maker.needs_files()
     path = maker.write(maker.records())
     here = _fingerprint(maker.open(path))
     expect(_fingerprint(maker.open(path)) == here, "opened again, the same files have another fingerprint")
-    copy = maker.path()
-    if path.is_dir():
-        shutil.copytree(path, copy)
-    else:
-        shutil.copytree(path.parent, copy.parent, dirs_exist_ok=True)
+    copy = maker.copy(path)
     expect(_fingerprint(maker.open(copy)) == here, "a copy in another directory has another fingerprint")
 
 
-@maker_check("Identity", since="0.1")
+@maker_check("Identity")
 def check_fingerprint_tells_data_apart(maker: Maker) -> None:
-    """One record less, one record changed, or two exchanged: another fingerprint.
+    """The fingerprint changes if a record is missing or changed, or if two are exchanged.
 
     Otherwise a checkpoint is resumed on data that it does not belong to.
     """
@@ -72,9 +67,8 @@ def check_fingerprint_tells_data_apart(maker: Maker) -> None:
     }
     here = _fingerprint(maker.case(records).source)
     for what, other in others.items():
-        one, two = maker.oracle(records), maker.oracle(other)
-        if difference(list(one), list(two), "") is None:
-            continue  # a source whose records the author does not choose
+        if difference(list(maker.oracle(records)), list(maker.oracle(other)), "") is None:
+            continue  # a source whose records the author cannot choose
         expect(_fingerprint(maker.case(other).source) != here, f"the data {what} have the same fingerprint")
 
 

@@ -1,4 +1,4 @@
-"""Lifecycle: what opening costs, what closing releases, what a source shows of itself."""
+"""Lifecycle: what opening costs, what closing releases, and what `repr` shows."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 from dataload.errors import ClosedSourceError
-from dataload.testing.cases import Case, Maker, NotApplicable, expect, expect_raises, maker_check, source_check
+from dataload.testing.cases import Case, Maker, close, expect, expect_raises, maker_check, source_check
 
 _REPR_LIMIT = 200
 
 
-@maker_check("Lifecycle", since="0.1")
+@maker_check("Lifecycle")
 def check_construction_opens_nothing(maker: Maker) -> None:
     """Constructing a source opens no file and starts no thread; the first use does.
 
-    Sources are built to be pickled, or to be looked at; what they hold then belongs to the wrong process.
+    Sources are constructed to be pickled or inspected; handles opened then would belong to the wrong process.
     """
     maker.needs_files()
     path = maker.write(maker.records())
@@ -29,9 +29,9 @@ def check_construction_opens_nothing(maker: Maker) -> None:
     expect(_resources() == before, f"constructing {type(source).__name__} opened {_resources() - before}")
 
 
-@maker_check("Lifecycle", since="0.1")
+@maker_check("Lifecycle")
 def check_context_manager(maker: Maker) -> None:
-    """``with source as s`` gives the source itself, and closes it at the end, after an error too."""
+    """``with source as s`` gives the source itself and closes it at the end, even after an error."""
     source = maker.case().source
     with source as entered:
         expect(entered is source, "__enter__ gives another object")
@@ -48,33 +48,28 @@ def _fail_inside(source: Any) -> None:
         raise ZeroDivisionError
 
 
-@maker_check("Lifecycle", since="0.1")
+@maker_check("Lifecycle")
 def check_close_twice(maker: Maker) -> None:
     """`close` may be called twice, and before the first read."""
     for uses in (0, 1):
-        source = maker.case().source
-        close = getattr(source, "close", None)
-        if close is None:
-            raise NotApplicable(f"{type(source).__name__} has no close")
+        case = maker.case()
+        close_it = case.method("close")
         for _ in range(uses):
-            _ = source[0]
-        close()
-        close()
-        _check_closed(source, maker)
+            _ = case.source[0]
+        close_it()
+        close_it()
+        _check_closed(case.source, maker)
 
 
-@maker_check("Lifecycle", since="0.1")
+@maker_check("Lifecycle")
 def check_read_after_close(maker: Maker) -> None:
-    """Every read after `close` is a ClosedSourceError; or, where there is nothing to close, goes on.
+    """Every read after `close` is a ClosedSourceError, or continues if there is nothing to close.
 
-    Opening again in silence would leave behind what `close` was called to release.
+    Reopening silently would leak what `close` was called to release.
     """
     case = maker.case()
     _ = case.source[0]
-    close = getattr(case.source, "close", None)
-    if close is None:
-        raise NotApplicable(f"{type(case.source).__name__} has no close")
-    close()
+    case.method("close")()
     _check_closed(case.source, maker)
     if not maker.traits.closes:
         case.check_record(0, case.source[0])
@@ -91,11 +86,11 @@ def _check_closed(source: Any, maker: Maker) -> None:
         expect_raises(ClosedSourceError, read, f"{call} after close")
 
 
-@maker_check("Lifecycle", since="0.1")
+@maker_check("Lifecycle")
 def check_close_releases_everything(maker: Maker) -> None:
-    """`close` gives back every descriptor and every thread; so does forgetting the source, without a warning.
+    """`close` releases every descriptor and every thread.
 
-    A run opens sources again for every evaluation, and ends at a limit of descriptors that nobody set.
+    A run that reopens sources for every evaluation would otherwise hit the limit of descriptors.
     """
     maker.needs_files()
     path = maker.write(maker.records())
@@ -103,10 +98,9 @@ def check_close_releases_everything(maker: Maker) -> None:
     for turn in range(4):
         source = maker.open(path)
         _use(source)
-        if hasattr(source, "close"):
-            source.close()
+        close(source)
         if turn == 0:
-            before = _resources()  # what a library opens once and for good is open by now
+            before = _resources()  # what a library opens once and for all is open by now
     gc.collect()
     expect(_resources() <= before, f"after close these are still open: {_resources() - before}")
 
@@ -118,9 +112,9 @@ def _use(source: Any) -> None:
         read([1, 0])
 
 
-@maker_check("Lifecycle", since="0.1")
+@maker_check("Lifecycle")
 def check_forgotten_source(maker: Maker) -> None:
-    """A source that is dropped without `close` releases everything too, and raises no ResourceWarning."""
+    """A source that is dropped without `close` releases everything too, without a ResourceWarning."""
     maker.needs_files()
     path = maker.write(maker.records())
     with warnings.catch_warnings(record=True) as caught:
@@ -135,7 +129,7 @@ def check_forgotten_source(maker: Maker) -> None:
 
 
 def _resources() -> set[str]:
-    """Descriptors that are open, with what they refer to, and threads that run."""
+    """Return the open descriptors, with what they refer to, and the running threads."""
     found = {f"thread {thread.name}" for thread in threading.enumerate()}
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         try:
@@ -145,14 +139,14 @@ def _resources() -> set[str]:
     return found
 
 
-@source_check("Lifecycle", since="0.1")
+@source_check("Lifecycle")
 def check_repr(case: Case) -> None:
-    """`repr` is short, holds no record and no memory address.
+    """`repr` is short and shows no records and no memory address.
 
-    It stands in every error message and in logs; an address makes equal sources look different.
+    It appears in error messages and logs; an address makes equal sources look different.
     """
     text = repr(case.source)
     expect(text == repr(case.source), "repr changes from call to call")
-    expect(len(text) <= _REPR_LIMIT, f"repr has {len(text)} characters, at most {_REPR_LIMIT} are expected")
+    expect(len(text) <= _REPR_LIMIT, f"repr has {len(text)} characters, expected at most {_REPR_LIMIT}")
     expect("\n" not in text, f"repr has several lines: {text!r}")
     expect(not re.search(r"\bat 0x[0-9a-f]+", text), f"repr shows a memory address: {text!r}")

@@ -1,4 +1,4 @@
-"""Sizes: data sets of none, one and several files, and records from no byte to more than a megabyte."""
+"""Sizes: data sets of no, one and several files, and records of zero bytes to more than a megabyte."""
 
 from __future__ import annotations
 
@@ -8,56 +8,54 @@ import numpy as np
 
 from dataload.errors import ConfigError
 from dataload.sources.memory import MemorySource
-from dataload.testing.cases import Case, Maker, NotApplicable, expect, expect_raises, maker_check
+from dataload.testing.cases import Case, Maker, NotApplicable, expect, expect_each_raises, expect_raises, maker_check
 
 _PAGE = 4096
 _LETTERS = bytes(97 + byte % 26 for byte in range(256))
 
 
-@maker_check("Sizes", since="0.1")
+@maker_check("Sizes")
 def check_single_record(maker: Maker) -> None:
     """A data set of one record is read like any other.
 
-    There is no stride, no second offset and no last-but-one to compute from.
+    There is no stride to compute, and no second offset.
     """
     case = maker.case(maker.records(1))
     expect(len(case.source) == 1, f"len is {len(case.source)}, expected 1")
     case.check_record(0, case.source[0])
-    case.check_records([0, 0], _read(case.source, [0, 0]))
+    case.check_request([0, 0])
 
 
-@maker_check("Sizes", since="0.1")
+@maker_check("Sizes")
 def check_empty_dataset(maker: Maker) -> None:
-    """A data set of no records has length 0, reads as nothing and has no index; or it is refused by name.
+    """A data set without records has length 0 and no index, and reads as nothing; or writing it is refused by name.
 
-    A filter that kept nothing, or the last shard of a conversion, makes one.
+    A filter that keeps nothing makes one, and so does the last shard of a conversion.
     """
     if not maker.traits.empty_dataset:
         expect_raises((ConfigError, ValueError), lambda: len(maker.open(maker.write([]))), "an empty data set")
         return
-    source = maker.case([]).source
-    expect(len(source) == 0, f"len is {len(source)}, expected 0")
-    expect(_read(source, []) == [], "reading no records gives some")
-    expect(list(source) == [], "iterating over no records gives some")
-    expect_raises(IndexError, lambda: source[0], "source[0] of no records")
-    expect_raises(IndexError, lambda: source[-1], "source[-1] of no records")
+    case = maker.case([])
+    expect(len(case.source) == 0, f"len is {len(case.source)}, expected 0")
+    case.check_request([])
+    expect(list(case.source) == [], "iterating over no records gives some")
+    expect_each_raises(IndexError, lambda index: case.source[index], (0, -1), "source[{}] of no records")
 
 
-@maker_check("Sizes", since="0.1")
+@maker_check("Sizes")
 def check_record_sizes(maker: Maker) -> None:
-    """Records of one byte, about a page and more than a megabyte come back whole, side by side.
+    """Records of one byte, about a page, and more than a megabyte are read correctly side by side.
 
-    Block sizes, page boundaries and length fields of few bits lie between them.
+    Block sizes, page boundaries and short length fields lie between them.
     """
     sizes = [1, 2, 511, 512, 513, _PAGE - 1, _PAGE, _PAGE + 1, 65_536, (1 << 20) + 3, 1, 7]
     case = maker.case(_records_of(maker, sizes))
-    indices = [*case.indices, *reversed(case.indices)]
-    case.check_records(indices, _read(case.source, indices))
+    case.check_request([*case.indices, *reversed(case.indices)])
 
 
-@maker_check("Sizes", since="0.1")
+@maker_check("Sizes")
 def check_empty_values(maker: Maker) -> None:
-    """Values of no bytes come back as such, between others that have some; or they are refused by name.
+    """Values of zero bytes are read as such, between others that are not empty; or they are refused by name.
 
     An empty caption is a caption. An offset that equals the next one must not read as missing, or as the rest.
     """
@@ -65,21 +63,19 @@ def check_empty_values(maker: Maker) -> None:
     if not maker.traits.empty_values:
         expect_raises((ConfigError, ValueError), lambda: maker.case(records).source[0], "an empty value")
         return
-    case = maker.case(records)
-    case.check_records(case.indices, _read(case.source, list(case.indices)))
-    all_empty = maker.case(_records_of(maker, [0, 0, 0]))
-    all_empty.check_records(all_empty.indices, _read(all_empty.source, list(all_empty.indices)))
+    for case in (maker.case(records), maker.case(_records_of(maker, [0, 0, 0]))):
+        case.check_request(case.indices)
 
 
 def _records_of(maker: Maker, sizes: list[int]) -> list[Any]:
-    """Records whose values have these numbers of bytes."""
+    """Return records whose values have these sizes in bytes."""
     traits = maker.traits
     data = [np.random.default_rng(size).bytes(size) for size in sizes]
     if traits.record_type is bytes:
         return data
     kinds = [kind for kind in traits.value_types if kind in (np.ndarray, bytes, str)]
     if not kinds:
-        raise NotApplicable("records have values of fixed size only")
+        raise NotApplicable("all values have a fixed size")
     return [{kind.__name__: _value(kind, value, traits.dtypes[0]) for kind in kinds} for value in data]
 
 
@@ -89,9 +85,9 @@ def _value(kind: type, data: bytes, dtype: str) -> Any:
     return data.translate(_LETTERS).decode() if kind is str else data
 
 
-@maker_check("Sizes", since="0.1")
+@maker_check("Sizes")
 def check_shards(maker: Maker) -> None:
-    """Several files are one data set, in the order in which they are given; no record is lost at a boundary.
+    """Several files are one data set, in the order given, and no record is lost at a boundary.
 
     Shards have different lengths, and some are empty.
     """
@@ -101,20 +97,14 @@ def check_shards(maker: Maker) -> None:
     records = maker.records(sum(lengths))
     starts = [sum(lengths[:shard]) for shard in range(len(lengths))]
     parts = [records[start : start + length] for start, length in zip(starts, lengths, strict=True)]
-    # What is expected may depend on the place in a file, as keys do, so it is asked for by file.
+    # The expected records may depend on the position in a file, as keys do, so they are computed per file.
     oracle = MemorySource([record for part in parts for record in maker.oracle(part)])
     source = maker.open([maker.write(part) for part in parts])
     case = Case(source, oracle, tuple(range(len(records))), maker.traits)
-    expect(len(case.source) == len(records), f"len is {len(case.source)}, expected {len(records)}")
-    for index in case.indices:
-        case.check_record(index, case.source[index])
-    for indices in (case.permuted(), list(case.indices), case.indices[-1:], case.pick(40)):
-        case.check_records(indices, _read(case.source, list(indices)))
-    expect_raises(IndexError, lambda: case.source[len(records)], f"source[{len(records)}]")
-    found = getattr(case.source, "shard_lengths", tuple(lengths))
+    expect(len(source) == len(records), f"len is {len(source)}, expected {len(records)}")
+    case.check_single_reads(case.indices)
+    for indices in (case.permuted(), case.indices, case.indices[-1:], case.pick(40)):
+        case.check_request(indices)
+    expect_raises(IndexError, lambda: source[len(records)], f"source[{len(records)}]")
+    found = getattr(source, "shard_lengths", tuple(lengths))
     expect(found == tuple(lengths), f"shard_lengths are {found}, expected {tuple(lengths)}")
-
-
-def _read(source: Any, indices: list[int]) -> list[Any]:
-    read = getattr(source, "__getitems__", None)
-    return read(indices) if read is not None else [source[index] for index in indices]

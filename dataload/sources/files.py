@@ -17,7 +17,7 @@ import numpy as np
 
 from dataload._util.checks import check_fields
 from dataload._util.fingerprint import digest
-from dataload._util.indexing import split_by_shard
+from dataload._util.indexing import as_indices, split_by_shard
 from dataload._util.per_process import PerProcess
 from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, closest
@@ -255,6 +255,11 @@ class FileSource(Source[T_co]):
             for row, record in zip(where.tolist(), found, strict=True):
                 records[row] = record
         return records
+
+    def read_batch(self, indices: Any, fields: Sequence[str] | None = None) -> Batch:
+        """See `Source.read_batch`; here as well, so that a batch's way to its bytes leads through one file less."""
+        rows = as_indices(indices, len(self))
+        return self._read_columns(rows, None if fields is None else tuple(fields)) if rows.size else {}
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         opened = self._data_set()

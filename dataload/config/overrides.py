@@ -13,46 +13,46 @@ from dataload.errors import ConfigError
 
 __all__ = ["apply_overrides", "parse_assignment", "parse_value"]
 
-_QUOTED_OR_PLACE = re.compile(r"""("[^"]*"|'[^']*')|\[(\d+)\](?=\s*(?:[.\[]|$))""")
+_QUOTED_OR_INDEX = re.compile(r"""("[^"]*"|'[^']*')|\[(\d+)\](?=\s*(?:[.\[]|$))""")
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """`data` with the settings of `overrides` in place of its own.
+    """Return a copy of `data` with the settings of `overrides`.
 
     Args:
-        data: Not modified.
-        overrides: ``"key=value"``; the last of several for one key counts. ``source[1].path`` is a key in the second
-            table of a list.
+        data: The config's tables.
+        overrides: ``"key=value"``, applied in turn; ``source[1].path`` is a key in the second table of a list.
 
     Raises:
-        ConfigError: One is no ``key=value``, its key leads into something that is no table, or to no place of a list.
+        ConfigError: An override is not ``key=value``, or its key leads into something other than a table or list.
     """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides are a list of 'key=value', got the text {overrides!r}", value=overrides)
     for override in overrides:
         key, equals, value = override.partition("=")
-        # TOML has no key for the place in a list, so source[1].path is taken as source.1.path.
-        key = _QUOTED_OR_PLACE.sub(lambda match: match[1] or f".{match[2]}", key)
+        # TOML has no keys for items of a list, so source[1].path is read as source.1.path.
+        key = _QUOTED_OR_INDEX.sub(lambda match: match[1] or f".{match[2]}", key)
         keys, parsed = parse_assignment(f"{key}{equals}{value}")
         data = _with(data, keys, parsed, override)
     return data
 
 
 def _with(node: Any, keys: Sequence[str], value: Any, override: str, name: str = "") -> Any:
-    """`node` with another value where `keys` lead to, and without it for None."""
+    """Return `node` with another value at `keys`, or without it if the value is None."""
     first, *rest = keys
     if isinstance(node, list):
         items = cast("list[Any]", node)
         if not first.isdecimal() or int(first) >= len(items):
-            message = f"override {override!r}: {name!r} is a list of {len(items)}, and {name}[0] the first of it"
+            message = f"override {override!r}: {name!r} is a list of {len(items)}; its first item is {name}[0]"
             raise ConfigError(message, key=name, value=items)
-        place = int(first)
-        kept = [] if value is None and not rest else [value]
+        i = int(first)
+        kept = [] if value is None else [value]
         if rest:
-            kept = [_with(items[place], rest, value, override, f"{name}[{place}]")]
-        return [*items[:place], *kept, *items[place + 1 :]]
+            kept = [_with(items[i], rest, value, override, f"{name}[{i}]")]
+        return [*items[:i], *kept, *items[i + 1 :]]
     if not isinstance(node, dict):
-        raise ConfigError(f"override {override!r}: {name!r} is no table but {shorten(node)}", key=name, value=node)
+        message = f"override {override!r}: {name!r} is {shorten(node)}, not a table"
+        raise ConfigError(message, key=name, value=node)
     table = cast("dict[str, Any]", node)
     if rest:
         return {**table, first: _with(table.get(first, {}), rest, value, override, first)}
@@ -62,10 +62,10 @@ def _with(node: Any, keys: Sequence[str], value: Any, override: str, name: str =
 
 
 def parse_assignment(text: str) -> tuple[tuple[str, ...], Any]:
-    """``'a."b.c"=1'`` as ``(("a", "b.c"), 1)``.
+    """Parse ``'a."b.c"=1'`` into ``(("a", "b.c"), 1)``.
 
     Raises:
-        ConfigError: There is no ``=``, or what stands before it is no key as TOML writes them.
+        ConfigError: There is no ``=``, or the text before it is not a TOML key.
     """
     key, equals, value = text.partition("=")
     try:
@@ -77,12 +77,12 @@ def parse_assignment(text: str) -> tuple[tuple[str, ...], Any]:
         ((name, table),) = cast("dict[str, Any]", table).items()
         keys.append(name)
     if not keys or table != 0:
-        raise ConfigError(f"{text!r} is no 'key=value', such as loader.batch_size=64", value=text)
+        raise ConfigError(f"{text!r} is not 'key=value', such as loader.batch_size=64", value=text)
     return tuple(keys), parse_value(value.strip())
 
 
 def parse_value(text: str) -> Any:
-    """What a value on the command line means: JSON, else TOML, else a list in brackets, else the text itself.
+    """Parse a value from the command line: as JSON, else TOML, else a list in brackets, else text.
 
     Example:
         >>> [parse_value(text) for text in ("64", "true", "[a, b]", "train.syr", '"64"', "1_000")]
@@ -96,7 +96,7 @@ def parse_value(text: str) -> Any:
         table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         table = {}
-    # TOML also knows dates, nan and inf, which are more likely names; and a line break could bring more keys.
+    # Dates, nan and inf of TOML are more likely names; and a line break could add keys.
     if table.keys() == {"value"} and _is_plain(table["value"]):
         return table["value"]
     if text.startswith("[") and text.endswith("]") and not set(text[1:-1]) & set("[]{}"):

@@ -154,28 +154,23 @@ def dotted(keys: Keys) -> str:
 
 
 def _unknown(keys: Keys, data: Mapping[str, Any], schema: Schema) -> str:
-    name = str(keys[-1])
-    known = {key for node in _schemas_at(keys[:-1], data, schema) for key in node.get("properties", {})}
-    message = closest(name, known)
-    # `batch_size` at the top is the right key in the wrong place.
-    elsewhere = [path for path in _all_keys(schema) if path.rpartition(".")[2] == name and path != dotted(keys)]
-    if elsewhere and not message.startswith("did you"):
-        message = f"did you mean {elsewhere[0]!r}? {message}"
-    return f"there is no such key{',' if message.startswith('did you') else '.'} {message}"
+    *outer, name = keys
+    known = {key for node in _schemas_at(tuple(outer), data, schema) for key in node.get("properties", {})}
+    message = closest(str(name), known)
+    if not message.startswith("did you"):  # `batch_size` at the top is the right key in the wrong place
+        sections = ((key, node) for key, inner in schema["properties"].items() for node in _tables(inner, schema))
+        elsewhere = {f"{key}.{name}": None for key, node in sections if name in node.get("properties", {})}
+        elsewhere.pop(dotted(keys), None)
+        if not elsewhere:
+            return f"there is no such key. {message}"
+        message = f"did you mean {next(iter(elsewhere))!r}? {message}"
+    return f"there is no such key, {message}"
 
 
-def _all_keys(schema: Schema) -> Iterator[str]:
-    """Yield all keys, dotted, outer tables first; of a table that nests in itself, only the outermost."""
-    level, seen = [("", schema)], set[int]()
-    while level:
-        deeper: list[tuple[str, Schema]] = []
-        for prefix, node in level:
-            for branch in _branches(node, schema):
-                if id(branch) not in seen:
-                    seen.add(id(branch))
-                    deeper += [(f"{prefix}{name}", inner) for name, inner in branch.get("properties", {}).items()]
-        yield from (key for key, _ in deeper)
-        level = [(f"{key}.", inner) for key, inner in deeper]
+def _tables(node: Schema, schema: Schema) -> Iterator[Schema]:
+    """Yield the tables that a section may be, or be a list of."""
+    for branch in _branches(node, schema):
+        yield from _branches(branch["items"], schema) if "items" in branch else [branch]
 
 
 def _schemas_at(keys: Keys, data: Any, schema: Schema) -> list[Schema]:

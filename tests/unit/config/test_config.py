@@ -259,7 +259,7 @@ def test_keys_of_overrides(text, keys):
 
 @pytest.mark.parametrize("text", ["a", "", "=1", "a b=1", "a..b=1", "a\nb=1", "a.=1", "ä=1", "a[0]=1"])
 def test_what_is_no_assignment(text):
-    with pytest.raises(ConfigError, match=r"is no 'key=value', such as loader\.batch_size=64"):
+    with pytest.raises(ConfigError, match=r"is not 'key=value', such as loader\.batch_size=64"):
         parse_assignment(text)
 
 
@@ -313,13 +313,13 @@ def test_a_quoted_key_may_have_brackets():
 
 @pytest.mark.parametrize("override", ["source.path=c.syr", "source[2].path=c.syr", 'source."²".path=c.syr'])
 def test_overrides_that_lead_to_no_place_of_a_list(override):
-    refuse(r"': 'source' is a list of 2, and source\[0\] the first of it", override, source=TWO)
+    refuse(r"': 'source' is a list of 2; its first item is source\[0\]", override, source=TWO)
 
 
 def test_an_override_into_a_value():
-    refuse(r"override 'source\.path\.x=1': 'path' is no table but 'a\.syr'", "source.path.x=1")
-    refuse(r"override 'source\[1\]\.path\[0\]=c': 'path' is no table but 'b\.syr'", "source[1].path[0]=c", source=TWO)
-    refuse(r"override 'source\[0\]\.path=c': 'source\[0\]' is no table but 3", "source[0].path=c", source=[3])
+    refuse(r"override 'source\.path\.x=1': 'path' is 'a\.syr', not a table", "source.path.x=1")
+    refuse(r"override 'source\[1\]\.path\[0\]=c': 'path' is 'b\.syr', not a table", "source[1].path[0]=c", source=TWO)
+    refuse(r"override 'source\[0\]\.path=c': 'source\[0\]' is 3, not a table", "source[0].path=c", source=[3])
 
 
 def test_overrides_that_are_one_text():

@@ -1,4 +1,4 @@
-"""Settings of a training job's data: from a dict, TOML, YAML or JSON, checked as a whole.
+"""Settings of a training job's data, from a dict, TOML, YAML or JSON.
 
 ```toml
 [source]
@@ -13,7 +13,7 @@ pool_size = 4096
 batch_size = 256
 ```
 
-Everything that is wrong is said at once, each with its key, its value and what is allowed there.
+One error names everything that is wrong, each with its key, its value and what is allowed there.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any], overrides: S
     """Read and check a config.
 
     Args:
-        config: A ``.toml``, ``.yaml``, ``.yml`` or ``.json`` file, or a dict of the same structure. Paths of
-            data in a file are relative to it; those of a dict and of `overrides` to the working directory.
+        config: A ``.toml``, ``.yaml``, ``.yml`` or ``.json`` file, or a dict of the same structure. Paths in a file
+            are relative to it, those in a dict and in `overrides` to the working directory.
         overrides: ``"key=value"`` with a dotted key, applied in turn: ``"loader.batch_size=64"``,
-            ``"source.fields=[features, label]"``. A value is read as JSON or TOML where it is that, else as
-            text; ``null`` takes a setting away.
+            ``"source.fields=[features, label]"``. A value is parsed as JSON or TOML if possible, and is text
+            otherwise; ``null`` removes a setting.
 
     Raises:
-        ConfigError: The file cannot be read, or settings are wrong: the message names all of them.
+        ConfigError: The file cannot be read, or settings are wrong; the message names all of them.
         MissingDependencyError: pydantic is not installed, or PyYAML for a YAML file.
     """
     load_optional("pydantic", needed_by="a config", extra="config")
@@ -76,7 +76,7 @@ def _validate(data: dict[str, Any], origin: str) -> DataloadConfig:
 
 
 def json_schema() -> dict[str, Any]:
-    """The structure of a config as JSON Schema (draft 2020-12), for editors.
+    """Return the JSON Schema (draft 2020-12) of a config, for editors.
 
     Raises:
         MissingDependencyError: pydantic is not installed.

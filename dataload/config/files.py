@@ -8,7 +8,7 @@ import operator
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from dataload._util.optional import load_optional
@@ -40,19 +40,19 @@ def read_file(path: str) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error.reason})"
         raise ConfigError(f"cannot read the config {path}: {reason}", key="config", value=path) from error
     try:
-        table = _parse_yaml(text, path) if suffix in (".yaml", ".yml") else _PARSERS[suffix](text)
+        if suffix == ".json":
+            table = json.loads(text)
+        else:
+            table = tomllib.loads(text) if suffix == ".toml" else _parse_yaml(text, path)
     except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
-        name = suffix[1:].upper()
-        raise ConfigError(f"{path} is not valid {name}: {error}", key="config", value=path) from error
+        message = f"{path} is not valid {suffix[1:].upper()}: {error}"
+        raise ConfigError(message, key="config", value=path) from error
     if table is None:  # an empty YAML file
         return {}
     if not isinstance(table, dict):
         message = f"{path}: a config is a table of sections, got {shorten(table)}"
         raise ConfigError(message, key="config", value=path)
     return table
-
-
-_PARSERS: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
 
 
 def _parse_yaml(text: str, path: str) -> Any:
@@ -101,66 +101,53 @@ def _plain(value: Any, origin: str) -> Any:
     return value
 
 
-_SOURCE_PATHS = ("path", "index", "documents")
-_SAMPLER_PATHS = ("indices", "weights", "lengths", "sequences")
+_PATHS = {
+    "source": ("path", "index", "documents"),
+    "sampler": ("indices", "weights", "lengths", "sequences"),
+    "loader": ("exclude",),
+}
+_NESTED = ("parent", "sampler", "samplers")
 
 
 def anchor_paths(data: dict[str, Any], directory: str) -> dict[str, Any]:
     """Return `data` with its paths relative to `directory` instead of the working directory."""
-    anchored = dict(data)
-    if "source" in data:
-        anchored["source"] = _anchor_source(data["source"], directory)
-    if "sampler" in data:
-        anchored["sampler"] = _anchor_sampler(data["sampler"], directory)
-    loader = data.get("loader")
-    if isinstance(loader, dict) and isinstance(cast("dict[str, Any]", loader).get("exclude"), str):
-        anchored["loader"] = {**loader, "exclude": _anchor_file(loader["exclude"], directory)}
+    return {name: _anchor_table(value, name, directory) for name, value in data.items()}
+
+
+def _anchor_table(table: Any, section: str, directory: str) -> Any:
+    if isinstance(table, list):
+        return [_anchor_table(item, section, directory) for item in cast("list[Any]", table)]
+    if not isinstance(table, dict) or not _takes_paths(table.get("format")):
+        return table
+    anchored = dict(cast("dict[str, Any]", table))
+    for name, value in anchored.items():
+        if name in _PATHS.get(section, ()):
+            anchored[name] = _anchor_source(value, directory) if section == "source" else _anchor(value, directory)
+        elif name in _NESTED:
+            anchored[name] = _anchor_table(value, section, directory)
     return anchored
 
 
-def _anchor_source(source: Any, directory: str) -> Any:
-    if isinstance(source, list):
-        return [_anchor_source(section, directory) for section in cast("list[Any]", source)]
-    if not isinstance(source, dict) or not _takes_paths(cast("dict[str, Any]", source).get("format")):
-        return source
-    section = cast("dict[str, Any]", source)
-    return {name: _anchor(value, directory) if name in _SOURCE_PATHS else value for name, value in section.items()}
-
-
-def _anchor_sampler(value: Any, directory: str, name: str = "") -> Any:
-    if isinstance(value, list) and name != "sequences":
-        return [_anchor_sampler(item, directory) for item in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        table = cast("dict[str, Any]", value)
-        return {name: _anchor_sampler(inner, directory, name) for name, inner in table.items()}
-    if name not in _SAMPLER_PATHS or not isinstance(value, str) or re.match(REFERENCE_PATTERN, value):
-        return value
-    return _anchor_file(value, directory)
-
-
-def _anchor_file(path: str, directory: str) -> str:
-    return os.path.join(directory, os.path.expanduser(path))
-
-
 def _anchor(value: Any, directory: str) -> Any:
+    if not isinstance(value, str) or re.match(REFERENCE_PATTERN, value):
+        return value  # an array, or a function
+    return os.path.join(directory, os.path.expanduser(value))
+
+
+def _anchor_source(value: Any, directory: str) -> Any:
     if isinstance(value, list):
-        return [_anchor(item, directory) for item in cast("list[Any]", value)]
+        return [_anchor_source(item, directory) for item in cast("list[Any]", value)]
     if not isinstance(value, str) or not value:
         return value
     prefix, colon, rest = value.partition(":")
     if colon and prefix.isidentifier() and len(prefix) > 1:
         if rest.startswith("//") or not _takes_paths(prefix):
             return value  # a URL, or range:100
-        return f"{prefix}:{_join(directory, rest)}"
-    return _join(directory, value)
-
-
-def _join(directory: str, path: str) -> str:
-    path = os.path.expanduser(path)
-    if os.path.isabs(path):
-        return path
+        return f"{prefix}:{_anchor_source(rest, directory)}"
+    path = os.path.expanduser(value)
     # The directory is meant literally, even if its name has the characters of a pattern.
-    return os.path.join(glob.escape(directory) if glob.has_magic(path) else directory, path)
+    pattern = glob.has_magic(path) and not os.path.isabs(path)
+    return os.path.join(glob.escape(directory) if pattern else directory, path)
 
 
 def _takes_paths(name: Any) -> bool:

@@ -25,7 +25,7 @@ from dataload.types import Batch, Codec
 
 __all__ = ["CODEC_NAMES", "CodecLike", "decode_batch", "decode_records", "resolve_codec", "takes_views"]
 
-CodecLike: TypeAlias = "str | Codec | Callable[[bytes], Any] | None"
+CodecLike: TypeAlias = str | Codec | Callable[[bytes], Any] | None
 """What users may pass as ``codec=``."""
 
 _MODULES = {

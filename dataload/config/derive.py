@@ -7,14 +7,14 @@ docstring gives descriptions. Imported only when a config is read, because pydan
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, ForwardRef, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ForwardRef, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from dataload.config.references import NPY_PATTERN, REFERENCE_PATTERN
@@ -28,8 +28,8 @@ NpyPath: TypeAlias = Annotated[str, Field(pattern=NPY_PATTERN)]
 _AT_LEAST = {
     0: ("epochs", "max_bad", "num_samples", "num_workers", "rank"),
     1: (
-        *("batch_size", "chunk", "epoch_steps", "group", "lanes", "max_tokens", "pool_size", "prefetch"),
-        *("prefetch_bytes", "row_length", "times", "window", "world_size"),
+        *("batch_size", "chunk", "db_num", "epoch_steps", "group", "lanes", "max_tokens", "pool_size", "prefetch"),
+        *("prefetch_bytes", "row_length", "stride", "times", "window", "world_size"),
     ),
 }
 _LIMITS: dict[str, dict[str, Any]] = {
@@ -39,7 +39,7 @@ _LIMITS: dict[str, dict[str, Any]] = {
 }
 """Ranges of numbers that annotations do not show, so that a schema can; the classes check them as well."""
 
-_MAY_BE_EMPTY = ("exclude", "transform")
+_MAY_BE_EMPTY = ("exclude", "shapes", "transform")
 
 
 class Section(BaseModel):
@@ -76,11 +76,16 @@ def describe(target: Any) -> dict[str, str]:
 def _config_type(hint: Any, name: str) -> Any:
     """Return the type of a setting for the annotation of an argument.
 
-    Functions become references, arrays paths of .npy files, samplers nested tables; sequences are lists.
+    Functions become references, arrays paths of .npy files, and samplers nested tables; None if there is nothing like
+    it in a config.
     """
     origin, args = get_origin(hint), get_args(hint)
+    if hint == npt.DTypeLike:
+        return str
     if origin in (Union, UnionType):
-        kinds = [_config_type(arg, name) for arg in args if get_origin(arg) is not os.PathLike]
+        kinds = [_config_type(arg, name) for arg in args]
+        named = (NpyPath, Reference) if str in kinds else ()  # any text may name a file or a function
+        kinds = [kind for kind in kinds if kind is not None and kind not in named]
         return Union[tuple(sorted(kinds, key=lambda kind: kind is not NpyPath))]  # noqa: UP007 - made at run time
     if origin is np.ndarray:
         return NpyPath
@@ -95,4 +100,6 @@ def _config_type(hint: Any, name: str) -> Any:
         return ForwardRef("OrderConfig")
     if hint in (int, float) and name in _LIMITS:
         return Annotated[hint, Field(**_LIMITS[name])]
-    return NoneType if hint is None else hint
+    if origin is Literal or hint in (int, float, str, bool, NoneType):
+        return hint
+    return str if hint is Any else None  # other objects have no place in a config

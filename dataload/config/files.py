@@ -15,6 +15,7 @@ from dataload._util.optional import load_optional
 from dataload.config.problems import shorten
 from dataload.config.references import REFERENCE_PATTERN
 from dataload.errors import ConfigError
+from dataload.sources.find import split_prefix
 from dataload.sources.registry import get_format
 
 __all__ = ["anchor_paths", "plain_table", "read_file"]
@@ -139,11 +140,11 @@ def _anchor_source(value: Any, directory: str) -> Any:
         return [_anchor_source(item, directory) for item in cast("list[Any]", value)]
     if not isinstance(value, str) or not value:
         return value
-    prefix, colon, rest = value.partition(":")
-    if colon and prefix.isidentifier() and len(prefix) > 1:
-        if rest.startswith("//") or not _takes_paths(prefix):
-            return value  # a URL, or range:100
-        return f"{prefix}:{_anchor_source(rest, directory)}"
+    prefix, rest = split_prefix(value)
+    if prefix is not None:
+        return f"{prefix}:{_anchor_source(rest, directory)}" if _takes_paths(prefix) else value
+    if "://" in value:
+        return value
     path = os.path.expanduser(value)
     # The directory is meant literally, even if its name has the characters of a pattern.
     pattern = glob.has_magic(path) and not os.path.isabs(path)

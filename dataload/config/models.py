@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, cast
 
-from pydantic import ConfigDict, Field, create_model
+from pydantic import ConfigDict, Field, create_model, model_validator
 
 from dataload.collate import Collate
 from dataload.config.derive import Section, settings_of
@@ -19,71 +19,47 @@ from dataload.loader.order import rank_and_world_size
 from dataload.samplers import BatchPlanner
 from dataload.sources.base import Source
 from dataload.sources.concat import ConcatSource
-from dataload.sources.tar.format import Missing
-from dataload.sources.tar.header import OnDamage
-from dataload.sources.tokens.format import DocumentEnd as Ends
+from dataload.sources.find import split_prefix
+from dataload.sources.registry import built_in_formats, format_names, get_format
 from dataload.streams import MultiStreamLoader
 
 __all__ = ["DataloadConfig", "LoaderConfig", "SourceConfig", "missing_settings"]
 
 Texts: TypeAlias = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
-Extents: TypeAlias = Annotated[tuple[int, ...], Field(strict=False)]
 
 
-class SourceConfig(Section):
-    """What is read. Keys below `options` belong to formats; a format refuses those that it does not have."""
+_BUILT_IN = {None, *(entry.name for entry in built_in_formats())}
 
+
+class _SourceSection(Section):
     path: str | Texts = Field(
         description="A path, pattern, directory, 'format:path', or a list; relative to the config file."
     )
-    format: str | None = Field(None, description="Name of the format; by default the path decides, then the content.")
-    fields: Texts | None = Field(None, description="Names of the fields to read; by default all.")
-    shapes: dict[str, Extents] | None = Field(
-        None,
-        description="Syrah: field -> shape of a record, for files without shapes; one extent may be -1.",
-    )
-    codec: str | None = Field(
-        None,
-        description="LMDB, ArrayRecord: turns a record's bytes into fields; a name or 'module:function'.",
-        examples=["tensorprotos", "example", "msgpack", "npz", "raw"],
-    )
-    decode: str | dict[str, str] | None = Field(
-        None, description="tar: 'auto', or extension -> name of a decoder or 'module:function'."
-    )
-    index: str | Texts | Literal[False] | None = Field(
-        None, description="tar: index files; by default those beside the archives; false scans the archives."
-    )
-    missing: Missing = Field("error", description="tar: what becomes of samples that lack a field.")
-    case_sensitive: bool = Field(True, description="tar: false reads names of fields in lower case.")
-    on_damage: OnDamage = Field("error", description="tar: 'stop' ends an archive at a damaged member.")
-    verify_index: bool = Field(True, description="tar: compare the index with the archive.")
-    subdatabase: str | None = Field(None, description="LMDB: name of the database to read.")
-    db_num: int | None = Field(None, ge=1, description="TorchRecord: number of sub-databases; by default it is found.")
-    reader_options: str | None = Field(None, description="ArrayRecord: options of its reader, in its own syntax.")
-    window: int | None = Field(None, ge=1, description="tokens: how many a record has; T + 1 to predict T.")
-    stride: int | None = Field(
-        None, ge=1, description="tokens: from one window to the next; by default one less than the window."
-    )
-    dtype: str = Field("uint16", description="tokens: integer type of raw files; .npy files say their own.")
-    documents: str | Texts | None = Field(
-        None, description="tokens: .npy files of the starts of documents, one for each file; relative to the config."
-    )
-    end_token: int | None = Field(None, description="tokens: what ends a document, and belongs to it.")
-    ends: Ends = Field("across", description="tokens: what windows do at the end of a document.")
-    pad_token: int = Field(0, description="tokens: what fills windows where ends is 'pad'.")
-    field: str = Field("tokens", description="tokens: name of the field.")
-    cache: bool = Field(
-        True, description="tar, LMDB: keep what opening large files finds out in a hidden file, for the next time."
-    )
+    format: str | None = Field(None, description="Name of the format. By default the path decides, then the content.")
+    fields: Texts | None = Field(None, description="Names of the fields to read. By default all.")
     options: dict[str, Any] = Field(
-        default_factory=dict[str, Any], description="Other options of the format, such as those of a plug-in."
+        default_factory=dict[str, Any], description="Options of a format that another package adds."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_options(cls, data: Any) -> Any:
+        """Accept the options of a format that another package adds beside those of the built-in formats."""
+        if not isinstance(data, dict):
+            return data
+        table = cast("dict[str, Any]", data)
+        name = table.get("format") or split_prefix(str(table.get("path")))[0]
+        if name in _BUILT_IN or name not in format_names() or not isinstance(table.get("options", {}), dict):
+            return table
+        own = table.keys() & get_format(name).reader_options.names() - cls.model_fields.keys()
+        rest = {key: value for key, value in table.items() if key not in own}
+        return {**rest, "options": {**{key: table[key] for key in own}, **table.get("options", {})}}
 
     def open_options(self, key: str = "source") -> dict[str, Any]:
-        """Keyword arguments for `dataload.open`, without path and format.
+        """Return the keyword arguments for `dataload.open`, without path and format.
 
         Args:
-            key: Of this table, for messages.
+            key: The key of this table, for messages.
 
         Raises:
             ConfigError: A codec or decoder ``"module:function"`` cannot be imported.
@@ -97,9 +73,27 @@ class SourceConfig(Section):
         return {**options, **self.options}
 
     def contradictions(self, key: str) -> Iterator[Problem]:
-        """Settings that are right alone and wrong together, of this table at `key`."""
-        for name in self.options.keys() & SourceConfig.model_fields.keys():
+        """Find settings of this table, at `key`, that are valid alone and wrong together."""
+        for name in self.options.keys() & type(self).model_fields.keys():
             yield Problem(f"{key}.options.{name}", self.options[name], f"belongs one level up: {key}.{name}")
+
+
+def _format_options() -> dict[str, tuple[Any, Any]]:
+    """Return the reading options of the built-in formats as fields, described with the names of their formats."""
+    found: dict[str, tuple[Any, Any, list[str]]] = {}
+    for entry in built_in_formats():
+        if entry.takes_paths:
+            for name, (hint, field) in settings_of(entry.reader_options).items():
+                found.setdefault(name, (hint, field, []))[2].append(entry.name)
+    return {
+        name: (
+            hint | None if field.is_required() else hint,
+            Field(
+                None if field.is_required() else field.default, description=f"{', '.join(formats)}: {field.description}"
+            ),
+        )
+        for name, (hint, field, formats) in found.items()
+    }
 
 
 class _LoaderSection(Section):
@@ -122,9 +116,17 @@ _ELSEWHERE = ("source", "sampler", "batch_sampler", "fields")
 """Arguments of `Loader` that other sections stand for."""
 
 if TYPE_CHECKING:
+    SourceConfig: TypeAlias = Any  # attributes are those of the section, and the options of all formats
     LoaderConfig: TypeAlias = Any  # attributes are the arguments of `Loader`
     SamplerConfig: TypeAlias = Any
 else:
+    SourceConfig = create_model(
+        "SourceConfig",
+        __base__=_SourceSection,
+        __doc__="The data to read. A format refuses options that it does not have.",
+        __module__=__name__,
+        **_format_options(),
+    )
     LoaderConfig = create_model(
         "LoaderConfig",
         __base__=_LoaderSection,
@@ -181,7 +183,7 @@ class DataloadConfig(Section):
         with ExitStack() as opened:
             parts: list[Source[Any]] = []
             for key, section in self.sources().items():
-                with named_under(key, SourceConfig.model_fields):
+                with named_under(key, type(section).model_fields):
                     source = open_source(section.path, format=section.format, **section.open_options(key))
                 parts.append(opened.enter_context(source))
             source = ConcatSource(parts) if isinstance(self.source, tuple) else parts[0]

@@ -22,7 +22,7 @@ from dataload.sources.registry import (
 )
 from dataload.storage import join, storage_of
 
-__all__ = ["HEAD_BYTES", "detect", "find_destination", "find_shards", "split_format"]
+__all__ = ["HEAD_BYTES", "detect", "find_destination", "find_shards", "split_format", "split_prefix"]
 
 HEAD_BYTES = 512
 """Bytes from the start of a file that tell its format."""
@@ -47,10 +47,16 @@ def split_format(paths: Any, name: str | None = None) -> tuple[Format | None, An
         return get_format(name), paths
     if not isinstance(paths, str):
         return None, paths
-    prefix, colon, rest = paths.partition(":")
-    # A path that exists, a URL or a drive letter has a colon, too.
+    prefix, rest = split_prefix(paths)
+    # A path that exists may have a colon too.
+    return (None, paths) if prefix is None or storage_of(paths).exists(paths) else (get_format(prefix), rest)
+
+
+def split_prefix(path: str) -> tuple[str | None, str]:
+    """Split ``"format:path"``; a path without a format, a URL and a path with a drive letter stay whole."""
+    prefix, colon, rest = path.partition(":")
     is_name = colon and len(prefix) > 1 and prefix.isidentifier() and not rest.startswith("//")
-    return (None, paths) if not is_name or storage_of(paths).exists(paths) else (get_format(prefix), rest)
+    return (prefix, rest) if is_name else (None, path)
 
 
 def find_shards(paths: Any, name: str | None = None) -> tuple[Format, list[str]]:

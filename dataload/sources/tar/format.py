@@ -17,7 +17,7 @@ __all__ = ["KEY", "TAR", "Decode", "Missing", "TarOptions", "TarWriterOptions"]
 KEY = "__key__"
 """The field that holds what the names of a sample's files have in common."""
 
-Decode: TypeAlias = "Literal['auto'] | Mapping[str, str | Callable[[bytes], Any]]"
+Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
 Missing: TypeAlias = Literal["error", "skip", "empty"]
 
 

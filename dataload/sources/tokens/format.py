@@ -20,7 +20,7 @@ from dataload.types import Array
 __all__ = ["COUNT_FIELD", "TOKENS", "DocumentEnd", "Documents", "TokenOptions"]
 
 DocumentEnd: TypeAlias = Literal["across", "drop", "pad"]
-Documents: TypeAlias = "str | PathLike[str] | Array | Sequence[Any]"
+Documents: TypeAlias = str | PathLike[str] | Array | Sequence[Any]
 
 COUNT_FIELD = "token_count"
 

@@ -1,21 +1,19 @@
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dataload.collate import Collate
 from dataload.config import json_schema, read_config
-from dataload.config.models import SourceConfig
 from dataload.config.overrides import parse_assignment, parse_value
 from dataload.errors import ConfigError, MissingDependencyError
 from dataload.samplers import GlobalShuffle
 from dataload.sources.range import RangeSource
-from dataload.sources.registry import format_names, get_format, load
 
 SOURCE = RangeSource(9)
 OK = {"source": {"path": "a.syr"}, "loader": {"batch_size": 4}}
@@ -318,6 +316,15 @@ def test_source_options():
     }
 
 
+def test_options_of_a_format_of_another_package(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "plugin_package"))
+    settings = config(source={"path": "countdown:3.txt", "step": 2, "options": {"own": 1}})
+    assert settings.source.open_options() == {"step": 2, "own": 1}
+    assert config(source={"path": "3.txt", "format": "countdown", "step": 2}).source.options == {"step": 2}
+    refuse(r"source\.stepp is 2: there is no such key", source={"path": "countdown:3.txt", "stepp": 2})
+    sys.modules.pop("countdown_plugin", None)
+
+
 def test_functions_are_imported():
     options = config(
         "loader.transform=[math:sqrt, json:JSONDecoder.decode]",
@@ -353,19 +360,6 @@ def test_records_to_exclude_are_indices_or_a_report_beside_the_config(tmp_path):
     path = tmp_path / "train.toml"
     path.write_text('[source]\npath = "range:9"\n[loader]\nbatch_size = 2\nexclude = "bad.jsonl"\n')
     assert read_config(path).loader.exclude == str(tmp_path / "bad.jsonl")
-
-
-def test_the_section_source_has_the_options_of_the_formats():
-    options = {
-        name: None if p.default is p.empty else p.default  # one that a format needs others do not have
-        for entry in map(get_format, format_names())
-        if entry.takes_paths
-        for name, p in inspect.signature(load(entry, "source")).parameters.items()
-        if p.kind is p.KEYWORD_ONLY
-    }
-    fields = SourceConfig.model_fields
-    assert set(fields) - {"path", "format", "options"} == set(options)
-    assert {name: fields[name].default for name in options} == options
 
 
 def test_the_json_schema_is_one():

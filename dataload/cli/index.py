@@ -45,7 +45,10 @@ def index_command(
     with ProgressBar("indexing") as bar:
         for done, archive in enumerate(found, start=1):
             try:
-                count = entry.write_index(archive, _index_path(archive, directory), overwrite=True, strict=strict)
+                index = None
+                if directory is not None:
+                    index = os.path.join(directory, os.path.splitext(os.path.basename(archive))[0] + ".idx")
+                count = entry.write_index(archive, index, overwrite=True, strict=strict)
             except (DataloadError, OSError) as error:
                 failed += 1
                 with bar.hidden():
@@ -59,9 +62,3 @@ def index_command(
         print_line(f"{count_of(samples, 'sample')} in {total - failed} of {count_of(total, 'archive')}")
     if failed:
         raise typer.Exit(1)
-
-
-def _index_path(archive: str, directory: str | None) -> str | None:
-    if directory is None:
-        return None
-    return os.path.join(directory, os.path.splitext(os.path.basename(archive))[0] + ".idx")

@@ -1,1 +1,1 @@
-"""What dataload costs, beside what the same reads cost without it, in one run."""
+"""Regression cases of this library, and the peers that ``dataload bench --peers`` measures."""

@@ -2,12 +2,13 @@
 
 import argparse
 import json
-import os
-import platform
+import shlex
 import sys
-from importlib.metadata import version
+from pathlib import Path
 
-from benchmarks import cases, execution, multistream, orders, tokens
+from benchmarks import cases, execution, orders, tokens
+from dataload.bench.machine import describe_run
+from dataload.bench.results import Results
 
 CASES = {
     "overhead": cases.overhead,
@@ -29,26 +30,21 @@ CASES = {
     "jpeg": execution.jpeg,
     "first-batch": execution.first_batch,
     "memory": execution.memory,
-    "iterators": multistream.iterators,
+    "iterators": execution.iterators,
 }
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *CASES], metavar="NAME", help=", ".join(CASES))
-    parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
-    packages = ("numpy", "lmdb", "array-record")
-    machine = {
-        "python": platform.python_version(),
-        "cpus": len(os.sched_getaffinity(0)),
-        **{name: version(name) for name in packages},
-    }
+    run = describe_run(shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]))
+    machine = {"cpus": run["machine"]["cpus"], **run["versions"]}
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     rows = [row for name in arguments.names or CASES for row in CASES[name]()]
     if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as stream:
-            json.dump({"machine": machine, "rows": rows}, stream, indent=1)
+        arguments.json.write_text(json.dumps(Results(**run, rows=tuple(rows)).to_json(), indent=1), "utf-8")
     aimed = [row["met"] for row in rows if row.get("met") is not None]
     print(f"\n{aimed.count(False)} of {len(aimed)} aims not met in this run")
 

@@ -1,37 +1,39 @@
 """python benchmarks/compare.py OLD.json NEW.json: what became faster or slower between two runs.
 
-The files are both from `dataload bench --json`, or both from `python -m benchmarks.instructions --json`.
+The files are both from `dataload bench`, from `python -m benchmarks` or from `python -m benchmarks.instructions`, each
+with `--json`.
 
-**Rates.** What is compared is not records/s but the ratio to the limit of the same run, taken within each round: on a
-slower machine, or in a slow hour, the limit is slower too, and that is no regression. On a machine of another kind (of
-more cores, of faster memory) the ratio itself may be another, so compare runs of one machine where you can. How much
-the limit itself moved stands above each table.
+**Rates.** Rates are compared as ratios to the limit (the first case) of the same run, taken within each round: where
+the machine is slower, the limit is slower, too. A machine of another kind (more cores, faster memory) may change the
+ratio itself, so compare runs of one machine where you can. The title of each table shows how the limit moved.
 
-**Verdicts.** The repeats of both runs are compared by Mann and Whitney's rank sum, whose distribution is counted out,
-not approximated. "slower" says: more than `--threshold` slower, and chance would show that in at most one of a hundred
-such rows; "faster" likewise; "no difference" says: as surely, less than the threshold either way. Everything else is
-"not clear". The threshold also stands for what the repeats of one run cannot know, for it is the same in all of them:
-how the files lie on the disk, who else uses the machine that day. From three repeats each nothing can be said so
-surely, since even the clearest order comes by chance in one of twenty cases: run with `--repeats 5` or more.
+**Verdicts.** The repeats of both runs are compared by the Mann-Whitney rank sum, with its exact distribution. "slower"
+means: more than `--threshold` slower, and chance would show that in at most one of a hundred such rows; "faster"
+likewise; "no difference" means: as surely, less than the threshold either way. Anything else is "not clear". The
+threshold also covers what the repeats of one run cannot show, because it is the same in all of them: where the files
+lie on the disk, and who else uses the machine. Fewer than five repeats cannot be that sure, because even the clearest
+order of three and three comes by chance in one of twenty cases: use `--repeats 5` or more.
 
-**Instructions** repeat to a fraction of a percent, so one count each is enough, and the threshold alone decides.
+**Instructions** repeat to a fraction of a percent, so for them the threshold alone decides.
 
-Exit status: 1 if a reading of this library is slower, or fails where it did not; 2 if the files cannot be compared.
+Exit status: 1 if a reader of this library is slower, or newly fails; 2 if the files cannot be compared.
 """
 
 import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload.bench.results import Measurement, Results
+from dataload.bench.results import RESULTS_VERSION, Measurement, Results
 from dataload.bench.table import by_workload, describe_task
+from dataload.bench.timing import ratios_of
 from dataload.errors import printable
 
 CHANCE = 0.01
@@ -39,17 +41,28 @@ _COUNTED_OUT = 200_000
 _DRAWN = 50_000
 
 
-class Row(NamedTuple):
-    """One line of the comparison.
+class Entry(NamedTuple):
+    """One thing that a run measured.
 
     Attributes:
-        name: What was measured.
-        old: The ratio to the limit, or the instructions; None where there is none.
-        new: The same of the other run.
-        change: How many times as fast it became; None where one is missing.
-        verdict: In words.
-        bad: Whether the exit status says so.
+        name: Its name.
+        values: Ratio to the limit in each round, or another figure.
+        ours: Whether its regressions count.
+        error: Why there are no values.
+        cost: Whether lower values are better.
+        exact: Whether values repeat, so that one is enough.
     """
+
+    name: str
+    values: Sequence[float]
+    ours: bool
+    error: str | None = None
+    cost: bool = False
+    exact: bool = False
+
+
+class Row(NamedTuple):
+    """One line of the comparison; `change` is how many times as fast it became."""
 
     name: str
     old: float | None
@@ -60,38 +73,31 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The rows of one workload.
-
-    Attributes:
-        title: The workload, and what the limit did.
-        rows: One for each measurement of either run.
-    """
+    """The rows of one workload or of one table of cases; the title tells what the limit did."""
 
     title: str
     rows: list[Row]
 
 
 def chance_of_lower(lower: Sequence[float], higher: Sequence[float]) -> float:
-    """How often chance alone would rank the first values as low among all, or lower: Mann and Whitney, one-sided.
+    """Return how often chance alone would rank the first values as low among all, or lower (one-sided).
 
-    All ways to choose them are counted out, up to 200,000; of more, so many drawn with a fixed seed. Equal values share
-    their rank.
+    All ways to choose them are counted up to 200,000; beyond that, 50,000 are drawn with a fixed seed. Equal values
+    share their rank.
     """
     values = np.concatenate([lower, higher])
     ordered = np.sort(values)
     ranks = (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right") + 1) / 2
-    found = ranks[: len(lower)].sum()
-    ways = math.comb(len(values), len(lower))
-    if ways <= _COUNTED_OUT:
+    if math.comb(len(values), len(lower)) <= _COUNTED_OUT:
         chosen = np.array(list(combinations(range(len(values)), len(lower))))
     else:
         rng = np.random.default_rng(0)
         chosen = rng.permuted(np.tile(np.arange(len(values)), (_DRAWN, 1)), axis=1)[:, : len(lower)]
-    return float(np.mean(ranks[chosen].sum(axis=1) <= found))
+    return float(np.mean(ranks[chosen].sum(axis=1) <= ranks[: len(lower)].sum()))
 
 
 def verdict_of(old: Sequence[float], new: Sequence[float], threshold: float) -> str:
-    """What two sets of ratios to the limit say, see above."""
+    """Return the verdict on two sets of values of which higher ones are better."""
     if 1 / math.comb(len(old) + len(new), len(old)) > CHANCE:
         return "too few repeats to say"
     lower, upper = np.array(old) * (1 - threshold), np.array(old) / (1 - threshold)
@@ -104,38 +110,54 @@ def verdict_of(old: Sequence[float], new: Sequence[float], threshold: float) -> 
     return "not clear"
 
 
-def compare_rates(old: Results, new: Results, threshold: float) -> list[Table]:
-    """One table for each workload of both runs; measurements that only one run has are rows, too."""
-    found = by_workload(old.measurements), by_workload(new.measurements)
+def compare(old: Results, new: Results, threshold: float) -> list[Table]:
+    """Return a table for each workload, and for each table of cases, that both runs have.
+
+    Raises:
+        ValueError: They have none in common.
+    """
+    workloads = [by_workload(run.measurements) for run in (old, new)]
+    cases = [_by_title(run.rows) for run in (old, new)]
+    sections = [_of_workload(name, old, new, *(found[name] for found in workloads)) for name in _both(*workloads)]
+    sections += [_of_cases(title, old, new, *(found[title] for found in cases)) for title in _both(*cases)]
+    if not sections:
+        raise ValueError("the two runs have no workload in common")
     return [
-        _compare_workload(name, old, new, found[0][name], found[1][name], threshold)
-        for name in found[0]
-        if name in found[1]
+        Table(title, [_row(before.get(key), after.get(key), threshold) for key in {**before, **after}])
+        for title, before, after in sections
     ]
 
 
-def _compare_workload(
-    name: str, old: Results, new: Results, before: list[Measurement], after: list[Measurement], threshold: float
-) -> Table:
+def _both(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    return [name for name in old if name in new]
+
+
+def _of_workload(name: str, old: Results, new: Results, before: list[Measurement], after: list[Measurement]) -> Any:
     befores, afters = ({_identity(run, m): m for m in found} for run, found in ((old, before), (new, after)))
-    limit = _common_limit(befores, afters)
-    if limit is None:
-        title = f"{name}: no limit in common, so these are records/s, which another machine changes"
-        bases = None, None
+    limits = [key for key in _both(befores, afters) if befores[key].task.kind == "limit"]
+    limit = next((key for key in limits if befores[key].answers and afters[key].answers), "")
+    if limit:
+        title = f"{name}: {_moved(befores[limit].task.name, *(median(run[limit].rates) for run in (befores, afters)))}"
     else:
-        bases = befores[limit], afters[limit]
-        rates = [base.records_per_second.median for base in bases]
-        title = f"{name}: {bases[0].task.name} {rates[0]:,.0f} -> {rates[1]:,.0f} records/s, x{_over(*rates) or 0:.2f}"
-    rows = [
-        _compare_one(befores.get(key), afters.get(key), bases, threshold)
-        for key in {**befores, **afters}
-        if key != limit
+        title = f"{name}: no limit in common, so these are records/s, which another machine changes"
+    entries = [
+        {
+            key: Entry(
+                describe_task(m.task),
+                ratios_of(m.rates, run[limit].rates) if limit else m.rates,
+                m.task.kind == "dataload",
+                m.error,
+            )
+            for key, m in run.items()
+            if key != limit
+        }
+        for run in (befores, afters)
     ]
-    return Table(title, rows)
+    return title, *entries
 
 
 def _identity(run: Results, measurement: Measurement) -> str:
-    """What must be the same in both runs for two measurements to be of the same thing."""
+    """Return what must be the same in both runs for two measurements to be of the same thing."""
     task = measurement.task
     records = [f.records for f in run.files if (f.workload, f.format) == (task.workload, task.format)]
     # Limits are of the data and not of a format, and take the first that was written.
@@ -145,84 +167,57 @@ def _identity(run: Results, measurement: Measurement) -> str:
     return json.dumps(parts, sort_keys=True, default=str)
 
 
-def _common_limit(befores: dict[str, Measurement], afters: dict[str, Measurement]) -> str | None:
-    both = (key for key in befores if key in afters and befores[key].task.kind == "limit")
-    return next((key for key in both if befores[key].answers and afters[key].answers), None)
+def _by_title(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["title"], {})[row["case"]] = row
+    return found
 
 
-def _compare_one(
-    before: Measurement | None, after: Measurement | None, bases: Sequence[Measurement | None], threshold: float
-) -> Row:
-    name = describe_task((before or after).task)
-    old, new = (_values(m, base) for m, base in zip((before, after), bases, strict=True))
-    middles = [float(np.median(found)) if found else None for found in (old, new)]
+def _of_cases(title: str, old: Results, new: Results, before: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
+    base = next(iter(before))
+    if "ratio" in before[base] and base in after:
+        title += f": {_moved(base, *(run[base]['records_per_second'] for run in (before, after)))}"
+    differing = [name for name in ("python", "numpy") if old.versions.get(name) != new.versions.get(name)]
+    if differing and "instructions" in before[base]:
+        changes = [f"{name} {old.versions.get(name)} -> {new.versions.get(name)}" for name in differing]
+        title += f"; versions differ, and counts with them: {', '.join(changes)}"
+    return title, *({case: _case(row) for case, row in run.items()} for run in (before, after))
+
+
+def _case(row: Mapping[str, Any]) -> Entry:
+    name, ours = row["case"], row.get("aim") is not None
+    if "instructions" in row:
+        return Entry(name, [row["instructions"]], ours=True, cost=True, exact=True)
+    if "seconds" in row:
+        return Entry(f"{name}, ms", [row["seconds"] * 1e3], ours, cost=True)
+    return Entry(name, row.get("ratios") or [row[key] for key in ("ratio",) if key in row], ours)
+
+
+def _moved(name: str, old: float, new: float) -> str:
+    return f"{name} {old:,.0f} -> {new:,.0f} records/s, x{new / old if old else 0:.2f}"
+
+
+def _row(before: Entry | None, after: Entry | None, threshold: float) -> Row:
+    name = (before or after).name
+    old, new = (median(entry.values) if entry and entry.values else None for entry in (before, after))
     if before is None or after is None:
-        return Row(name, *middles, None, f"only in the {'new' if before is None else 'old'} run")
-    ours = before.task.kind == "dataload"
-    if not new:
-        return Row(name, *middles, None, f"fails: {after.error}", bad=ours and bool(old))
-    if not old:
-        return Row(name, *middles, None, f"failed: {before.error}")
-    verdict = verdict_of(old, new, threshold)
-    return Row(name, *middles, _over(*middles), verdict, bad=ours and verdict == "slower")
-
-
-def _values(measurement: Measurement | None, base: Measurement | None) -> list[float]:
-    """The ratio to the limit in each round, or where there is no limit the rates."""
-    if measurement is None:
-        return []
-    return [a.records_per_second for a in measurement.answers] if base is None else measurement.ratios_to(base)
-
-
-def _over(old: float, new: float) -> float | None:
-    return new / old if old else None
-
-
-def compare_counts(old: dict[str, Any], new: dict[str, Any], threshold: float) -> list[Table]:
-    """Instructions of two runs, whose change is old over new: more instructions are slower."""
-    both = (old["versions"], new["versions"])
-    differing = [
-        f"{name} {both[0].get(name)} -> {both[1].get(name)}" for name in both[0] | both[1] if _differ(name, *both)
-    ]
-    title = f"instructions, counted by {old['counter']} and {new['counter']}"
-    if differing:
-        title += f"; versions differ, and counts with them: {', '.join(differing)}"
-    rows = []
-    for name in {**old["counts"], **new["counts"]}:
-        before, after = old["counts"].get(name), new["counts"].get(name)
-        if before is None or after is None:
-            rows.append(Row(name, before, after, None, f"only in the {'new' if before is None else 'old'} run"))
-            continue
-        change = before / after
+        return Row(name, old, new, None, f"only in the {'new' if before is None else 'old'} run")
+    if new is None:
+        return Row(name, old, new, None, f"fails: {after.error}", bad=before.ours and old is not None)
+    if old is None:
+        return Row(name, old, new, None, f"failed: {before.error}")
+    change = (old / new if before.cost else new / old) if old and new else None
+    if before.exact and change is not None:
         slower, faster = change < 1 - threshold, change > 1 / (1 - threshold)
         verdict = "slower" if slower else "faster" if faster else "no difference"
-        rows.append(Row(name, before, after, change, verdict, bad=slower))
-    return [Table(title, rows)]
-
-
-def _differ(name: str, old: dict[str, str], new: dict[str, str]) -> bool:
-    return name in ("python", "numpy") and old.get(name) != new.get(name)
-
-
-def compare(old: dict[str, Any], new: dict[str, Any], threshold: float) -> list[Table]:
-    """What two files hold, compared.
-
-    Raises:
-        ValueError: They are of different kinds, of another version, or have no workload in common.
-    """
-    kinds = [values.get("kind", "rates") for values in (old, new)]
-    if kinds[0] != kinds[1]:
-        raise ValueError(f"expected two files of one kind, got {kinds[0]} and {kinds[1]}")
-    if kinds[0] == "instructions":
-        return compare_counts(old, new, threshold)
-    tables = compare_rates(Results.from_json(old), Results.from_json(new), threshold)
-    if not tables:
-        raise ValueError("the two runs have no workload in common")
-    return tables
+    else:
+        verdict = verdict_of(before.values, after.values, threshold)
+    return Row(name, old, new, change, verdict, bad=before.ours and verdict == "slower")
 
 
 def lines_of(tables: list[Table]) -> Iterator[str]:
-    """The tables as text."""
+    """Yield the tables as text."""
     for table in tables:
         names = [printable(row.name, None, kept="") for row in table.rows]
         width = max(map(len, names), default=0)
@@ -239,6 +234,18 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}" if value < 100 else f"{value:,.0f}"
 
 
+def read_results(path: Path) -> Results:
+    """Read a file that one of the commands has written."""
+    values = json.loads(path.read_text("utf-8"))
+    if "rows" in values or "counts" in values:  # version 0.1 wrote cases and counts without a header
+        title = f"instructions, counted by {values.pop('counter', '')}"
+        counts = values.pop("counts", {}).items()
+        rows = [{"title": title, "case": name, "instructions": count} for name, count in counts]
+        header = {"date": "", "versions": {}, "command": "", "version": RESULTS_VERSION, "rows": rows}
+        values = {**header, **{key: value for key, value in values.items() if key != "kind"}}
+    return Results.from_json(values)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -251,8 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not 0 <= parsed.threshold < 1:
         parser.error(f"--threshold must be at least 0 and less than 1, got {parsed.threshold}")
     try:
-        old, new = (json.loads(path.read_text("utf-8")) for path in (parsed.old, parsed.new))
-        tables = compare(old, new, parsed.threshold)
+        tables = compare(*map(read_results, (parsed.old, parsed.new)), parsed.threshold)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         parser.error(f"{parsed.old} and {parsed.new} cannot be compared: {error!r}")
     print("\n".join(lines_of(tables)))

@@ -1,28 +1,38 @@
-"""The execution plane: processes, threads, decoding, first batches, epochs, and memory over a long run."""
+"""The execution plane: processes, threads, decoding, first batches, epochs, iterators, and memory over a long run."""
 
 import functools
+import importlib.util
+import itertools
 import resource
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 
 import dataload
-from benchmarks.timing import Case, compare
+from benchmarks.harness import Case, run_cases
+from benchmarks.peers import torch_groups
+from dataload.bench import readings
+from dataload.bench.data import made_data
+from dataload.bench.task import Task
+from dataload.bench.timing import seconds_of
+from dataload.bench.workloads import busy_numbers, get_workload
 
 LARGE = 4 << 20  # float32 values of a batch of 16 MB
-JPEGS = 2000
+ROWS = 16
 
 
 @functools.cache
 def ready():
-    """A batch of 16 MB that costs nothing to make, so that handing it over is all there is to time."""
+    """A batch of 16 MB that costs nothing to make, so that only handing it over is timed."""
     return np.random.default_rng(0).random((16, LARGE // 16), dtype=np.float32)
 
 
 def ready_batch(_samples):
-    return ready()[:]  # a view of its own: of one object, pickle would send what belongs together only once
+    return ready()[:]  # a new view each time: pickle would send one object only once
 
 
 def ready_tensor(_samples):
@@ -31,52 +41,41 @@ def ready_tensor(_samples):
     return torch.from_numpy(ready()[:])
 
 
+def sum_values(batches):
+    return round(sum(float(np.asarray(batch)[:, ::1024].sum(dtype=np.float64)) for batch in batches))
+
+
 def processes(batches=100):
-    """Batches of 16 MB from worker processes, of which the consumer reads one value in a thousand."""
+    """Batches of 16 MB from worker processes; the consumer reads one value in a thousand."""
     count = batches * 16
     source = dataload.RangeSource(count)
 
     def copy_once():
         out = np.empty((16, LARGE // 16), np.float32)
-        total = 0.0
-        for _ in range(batches):
-            np.copyto(out, ready())
-            total += float(out[:, ::1024].sum(dtype=np.float64))
-        return round(total)
+        return sum_values(np.copyto(out, ready()) or out for _ in range(batches))
 
     cases = [Case("one copy in this process (the limit)", copy_once)]
-    loaders = []
-    for workers in (1, 2):
-        loader = dataload.Loader(source, batch_size=16, collate=ready_batch, num_workers=workers, executor="processes")
-        loaders.append(loader)
-        floor = 0.7 if workers == 2 else None
-        cases.append(Case(f"Loader, {workers} processes", lambda loader=loader: consume(loader), floor=floor))
-    try:
-        from torch.utils.data import DataLoader
-    except ImportError:
-        print("torch is not installed: no peer")
-    else:
-        for workers in (1, 2):
-            peer = DataLoader(
-                source, 16, collate_fn=ready_tensor, num_workers=workers, persistent_workers=True, prefetch_factor=2
+    with ExitStack() as opened:
+        for workers, floor in ((1, None), (2, 0.7)):
+            loader = opened.enter_context(
+                dataload.Loader(source, batch_size=16, collate=ready_batch, num_workers=workers, executor="processes")
             )
-            cases.append(Case(f"torch DataLoader, {workers} workers", lambda peer=peer: consume(peer)))
-    rows = compare("16 MB batches from worker processes", cases, items=count, steps=batches, rounds=3)
-    for loader in loaders:
-        loader.close()
-    return rows
-
-
-def consume(batches):
-    return round(sum(float(np.asarray(batch)[:, ::1024].sum(dtype=np.float64)) for batch in batches))
+            cases.append(Case(f"Loader, {workers} processes", partial(sum_values, loader), floor))
+        try:
+            from torch.utils.data import DataLoader
+        except ImportError:
+            print("torch is not installed: no peer")
+        else:
+            several = {"collate_fn": ready_tensor, "persistent_workers": True, "prefetch_factor": 2}
+            for workers in (1, 2):
+                peer = DataLoader(source, 16, num_workers=workers, **several)
+                cases.append(Case(f"torch DataLoader, {workers} workers", partial(sum_values, peer)))
+        return run_cases("16 MB batches from worker processes", cases, items=count, steps=batches, rounds=3)
 
 
 def busy(sample):
     """Half a millisecond that holds the GIL."""
-    value = 0
-    for number in range(10_000):
-        value = (value * 31 + number) & 0xFFFF
-    return {"index": sample["index"], "value": value}
+    return {"index": sample["index"], "value": next(busy_numbers(0, 1, 10_000))}
 
 
 def scaling(count=4000):
@@ -85,54 +84,77 @@ def scaling(count=4000):
     def epoch(loader):
         return sum(int(batch["value"].sum()) for batch in loader)
 
-    def bare():
-        return sum(busy({"index": index})["value"] for index in range(count))
-
-    cases = [Case("no loader", bare)]
-    loaders = []
-    for executor, workers in (("processes", 1), ("processes", 2), ("threads", 2)):
-        loader = dataload.Loader(
-            dataload.RangeSource(count), batch_size=16, transform=busy, num_workers=workers, executor=executor
-        )
-        loaders.append(loader)
-        floor = 1.8 if (executor, workers) == ("processes", 2) else None
-        cases.append(Case(f"Loader, {workers} {executor}", lambda loader=loader: epoch(loader), floor=floor))
-    rows = compare("A transform of pure Python", cases[1:], items=count, steps=count // 16, rounds=3)
-    for loader in loaders:
-        loader.close()
-    return rows
+    source, cases = dataload.RangeSource(count), []
+    with ExitStack() as opened:
+        for executor, workers, floor in (("processes", 1, None), ("processes", 2, 1.8), ("threads", 2, None)):
+            loader = opened.enter_context(
+                dataload.Loader(source, batch_size=16, transform=busy, num_workers=workers, executor=executor)
+            )
+            cases.append(Case(f"Loader, {workers} {executor}", partial(epoch, loader), floor))
+        return run_cases("A transform of pure Python", cases, items=count, steps=count // 16, rounds=3)
 
 
-def jpeg(count=JPEGS):
+def jpeg(count=2000):
     """JPEGs of 500x375 through the loader, against a bare loop of two decoding threads."""
     import simplejpeg
 
-    rng = np.random.default_rng(0)
-    smooth = rng.integers(0, 255, (16, 12, 16, 3)).astype(np.float32).repeat(32, 1).repeat(32, 2)[:, :375, :500]
-    images = [simplejpeg.encode_jpeg(np.ascontiguousarray(image.astype(np.uint8)), quality=90) for image in smooth]
-    records = [{"jpg": images[index % 16]} for index in range(count)]
-
-    def bare():
-        with ThreadPoolExecutor(2) as pool:
-            return sum(int(image[0, 0, 0]) for image in pool.map(simplejpeg.decode_jpeg, (r["jpg"] for r in records)))
+    data = made_data(get_workload("jpeg"), count)
 
     def decode(sample):
         return {"image": simplejpeg.decode_jpeg(sample["jpg"])}
 
-    loader = dataload.Loader(records, batch_size=32, transform=decode, num_workers=2)
+    def bare():
+        with ThreadPoolExecutor(2) as pool:
+            files = (record["jpg"] for record in data.records)
+            return sum(int(image[0, 0, 0]) for image in pool.map(simplejpeg.decode_jpeg, files))
 
-    def through_loader():
-        return sum(int(batch["image"][:, 0, 0, 0].astype(np.int64).sum()) for batch in loader)
+    with dataload.Loader(data.records, batch_size=32, transform=decode, num_workers=2) as loader:
 
-    rows = compare(
-        "JPEG decoding, 500x375",
-        [Case("two threads, no batches (the limit)", bare), Case("Loader, 2 threads", through_loader, floor=0.95)],
-        items=count,
-        steps=count // 32,
-        rounds=5,
-    )
-    loader.close()
-    return rows
+        def through_loader():
+            return sum(int(batch["image"][:, 0, 0, 0].astype(np.int64).sum()) for batch in loader)
+
+        return run_cases(
+            "JPEG decoding, 500x375",
+            [Case("two threads, no batches (the limit)", bare), Case("Loader, 2 threads", through_loader, 0.95)],
+            items=count,
+            steps=count // 32,
+            rounds=5,
+        )
+
+
+def iterators(steps=30):
+    """Batches of 16 rows, each from its own generator that holds the GIL for about a millisecond an item."""
+    readers = [
+        (f"MultiStreamLoader, {n} {executor}" if n else "MultiStreamLoader, consumer's thread", n, executor)
+        for executor, n in (("processes", 1), ("processes", 2), ("threads", 2), ("threads", 0))
+    ]
+    if importlib.util.find_spec("torch") is None:
+        print("torch is not installed: no peer")
+    else:
+        readers += [(f"one torch DataLoader for each of {n} groups", n, None) for n in (1, 2)]
+    cases = []
+    with ExitStack() as opened:
+        for name, workers, executor in readers:
+            options = {"open": {"records": ROWS * 500, "work": 8_000}, "executor": executor}
+            settings = {"workload": "streams", "kind": "dataload", "name": name, "reading": "", "path": ""}
+            task = Task(
+                **settings,
+                format="generator",
+                order="sequential",
+                workers=workers,
+                batch_size=ROWS,
+                options=options,
+            )
+            reading = readings.multistream(task) if executor else torch_groups.loader(task)
+            opened.callback(reading.close)
+            batches = map(reading.columns, reading.batches(0))
+
+            def run(batches=batches):
+                return sum(int(batch["data"].sum()) for batch in itertools.islice(batches, steps))
+
+            cases.append(Case(name, run, 1.8 if (executor, workers) == ("processes", 2) else None))
+        title = "Generators of pure Python, one for each row"
+        return run_cases(title, cases, items=steps * ROWS, steps=steps, rounds=3)
 
 
 def light(sample):
@@ -141,26 +163,28 @@ def light(sample):
 
 
 def first_batch():
-    """From the loader's construction to its first batch; and the wait at the boundary of epochs."""
+    """The time from the loader's construction to its first batch, and the wait where one epoch follows another."""
     rows = []
     print("\nTime to the first batch, and the wait for the first batch of later epochs against that for others")
     source = dataload.RangeSource(640)
     for executor, aim in (("threads", 0.02), ("processes", 0.7)):
-        seconds = []
+
+        def opened(executor=executor):
+            return dataload.Loader(source, batch_size=64, transform=light, num_workers=2, executor=executor)
+
+        seconds, waits, boundaries = [], [], []
         for _ in range(5):
             start = time.perf_counter()
-            with dataload.Loader(source, batch_size=64, transform=light, num_workers=2, executor=executor) as loader:
+            with opened() as loader:
                 next(iter(loader))
                 seconds.append(time.perf_counter() - start)
-        with dataload.Loader(source, batch_size=64, transform=light, num_workers=2, executor=executor) as loader:
-            waits, boundaries = [], []
+        with opened() as loader:
             for epoch in range(20):
                 batches = iter(loader)
                 for step in range(len(loader)):
-                    start = time.perf_counter()
-                    next(batches)
+                    wait = seconds_of(partial(next, batches))
                     if epoch:
-                        (waits if step else boundaries).append(time.perf_counter() - start)
+                        (waits if step else boundaries).append(wait)
                     time.sleep(0.005)  # a model that takes longer than a batch
                 next(batches, None)
         first, wait, boundary = (statistics.median(times) for times in (seconds, waits, boundaries))
@@ -168,16 +192,8 @@ def first_batch():
             f"  {executor:12} first {first * 1e3:7.1f} ms (aim {aim * 1e3:.0f})  "
             f"wait {wait * 1e3:6.3f} ms, at boundaries {boundary * 1e3:6.3f} ms"
         )
-        rows.append(
-            {
-                "title": "first batch",
-                "case": executor,
-                "seconds": first,
-                "met": first < aim,
-                "wait": wait,
-                "boundary": boundary,
-            }
-        )
+        figures = {"seconds": first, "met": first < aim, "wait": wait, "boundary": boundary}
+        rows.append({"title": "first batch", "case": executor, **figures})
     return rows
 
 
@@ -195,13 +211,12 @@ def memory(batches=100_000):
                     before = resident()
             after = resident()
         print(f"  {executor:12} {before / 1e6:8.1f} MB -> {after / 1e6:8.1f} MB")
-        rows.append(
-            {"title": "memory", "case": executor, "before": before, "after": after, "met": after < before + 8e6}
-        )
+        figures = {"before": before, "after": after, "met": after < before + 8e6}
+        rows.append({"title": "memory", "case": executor, **figures})
     return rows
 
 
 def resident():
-    """Bytes in memory now; not the peak, which getrusage would give."""
+    """Bytes in memory now; getrusage would give the peak."""
     with open("/proc/self/statm", encoding="ascii") as stream:
         return int(stream.read().split()[1]) * resource.getpagesize()

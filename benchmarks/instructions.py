@@ -10,12 +10,14 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -23,11 +25,11 @@ from typing import NamedTuple
 import numpy as np
 
 import dataload
-from dataload.bench.machine import describe_machine, describe_versions
+from dataload.bench.machine import describe_run
+from dataload.bench.results import Results
 from dataload.collate import default_collate
 from dataload.samplers import GlobalShuffle, PoolShuffle, ShardSequential
 
-KIND = "instructions"
 WARM_UP = 2
 
 
@@ -35,9 +37,9 @@ class Case(NamedTuple):
     """A hot loop.
 
     Attributes:
-        items: What one loop does so many of: indices, steps, records.
-        loops: So many that what differs between two starts of Python, some 100,000 instructions, is little.
-        prepare: Gives the loop, as a context: its files go with it.
+        items: Number of indices, steps or records of one loop.
+        loops: Number of loops: enough to hide the 100,000 instructions by which two starts of Python differ.
+        prepare: Returns the loop as a context, which ends with its files.
     """
 
     items: int
@@ -45,24 +47,8 @@ class Case(NamedTuple):
     prepare: Callable[[], object]
 
 
-def _ready(work):
-    @contextmanager
-    def prepared() -> Iterator[Callable[[], object]]:
-        yield work
-
-    return prepared()
-
-
-def _global_shuffle():
-    order = GlobalShuffle(1_000_000, 0)
-    positions = np.arange(16_384)
-    return _ready(lambda: order.indices(positions, epoch=0))
-
-
-def _pool_shuffle():
-    order = PoolShuffle(ShardSequential((65_536,) * 16, 0), 1024, 0)
-    positions = np.arange(16_384) + 500_000
-    return _ready(lambda: order.indices(positions, epoch=0))
+def _indices(order, first):
+    return nullcontext(partial(order.indices, np.arange(16_384) + first, epoch=0))
 
 
 @contextmanager
@@ -84,13 +70,14 @@ def _syrah_read_batch():
 
 
 def _collate():
-    samples = [{"x": np.full(16, i, np.float32), "y": i} for i in range(256)]
-    return _ready(lambda: default_collate(samples))
+    return nullcontext(partial(default_collate, [{"x": np.full(16, i, np.float32), "y": i} for i in range(256)]))
 
 
 CASES = {
-    "GlobalShuffle.indices, an index": Case(16_384, 100, _global_shuffle),
-    "PoolShuffle.indices, an index": Case(16_384, 25, _pool_shuffle),
+    "GlobalShuffle.indices, an index": Case(16_384, 100, lambda: _indices(GlobalShuffle(1_000_000, 0), 0)),
+    "PoolShuffle.indices, an index": Case(
+        16_384, 25, lambda: _indices(PoolShuffle(ShardSequential((65_536,) * 16, 0), 1024, 0), 500_000)
+    ),
     "Loader over RangeSource, a step of 256": Case(64, 10, _loader_steps),
     "Syrah read_batch of 256, a record": Case(7 * 256, 200, _syrah_read_batch),
     "collate of 256, a sample": Case(256, 50, _collate),
@@ -101,9 +88,9 @@ class Counter(NamedTuple):
     """A tool that counts.
 
     Attributes:
-        name: Of the tool.
-        command: What stands before the command to be counted.
-        pattern: Finds the count in what it writes to standard error.
+        name: Name of the tool.
+        command: The start of its command line; the command to be counted follows.
+        pattern: Finds the count in its standard error.
     """
 
     name: str
@@ -111,7 +98,7 @@ class Counter(NamedTuple):
     pattern: str
 
     def count(self, command: list[str]) -> int | None:
-        """Instructions of a command; None where the tool cannot tell."""
+        """Return the instructions of a command; None where the tool cannot tell."""
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         done = subprocess.run([*self.command, *command], capture_output=True, text=True, env=environment, check=False)
         found = re.search(self.pattern, done.stderr, re.MULTILINE)
@@ -125,22 +112,20 @@ COUNTERS = (
 
 
 def find_counter(counters=COUNTERS) -> Counter | None:
-    """The first tool that is installed and counts something."""
-    for counter in counters:
-        if shutil.which(counter.command[0]) and counter.count(["/bin/true"]):
-            return counter
-    return None
+    """Return the first tool that is installed and counts something."""
+    counting = (c for c in counters if shutil.which(c.command[0]) and c.count(["/bin/true"]))
+    return next(counting, None)
 
 
 def run_loops(name: str, loops: int) -> None:
-    """What a counted process does."""
+    """Run a case: the work of a counted process."""
     with CASES[name].prepare() as work:
         for _ in range(loops):
             work()
 
 
 def instructions_per_item(counter: Counter, name: str) -> float:
-    """Instructions of one item of a case.
+    """Return the instructions of one item of a case.
 
     Raises:
         RuntimeError: The tool gave no count.
@@ -156,26 +141,21 @@ def instructions_per_item(counter: Counter, name: str) -> float:
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.instructions", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"beginnings of: {'; '.join(CASES)}")
-    parser.add_argument("--json", help="write the counts to this file")
+    parser.add_argument("--json", type=Path, help="write the counts to this file")
     parsed = parser.parse_args(arguments)
     counter = find_counter()
     if counter is None:
         print("instructions cannot be counted here: valgrind is not installed, and perf sees no hardware counters")
         return
-    counts = {}
+    rows = []
     for name in CASES:
         if not parsed.names or name.startswith(tuple(parsed.names)):
-            counts[name] = instructions_per_item(counter, name)
-            print(f"{name:42} {counts[name]:14,.1f}", flush=True)
+            count = instructions_per_item(counter, name)
+            print(f"{name:42} {count:14,.1f}", flush=True)
+            rows.append({"title": f"instructions, counted by {counter.name}", "case": name, "instructions": count})
     if parsed.json:
-        found = {
-            "kind": KIND,
-            "counter": counter.name,
-            "machine": describe_machine(),
-            "versions": describe_versions(),
-            "counts": counts,
-        }
-        Path(parsed.json).write_text(json.dumps(found, indent=1), "utf-8")
+        run = describe_run(shlex.join(["python", "-m", "benchmarks.instructions", *sys.argv[1:]]))
+        parsed.json.write_text(json.dumps(Results(**run, rows=tuple(rows)).to_json(), indent=1), "utf-8")
 
 
 if __name__ == "__main__":

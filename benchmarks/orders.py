@@ -1,14 +1,14 @@
-"""The index plane: what an order costs, beside those of torch, numpy and Grain, and what it does to reading."""
+"""The index plane: the cost of an order, beside those of torch, numpy and Grain, and its effect on reading."""
 
-import os
-import time
-import tracemalloc
+import warnings
+from functools import partial
 
 import numpy as np
 
 import dataload
-from benchmarks.datasets import made, records
-from benchmarks.timing import Case, compare
+from benchmarks.harness import SEED, Case, floats, made, run_cases
+from dataload.bench.child import drop_cached
+from dataload.bench.timing import peak_bytes, seconds_of
 from dataload.loader.order import BLOCK_ROWS
 from dataload.samplers import (
     BatchSampler,
@@ -21,9 +21,9 @@ from dataload.samplers import (
     Weighted,
 )
 
-SEED = 1
 COUNT = 1_000_000
 THIRDS = (500_000, 300_000, 200_000)
+ORDERS = {"in order": False, "shuffle='shards'": "shards", "shuffle='global'": "global"}
 
 
 def order(sampler):
@@ -37,34 +37,32 @@ def order(sampler):
 
 
 def orders():
-    rows = compare(
+    plain, shards = Sequential(COUNT), ShardSequential((COUNT // 100,) * 100, SEED)
+    mixture = Mixture(tuple(map(Sequential, THIRDS)), THIRDS, window=1000, seed=SEED)
+    size = {"items": COUNT, "steps": COUNT // 256}
+    rows = run_cases(
         f"Orders of {COUNT:,} records, an index",
         [
             Case("numpy Generator.permutation (whole, in memory)", numpy_permutation),
             *torch_randperm(),
             *grain_shuffles(),
-            Case("Sequential", order(Sequential(COUNT))),
+            Case("Sequential", order(plain)),
             Case("GlobalShuffle", order(GlobalShuffle(COUNT, SEED)), least=20e6),
-            Case("PoolShuffle(1,024) of Sequential", order(PoolShuffle(Sequential(COUNT), 1024, SEED)), least=5e6),
-            Case("PoolShuffle(65,536) of Sequential", order(PoolShuffle(Sequential(COUNT), 65_536, SEED)), least=5e6),
-            Case("Lanes(8) of Sequential", order(Lanes(Sequential(COUNT), 8)), least=1e9 / 30),
-            Case("Mixture of three Sequential", order(mixture()), least=1e9 / 30),
-            Case("shards -> pool(1,024)", order(PoolShuffle(shards(), 1024, SEED)), least=5e6),
-            Case("shards -> lanes(8) -> pool(1,024) in each", order(Lanes(shards(), 8, 1024, SEED))),
+            Case("PoolShuffle(1,024) of Sequential", order(PoolShuffle(plain, 1024, SEED)), least=5e6),
+            Case("PoolShuffle(65,536) of Sequential", order(PoolShuffle(plain, 65_536, SEED)), least=5e6),
+            Case("Lanes(8) of Sequential", order(Lanes(plain, 8)), least=1e9 / 30),
+            Case("Mixture of three Sequential", order(mixture), least=1e9 / 30),
+            Case("shards -> pool(1,024)", order(PoolShuffle(shards, 1024, SEED)), least=5e6),
+            Case("shards -> lanes(8) -> pool(1,024) in each", order(Lanes(shards, 8, 1024, SEED))),
         ],
-        items=COUNT,
-        steps=COUNT // 256,
+        **size,
     )
     weights = np.random.default_rng(0).random(COUNT)
-    return rows + compare(
-        f"Weighted orders of {COUNT:,} records, an index",
-        [
-            Case("numpy Generator.choice(p=), whole", lambda: numpy_choice(weights)),
-            Case("Weighted", lambda: order(Weighted(weights, COUNT, SEED))() and None),
-        ],
-        items=COUNT,
-        steps=COUNT // 256,
-    )
+    cases = [
+        Case("numpy Generator.choice(p=), whole", partial(numpy_choice, weights)),
+        Case("Weighted", lambda: order(Weighted(weights, COUNT, SEED))() and None),
+    ]
+    return rows + run_cases(f"Weighted orders of {COUNT:,} records, an index", cases, **size)
 
 
 def numpy_permutation():
@@ -109,16 +107,8 @@ def grain_shuffles(sample=20_000):
     ]
 
 
-def shards():
-    return ShardSequential((COUNT // 100,) * 100, SEED)
-
-
-def mixture():
-    return Mixture(tuple(map(Sequential, THIRDS)), THIRDS, window=1000, seed=SEED)
-
-
 def starting(count=10**10, shard_count=10_000):
-    """What a plan over ten thousand million records takes before its first step."""
+    """The time and memory of a plan over ten thousand million records before its first step."""
     lengths = (count // shard_count,) * shard_count
     plans = {
         "GlobalShuffle": lambda: GlobalShuffle(count, SEED),
@@ -137,77 +127,49 @@ def starting(count=10**10, shard_count=10_000):
             return planner.plans(range(middle, middle + BLOCK_ROWS // 256), epoch=0)
 
         start()
-        seconds = min(timed(start) for _ in range(5))
-        tracemalloc.start()
-        start()
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        seconds, peak = min(seconds_of(start) for _ in range(5)), peak_bytes(start)
         print(f"  {name:44} {seconds * 1e3:8.1f} ms {peak / 1e6:8.1f} MB")
         rows.append({"title": "starting", "case": name, "seconds": seconds, "peak_bytes": peak})
     return rows
 
 
-def timed(run):
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def reading(shard_count=16, shard_records=16_384, floats=1024):
+def reading(shard_count=16, shard_records=16_384, size=1024, few=2560):
     """The same records in each order: from a cold cache, and from groups that are compressed together."""
     paths = [
-        made(f"order-{shard}-{floats}-{shard_records}.syr", lambda: records(shard_records, floats))
-        for shard in range(shard_count)
+        made(f"order-{shard}-{size}-{shard_records}.syr", floats(size), shard_records) for shard in range(shard_count)
     ]
-    steps = shard_count * shard_records // 256
-    cold = compare(
-        f"Cold reads of {shard_count} Syrah shards, {4 * floats} B records, batch 256",
-        [Case(name, cold_epoch(paths, shuffle)) for name, shuffle in ORDERS.items()],
-        items=shard_count * shard_records,
-        steps=steps,
+    count = shard_count * shard_records
+    cold = run_cases(
+        f"Cold reads of {shard_count} Syrah shards, {4 * size} B records, batch 256",
+        [Case(name, partial(cold_epoch, paths, shuffle)) for name, shuffle in ORDERS.items()],
+        items=count,
+        steps=count // 256,
         rounds=3,
     )
-    grouped = [
-        made(f"group-{shard}.array_record", lambda: records(4096, 256), codec="tensorprotos", options="group_size:256")
-        for shard in range(32)
-    ]
-    few = 2560
-    return cold + compare(
+    options = {"codec": "tensorprotos", "options": "group_size:256"}
+    grouped = [made(f"group-{shard}.array_record", floats(256), 4096, **options) for shard in range(32)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the groups, which are the point
+        source = dataload.open(grouped, codec="tensorprotos")
+
+    def steps(shuffle):
+        for _, _ in zip(range(few // 256), loader(source, shuffle), strict=False):
+            pass
+
+    return cold + run_cases(
         "Warm reads of 32 ArrayRecord shards with group_size:256, 1 KB records, batch 256",
-        [Case(name, grouped_steps(grouped, shuffle, few), items=few) for name, shuffle in ORDERS.items()],
+        [Case(name, partial(steps, shuffle), items=few) for name, shuffle in ORDERS.items()],
         items=few,
         steps=few // 256,
         rounds=3,
     )
 
 
-ORDERS = {"in order": False, "shuffle='shards'": "shards", "shuffle='global'": "global"}
-
-
 def cold_epoch(paths, shuffle):
-    def run():
-        for path in paths:
-            with open(path, "rb") as stream:
-                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        with dataload.open(paths) as source:
-            total = sum(float(batch["x"][:, 0].sum(dtype=np.float64)) for batch in loader(source, shuffle))
-        return round(total, 1)
-
-    return run
-
-
-def grouped_steps(paths, shuffle, few):
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the groups, which are the point
-        source = dataload.open(paths, codec="tensorprotos")
-
-    def run():
-        for _, _ in zip(range(few // 256), loader(source, shuffle), strict=False):
-            pass
-
-    return run
+    for path in paths:
+        drop_cached(path)
+    with dataload.open(paths) as source:
+        return round(sum(float(batch["x"][:, 0].sum(dtype=np.float64)) for batch in loader(source, shuffle)), 1)
 
 
 def loader(source, shuffle):

@@ -1,7 +1,6 @@
-"""python -m benchmarks.readme_table RESULTS.json: put the table of a run into README.md.
+"""python -m benchmarks.readme_table RESULTS.json: put the table of a run of `dataload bench --json` into README.md.
 
-What stands there between the two markers is replaced; nothing in it is typed by hand. RESULTS.json is what
-`dataload bench --json` has written.
+The table replaces the text between the two markers; nothing in it is typed by hand.
 """
 
 import argparse
@@ -9,19 +8,20 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 from dataload.bench.results import Measurement, Results
-from dataload.bench.table import by_workload, rivals
+from dataload.bench.table import Baselines, baselines, by_workload
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 README = Path(__file__).parents[1] / "README.md"
-_ORDERS = ("global", "pool", "sequential")
+_ORDERS = ("sequential", "pool", "global")
 
 
 def best(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Of this library the best of each format, of others the best of each; the fastest first.
+    """Return this library's best reader of each format, and the best of each peer; the fastest first.
 
-    Shuffled readings are compared with shuffled ones: a reader stands with another order only if it has no `global`.
+    A reader appears with another order only if it has no `global`, so that like is compared with like.
     """
     found: dict[tuple[str, ...], Measurement] = {}
     for measurement in measurements:
@@ -29,39 +29,37 @@ def best(measurements: Sequence[Measurement]) -> list[Measurement]:
         if task.kind != "limit" and measurement.answers:
             key = (task.kind, task.name, task.format if task.kind == "dataload" else "")
             found[key] = max(found.get(key, measurement), measurement, key=_merit)
-    return sorted(found.values(), key=_rate, reverse=True)
+    return sorted(found.values(), key=lambda m: median(m.rates), reverse=True)
+
+
+def _merit(measurement: Measurement) -> tuple[int, float]:
+    return _ORDERS.index(measurement.task.order), median(measurement.rates)
 
 
 def markdown(results: Results) -> str:
-    """The tables, and below them where the figures come from."""
+    """Return the tables, and below them the origin of the figures."""
     return "\n".join(_lines(results))
 
 
 def replace(text: str, table: str) -> str:
-    """A text with the table between its markers.
+    """Return a text with the table between its markers.
 
     Raises:
-        ValueError: It has not each marker once, in their order.
+        ValueError: It does not have each marker once, in order.
     """
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"expected one {BEGIN} and behind it one {END}")
+        raise ValueError(f"expected one {BEGIN}, followed by one {END}")
     return f"{text[: text.index(BEGIN)]}{BEGIN}\n{table}\n{text[text.index(END) :]}"
 
 
 def _lines(results: Results) -> Iterator[str]:
     records = {file.workload: file.records for file in results.files}
     for name, measurements in by_workload(results.measurements).items():
-        limit, peer = rivals(measurements)
-        count = f", {records[name]:,} records" if name in records else ""
-        yield f"**{_cell(name)}**{count}:"
-        yield ""
+        yield f"**{_cell(name)}**{f', {records[name]:,} records' if name in records else ''}:\n"
         yield "| reader | format | order | workers | records/s | of limit | of best peer |"
         yield "|---|---|---|---:|---:|---:|---:|"
-        for measurement in measurements:
-            if measurement.task.kind == "limit" and measurement.answers:
-                yield _row(measurement, limit, peer)
-        for measurement in best(measurements):
-            yield _row(measurement, limit, peer)
+        limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
+        yield from (_row(m, baselines(measurements)) for m in (*limits, *best(measurements)))
         yield ""
     machine = results.machine
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
@@ -69,39 +67,22 @@ def _lines(results: Results) -> Iterator[str]:
     yield (
         f"{results.date[:10]}, {_cell(str(machine.get('processor')))}, {machine.get('cpus')} CPUs{memory}, "
         f"{_cell(str(machine.get('system')))}; {_cell(versions)}. Ratios are taken within each round; the limit is the "
-        "first row."
+        f"first row.\n\n```\n{results.command}\n```"
     )
-    yield ""
-    yield f"```\n{results.command}\n```"
 
 
-def _row(measurement: Measurement, limit: Measurement | None, peer: Measurement | None) -> str:
+def _row(measurement: Measurement, compared: Baselines) -> str:
     task = measurement.task
-    of_limit, of_peer = (measurement.ratio_to(other) if other is not None else None for other in (limit, peer))
-    bare = task.kind == "limit"
-    cells = (
-        f"limit: {task.name}" if bare else f"**{task.name}**" if task.kind == "dataload" else task.name,
-        "" if bare else task.format,
-        "" if bare else task.order,
-        str(task.workers),
-        f"{_rate(measurement):,.0f}",
-        "" if of_limit is None else f"{of_limit.median:.2f}",
-        "" if of_peer is None else f"{of_peer.median:.2f}",
-    )
+    data = ["", ""] if task.kind == "limit" else [task.format, task.order]
+    reader = {"limit": "limit: {}", "dataload": "**{}**", "peer": "{}"}[task.kind].format(task.name)
+    ratios = [measurement.ratio_to(other) for other in compared]
+    figures = ["" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios]
+    cells = [reader, *data, str(task.workers), f"{median(measurement.rates):,.0f}", *figures]
     return f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-def _rate(measurement: Measurement) -> float:
-    return measurement.records_per_second.median
-
-
-def _merit(measurement: Measurement) -> tuple[int, float]:
-    order = measurement.task.order
-    return -_ORDERS.index(order) if order in _ORDERS else -len(_ORDERS), _rate(measurement)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ Reads a `Task` as JSON from standard input and writes an `Answer` as the last li
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import json
@@ -24,10 +25,10 @@ __all__ = ["drop_cached", "main", "measure"]
 
 
 def measure(task: Task) -> Answer:
-    """Open the data, take batches for about ``task.seconds``, and tell what that cost.
+    """Open the data, take batches for about ``task.seconds``, and return the figures.
 
-    Epochs follow one another until the time is over; the checksum is of the first, if that was read to its end. The
-    first batch is not in the rate, for it has the start of workers in it.
+    Epochs follow one another until the time is over; the checksum is of the first one, if it was read to its end. The
+    rate leaves out the first batch, which includes the start of the workers.
     """
     if task.cold:
         drop_cached(task.path)
@@ -71,7 +72,7 @@ def _take(task: Task, reading: Reading, open_seconds: float, opened: float) -> A
         nbytes=bytes_read,
         cpu_seconds=_cpu_seconds() - cpu,
         peak_rss=_peak_rss(),
-        cached_rss=_mapped_rss(),
+        cached_rss=_status(os.getpid(), "RssFile"),
         checksum=whole,
         settings=dict(reading.settings),
     )
@@ -87,7 +88,7 @@ def _epochs(reading: Reading) -> Iterator[tuple[int, Any]]:
 
 
 def drop_cached(path: str) -> None:
-    """Let the page cache forget a file, or the files of a directory. Needs no rights; pages of maps stay."""
+    """Drop a file, or the files of a directory, from the page cache. Needs no rights; mapped pages stay."""
     if not path:
         return
     files = [path] if os.path.isfile(path) else [str(file) for file in Path(path).rglob("*") if file.is_file()]
@@ -101,7 +102,7 @@ def drop_cached(path: str) -> None:
 
 
 def _cpu_seconds() -> float:
-    """CPU time of this process, its children that ended, and those that live."""
+    """Return the CPU time of this process, of its ended children, and of the living ones."""
     used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     ticks = os.sysconf("SC_CLK_TCK")
     for pid in _descendants(os.getpid()):
@@ -112,15 +113,11 @@ def _cpu_seconds() -> float:
 
 def _peak_rss() -> int | None:
     peaks = [_status(pid, "VmHWM") for pid in (os.getpid(), *_descendants(os.getpid()))]
-    return sum(peak for peak in peaks if peak is not None) if peaks[0] is not None else None
-
-
-def _mapped_rss() -> int | None:
-    return _status(os.getpid(), "RssFile")
+    return sum(peak or 0 for peak in peaks) if peaks[0] is not None else None
 
 
 def _descendants(pid: int) -> list[int]:
-    # Each thread has a list of its own of the children that it started.
+    # Each thread has its own list of the children that it started.
     lists = [str(path) for path in Path(f"/proc/{pid}/task").glob("*/children")]
     children = [int(child) for path in lists for child in _read(path).split()]
     return [*children, *(grandchild for child in children for grandchild in _descendants(child))]
@@ -143,8 +140,8 @@ def _read(path: str) -> str:
 
 def main() -> None:
     """Measure the task on standard input."""
-    answer = measure(Task.from_json(json.load(sys.stdin)))
-    sys.stdout.write("\n" + json.dumps(answer.to_json()) + "\n")
+    answer = measure(Task(**json.load(sys.stdin)))
+    sys.stdout.write("\n" + json.dumps(dataclasses.asdict(answer)) + "\n")
 
 
 if __name__ == "__main__":

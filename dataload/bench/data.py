@@ -1,30 +1,30 @@
-"""The data of a benchmark in several formats, written once and kept."""
+"""The data of a benchmark: written in several formats once, and kept."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from dataload._util.fingerprint import digest
-from dataload.api import open_source
+from dataload.api import create, open_source
 from dataload.bench.results import FileFacts
+from dataload.bench.timing import seconds_of
 from dataload.bench.workloads import Workload
 from dataload.convert import convert
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
+from dataload.sources.registry import added_formats, built_in_formats, get_format
 from dataload.types import RandomAccessSource
 
-__all__ = ["Data", "Written", "made_data", "own_data", "write"]
+__all__ = ["Data", "Written", "made_data", "own_data", "write", "write_once"]
 
-_SUFFIXES = {"syrah": ".syr", "torchrecord": "", "lmdb": ".lmdb", "tar": ".tar", "array_record": ".array_record"}
 _SPARE_BYTES = 1 << 30
 
 
@@ -33,8 +33,8 @@ class Data:
     """Records to be written in several formats.
 
     Attributes:
-        name: Name of the workload; for data of the user's own, their path.
-        content: Identifies the records: part of the names of cached files.
+        name: Name of the workload, or the path of the user's own data.
+        content: Identifies the records; part of the names of cached files.
         records: The records.
         fields: Names of their fields.
         formats: The formats that they can be written in.
@@ -57,7 +57,7 @@ class Written:
 
     Attributes:
         path: File or directory; empty for generators.
-        options: With which `dataload.open` gives the records that were written; of generators, how many records.
+        options: Options with which `dataload.open` returns the written records; for generators, their number.
         facts: Size and cost.
     """
 
@@ -66,32 +66,26 @@ class Written:
     facts: FileFacts
 
 
-def made_data(workload: Workload, records: int | None) -> Data:
-    """The records of a workload, or so many of them."""
+def made_data(workload: Workload, records: int | None = None) -> Data:
+    """Return the records of a workload, or the given number of them."""
     count = workload.records if records is None else records
     made = workload.make(count)
-    return Data(
-        workload.name,
-        digest(workload.name, workload.version, count),
-        made,
-        tuple(made[0]),
-        workload.formats,
-        workload.batch_size,
-        workload.decodes,
-    )
+    content = digest(workload.name, workload.version, count)
+    formats = workload.formats or _writable()
+    return Data(workload.name, content, made, tuple(made[0]), formats, workload.batch_size, workload.decodes)
 
 
 def own_data(path: str, records: int | None, options: Mapping[str, Any]) -> tuple[Data, Source[Any]]:
-    """Data of the user's own, to be compared in other formats; and their source, for the caller to close.
+    """Return the user's own data, to be compared in other formats, and their source, for the caller to close.
 
     Args:
-        path: As `dataload.open` takes it.
-        records: The first so many; None for all.
-        options: Of `dataload.open`.
+        path: A path as `dataload.open` takes it.
+        records: Number of records to take from the start; None for all.
+        options: Options of `dataload.open`.
 
     Raises:
-        ConfigError: There is no record, or they have no fields.
-        SourceError: They cannot be read.
+        ConfigError: There is no record, or the records have no fields.
+        SourceError: The data cannot be read.
     """
     source = open_source(path, **options)
     try:
@@ -107,43 +101,60 @@ def _data_of(path: str, source: Source[Any], records: int | None) -> Data:
     first = source[0]
     if not isinstance(first, Mapping):
         raise ConfigError(
-            f"the records of {path} are {type(first).__name__} without fields, which other formats cannot take: name "
+            f"the records of {path} are {type(first).__name__} without fields, which other formats cannot store: name "
             "their codec with --option codec=...",
             key="codec",
         )
     fields = tuple(name for name in first if name != "__key__")
     chosen = source if records is None else source[: min(records, len(source))]
-    content = digest(source.fingerprint(), len(chosen))
-    return Data(path, content, chosen, fields, tuple(_SUFFIXES), 256)
+    return Data(path, digest(source.fingerprint(), len(chosen)), chosen, fields, _writable(), 256)
+
+
+def _writable() -> tuple[str, ...]:
+    return tuple(entry.name for entry in (*built_in_formats(), *added_formats()) if entry.can_write)
 
 
 def write(data: Data, format_name: str, cache: Path) -> Written:
-    """The data in a format: written, or found in the cache.
+    """Write the data in a format, unless they are in the cache.
 
     Args:
         data: The records.
         format_name: The format.
-        cache: Directory to keep it in.
+        cache: Directory to keep the files in.
 
     Raises:
-        ConfigError: The format cannot take the records, or there is no room for them.
+        ConfigError: The format cannot take the records, or the disk is too full.
     """
+    count = len(data.records)
     if format_name == "generator":  # makes its records when they are read
-        count = len(data.records)
         return Written("", {"records": count}, FileFacts(data.name, format_name, count, 0, None))
     directory = cache / data.content / format_name
     facts_file = directory / "facts.json"
-    target = directory / f"data{'.npy' if format_name == 'tokens' else _SUFFIXES[format_name]}"
+    suffixes = (".npy",) if format_name == "tokens" else get_format(format_name).suffixes
+    target = directory / f"data{''.join(suffixes[:1])}"
     if not facts_file.exists():
-        shutil.rmtree(directory, ignore_errors=True)  # of a run that was ended
+        shutil.rmtree(directory, ignore_errors=True)  # left by an interrupted run
         directory.mkdir(parents=True)
         _check_room(data, directory)
-        seconds = _timed(lambda: _write(data, format_name, target))
-        size = _size(target)
-        facts_file.write_text(json.dumps({"nbytes": size, "write_seconds": seconds}), "utf-8")
-    known = json.loads(facts_file.read_text("utf-8"))
-    facts = FileFacts(data.name, format_name, len(data.records), known["nbytes"], known["write_seconds"])
+        seconds = seconds_of(lambda: _write(data, format_name, target))
+        facts_file.write_text(json.dumps({"nbytes": _size(target), "write_seconds": seconds}), "utf-8")
+    facts = FileFacts(data.name, format_name, count, **json.loads(facts_file.read_text("utf-8")))
     return Written(str(target), _options(data, format_name), facts)
+
+
+def write_once(target: Path, records: Callable[[], Iterable[Any]], **options: Any) -> str:
+    """Write records to a file that is kept, unless it exists; returns its path.
+
+    Args:
+        target: The file. It appears when it is complete.
+        records: Returns the records.
+        options: Options of `dataload.create`.
+    """
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with create(target, **options) as writer:
+            writer.extend(records())
+    return str(target)
 
 
 def _write(data: Data, format_name: str, target: Path) -> None:
@@ -154,24 +165,25 @@ def _write(data: Data, format_name: str, target: Path) -> None:
 
 
 def _options(data: Data, format_name: str) -> dict[str, Any]:
-    if format_name in ("lmdb", "array_record"):
-        return {"codec": "tensorprotos"}
-    if format_name == "tar":
-        return {"fields": list(data.fields), **({} if data.decodes else {"decode": "auto"})}
+    """Return the options with which a format's reader returns the fields that `convert` has written."""
     if format_name == "tokens":
         return {"window": 1025}
-    return {}
+    entry = get_format(format_name)
+    options: dict[str, Any] = {"codec": "tensorprotos"} if entry.content == "bytes" else {}
+    if "decode" in entry.reader_options.names():
+        options |= {"fields": list(data.fields), **({} if data.decodes else {"decode": "auto"})}
+    return options
 
 
 def _check_room(data: Data, directory: Path) -> None:
-    looked = [data.records[i] for i in range(0, len(data.records), max(1, len(data.records) // 16))]
-    mean = sum(_record_size(record) for record in looked) / len(looked)
+    sample = [data.records[i] for i in range(0, len(data.records), max(1, len(data.records) // 16))]
+    mean = sum(_record_size(record) for record in sample) / len(sample)
     needed = int(mean * len(data.records)) + _SPARE_BYTES
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise ConfigError(
             f"{data.name} needs about {needed:,} bytes in {directory}, and {free:,} are free: set --cache to another "
-            "place, or --records to fewer",
+            "directory, or lower --records",
             key="cache",
             value=str(directory),
         )
@@ -179,12 +191,6 @@ def _check_room(data: Data, directory: Path) -> None:
 
 def _record_size(record: Mapping[str, Any]) -> int:
     return sum(getattr(value, "nbytes", 0) or len(value) for value in record.values() if hasattr(value, "__len__"))
-
-
-def _timed(work: Callable[[], object]) -> float:
-    begun = perf_counter()
-    work()
-    return perf_counter() - begun
 
 
 def _size(path: Path) -> int:

@@ -1,10 +1,10 @@
-"""Results as one HTML file that needs no other."""
+"""Results as one self-contained HTML file."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -13,12 +13,13 @@ from dataload.bench.results import FileFacts, Measurement, Results
 from dataload.bench.table import (
     FILE_COLUMNS,
     RATE_COLUMNS,
+    baselines,
     by_workload,
+    curve_table,
     describe_task,
     file_rows,
     problems,
     rate_rows,
-    rivals,
 )
 from dataload.errors import printable
 
@@ -47,15 +48,15 @@ details details { margin-left: 1rem }
 """.strip()
 
 _READING_IT = (
-    "Each row is the median of its repeats, and each repeat a process of its own; the repeats of all rows are "
-    "interleaved. Spread: lowest and highest repeat over the median, of four repeats or more the quartiles. Ratios are "
-    "taken within each round. CPU s/GB has the workers in it; of peak MB, the last column are pages of mapped files, "
-    "which the system takes back when it needs them."
+    "Each row is the median of its repeats; each repeat runs in a process of its own, and the repeats of all rows are "
+    "interleaved. Spread: lowest and highest repeat over the median; of four or more repeats, the quartiles. Ratios "
+    "are taken within each round. CPU s/GB includes the workers. The last column is the part of peak MB that holds "
+    "pages of mapped files, which the system takes back when it needs them."
 )
 
 
 def report(results: Results) -> str:
-    """The whole run: tables with all columns, pictures, and how each reading was set up.
+    """Return the whole run as a page: tables with all columns, pictures, and the settings of each reading.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -74,7 +75,7 @@ def report(results: Results) -> str:
     if results.curves:
         parts.append("<h2>How costs grow</h2>")
         parts.append(_image(as_svg(curves_figure(results.curves)), "Costs against size"))
-        parts += [_details(curve.title, _curve_table(curve.lines, curve.x_label)) for curve in results.curves]
+        parts += [_details(curve.title, _table(*curve_table(curve))) for curve in results.curves]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -85,24 +86,24 @@ def report(results: Results) -> str:
 
 
 def _workload(name: str, measurements: Sequence[Measurement], files: Sequence[FileFacts]) -> list[str]:
-    limit, peer = rivals(measurements)
+    limit, peer = baselines(measurements)
     compared = [f"limit: {_text(describe_task(limit.task))}"] if limit is not None else []
     compared += [f"best peer: {_text(describe_task(peer.task))}"] if peer is not None else []
     failed = "".join(f"<li>{_text(line)}</li>" for line in problems(measurements))
     return [
         f"<h2>{_text(name)}</h2>",
-        _table(FILE_COLUMNS.items(), file_rows(files)) if files else "",
-        _table(RATE_COLUMNS.items(), rate_rows(measurements), [m.task.kind for m in measurements]),
+        _table(FILE_COLUMNS, file_rows(files)) if files else "",
+        _table(RATE_COLUMNS, rate_rows(measurements), [m.task.kind for m in measurements]),
         f'<p class="note">{"; ".join(compared)}</p>' if compared else "",
         f"<p>Not measured, or not to the end:</p>\n<ul>{failed}</ul>" if failed else "",
-        _details("How each was set up", "\n".join(map(_setup, measurements))),
+        _details("Settings of each reading", "\n".join(map(_setup, measurements))),
     ]
 
 
 def _setup(measurement: Measurement) -> str:
-    """How a reading was set up: by its task, and by what it said itself."""
+    """Return the settings of a reading: those of its task, then those that it reported itself."""
     task = measurement.task
-    told = {
+    settings = {
         "reading": task.reading,
         "path": task.path,
         "batch size": task.batch_size,
@@ -110,41 +111,27 @@ def _setup(measurement: Measurement) -> str:
         "seconds": task.seconds,
         "cold page cache": task.cold,
         **task.options,
+        **(measurement.answers[0].settings if measurement.answers else {}),
+        "records/s of each repeat": list(map(round, measurement.rates)),
     }
-    rates = [round(answer.records_per_second) for answer in measurement.answers]
-    said = measurement.answers[0].settings if measurement.answers else {}
-    settings = {**told, **said, "records/s of each repeat": rates}
     return _details(describe_task(task), _pairs(settings))
 
 
-def _curve_table(lines: Mapping[str, Sequence[tuple[float, float]]], x_label: str) -> str:
-    values = {name: dict(points) for name, points in lines.items()}
-    sizes = sorted({x for points in values.values() for x in points})
-    rows = [
-        (f"{size:,.0f}", *(f"{points[size]:,.4g}" if size in points else "" for points in values.values()))
-        for size in sizes
-    ]
-    return _table([(name, "right") for name in (x_label, *values)], rows)
+def _table(columns: Mapping[str, str], rows: Sequence[tuple[str, ...]], kinds: Sequence[str] | None = None) -> str:
+    sides = [' class="right"' if side == "right" else "" for side in columns.values()]
 
+    def line(tag: str, cells: Sequence[str]) -> str:
+        return "".join(f"<{tag}{side}>{_text(cell)}</{tag}>" for cell, side in zip(cells, sides, strict=True))
 
-def _table(
-    columns: Iterable[tuple[str, str]], rows: Sequence[tuple[str, ...]], kinds: Sequence[str] | None = None
-) -> str:
-    headings, sides = zip(*((name, ' class="right"' if side == "right" else "") for name, side in columns), strict=True)
-    head = "".join(f"<th{side}>{_text(heading)}</th>" for heading, side in zip(headings, sides, strict=True))
-    lines: list[str] = []
+    lines = [f"<tr>{line('th', list(columns))}</tr>"]
     for row, kind in zip(rows, kinds or [""] * len(rows), strict=True):
-        cells = "".join(f"<td{side}>{_text(cell)}</td>" for cell, side in zip(row, sides, strict=True))
-        lines.append(f'<tr class="{_text(kind)}">{cells}</tr>')
-    return f'<div class="table"><table>\n<tr>{head}</tr>\n' + "\n".join(lines) + "\n</table></div>"
+        lines.append(f'<tr class="{_text(kind)}">{line("td", row)}</tr>')
+    return '<div class="table"><table>\n' + "\n".join(lines) + "\n</table></div>"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return _table([("setting", "left"), ("value", "left")], [(key, _value(value)) for key, value in values.items()])
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    rows = [(key, value if isinstance(value, str) else json.dumps(value, default=str)) for key, value in values.items()]
+    return _table({"setting": "left", "value": "left"}, rows)
 
 
 def _details(title: str, content: str, *, opened: bool = False) -> str:

@@ -1,33 +1,45 @@
-"""What the figures were measured on."""
+"""The machine, the versions and the command that figures belong to."""
 
 from __future__ import annotations
 
 import os
 import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from dataload._util.cpus import usable_cpus
-from dataload.bench.peers.reading import versions
 
-__all__ = ["describe_machine", "describe_versions"]
+__all__ = ["describe_run", "versions"]
 
 _PACKAGES = ("dataload", "numpy", "lmdb", "array-record", "pymongo", "protobuf", "simplejpeg", "torch")
 
 
-def describe_machine() -> dict[str, Any]:
-    """System, processor, CPUs that this process may use, bytes of memory."""
+def describe_run(command: str) -> dict[str, Any]:
+    """Return the fields of `Results` that describe the run: date, machine, versions and command."""
     return {
-        "system": f"{platform.system()} {platform.release()}",
-        "processor": _processor(),
-        "cpus": usable_cpus(),
-        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "system": f"{platform.system()} {platform.release()}",
+            "processor": _processor(),
+            "cpus": usable_cpus(),
+            "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
+        },
+        "versions": {"python": platform.python_version(), **versions(*_PACKAGES)},
+        "command": command,
     }
 
 
-def describe_versions(packages: tuple[str, ...] = _PACKAGES) -> dict[str, str]:
-    """Of Python and of those packages that are installed."""
-    return {"python": platform.python_version(), **versions(*packages)}
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of the packages that are installed."""
+    found: dict[str, str] = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def _processor() -> str:

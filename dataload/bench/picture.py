@@ -1,4 +1,4 @@
-"""Pictures of a run. matplotlib is loaded when the first is drawn."""
+"""Pictures of a run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dataload._util.optional import load_optional
+from dataload.analysis.pictures import new_figure
 from dataload.bench.results import Curve, Measurement, Results
-from dataload.bench.table import by_workload, describe_task, rivals
+from dataload.bench.table import baselines, by_workload, describe_task
 from dataload.errors import printable
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ _LABEL_CHARACTERS = 80
 
 
 def rates_figure(results: Results) -> Figure:
-    """Records per second of each reading, a panel for each workload, and the limits as lines.
+    """Draw records per second of each reading as bars, and the limits as lines, in a panel for each workload.
 
-    A bar is the median of the repeats, the line at its end their spread; the number behind it is the ratio to the
+    A bar is the median of the repeats, the line at its end their spread; the number beside it is the ratio to the
     first limit, taken within each round. Readings without an answer are left out.
 
     Raises:
@@ -35,8 +35,7 @@ def rates_figure(results: Results) -> Figure:
     """
     panels = by_workload([m for m in results.measurements if m.answers])
     bars = [max(1, sum(m.task.kind != "limit" for m in found)) for found in panels.values()]
-    height = 0.8 + sum(1.3 + 0.28 * count for count in bars)
-    figure = _figure(_WIDTH, height)
+    figure = new_figure(_WIDTH, 0.8 + sum(1.3 + 0.28 * count for count in bars))
     if not panels:
         return figure
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[4 + count for count in bars])[:, 0]
@@ -47,22 +46,21 @@ def rates_figure(results: Results) -> Figure:
 
 
 def curves_figure(curves: Sequence[Curve]) -> Figure:
-    """Costs against size, two panels a row, all axes logarithmic: a straight line is a power of the size.
+    """Draw costs against size, two panels a row, all axes logarithmic: a straight line is a power of the size.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
     rows = max(1, (len(curves) + 1) // 2)
-    figure = _figure(_WIDTH, 0.5 + 3.6 * rows)
+    figure = new_figure(_WIDTH, 0.5 + 3.6 * rows)
     panels = figure.subplots(rows, 2, squeeze=False).ravel()
     for panel, curve in zip(panels, curves, strict=False):
         panel.set_xscale("log")
         panel.set_yscale("log")
         for name, points in curve.lines.items():
-            shown = [(x, y) for x, y in points if x > 0 and y > 0]  # logarithms have no zero
+            shown = [(x, y) for x, y in points if x > 0 and y > 0]  # zero has no logarithm
             if shown:
-                xs, ys = zip(*shown, strict=True)
-                panel.plot(xs, ys, marker="o", markersize=3, label=_shown(name))
+                panel.plot(*zip(*shown, strict=True), marker="o", markersize=3, label=_shown(name))
         panel.set_title(_shown(curve.title), parse_math=False, fontsize=9)
         panel.set_xlabel(_shown(curve.x_label), parse_math=False)
         panel.set_ylabel(_shown(curve.y_label), parse_math=False)
@@ -75,7 +73,7 @@ def curves_figure(curves: Sequence[Curve]) -> Figure:
 
 
 def as_svg(figure: Figure) -> str:
-    """A figure as an SVG document, its texts as outlines, so that it needs no font."""
+    """Return a figure as an SVG document whose texts are outlines, so that it needs no font."""
     stream = io.StringIO()
     figure.savefig(stream, format="svg", metadata={"Date": None})
     return stream.getvalue()
@@ -84,15 +82,15 @@ def as_svg(figure: Figure) -> str:
 def _draw_rates(axes: Axes, measurements: Sequence[Measurement]) -> None:
     read = [m for m in measurements if m.task.kind != "limit"]
     limits = [m for m in measurements if m.task.kind == "limit"]
-    base = rivals(measurements).limit
-    for place, measurement in enumerate(read):
-        _draw_bar(axes, place, measurement, base)
+    base = baselines(measurements).limit
+    for position, measurement in enumerate(read):
+        _draw_bar(axes, position, measurement, base)
     for limit, dashes in zip(limits, (*_DASHES, *[_DASHES[-1]] * len(limits)), strict=False):
         rate = limit.records_per_second
         if rate is not None:
             axes.axvline(rate.median, color=_LIMIT, linestyle=dashes, linewidth=1.2, label=_shown(limit.task.name))
     axes.set_yticks(range(len(read)), [_shown(describe_task(m.task)) for m in read], parse_math=False)
-    axes.set_ylim(max(1, len(read)) - 0.4, -0.6)  # the first is above
+    axes.set_ylim(max(1, len(read)) - 0.4, -0.6)  # the first bar is on top
     axes.margins(x=0.12)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -102,23 +100,17 @@ def _draw_rates(axes: Axes, measurements: Sequence[Measurement]) -> None:
         _legend(axes, loc="lower right", title="limits")
 
 
-def _draw_bar(axes: Axes, place: int, measurement: Measurement, base: Measurement | None) -> None:
+def _draw_bar(axes: Axes, position: int, measurement: Measurement, base: Measurement | None) -> None:
     rate = measurement.records_per_second
-    assert rate is not None  # those without an answer are left out
-    axes.barh(place, rate.median, 0.7, color=_COLOURS[measurement.task.kind], alpha=0.85)
-    axes.errorbar(
-        rate.median,
-        place,
-        xerr=[[rate.median - rate.low], [rate.high - rate.median]],
-        color="black",
-        capsize=3,
-        linewidth=1,
-    )
-    ratio = measurement.ratio_to(base) if base is not None else None
+    assert rate is not None  # readings without an answer are left out
+    axes.barh(position, rate.median, 0.7, color=_COLOURS[measurement.task.kind], alpha=0.85)
+    error = [[rate.median - rate.low], [rate.high - rate.median]]
+    axes.errorbar(rate.median, position, xerr=error, color="black", capsize=3, linewidth=1)
+    ratio = measurement.ratio_to(base)
     if ratio is not None:
         axes.annotate(
             f"{ratio.median:.2f}",
-            (rate.high, place),
+            (rate.high, position),
             xytext=(5, 0),
             textcoords="offset points",
             va="center",
@@ -134,9 +126,3 @@ def _legend(axes: Axes, **options: Any) -> None:
 
 def _shown(text: str) -> str:
     return printable(text, _LABEL_CHARACTERS, kept="")
-
-
-def _figure(width: float, height: float) -> Figure:
-    # Not pyplot: that keeps figures, and would choose a backend for whoever uses it next.
-    module = load_optional("matplotlib.figure", needed_by="a picture", extra="plot")
-    return module.Figure(figsize=(width, height), dpi=120, layout="constrained")

@@ -1,4 +1,4 @@
-"""Which measurements answer the question. Pure (no I/O)."""
+"""The measurements that answer a question. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from dataload.bench.task import Order, Task
 __all__ = ["Choices", "plan_limits", "plan_loaders"]
 
 _READINGS = "dataload.bench.readings"
-_STREAM_READINGS = "dataload.bench.stream_readings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What is to be compared.
+    """The settings to compare.
 
     Attributes:
         orders: Orders.
         workers: Numbers of workers.
         batch_size: Records per batch.
-        executor: Of the workers.
-        seconds: Of each measurement, about.
-        cold: Whether each begins with a cold page cache.
-        seed: Of the orders.
+        executor: Executor of the workers.
+        seconds: Length of each measurement, approximately.
+        cold: Whether each one begins with a cold page cache.
+        seed: Seed of the orders.
     """
 
     orders: tuple[Order, ...]
@@ -38,7 +37,7 @@ class Choices:
     seed: int = 0
 
     def task(self, data: Data, written: Written, **settings: Any) -> Task:
-        """A task of these choices; `settings` are those that differ."""
+        """Return a task of these choices; `settings` replace single ones."""
         values: dict[str, Any] = {
             "workload": data.name,
             "path": written.path,
@@ -54,59 +53,46 @@ class Choices:
 
 
 def plan_limits(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
-    """What the machine and the formats' own libraries can do: the first is what all rows are compared with."""
-    some = next(iter(written.values()))
+    """Plan the limits of the machine and of the formats' own libraries. Every row is compared with the first one."""
+
+    def limit(one: Written, name: str, reading: str, workers: int = 0) -> Task:
+        return choices.task(data, one, kind="limit", name=name, reading=f"{_READINGS}:{reading}", workers=workers)
+
     if "generator" in written:
-        reading = f"{_STREAM_READINGS}:bare_generators"
-        return [choices.task(data, some, kind="limit", name="bare generators, 1 process", reading=reading)]
+        return [limit(written["generator"], "bare generators, 1 process", "bare_generators")]
+    first = next(iter(written.values()))
     name, reading = ("decode", "decode_loop") if data.decodes else ("copy in memory", "gather")
-    limits = [
-        choices.task(
-            data, some, kind="limit", name=f"{name}, {threads}", reading=f"{_READINGS}:{reading}", workers=workers
-        )
-        for workers, threads in ((1, "1 thread"), (2, "2 threads"))
-    ]
+    limits = [limit(first, f"{name}, 1 thread", reading, 1), limit(first, f"{name}, 2 threads", reading, 2)]
     for name, format_name, reading in (
         ("lmdb txn.get", "lmdb", "lmdb_get"),
         ("array_record read", "array_record", "array_record_read"),
     ):
         if format_name in written:
-            bare = choices.task(data, written[format_name], kind="limit", name=name, reading=f"{_READINGS}:{reading}")
-            limits.append(bare)
+            limits.append(limit(written[format_name], name, reading))
     return limits
 
 
 def plan_loaders(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
-    """`dataload.Loader` over each format, in each order, with each number of workers.
+    """Plan this library's loader over each format, in each order, with each number of workers.
 
     Generators have one order, and are read by `dataload.streams.MultiStreamLoader`.
     """
-    if "generator" in written:
-        return [
-            choices.task(
-                data,
-                written["generator"],
-                kind="dataload",
-                name="dataload",
-                reading=f"{_STREAM_READINGS}:multistream",
-                order="sequential",
-                workers=workers,
-            )
-            for workers in choices.workers
-        ]
+    made = "generator" in written
+    orders: tuple[Order, ...] = ("sequential",) if made else choices.orders
+    executor = {} if made else {"executor": choices.executor}
     return [
         choices.task(
             data,
             one,
             kind="dataload",
             name="dataload",
-            reading=f"{_READINGS}:loader",
+            reading=f"{_READINGS}:{'multistream' if made else 'loader'}",
             order=order,
             workers=workers,
-            cold=choices.cold,
-            options={"open": one.options, "executor": choices.executor},
+            cold=choices.cold and not made,
+            options={"open": one.options, **executor},
         )
         for one in written.values()
-        for order in choices.orders
+        for order in orders
         for workers in choices.workers
     ]

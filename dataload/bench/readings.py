@@ -1,9 +1,9 @@
-"""What reads the data of a task: this library, and the bare loops that are its limits."""
+"""Readings of this library, and of the bare loops that are its limits."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -14,43 +14,52 @@ import numpy as np
 
 from dataload._util.optional import load_optional
 from dataload.api import open_source
-from dataload.bench.peers.reading import FunctionReading
-from dataload.bench.task import Order, Task
-from dataload.bench.workloads import WORKLOADS
+from dataload.bench.task import Order, Reading, Task
+from dataload.bench.workloads import WORKLOADS, busy_numbers
 from dataload.loader.loader import Loader
 from dataload.loader.order import shuffled
 from dataload.samplers import GlobalShuffle, Sequential
 from dataload.sources.base import Source
+from dataload.streams import MultiStreamLoader
 from dataload.types import Int64Array, Sampler
 
-__all__ = ["array_record_read", "decode_loop", "gather", "lmdb_get", "loader", "open_workload"]
+__all__ = [
+    "array_record_read",
+    "bare_generators",
+    "decode_loop",
+    "gather",
+    "generators",
+    "lmdb_get",
+    "loader",
+    "multistream",
+    "stack_rows",
+]
 
 _AHEAD = 8
 _READER_BUFFER = 4096
 
 
-def open_workload(task: Task) -> Source[Any]:
-    """The source of a task's data, with what its format needs to give fields."""
+def _open(task: Task) -> Source[Any]:
+    """Open the data of a task with what the format needs to return fields."""
     options: dict[str, Any] = dict(task.options.get("open", {}))
     return open_source(task.path, format=task.format, **options)
 
 
-def order_of(source: Source[Any], order: Order, seed: int) -> Sampler:
-    """The sampler of an order."""
+def _sampler(source: Source[Any], order: Order, seed: int) -> Sampler:
     if order == "sequential":
         return Sequential(len(source))
     return shuffled(source, "global" if order == "global" else "shards", seed)
 
 
-def loader(task: Task) -> FunctionReading:
-    """`dataload.Loader` with threads, or with processes by the option ``executor``."""
+def loader(task: Task) -> Reading:
+    """Open `dataload.Loader` with threads, or with processes by the option ``executor``."""
     held = ExitStack()
-    source = held.enter_context(open_workload(task))
+    source = held.enter_context(_open(task))
     executor = task.options.get("executor", "threads")
     made: Loader[Any] = Loader(
         source,
         batch_size=task.batch_size,
-        sampler=order_of(source, task.order, task.seed),
+        sampler=_sampler(source, task.order, task.seed),
         transform=_decoder(task),
         num_workers=task.workers,
         executor=executor,
@@ -61,78 +70,7 @@ def loader(task: Task) -> FunctionReading:
         made.set_epoch(epoch)
         return iter(made)
 
-    return FunctionReading({"executor": executor, "num_workers": task.workers, "prefetch": 2}, batches, held=held)
-
-
-def gather(task: Task) -> FunctionReading:
-    """Copying alone: the records in memory, and ``np.take`` (or ``bytes``) on one thread or several.
-
-    Nothing that gives batches of its own can be faster.
-    """
-    with open_workload(task) as source:
-        columns = source.read_batch(np.arange(len(source)))
-    order = GlobalShuffle(len(next(iter(columns.values()))), task.seed)
-
-    def take(rows: Int64Array) -> dict[str, Any]:
-        return {name: _copied(column, rows) for name, column in columns.items()}
-
-    held = ExitStack()
-    run = partial(_in_threads, _threads(held, task.workers), take)
-    return FunctionReading({"threads": max(1, task.workers)}, lambda epoch: run(_rows(order, task, epoch)), held=held)
-
-
-def lmdb_get(task: Task) -> FunctionReading:
-    """``bytes(txn.get(key))`` in a loop: nothing is decoded."""
-    lmdb = load_optional("lmdb", needed_by="the limit of LMDB", extra="lmdb")
-    held = ExitStack()
-    environment = held.enter_context(lmdb.open(task.path, readonly=True, lock=False, readahead=False, max_dbs=1))
-    transaction = held.enter_context(environment.begin(buffers=True))
-    keys = [bytes(key) for key in transaction.cursor().iternext(values=False)]
-    order = GlobalShuffle(len(keys), task.seed)
-
-    def batches(epoch: int) -> Iterator[Any]:
-        for rows in _rows(order, task, epoch):
-            yield {"bytes": [bytes(transaction.get(keys[row])) for row in rows.tolist()]}
-
-    return FunctionReading({"lmdb": lmdb.__version__}, batches, held=held)
-
-
-def array_record_read(task: Task) -> FunctionReading:
-    """``reader.read([...])`` of the package array_record, a batch at a time: nothing is decoded."""
-    module = load_optional("array_record.python.array_record_module", needed_by="its limit", extra="arrayrecord")
-    options = "readahead_buffer_size:0"
-    reader = module.ArrayRecordReader(task.path, options, file_reader_buffer_size=_READER_BUFFER)
-    held = ExitStack()
-    held.callback(reader.close)
-    order = GlobalShuffle(reader.num_records(), task.seed)
-    return FunctionReading(
-        {"reader_options": options, "file_reader_buffer_size": _READER_BUFFER},
-        lambda epoch: ({"bytes": reader.read(rows.tolist())} for rows in _rows(order, task, epoch)),
-        held=held,
-    )
-
-
-def decode_loop(task: Task) -> FunctionReading:
-    """JPEGs decoded in threads from a list in memory: no order, no batches but lists."""
-    simplejpeg = load_optional("simplejpeg", needed_by="decoding", extra="tar")
-    (field,) = WORKLOADS[task.workload].decodes
-    with open_workload(task) as source:
-        files = [bytes(record[field]) for record in source]
-    held = ExitStack()
-    run = partial(_in_threads, _threads(held, task.workers), simplejpeg.decode_jpeg)
-
-    def batches(_: int) -> Iterator[Any]:
-        images = run(iter(files))
-        while batch := list(islice(images, task.batch_size)):
-            yield {field: batch}
-
-    return FunctionReading({"threads": max(1, task.workers)}, batches, held=held)
-
-
-def _copied(column: Any, rows: Int64Array) -> Any:
-    if isinstance(column, np.ndarray):
-        return np.take(column, rows, axis=0)
-    return [bytes(memoryview(column[row])) for row in rows.tolist()]  # bytes of bytes would not copy
+    return Reading({"executor": executor, "num_workers": task.workers, "prefetch": 2}, batches, held=held)
 
 
 def _decoder(task: Task) -> Callable[[Any], Any] | None:
@@ -147,19 +85,93 @@ def _decoder(task: Task) -> Callable[[Any], Any] | None:
     return decode
 
 
+# Limits
+
+
+def gather(task: Task) -> Reading:
+    """Copy records that are in memory, with ``np.take`` (or ``bytes``) on one thread or several.
+
+    Nothing that returns batches of its own can be faster.
+    """
+    with _open(task) as source:
+        columns = source.read_batch(np.arange(len(source)))
+    order = GlobalShuffle(len(next(iter(columns.values()))), task.seed)
+
+    def take(rows: Int64Array) -> dict[str, Any]:
+        return {name: _copied(column, rows) for name, column in columns.items()}
+
+    held = ExitStack()
+    run = partial(_in_threads, _threads(held, task.workers), take)
+    return Reading({"threads": max(1, task.workers)}, lambda epoch: run(_rows(order, task, epoch)), held=held)
+
+
+def lmdb_get(task: Task) -> Reading:
+    """Call ``bytes(txn.get(key))`` in a loop: nothing is decoded."""
+    lmdb = load_optional("lmdb", needed_by="the limit of LMDB", extra="lmdb")
+    held = ExitStack()
+    environment = held.enter_context(lmdb.open(task.path, readonly=True, lock=False, readahead=False, max_dbs=1))
+    transaction = held.enter_context(environment.begin(buffers=True))
+    keys = [bytes(key) for key in transaction.cursor().iternext(values=False)]
+    order = GlobalShuffle(len(keys), task.seed)
+
+    def batches(epoch: int) -> Iterator[Any]:
+        for rows in _rows(order, task, epoch):
+            yield {"bytes": [bytes(transaction.get(keys[row])) for row in rows.tolist()]}
+
+    return Reading({"lmdb": lmdb.__version__}, batches, held=held)
+
+
+def array_record_read(task: Task) -> Reading:
+    """Call ``reader.read([...])`` of the package array_record, a batch at a time: nothing is decoded."""
+    module = load_optional("array_record.python.array_record_module", needed_by="its limit", extra="arrayrecord")
+    options = "readahead_buffer_size:0"
+    reader = module.ArrayRecordReader(task.path, options, file_reader_buffer_size=_READER_BUFFER)
+    held = ExitStack()
+    held.callback(reader.close)
+    order = GlobalShuffle(reader.num_records(), task.seed)
+    return Reading(
+        {"reader_options": options, "file_reader_buffer_size": _READER_BUFFER},
+        lambda epoch: ({"bytes": reader.read(rows.tolist())} for rows in _rows(order, task, epoch)),
+        held=held,
+    )
+
+
+def decode_loop(task: Task) -> Reading:
+    """Decode JPEGs from a list in memory, in threads: no order, and lists instead of batches."""
+    simplejpeg = load_optional("simplejpeg", needed_by="decoding", extra="tar")
+    (field,) = WORKLOADS[task.workload].decodes
+    with _open(task) as source:
+        files = [bytes(record[field]) for record in source]
+    held = ExitStack()
+    run = partial(_in_threads, _threads(held, task.workers), simplejpeg.decode_jpeg)
+
+    def batches(_: int) -> Iterator[Any]:
+        images = run(iter(files))
+        while batch := list(islice(images, task.batch_size)):
+            yield {field: batch}
+
+    return Reading({"threads": max(1, task.workers)}, batches, held=held)
+
+
+def _copied(column: Any, rows: Int64Array) -> Any:
+    if isinstance(column, np.ndarray):
+        return np.take(column, rows, axis=0)
+    return [bytes(memoryview(column[row])) for row in rows.tolist()]  # bytes of bytes would not copy
+
+
 def _rows(order: Sampler, task: Task, epoch: int) -> Iterator[Int64Array]:
-    """The rows of each batch. All are computed at once: a limit has no order to pay for."""
+    """Return the rows of each batch. All are computed at once: a limit has no order to pay for."""
     rows = order.indices(np.arange(len(order)), epoch=epoch)
     return (rows[start : start + task.batch_size] for start in range(0, len(rows), task.batch_size))
 
 
 def _threads(held: ExitStack, threads: int) -> ThreadPoolExecutor | None:
-    """Threads for all epochs; None where the caller's is enough."""
+    """Return threads for all epochs; None where the caller's thread is enough."""
     return held.enter_context(ThreadPoolExecutor(threads)) if threads > 1 else None
 
 
 def _in_threads(pool: ThreadPoolExecutor | None, work: Callable[[Any], Any], items: Iterator[Any]) -> Iterator[Any]:
-    """What `work` gives for `items`, in their order, made in threads a few ahead; in the caller's without a pool."""
+    """Yield ``work(item)`` in order, made in threads a few items ahead; without a pool, in the caller's thread."""
     if pool is None:
         yield from map(work, items)
         return
@@ -167,3 +179,53 @@ def _in_threads(pool: ThreadPoolExecutor | None, work: Callable[[Any], Any], ite
     while ahead:
         yield ahead.popleft().result()
         ahead.extend(pool.submit(work, item) for item in islice(items, 1))
+
+
+# Rows that follow generators of pure Python, which hold the GIL. In an epoch each row follows one to its end.
+
+
+def multistream(task: Task) -> Reading:
+    """Open `dataload.streams.MultiStreamLoader` with worker processes."""
+    executor = task.options.get("executor", "processes")
+    loader = MultiStreamLoader(
+        partial(busy_numbers, count=_steps(task), work=_work(task)),
+        range(task.batch_size),
+        batch_size=task.batch_size,
+        mode="split",
+        shuffle=False,
+        max_workers=task.workers,
+        executor=executor,
+    )
+    held = ExitStack()
+    held.callback(loader.close)
+    settings = {"executor": executor, "num_workers": loader.num_workers, "prefetch": 2}
+    # The loader also tells which stream each row follows; others do not.
+    return Reading(settings, lambda _: iter(loader), lambda batch: {"data": batch["data"]}, held)
+
+
+def bare_generators(task: Task) -> Reading:
+    """Run all generators in turn in one process: the cost of the items themselves."""
+
+    def batches(_: int) -> Iterator[Any]:
+        return stack_rows(zip(*generators(task, range(task.batch_size)), strict=True))
+
+    return Reading({"processes": 1}, batches)
+
+
+def generators(task: Task, rows: range) -> list[Iterator[int]]:
+    """Return the generators that some rows of the task follow."""
+    return [busy_numbers(row, _steps(task), _work(task)) for row in rows]
+
+
+def stack_rows(steps: Iterable[Iterable[int]]) -> Iterator[Mapping[str, Any]]:
+    """Yield a batch for each step's items: ``"data"``, (rows,) int64."""
+    return ({"data": np.fromiter(items, np.int64)} for items in steps)
+
+
+def _steps(task: Task) -> int:
+    """Return the items of each row in an epoch: all records, rounded up to whole batches."""
+    return -(-int(task.options["open"]["records"]) // task.batch_size)
+
+
+def _work(task: Task) -> int:
+    return task.options["open"].get("work", 1_000)

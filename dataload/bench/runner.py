@@ -1,7 +1,8 @@
-"""Runs measurements: each repeat of each task in a process of its own, in turn."""
+"""Run measurements: each repeat of each task in a process of its own, in interleaved rounds."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from dataload.bench.results import Measurement
@@ -29,34 +31,31 @@ def measure_all(
     run: Callable[[Task], Answer | str],
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Measurement, ...]:
-    """Measure tasks, round after round, for machines drift: what is compared is measured at one time.
-
-    A task that fails once is not tried again. Checksums are of the first round.
+    """Measure tasks in rounds. A task that fails is not tried again. Checksums are of the first round.
 
     Args:
-        tasks: What to measure.
-        repeats: Rounds.
-        run: Gives the answer, or says why there is none: `run_task`.
-        progress: Called with the number of measurements that are done.
+        tasks: The tasks.
+        repeats: Number of rounds.
+        run: Returns the answer, or the reason why there is none; usually `run_task`.
+        progress: Called with the number of finished measurements.
 
     Returns:
-        One measurement per task, in their order.
+        One measurement per task, in order.
     """
     answers: dict[int, list[Answer]] = {i: [] for i in range(len(tasks))}
     errors: dict[int, str] = {}
     done = 0
-    for repeat in range(repeats):
-        for i, task in enumerate(tasks):
-            if i in errors:
-                continue
-            if progress is not None:
-                progress(done)
-            done += 1
-            found = run(replace(task, whole=not repeat))
-            if isinstance(found, str):
-                errors[i] = found
-            else:
-                answers[i].append(found)
+    for repeat, (i, task) in product(range(repeats), enumerate(tasks)):
+        if i in errors:
+            continue
+        if progress is not None:
+            progress(done)
+        done += 1
+        found = run(replace(task, whole=not repeat))
+        if isinstance(found, str):
+            errors[i] = found
+        else:
+            answers[i].append(found)
     return tuple(Measurement(task, tuple(answers[i]), errors.get(i)) for i, task in enumerate(tasks))
 
 
@@ -67,29 +66,30 @@ def run_task(
 
     Args:
         task: The task.
-        interpreters: For tasks by their name: the Python to run them with, of another environment.
-        timeout: Seconds until it is given up; None for 2 minutes and 40 times what the task takes.
+        interpreters: Name of a reader -> Python of the environment to run it in.
+        timeout: Seconds until it is killed; None for 2 minutes and 40 times the task's seconds.
 
     Returns:
-        The answer; or why there is none, in one line.
+        The answer, or one line that says why there is none.
     """
     python = (interpreters or {}).get(task.name, sys.executable)
     limit = _LEAST_TIMEOUT + 40 * task.seconds if timeout is None else timeout
     try:
-        status, output, errors = _run([python, "-m", "dataload.bench.child"], json.dumps(task.to_json()), limit)
+        given = json.dumps(dataclasses.asdict(task))
+        status, output, errors = _run([python, "-m", "dataload.bench.child"], given, limit)
     except subprocess.TimeoutExpired:
-        return f"no end after {limit:g} s"
+        return f"did not end within {limit:g} s"
     except OSError as error:
         return f"{python} cannot be run: {error.strerror}"
     lines = output.splitlines()
     if status or not lines:
         said = [line for line in errors.splitlines() if line.strip()] or [f"exit status {status}"]
         return printable(said[-1], _MESSAGE_CHARACTERS)
-    return Answer.from_json(json.loads(lines[-1]))
+    return Answer(**json.loads(lines[-1]))
 
 
 def _run(command: Sequence[str], given: str, timeout: float) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of a command, which finds this package."""
+    """Return the exit status, standard output and standard error of a command that imports this package."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -97,7 +97,7 @@ def _run(command: Sequence[str], given: str, timeout: float) -> tuple[int, str, 
         stderr=subprocess.PIPE,
         text=True,
         env=child_environment(),
-        start_new_session=True,  # a group with its workers, which would keep the pipes open after it
+        start_new_session=True,  # a process group: workers that outlive the process would keep the pipes open
     )
     with process:
         try:
@@ -109,15 +109,16 @@ def _run(command: Sequence[str], given: str, timeout: float) -> tuple[int, str, 
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a child that finds this package, also where it is not installed."""
-    package = str(Path(__file__).parents[2])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
+    """Return the environment of a child that finds this package and the peers, even if they are not installed."""
+    packages = [sys.modules[name].__file__ for name in ("dataload", "benchmarks") if name in sys.modules]
+    folders = dict.fromkeys(str(Path(file).parents[1]) for file in packages if file is not None)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (*folders, os.environ.get("PYTHONPATH"))))}
 
 
 def agreeing(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """The measurements with an error for each that read something else than the first one with a checksum.
+    """Replace the answers of each reader that read other records than this library by an error.
 
-    Limits read bytes without decoding them, so they are compared only where their fields are the same.
+    Limits read bytes without decoding them, so they are not compared.
     """
     ours = (_checksum(measurement) for measurement in measurements if measurement.task.kind == "dataload")
     expected = next((checksum for checksum in ours if checksum is not None), None)

@@ -1,4 +1,4 @@
-"""Where the time goes in a config: the same batches with one stage more each time."""
+"""The stages of a config: the same batches with one stage more each time show where the time goes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from dataload.api import record_loader
-from dataload.bench.results import Spread
+from dataload.bench.timing import Spread
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.loader.step import nbytes
@@ -25,16 +25,17 @@ __all__ = ["StageReport", "StageTime", "as_list", "measure_stages", "stage_overr
 _KEPT_BATCHES = 64
 _KEPT_BYTES = 1 << 28
 _ALONE = "loader.num_workers=0"
+_AS_IT_IS, _FROM_MEMORY = "the config as it is", "the same batches from memory"
 
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """The batches of a config up to and with one stage.
+    """The time of a config's batches up to and including one stage.
 
     Attributes:
         name: The stage.
-        batch_seconds: Of one batch.
-        rows_per_second: Of all of them.
+        batch_seconds: Seconds of one batch.
+        rows_per_second: Rate over all batches.
     """
 
     name: str
@@ -44,13 +45,13 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """Where the time of a config goes.
+    """The time of each stage of a config.
 
     Attributes:
         stages: In the consumer's thread, one stage more each time; then the config as it is, and the same batches from
-            memory, which no loader is faster than.
-        verdict: What the limit of the config as it is was.
-        notes: What is not in it, and why.
+            memory, which no loader can beat.
+        verdict: What limits the config as it is.
+        notes: What is not measured, and why.
     """
 
     stages: tuple[StageTime, ...]
@@ -59,12 +60,12 @@ class StageReport:
 
 
 def as_list(samples: list[Any]) -> list[Any]:
-    """A collate function that makes no batch."""
+    """Collate nothing: return the samples."""
     return samples
 
 
 def stage_overrides(settings: DataloadConfig) -> dict[str, list[str]]:
-    """The overrides of a config that leave only its first stages, by the name of the last one. Pure.
+    """Return, by name of the last stage, the overrides of a config that leave only its first stages. Pure.
 
     A config without transform and collate function reads columns, so its batches are collated where they are read.
     """
@@ -93,38 +94,36 @@ def measure_stages(
     seconds: float = 2.0,
     repeats: int = 3,
 ) -> StageReport:
-    """Run a config with more and more of its stages, in rounds.
+    """Run a config with more and more of its stages, in interleaved rounds.
 
     Args:
-        config: As `dataload.from_config` takes it.
-        overrides: As for that.
-        seconds: Of each measurement, about.
-        repeats: Rounds, of which the median counts.
+        config: A config as `dataload.from_config` takes it.
+        overrides: Overrides of the config.
+        seconds: Length of each measurement, approximately.
+        repeats: Number of rounds.
 
     Raises:
         ConfigError: The config is wrong, or has no step.
     """
     from dataload.config import read_config  # pydantic takes 60 ms to import
 
-    overrides = [*overrides, "loader.epochs=null"]  # there are as many as the time takes
+    overrides = [*overrides, "loader.epochs=null"]  # a measurement takes as many epochs as it needs
     settings = read_config(config, overrides)
-    variants = {**stage_overrides(settings), "the config as it is": list[str]()}
-    times: dict[str, list[tuple[float, int]]] = {name: [] for name in (*variants, "the same batches from memory")}
+    variants = {**stage_overrides(settings), _AS_IT_IS: list[str]()}
+    times: dict[str, list[tuple[float, int]]] = {name: [] for name in (*variants, _FROM_MEMORY)}
     verdict, kept = "", list[Any]()
     for _ in range(repeats):
         for name, more in variants.items():
             with _opened(config, [*overrides, *more]) as loader:
-                times[name].append(_timed(_endless(loader), seconds))
-                if not more:
-                    verdict, kept = loader.statistics().verdict, _kept(loader)
-        times["the same batches from memory"].append(_timed(_cycle(kept), seconds / 4))
+                times[name].append(_time_batches(_endless(loader), seconds))
+                if name == _AS_IT_IS:
+                    verdict, kept = loader.statistics().verdict, _keep(loader)
+        times[_FROM_MEMORY].append(_time_batches(cycle(kept), seconds / 4))
         kept.clear()
     rows = settings.loader.batch_size or 1
-    stages = tuple(
-        StageTime(name, Spread.of([took / steps for took, steps in found]), _rate(found, rows))
-        for name, found in times.items()
+    return StageReport(
+        tuple(_stage_time(name, found, rows) for name, found in times.items()), verdict, tuple(_notes(settings))
     )
-    return StageReport(stages, verdict, tuple(_notes(settings)))
 
 
 @contextmanager
@@ -140,8 +139,8 @@ def _endless(loader: Loader[Any]) -> Iterator[Any]:
         yield from loader
 
 
-def _timed(batches: Iterable[Any], seconds: float) -> tuple[float, int]:
-    """How long some batches took behind the first, which has the start of workers in it; and how many they were."""
+def _time_batches(batches: Iterable[Any], seconds: float) -> tuple[float, int]:
+    """Return the time and the number of batches after the first, which includes the start of the workers."""
     taken = iter(batches)
     next(taken)
     gc.collect()
@@ -155,7 +154,8 @@ def _timed(batches: Iterable[Any], seconds: float) -> tuple[float, int]:
             return took, steps
 
 
-def _kept(loader: Loader[Any]) -> list[Any]:
+def _keep(loader: Loader[Any]) -> list[Any]:
+    """Return some batches of a loader, few enough for memory."""
     kept: list[Any] = []
     size = 0
     for batch in islice(_endless(loader), _KEPT_BATCHES):
@@ -166,13 +166,9 @@ def _kept(loader: Loader[Any]) -> list[Any]:
     return kept
 
 
-def _cycle(batches: list[Any]) -> Iterator[Any]:
-    while True:
-        yield from batches
-
-
-def _rate(found: list[tuple[float, int]], rows: int) -> float:
-    return rows * sum(steps for _, steps in found) / sum(took for took, _ in found)
+def _stage_time(name: str, found: list[tuple[float, int]], rows: int) -> StageTime:
+    rate = rows * sum(steps for _, steps in found) / sum(took for took, _ in found)
+    return StageTime(name, Spread.of([took / steps for took, steps in found]), rate)
 
 
 def _notes(settings: DataloadConfig) -> Iterator[str]:

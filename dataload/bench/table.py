@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from dataload.bench.results import Curve, FileFacts, Measurement, Spread
+from dataload.bench.results import Curve, FileFacts, Measurement
 from dataload.bench.task import Task
 
 __all__ = [
     "FILE_COLUMNS",
     "RATE_COLUMNS",
-    "Rivals",
+    "Baselines",
+    "Table",
+    "baselines",
     "by_workload",
     "curve_table",
     "describe_task",
     "file_rows",
     "problems",
     "rate_rows",
-    "rivals",
     "settings",
     "shortened",
 ]
+
+Table: TypeAlias = tuple[dict[str, str], list[tuple[str, ...]]]
+"""Heading -> ``"left"`` or ``"right"``; and the rows."""
 
 RATE_COLUMNS = {
     "reader": "left",
@@ -40,7 +44,7 @@ RATE_COLUMNS = {
     "peak MB": "right",
     "of it files": "right",
 }
-"""Heading -> side, for `rate_rows`. "x limit" and "x peer" are the ratios to `Rivals`."""
+"""Heading -> side, for `rate_rows`. "x limit" and "x peer" are ratios to `Baselines`."""
 
 _SHORT = ("reader", "format", "order", "workers", "records/s", "spread", "x limit", "x peer")
 
@@ -48,28 +52,28 @@ FILE_COLUMNS = {"format": "left", "records": "right", "MB": "right", "bytes/reco
 """Heading -> side, for `file_rows`."""
 
 
-class Rivals(NamedTuple):
-    """What the rows of one workload are compared with.
+class Baselines(NamedTuple):
+    """The measurements that the rows of one workload are compared with.
 
     Attributes:
-        limit: The first limit that was measured.
-        peer: The fastest peer that was measured.
+        limit: The first limit that has figures.
+        peer: The fastest peer.
     """
 
     limit: Measurement | None
     peer: Measurement | None
 
 
-def rivals(measurements: Sequence[Measurement]) -> Rivals:
-    """What to compare the measurements of one workload with."""
+def baselines(measurements: Sequence[Measurement]) -> Baselines:
+    """Return the baselines among the measurements of one workload."""
     measured = [m for m in measurements if m.answers]
     limits = [m for m in measured if m.task.kind == "limit"]
     peers = [m for m in measured if m.task.kind == "peer"]
-    return Rivals(limits[0] if limits else None, max(peers, key=_rate, default=None))
+    return Baselines(limits[0] if limits else None, max(peers, key=lambda m: median(m.rates), default=None))
 
 
 def by_workload(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
-    """The measurements of each workload, whose rows are compared with one another."""
+    """Return the measurements of each workload; only these are compared with one another."""
     found: dict[str, list[Measurement]] = {}
     for measurement in measurements:
         found.setdefault(measurement.task.workload, []).append(measurement)
@@ -77,19 +81,19 @@ def by_workload(measurements: Sequence[Measurement]) -> dict[str, list[Measureme
 
 
 def describe_task(task: Task) -> str:
-    """A task in a few words: ``"dataload, syrah, global, 2 workers"``."""
+    """Return a task in a few words: ``"dataload, syrah, global, 2 workers"``."""
     if task.kind == "limit":
         return task.name
     return f"{task.name}, {task.format}, {task.order}, {task.workers} worker{'' if task.workers == 1 else 's'}"
 
 
 def problems(measurements: Sequence[Measurement]) -> list[str]:
-    """A line for each measurement that failed, was not possible, or ended before its last repeat."""
+    """Return a line for each measurement that failed, was impossible, or ended before its last repeat."""
     return [f"{describe_task(m.task)}: {m.error}" for m in measurements if m.error is not None]
 
 
 def settings(measurements: Sequence[Measurement]) -> list[str]:
-    """A line for each measurement with what its reading was set to."""
+    """Return a line with the settings of each reading."""
     return [
         f"{describe_task(m.task)}: {', '.join(f'{name} {value}' for name, value in m.answers[0].settings.items())}"
         for m in measurements
@@ -97,23 +101,21 @@ def settings(measurements: Sequence[Measurement]) -> list[str]:
     ]
 
 
-def shortened(
-    columns: Mapping[str, str], rows: Sequence[tuple[str, ...]]
-) -> tuple[dict[str, str], list[tuple[str, ...]]]:
-    """The columns of `RATE_COLUMNS` that fit on a screen, without those that are empty; and the rows with them."""
-    kept = [i for i, heading in enumerate(columns) if heading in _SHORT and any(row[i] for row in rows)]
+def rate_rows(measurements: Sequence[Measurement]) -> list[tuple[str, ...]]:
+    """Return one row for each measurement of a workload, as `RATE_COLUMNS`; `problems` explains missing rates."""
+    compared = baselines(measurements)
+    return [_row(measurement, compared) for measurement in measurements]
+
+
+def shortened(columns: Mapping[str, str], rows: Sequence[tuple[str, ...]]) -> Table:
+    """Return the columns of `RATE_COLUMNS` that fit on a screen and are not empty, with their rows."""
     headings = list(columns)
+    kept = [i for i, heading in enumerate(headings) if heading in _SHORT and any(row[i] for row in rows)]
     return {headings[i]: columns[headings[i]] for i in kept}, [tuple(row[i] for i in kept) for row in rows]
 
 
-def rate_rows(measurements: Sequence[Measurement]) -> list[tuple[str, ...]]:
-    """One row for each measurement of a workload, as `RATE_COLUMNS`; for those without a rate see `problems`."""
-    limit, peer = rivals(measurements)
-    return [_row(measurement, limit, peer) for measurement in measurements]
-
-
 def file_rows(files: Sequence[FileFacts]) -> list[tuple[str, ...]]:
-    """One row for each format of a workload, as `FILE_COLUMNS`."""
+    """Return one row for each format of a workload, as `FILE_COLUMNS`."""
     return [
         (
             file.format,
@@ -126,25 +128,32 @@ def file_rows(files: Sequence[FileFacts]) -> list[tuple[str, ...]]:
     ]
 
 
-def _row(measurement: Measurement, limit: Measurement | None, peer: Measurement | None) -> tuple[str, ...]:
+def curve_table(curve: Curve) -> Table:
+    """Return a curve as a table with a row for each size."""
+    sizes = sorted({x for points in curve.lines.values() for x, _ in points})
+    known = [dict(points) for points in curve.lines.values()]
+    columns = {curve.x_label: "right", **{f"{name}, {curve.y_label}": "right" for name in curve.lines}}
+    return columns, [(f"{x:,.0f}", *(_figure(points[x]) if x in points else "" for points in known)) for x in sizes]
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _row(measurement: Measurement, compared: Baselines) -> tuple[str, ...]:
     task, answers = measurement.task, measurement.answers
-    head = (
-        task.name,
-        "" if task.kind == "limit" else task.format,
-        "" if task.kind == "limit" else task.order,
-        str(task.workers),
-    )
+    of_data = ("", "") if task.kind == "limit" else (task.format, task.order)
+    head = (task.name, *of_data, str(task.workers))
     rate = measurement.records_per_second
     if rate is None:
         return (*head, "none", *[""] * (len(RATE_COLUMNS) - 5))
-    nbytes = median(a.nbytes / a.seconds if a.seconds else 0.0 for a in answers)
+    ratios = [measurement.ratio_to(other) for other in compared]
     return (
         *head,
         f"{rate.median:,.0f}",
         f"{rate.low / rate.median:.2f}-{rate.high / rate.median:.2f}" if rate.median else "",
-        f"{nbytes / 1e6:,.0f}",
-        _ratio(measurement, limit),
-        _ratio(measurement, peer),
+        f"{median(a.nbytes / a.seconds if a.seconds else 0.0 for a in answers) / 1e6:,.0f}",
+        *("" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios),
         f"{median(a.open_seconds for a in answers) * 1e3:,.1f}",
         f"{median(a.first_batch_seconds for a in answers) * 1e3:,.1f}",
         f"{median(a.cpu_seconds * 1e9 / max(1, a.nbytes) for a in answers):,.2f}",
@@ -153,28 +162,6 @@ def _row(measurement: Measurement, limit: Measurement | None, peer: Measurement 
     )
 
 
-def _ratio(measurement: Measurement, other: Measurement | None) -> str:
-    spread: Spread | None = measurement.ratio_to(other) if other is not None else None
-    return "" if spread is None else f"{spread.median:.2f}"
-
-
 def _megabytes(values: list[int | None]) -> str:
     known = [value for value in values if value is not None]
     return f"{median(known) / 1e6:,.0f}" if known else ""
-
-
-def _rate(measurement: Measurement) -> float:
-    rate = measurement.records_per_second
-    return 0.0 if rate is None else rate.median
-
-
-def curve_table(curve: Curve) -> tuple[dict[str, str], list[tuple[str, ...]]]:
-    """A curve as columns and rows: one line of numbers for each size."""
-    sizes = sorted({x for points in curve.lines.values() for x, _ in points})
-    known = {name: dict(points) for name, points in curve.lines.items()}
-    columns = {curve.x_label: "right", **{f"{name}, {curve.y_label}": "right" for name in curve.lines}}
-    rows = [
-        (f"{size:,.0f}", *(f"{points[size]:,.1f}" if size in points else "" for points in known.values()))
-        for size in sizes
-    ]
-    return columns, rows

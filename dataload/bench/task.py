@@ -1,40 +1,43 @@
-"""One measurement: what a process of its own is told to do, and what it answers. Pure (no I/O)."""
+"""One measurement: the task that a process is given, the reading that it opens, and its answer. Pure (no I/O)."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from dataload.bench.checksum import check_batch
+from dataload.errors import ConfigError
 
 __all__ = ["Answer", "Kind", "Order", "Reading", "Task"]
 
 Order: TypeAlias = Literal["global", "pool", "sequential"]
-"""All records shuffled; shards shuffled behind a pool; as they lie."""
+"""All records shuffled; shuffled shards behind a shuffle pool; the order in the file."""
 
 Kind: TypeAlias = Literal["limit", "dataload", "peer"]
-"""What a measurement is of: the machine, this library, or another one."""
+"""What a measurement is of: the machine, this library, or another loader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one process measures.
+    """One measurement of one reader.
 
     Attributes:
-        workload: Name of the workload, see `dataload.bench.workloads`.
-        kind: What it is of.
-        name: Who reads: ``"Loader"``, ``"np.take"``, ``"Grain"``.
-        reading: ``"module:function"``, a function of this task that gives a `Reading`.
+        workload: Name of the workload.
+        kind: What the measurement is of.
+        name: Name of the reader: ``"dataload"``, ``"Grain"``.
+        reading: ``"module:function"``; the function takes the task and returns a `Reading`.
         path: The data, in `format`.
         format: Name of the format.
-        order: The order.
+        order: Order of the records.
         workers: Threads or processes beside the consumer's thread.
         batch_size: Records per batch.
-        seed: Of the order.
-        seconds: Batches are taken for about as long.
-        whole: Whether the first epoch is read to its end, even if it takes longer, for its checksum.
+        seed: Seed of the order.
+        seconds: How long to take batches, approximately.
+        whole: Whether to read the first epoch to its end for its checksum, even if that takes longer.
         cold: Whether to drop the files from the page cache first.
-        options: Of the reading; shown with the figures.
+        options: Options of the reading, shown with the figures.
     """
 
     workload: str
@@ -52,53 +55,64 @@ class Task:
     cold: bool = False
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return dataclasses.asdict(self)
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_json` gave."""
-        return cls(**values)
+class Reading:
+    """An open reader of a task's data, made in the process that measures it.
 
+    Args:
+        settings: Versions, threads and buffers, shown with the figures.
+        batches: Returns the batches of an epoch, given its number.
+        columns: Returns the columns of a batch, field -> array or list of bytes, without copying.
+        held: Closed at the end.
+    """
 
-class Reading(Protocol):
-    """Reads the data of a task: made by ``Task.reading``, in the process that measures."""
-
-    settings: Mapping[str, Any]
-    """What was set, to be shown with the figures: versions, threads, buffers."""
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        batches: Callable[[int], Iterator[Any]],
+        columns: Callable[[Any], Mapping[str, Any]] = lambda batch: batch,
+        held: ExitStack | None = None,
+    ) -> None:
+        self.settings = settings
+        self.columns = columns
+        self._batches: Callable[[int], Iterator[Any]] | None = batches
+        self._held = held or ExitStack()
 
     def batches(self, epoch: int) -> Iterator[Any]:
-        """The batches of an epoch. Opening counts apart: it is what making the reading costs."""
-        ...
+        """Return the batches of an epoch.
+
+        Raises:
+            ConfigError: The reading is closed.
+        """
+        if self._batches is None:
+            raise ConfigError("this reading is closed: open another one")
+        return self._batches(epoch)
 
     def check(self, batch: Any) -> tuple[int, int, int]:
-        """Records of a batch, their bytes, and the sum of their checksums modulo 2^64 (see `workloads`).
-
-        Runs inside the measured time, on every batch, so it is cheap and the same work for all readings.
-        """
-        ...
+        """Return the records of a batch, their bytes and their checksum: the same small cost for all readers."""
+        return check_batch(self.columns(batch))
 
     def close(self) -> None:
-        """Let go of files and workers."""
-        ...
+        """Drop the loader, which ends its workers, then close what is held."""
+        self._batches = None
+        self._held.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one process measured.
+    """The figures of one process.
 
     Attributes:
-        open_seconds: To make the reading.
-        first_batch_seconds: From then to the first batch.
-        seconds: From the first batch to the last.
+        open_seconds: Time to open the reading.
+        first_batch_seconds: Time from then to the first batch.
+        seconds: Time from the first batch to the last.
         records: Records after the first batch.
-        nbytes: Bytes of these.
-        cpu_seconds: CPU time of this process and its children meanwhile, user and system.
-        peak_rss: Most resident bytes, workers included; None where the system does not tell.
-        cached_rss: Of the resident bytes at the end, those of mapped files; None where the system does not tell.
-        checksum: Sum over the records of the first epoch, where that was read as a whole; else None.
-        settings: Of the reading.
+        nbytes: Bytes of these records.
+        cpu_seconds: CPU time of the process and its children during `seconds`, user and system.
+        peak_rss: Peak resident bytes, workers included; None where the system does not tell.
+        cached_rss: Resident bytes of mapped files at the end; None where the system does not tell.
+        checksum: Checksum of the first epoch; None unless it was read to its end.
+        settings: Settings of the reading.
     """
 
     open_seconds: float
@@ -112,16 +126,7 @@ class Answer:
     checksum: int | None
     settings: Mapping[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_json` gave."""
-        return cls(**values)
-
     @property
     def records_per_second(self) -> float:
-        """Rate behind the first batch."""
+        """Rate after the first batch."""
         return self.records / self.seconds if self.seconds > 0 else 0.0

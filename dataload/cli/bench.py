@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Annotated, Any, cast, get_args
@@ -20,12 +21,10 @@ from dataload._util.checks import check_directory
 from dataload.analysis.pictures import check_picture
 from dataload.bench.data import Data, Written, made_data, own_data, write
 from dataload.bench.html import report
-from dataload.bench.machine import describe_machine, describe_versions
-from dataload.bench.peers import PEERS
+from dataload.bench.machine import describe_run
 from dataload.bench.picture import rates_figure
 from dataload.bench.plan import Choices, plan_limits, plan_loaders
-from dataload.bench.results import Curve, FileFacts, Measurement, Results
-from dataload.bench.rivals import plan_peers
+from dataload.bench.results import Curve, Measurement, Results
 from dataload.bench.runner import agreeing, measure_all, run_task
 from dataload.bench.scale import measure_scale
 from dataload.bench.table import (
@@ -41,16 +40,7 @@ from dataload.bench.table import (
 from dataload.bench.task import Order, Task
 from dataload.bench.workloads import WORKLOADS, get_workload
 from dataload.cli.bench_stages import time_stages
-from dataload.cli.options import (
-    Codec,
-    Decode,
-    Fields,
-    Options,
-    Overrides,
-    Picture,
-    SourceFormat,
-    SourceOptions,
-)
+from dataload.cli.options import Codec, Decode, Fields, Options, Overrides, Picture, SourceFormat, SourceOptions
 from dataload.cli.output import ProgressBar, print_line, print_table, print_warning
 from dataload.errors import ConfigError, closest
 
@@ -58,35 +48,37 @@ __all__ = ["bench_command"]
 
 
 def bench_command(
-    path: Annotated[str | None, typer.Argument(help="Data of your own, as `dataload inspect` takes it.")] = None,
+    path: Annotated[str | None, typer.Argument(help="Your own data: any path that `dataload inspect` takes.")] = None,
     made: Annotated[
-        list[str] | None, typer.Option("--made", help=f"Made data instead: {', '.join(WORKLOADS)}; may be given again.")
+        list[str] | None, typer.Option("--made", help=f"Made data instead: {', '.join(WORKLOADS)}. Repeatable.")
     ] = None,
-    formats: Annotated[str | None, typer.Option("--formats", help="Formats to compare, with commas between.")] = None,
-    orders: Annotated[str, typer.Option("--orders", help="global, pool, sequential.")] = "global",
+    formats: Annotated[str | None, typer.Option("--formats", help="Formats to compare, separated by commas.")] = None,
+    orders: Annotated[str, typer.Option("--orders", help="Any of global, pool, sequential.")] = "global",
     workers: Annotated[str, typer.Option("--workers", help="Numbers of workers.")] = "0,1,2",
     batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Records per batch.")] = None,
-    records: Annotated[int | None, typer.Option("--records", min=1, help="So many records.")] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds, of which the median counts.")] = 3,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.05, help="Of each measurement, about.")] = 2.0,
+    records: Annotated[int | None, typer.Option("--records", min=1, help="Number of records.")] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds; tables show medians.")] = 3,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.05, help="Seconds per measurement, about.")] = 2.0,
     executor: Annotated[str, typer.Option("--executor", help="threads or processes.")] = "threads",
-    cold: Annotated[bool, typer.Option("--cold", help="Drop the files from the page cache before each.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of the orders.")] = 0,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Drop files from the page cache before each measurement.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the orders.")] = 0,
     cache: Annotated[str | None, typer.Option("--cache", help="Directory that keeps the written files.")] = None,
     json: Annotated[str | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     picture: Picture = None,
     html: Annotated[str | None, typer.Option("--html", help="Write a report with everything to this file.")] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="All columns of the tables.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="Show all columns of the tables.")] = False,
     peers: Annotated[
-        str | None, typer.Option("--peers", help="Other loaders beside it: all, or names with commas between.")
+        str | None,
+        typer.Option("--peers", help="Also measure other loaders: all, or names. Needs a clone of the repository."),
     ] = None,
     peer_python: Annotated[
-        list[str] | None,
-        typer.Option("--peer-python", help="NAME=PATH: the Python of the environment of a peer; may be given again."),
+        list[str] | None, typer.Option("--peer-python", help="NAME=PATH: Python to run a peer with. Repeatable.")
     ] = None,
-    scale: Annotated[bool, typer.Option("--scale", help="Costs against records, shards and ranks, too.")] = False,
+    scale: Annotated[bool, typer.Option("--scale", help="Also measure costs against records, shards, ranks.")] = False,
     loader: Annotated[
-        str | None, typer.Option("--loader", help="Where the time of this config goes, and nothing else.")
+        str | None, typer.Option("--loader", help="Show where the time of this config goes, and nothing else.")
     ] = None,
     overrides: Overrides = None,
     format: SourceFormat = None,  # noqa: A002 - the option's name
@@ -103,72 +95,63 @@ def bench_command(
         return
     if overrides:
         raise ConfigError("--set changes a config: give one with --loader", key="set", value=overrides)
-    _check_targets(json, picture, html)
     if path is not None and made:
         raise ConfigError(f"--made makes data instead of {path}: give one of the two", key="made", value=made)
-    _parsed("executor", executor, ("threads", "processes"))
-    begun = datetime.now(UTC).isoformat(timespec="seconds")
-    where = Path(cache) if cache is not None else Path(gettempdir()) / "dataload-bench"
+    # Every argument is checked before the first measurement.
+    _check_targets(json, picture, html)
+    _choose("executor", executor, ("threads", "processes"))
+    run = describe_run(shlex.join(["dataload", *sys.argv[1:]]))
+    plan_peers, interpreters = _peers(peers, peer_python or ())
+    choices = Choices(
+        orders=cast("Any", _choose("orders", orders, get_args(Order))),
+        workers=_numbers("workers", workers),
+        batch_size=batch_size or 0,  # 0: that of the data
+        executor=executor,
+        seconds=seconds,
+        cold=cold,
+        seed=seed,
+    )
     with ExitStack() as opened:
         if path is not None:
-            given = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
-            options = {**given.options, **({} if given.format is None else {"format": given.format})}
-            own, source = own_data(given.path, records, options)
-            opened.enter_context(source)
-            all_data = [own]
+            source = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
+            all_data = [_own_data(source, records, opened)]
         else:
             all_data = [made_data(get_workload(name), records) for name in made or ["floats-4k"]]
-        # All that can be wrong is looked at before the first measurement.
-        base = Choices(
-            orders=cast("Any", _parsed("orders", orders, get_args(Order))),
-            workers=tuple(_numbers("workers", workers)),
-            batch_size=0,  # that of the data
-            executor=executor,
-            seconds=seconds,
-            cold=cold,
-            seed=seed,
-        )
-        all_names = [
-            data.formats if formats is None else _parsed("formats", formats, data.formats) for data in all_data
-        ]
-        rivals = [] if peers is None else _peers(peers)
-        interpreters = _interpreters(peer_python or ())
-        measured: list[Measurement] = []
-        files: list[FileFacts] = []
-        for data, names in zip(all_data, all_names, strict=True):
-            choices = replace(base, batch_size=batch_size or data.batch_size)
-            written = {name: _write(data, name, where) for name in names}
-            tasks, missing = plan_peers(rivals, data, written, choices, where, interpreters=interpreters)
-            tasks = [*plan_limits(data, written, choices), *plan_loaders(data, written, choices), *tasks]
-            found = (*_measure(data.name, tasks, repeats, interpreters), *missing)
-            _print(data, written, found, wide=wide)
-            measured += found
-            files += [one.facts for one in written.values()]
+        every = [data.formats if formats is None else _choose("formats", formats, data.formats) for data in all_data]
+        directory = Path(cache) if cache is not None else Path(gettempdir()) / "dataload-bench"
+        found: list[tuple[dict[str, Written], tuple[Measurement, ...]]] = []
+        for data, names in zip(all_data, every, strict=True):
+            own = replace(choices, batch_size=batch_size or data.batch_size)
+            written = {name: _write(data, name, directory) for name in names}
+            tasks, missing = plan_peers(data, written, own, directory)
+            tasks = [*plan_limits(data, written, own), *plan_loaders(data, written, own), *tasks]
+            found.append((written, (*_measure(data.name, tasks, repeats, interpreters), *missing)))
+            _print(data, *found[-1], wide=wide)
     results = Results(
-        date=begun,
-        machine=describe_machine(),
-        versions=describe_versions(),
-        command=shlex.join(["dataload", *sys.argv[1:]]),
-        files=tuple(files),
-        measurements=tuple(measured),
+        **run,
+        files=tuple(one.facts for written, _ in found for one in written.values()),
+        measurements=tuple(measurement for _, measured in found for measurement in measured),
         curves=_curves() if scale else (),
     )
-    for curve in results.curves:
-        print_line(curve.title, "bold")
-        print_table(*curve_table(curve))
-        print_line()
     _save(results, json, picture, html)
 
 
+def _own_data(source: SourceOptions, records: int | None, opened: ExitStack) -> Data:
+    options = {**source.options, **({} if source.format is None else {"format": source.format})}
+    data, held = own_data(source.path, records, options)
+    opened.enter_context(held)
+    return data
+
+
 def _check_targets(json: str | None, picture: str | None, html: str | None) -> None:
-    """See that everything can be written, before there is work to lose."""
+    """Check that everything can be written."""
     for key, target in (("json", json), ("html", html)):
         if target is not None:
             check_directory(target, key)
     if picture is not None:
         check_picture(picture)
     if html is not None:
-        check_picture(f"{html}.svg")  # it holds such pictures
+        check_picture(f"{html}.svg")  # the report holds such pictures
 
 
 def _save(results: Results, json: str | None, picture: str | None, html: str | None) -> None:
@@ -199,31 +182,66 @@ def _measure(
 
 def _curves() -> tuple[Curve, ...]:
     with ProgressBar("measuring how costs grow"), TemporaryDirectory() as directory:
-        return measure_scale(Path(directory))
+        curves = measure_scale(Path(directory))
+    for curve in curves:
+        print_line(curve.title, "bold")
+        print_table(*curve_table(curve))
+        print_line()
+    return curves
 
 
-def _peers(text: str) -> Sequence[str]:
-    if text == "all":
-        return tuple(PEERS)
-    names: list[str] = []
-    words = [word.strip() for word in text.split(",")]
-    while words:  # some names have a comma in them
-        taken = next((n for n in range(len(words), 1, -1) if ", ".join(words[:n]) in PEERS), 1)
-        names.append(", ".join(words[:taken]))
+def _no_peers(*_: Any) -> tuple[list[Task], list[Measurement]]:
+    return [], []
+
+
+def _peers(names: str | None, pythons: Sequence[str]) -> tuple[Any, dict[str, str]]:
+    """Return a function that plans the measurements of the peers, and the Python of those that have their own."""
+    if names is None and not pythons:
+        return _no_peers, {}
+    package = _import_peers()
+    known = tuple(package.PEERS)
+    interpreters = dict(_interpreters(pythons, known))
+    if names is None:
+        return _no_peers, interpreters
+    chosen = known if names == "all" else _known("peers", names, list(_split(names, known)), known)
+    return partial(package.plan.plan_peers, chosen, interpreters=interpreters), interpreters
+
+
+def _import_peers() -> Any:
+    if os.path.isfile("benchmarks/peers/__init__.py") and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # run in a clone, but from an installed script
+    try:
+        import_module("benchmarks.peers.plan")
+        return import_module("benchmarks.peers")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("benchmarks"):
+            raise
+        raise ConfigError(
+            "--peers needs benchmarks/peers, which the repository has and the installed package does not: run the "
+            "command in a clone of the repository, or put the clone on PYTHONPATH",
+            key="peers",
+        ) from error
+
+
+def _split(names: str, known: Sequence[str]) -> Iterator[str]:
+    """Split names at commas, although some names contain one."""
+    words = [word.strip() for word in names.split(",")]
+    while words:
+        taken = next((n for n in range(len(words), 1, -1) if ", ".join(words[:n]) in known), 1)
+        yield from filter(None, [", ".join(words[:taken])])
         words = words[taken:]
-    return _known("peers", text, [name for name in names if name], tuple(PEERS))
 
 
-def _interpreters(settings: Sequence[str]) -> dict[str, str]:
-    pairs = [setting.partition("=") for setting in settings]
-    for setting, (name, _, python) in zip(settings, pairs, strict=True):
-        if not python or name not in PEERS:
+def _interpreters(settings: Sequence[str], known: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for setting in settings:
+        name, _, python = setting.partition("=")
+        if not python or name not in known:
             raise ConfigError(
-                f"--peer-python must be NAME=PATH with the name of a peer, got {setting!r}: {closest(name, PEERS)}",
+                f"--peer-python must be NAME=PATH with the name of a peer, got {setting!r}: {closest(name, known)}",
                 key="peer_python",
                 value=setting,
             )
-    return {name: python for name, _, python in pairs}
+        yield name, python
 
 
 def _print(data: Data, written: dict[str, Written], measured: Sequence[Measurement], *, wide: bool) -> None:
@@ -234,13 +252,12 @@ def _print(data: Data, written: dict[str, Written], measured: Sequence[Measureme
     print_table(*((RATE_COLUMNS, rows) if wide else shortened(RATE_COLUMNS, rows)))
     for problem in problems(measured):
         print_warning(problem)
-    if wide:
-        for line in settings(measured):
-            print_line(line)
+    for line in settings(measured) if wide else ():
+        print_line(line)
     print_line()
 
 
-def _parsed(key: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
+def _choose(key: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
     return _known(key, text, [name.strip() for name in text.split(",") if name.strip()], allowed)
 
 
@@ -249,17 +266,17 @@ def _known(key: str, text: str, names: Sequence[str], allowed: Sequence[str]) ->
         if name not in allowed:
             raise ConfigError(f"--{key} has {name!r}: {closest(name, allowed)}", key=key, value=name)
     if not names:
-        raise ConfigError(f"--{key} names none: give some of {', '.join(allowed)}", key=key, value=text)
+        raise ConfigError(f"--{key} is empty: give some of {', '.join(allowed)}", key=key, value=text)
     return tuple(names)
 
 
-def _numbers(key: str, text: str) -> list[int]:
+def _numbers(key: str, text: str) -> tuple[int, ...]:
     try:
         numbers = [int(word) for word in text.split(",")]
     except ValueError:
         numbers = [-1]
     if min(numbers) < 0:
         raise ConfigError(
-            f"--{key} must be numbers of 0 or more with commas between, got {text!r}", key=key, value=text
+            f"--{key} must be numbers of 0 or more, separated by commas, got {text!r}", key=key, value=text
         )
-    return numbers
+    return tuple(numbers)

@@ -17,25 +17,20 @@ __all__ = ["time_stages"]
 
 
 def time_stages(
-    config: str,
-    overrides: Sequence[str],
-    seconds: float,
-    repeats: int,
-    json: str | None,
-    given: Mapping[str, Any],
+    config: str, overrides: Sequence[str], seconds: float, repeats: int, json: str | None, given: Mapping[str, Any]
 ) -> None:
-    """Measure and print.
+    """Measure the stages of a config and print them.
 
     Args:
-        config: Its path.
-        overrides: Of the config.
-        seconds: Of each measurement, about.
-        repeats: Rounds.
-        json: Where to write the figures, too.
-        given: What else stands on the command line; it must be nothing.
+        config: Path of the config.
+        overrides: Overrides of the config.
+        seconds: Length of each measurement, approximately.
+        repeats: Number of rounds.
+        json: File for the figures, or None.
+        given: Other options of the command line, by name; none of them may be set.
 
     Raises:
-        ConfigError: Something does not go together with a config, or the config is wrong.
+        ConfigError: An option does not go together with a config, or the config is wrong.
     """
     for name, value in given.items():
         if value:

@@ -10,14 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 import dataload
-from dataload.bench.peers import PEERS
 from dataload.bench.picture import curves_figure
 from dataload.bench.results import Curve, Results
 from dataload.bench.table import RATE_COLUMNS
 from dataload.cli import bench
 from dataload.cli.app import app
 
-sys.path.append(str(Path(__file__).parents[1] / "children"))
+TESTS = Path(__file__).parents[1]
+sys.path += [str(TESTS.parent), str(TESTS / "children")]  # for the package benchmarks, and for what configs name
 
 
 def run(*arguments):
@@ -64,13 +64,13 @@ def test_a_small_run(tmp_path):
     [
         (["--made", "float-4k"], "there is no workload 'float-4k'"),
         (["--formats", "syrah,sirah"], "--formats has 'sirah'"),
-        (["--formats", ","], "--formats names none: give some of syrah"),
+        (["--formats", ","], "--formats is empty: give some of syrah"),
         (["--made", "tokens", "--formats", "tar"], "--formats has 'tar'"),
         (["--made", "floats-64", "--made", "tokens", "--formats", "syrah"], "--formats has 'syrah'"),
         (["--executor", "fibres"], "--executor has 'fibres'"),
         (["x.syr", "--made", "tokens"], "--made makes data instead of x.syr: give one of the two"),
         (["--orders", "globl"], "--orders has 'globl'"),
-        (["--workers", "1,two"], "--workers must be numbers of 0 or more with commas between, got '1,two'"),
+        (["--workers", "1,two"], "--workers must be numbers of 0 or more, separated by commas, got '1,two'"),
         (["--workers", "-1"], "--workers must be numbers of 0 or more"),
         (["--json", "/no/such/place/x.json"], "there is no directory /no/such/place"),
         (["--html", "/no/such/place/x.html"], "there is no directory /no/such/place"),
@@ -81,7 +81,7 @@ def test_a_small_run(tmp_path):
         (["--peers", "Grian"], "--peers has 'Grian': did you mean 'Grain'?"),
         (["--peers", "Grain,memmap"], "--peers has 'memmap'"),
         (["--peers", "torch DataLoader, memmap, Grian"], "--peers has 'Grian'"),
-        (["--peers", " ,"], "--peers names none: give some of torch DataLoader"),
+        (["--peers", " ,"], "--peers is empty: give some of torch DataLoader"),
         (["--peer-python", "Grain"], "--peer-python must be NAME=PATH with the name of a peer, got 'Grain'"),
         (["--peer-python", "Grain="], "--peer-python must be NAME=PATH"),
         (["--peer-python", "Grian=/usr/bin/python3"], "did you mean 'Grain'?"),
@@ -142,11 +142,28 @@ def test_other_loaders_beside_it(tmp_path):
 
 
 def test_all_peers_are_all_that_are_known(monkeypatch):
+    from benchmarks.peers import PEERS, plan
+
     asked = []
-    monkeypatch.setattr(bench, "plan_peers", lambda names, *_, **__: asked.append(tuple(names)) or ([], []))
+    monkeypatch.setattr(plan, "plan_peers", lambda names, *_, **__: asked.append(tuple(names)) or ([], []))
     monkeypatch.setattr(bench, "_measure", lambda *_: ())
     assert run("--made", "streams", "--records", 16, "--peers", "all").exit_code == 0
     assert asked == [tuple(PEERS)]
+
+
+def test_peers_without_a_clone(monkeypatch, tmp_path):
+    """As from an installed wheel, whose directory holds no benchmarks."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not (Path(path) / "benchmarks").is_dir()])
+    result = run("--made", "floats-64", "--peers", "all", "--cache", tmp_path / "cache")
+    assert result.exit_code not in (0, None)
+    assert "--peers needs benchmarks/peers, which the repository has" in result.stderr
+    assert "put the clone on PYTHONPATH" in result.stderr
+    # In a clone it is found, also where the command itself is an installed script.
+    monkeypatch.chdir(TESTS.parent)
+    assert "--peers has 'Grian'" in run("--peers", "Grian").stderr
 
 
 def test_streams(tmp_path):
@@ -180,7 +197,7 @@ def test_curves_are_printed_and_in_the_report(tmp_path, monkeypatch):
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     begin = lines.index("Orders, a block at a time")
-    assert lines[begin + 1 : begin + 4] == ["records global, ns/record", "1,000 12.5", "2,000 13.0"]
+    assert lines[begin + 1 : begin + 4] == ["records global, ns/record", "1,000 12.5", "2,000 13"]
     assert Results.from_json(json.loads(targets["json"].read_text())).curves == (curve,)
     page = targets["html"].read_text()
     assert "How costs grow" in page

@@ -3,9 +3,8 @@
 import ctypes
 import mmap
 import os
-import sys
-from pathlib import Path
 
+import bench_readings
 import numpy as np
 import pytest
 
@@ -16,10 +15,6 @@ from dataload.bench.data import made_data, write
 from dataload.bench.plan import Choices, plan_limits, plan_loaders
 from dataload.bench.runner import run_task
 from dataload.bench.workloads import get_workload
-
-sys.path.append(str(Path(__file__).parents[2] / "children"))
-
-import bench_readings
 
 
 @pytest.fixture(scope="module")

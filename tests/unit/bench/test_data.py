@@ -9,7 +9,7 @@ import pytest
 import dataload
 from dataload.api import open_source
 from dataload.bench.data import made_data, own_data, write
-from dataload.bench.workloads import WORKLOADS, get_workload
+from dataload.bench.workloads import get_workload
 from dataload.errors import ConfigError
 
 
@@ -76,26 +76,6 @@ def test_too_little_room(tmp_path, data, monkeypatch):
     ):
         write(data, "syrah", tmp_path)
     assert not list(tmp_path.rglob("data.syr"))
-
-
-def test_workloads_by_name():
-    assert get_workload("blobs") is WORKLOADS["blobs"]
-    with pytest.raises(ConfigError, match=r"there is no workload 'blob': .*blobs"):
-        get_workload("blob")
-
-
-@pytest.mark.parametrize("name", ["floats-4k", "blobs", "pictures", "jpeg"])
-def test_workloads_repeat_and_end(name):
-    workload = get_workload(name)
-    if workload.decodes:
-        pytest.importorskip("simplejpeg")
-    one, other = workload.make(5), workload.make(5)
-    assert len(one) == 5
-    assert [*map(repr, one)] == [*map(repr, other)]
-    with pytest.raises(IndexError, match="index 5 is out of range for 5 records"):
-        one[5]
-    with pytest.raises(IndexError, match="index -1 is out of range for 5 records"):
-        one[-1]
 
 
 # Data of the user's own

@@ -6,16 +6,17 @@ import json
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dataload
+from benchmarks.peers import PEERS, get_peer, open_peer, resolve, why_missing
+from benchmarks.peers.field import Field, decode_jpeg, load
+from benchmarks.peers.prepare import main, prepare
 from dataload.bench.checksum import MODULUS, check_record
-from dataload.bench.peers import PEERS, get_peer, why_missing
-from dataload.bench.peers.prepare import main, prepare
-from dataload.bench.peers.reading import Field, decode_jpeg, load
 from dataload.bench.task import Task
 from dataload.errors import ConfigError, MissingDependencyError
 
@@ -26,11 +27,6 @@ READINGS = [
     for form in peer.readings
     if why_missing(peer) is None and form != "generator"  # has no records, see test_stream_readings.py
 ]
-
-
-def resolve(place):
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def values_of(kind):
@@ -74,7 +70,7 @@ class Data:
         values = {"workload": "w", "kind": "peer", "name": peer.name, "format": form, "order": order}
         task = Task(
             **values,
-            reading=peer.readings[form],
+            reading="benchmarks.peers:open_peer",
             path=self.path(peer, form),
             workers=0,
             batch_size=BATCH,
@@ -97,7 +93,7 @@ def data(tmp_path_factory):
 
 @contextmanager
 def opened(task):
-    reading = resolve(task.reading)(Task.from_json(json.loads(json.dumps(task.to_json()))))
+    reading = open_peer(Task(**json.loads(json.dumps(asdict(task)))))
     try:
         yield reading
     finally:
@@ -179,17 +175,18 @@ def test_several_archives_are_one_data_set(data, tmp_path):
 def test_the_registry_is_consistent(peer):
     assert peer.orders
     assert peer.kinds
-    assert (peer.own_format is None) == (peer.prepare is None)
-    assert peer.own_format is None or peer.own_format in peer.readings
-    for place in (*peer.readings.values(), *filter(None, [peer.prepare])):
-        assert callable(resolve(place))
-        assert "https://" in importlib.import_module(place.partition(":")[0]).__doc__
+    assert peer.own_format is None or callable(peer.write())
+    for reference in peer.readings.values():
+        assert callable(resolve(reference))
+        assert "https://" in importlib.import_module(f"benchmarks.peers.{reference.partition(':')[0]}").__doc__
 
 
 def test_the_modules_of_peers_import_nothing_but_numpy():
-    modules = {place.partition(":")[0] for peer in PEERS.values() for place in peer.readings.values()}
+    readings = (reading for peer in PEERS.values() for reading in peer.readings.values())
+    modules = {f"benchmarks.peers.{reading.partition(':')[0]}" for reading in readings}
     code = (
-        f"import sys, {', '.join(sorted(modules))}, dataload.bench.peers.prepare\n"
+        f"import sys; sys.path.append({str(Path(dataload.__file__).parents[1])!r})\n"
+        f"import {', '.join(sorted(modules))}, benchmarks.peers.prepare\n"
         "print(*{name.partition('.')[0] for name in sys.modules if getattr(sys.modules[name], '__file__', None) "
         "and 'site-packages' in sys.modules[name].__file__})"
     )
@@ -198,18 +195,18 @@ def test_the_modules_of_peers_import_nothing_but_numpy():
 
 
 def test_a_peer_that_is_not_there_says_so():
-    assert why_missing(replace(get_peer("Grain"), module="sys")) is None
-    absent = replace(get_peer("Grain"), module="no_such_module", package="no-such-package")
+    assert why_missing(replace(get_peer("Grain"), imports=("sys",))) is None
+    absent = replace(get_peer("Grain"), imports=("no_such_module",), packages=("no-such-package",))
     assert why_missing(absent) == "not installed (no module no_such_module): pip install no-such-package"
-    assert "no module no_such.inner" in why_missing(replace(absent, module="no_such.inner"))
-    assert "no module no_such_need" in why_missing(replace(absent, module="sys", needs=("no_such_need",)))
+    assert "no module no_such.inner" in why_missing(replace(absent, imports=("no_such.inner",)))
+    assert "no module no_such_need" in why_missing(replace(absent, imports=("sys", "no_such_need")))
 
 
 def test_a_peer_is_looked_for_in_its_own_environment(tmp_path):
-    absent = replace(get_peer("Grain"), module="no_such.inner", package="no-such-package")
+    absent = replace(get_peer("Grain"), imports=("no_such.inner",), packages=("no-such-package",))
     where = f"not installed in the environment of {sys.executable}"
     assert why_missing(absent, sys.executable).startswith(where)
-    assert why_missing(replace(absent, module="numpy"), sys.executable) is None
+    assert why_missing(replace(absent, imports=("numpy",)), sys.executable) is None
     assert why_missing(absent, str(tmp_path / "python")).startswith("cannot run ")
 
 
@@ -259,7 +256,7 @@ def test_what_is_wrong_with_a_task_is_said(tmp_path, data):
         pass
     with (
         pytest.raises(ConfigError, match=r"there is no .*none\.tar"),
-        opened(replace(task, reading=get_peer("torch DataLoader").readings["tar"], path=str(tmp_path / "none.tar"))),
+        opened(replace(task, format="tar", path=str(tmp_path / "none.tar"))),
     ):
         pass
     with pytest.raises(ConfigError, match=r"there is no peer 'Grian'.*Grain"):

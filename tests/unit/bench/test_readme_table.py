@@ -2,17 +2,14 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import readme_table
 from dataload.bench.results import FileFacts, Results
 
 ROOT = Path(__file__).parents[3]
-sys.path.append(str(ROOT))
-
-from benchmarks import readme_table  # noqa: E402 - found there
 
 
 def rows(text):
@@ -68,7 +65,7 @@ def test_the_command_replaces_what_is_between_the_markers(made, tmp_path):
     "text", ["", BETWEEN + BETWEEN, readme_table.BEGIN, f"{readme_table.END} {readme_table.BEGIN}"]
 )
 def test_markers_that_are_not_there(made, tmp_path, capsys, text):
-    with pytest.raises(ValueError, match="expected one <!-- benchmark:begin --> and behind it one"):
+    with pytest.raises(ValueError, match="expected one <!-- benchmark:begin -->, followed by one"):
         readme_table.replace(text, "table")
     (tmp_path / "README.md").write_text(text)
     (tmp_path / "r.json").write_text(json.dumps(made.results().to_json()))

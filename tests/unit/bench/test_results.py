@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from dataload.bench.results import Curve, FileFacts, Results, Spread
+from dataload.bench.results import Curve, FileFacts, Results
+from dataload.bench.timing import Spread, ratios_of
 
 
 @pytest.mark.parametrize(
@@ -23,15 +24,15 @@ def test_a_spread(values, median, low, high):
 def test_ratios_are_taken_within_rounds(made):
     """A machine that is ten times as slow in the second round changes the rates, and no ratio."""
     limit, ours = made.limit(1000, 100), made.ours(500, 50)
-    assert ours.ratios_to(limit) == [0.5, 0.5]
+    assert ratios_of(ours.rates, limit.rates) == [0.5, 0.5]
     assert ours.ratio_to(limit) == Spread(0.5, 0.5, 0.5)
     assert ours.records_per_second == Spread(275, 50, 500)
 
 
 def test_ratios_where_a_reading_failed_later(made):
     """Its rounds are the first ones."""
-    assert made.ours(500, 50, 5).ratios_to(made.limit(1000, 200)) == [0.5, 0.25]
-    assert made.ours(500).ratios_to(made.limit(1000, 100)) == [0.5]
+    assert ratios_of([500, 50, 5], [1000, 200]) == [0.5, 0.25]
+    assert ratios_of([500], [1000, 100]) == [0.5]
 
 
 def test_no_rate_and_no_ratio(made):

@@ -80,7 +80,7 @@ def test_a_hanging_reading_is_given_up_with_all_its_processes(reading, tmp_path)
     os.mkfifo(pipe)
     end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert run_task(dataclasses.replace(reading("hanging"), path=pipe), timeout=4) == "no end after 4 s"
+        assert run_task(dataclasses.replace(reading("hanging"), path=pipe), timeout=4) == "did not end within 4 s"
         os.set_blocking(end, True)
         assert os.read(end, 100) == b"begun"
         assert os.read(end, 100) == b"", "the end comes when no process holds the pipe any more"

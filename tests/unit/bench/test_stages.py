@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,8 +10,6 @@ from dataload.bench import stages
 from dataload.bench.stages import as_list, measure_stages, stage_overrides
 from dataload.config import read_config
 from dataload.errors import ConfigError
-
-sys.path.append(str(Path(__file__).parents[2] / "children"))
 
 ALONE = "loader.num_workers=0"
 AS_LIST = "loader.collate=dataload.bench.stages:as_list"
@@ -131,8 +126,8 @@ def test_a_config_with_workers_and_few_epochs(config, monkeypatch):
 def test_the_batches_from_memory_are_those_of_the_config(config, monkeypatch):
     seen = []
     monkeypatch.setattr(stages, "_KEPT_BATCHES", 3)
-    monkeypatch.setattr(stages, "_cycle", lambda kept: seen.append([b["x"][:, 0].tolist() for b in kept]) or iter(kept))
-    monkeypatch.setattr(stages, "_timed", lambda batches, seconds: (seconds, 5))
+    monkeypatch.setattr(stages, "cycle", lambda kept: seen.append([b["x"][:, 0].tolist() for b in kept]) or iter(kept))
+    monkeypatch.setattr(stages, "_time_batches", lambda batches, seconds: (seconds, 5))
     report = measure_stages(config(transform="bench_steps:double"), seconds=1, repeats=1)
     assert seen == [[[0, 2, 4, 6], [8, 10, 12, 14], [16, 18, 20, 22]]]
     assert [stage.rows_per_second for stage in report.stages] == [20, 20, 20, 20, 80]
@@ -142,14 +137,14 @@ def test_the_batches_from_memory_are_those_of_the_config(config, monkeypatch):
 def test_no_more_batches_are_kept_than_memory_takes(config, monkeypatch):
     seen = []
     monkeypatch.setattr(stages, "_KEPT_BYTES", 100)  # a batch has 64
-    monkeypatch.setattr(stages, "_cycle", lambda kept: seen.append(len(kept)) or iter(kept))
-    monkeypatch.setattr(stages, "_timed", lambda batches, seconds: (seconds, 5))
+    monkeypatch.setattr(stages, "cycle", lambda kept: seen.append(len(kept)) or iter(kept))
+    monkeypatch.setattr(stages, "_time_batches", lambda batches, seconds: (seconds, 5))
     measure_stages(config(), repeats=1)
     assert seen == [2]
 
 
 def test_what_is_not_measured_is_said(config, monkeypatch, tmp_path):
-    monkeypatch.setattr(stages, "_timed", lambda batches, seconds: (seconds, 5))
+    monkeypatch.setattr(stages, "_time_batches", lambda batches, seconds: (seconds, 5))
     one = config()
     report = measure_stages({**one, "source": [one["source"], one["source"]]}, repeats=1)
     assert report.notes[0] == "decoding is part of the source: with several sources it is not measured apart"

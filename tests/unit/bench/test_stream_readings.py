@@ -10,17 +10,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.peers.torch_groups import loader as torch_groups
 from dataload.bench.checksum import MODULUS
 from dataload.bench.data import made_data, write
 from dataload.bench.plan import Choices, plan_limits, plan_loaders
-from dataload.bench.stream_readings import bare_generators, multistream, torch_groups
+from dataload.bench.readings import bare_generators, multistream
 from dataload.bench.task import Task
 from dataload.bench.workloads import busy_numbers, get_workload
 
 ROWS, STEPS = 5, 7
 
 
-@pytest.fixture(params=[bare_generators, multistream, torch_groups], ids=lambda function: function.__name__)
+@pytest.fixture(
+    params=[bare_generators, multistream, torch_groups], ids=["bare_generators", "multistream", "torch_groups"]
+)
 def reading(request):
     if request.param is torch_groups:
         pytest.importorskip("torch")

@@ -8,13 +8,13 @@ from dataload.bench.results import Curve, FileFacts
 from dataload.bench.table import (
     FILE_COLUMNS,
     RATE_COLUMNS,
+    baselines,
     by_workload,
     curve_table,
     describe_task,
     file_rows,
     problems,
     rate_rows,
-    rivals,
     settings,
     shortened,
 )
@@ -38,7 +38,7 @@ def test_every_row_has_its_ratio_to_the_limit_and_to_the_best_peer(made):
     found = columns(measured)
     assert found["x limit"] == ("1.00", "2.73", "0.50", "0.10", "0.25")
     assert found["x peer"] == ("4.00", "10.91", "2.00", "0.40", "1.00")
-    assert rivals(measured) == (measured[0], measured[4])
+    assert baselines(measured) == (measured[0], measured[4])
 
 
 def test_a_row(made):
@@ -94,10 +94,10 @@ def test_nothing_read_is_no_division_by_zero(made):
     assert (found["records/s"], found["spread"], found["MB/s"]) == (("0",), ("",), ("0",))
 
 
-def test_rivals_are_those_that_gave_figures(made):
+def test_baselines_are_those_that_gave_figures(made):
     measured = [made.limit(error="no room"), made.limit(1000, name="get"), made.peer(error="not installed")]
-    assert rivals(measured) == (measured[1], None)
-    assert rivals([]) == (None, None)
+    assert baselines(measured) == (measured[1], None)
+    assert baselines([]) == (None, None)
 
 
 def test_workloads_stand_apart(made):
@@ -146,7 +146,7 @@ def test_a_curve_has_a_row_for_each_size_and_gaps_where_a_line_has_no_point():
     lines = {"global": ((1000, 0.25), (1_000_000, 1234.56)), "pool": ((10_000, 3.0), (1000, 2.0))}
     columns, rows = curve_table(Curve("Order", "records", "ns/record", lines))
     assert columns == {"records": "right", "global, ns/record": "right", "pool, ns/record": "right"}
-    assert rows == [("1,000", "0.2", "2.0"), ("10,000", "", "3.0"), ("1,000,000", "1,234.6", "")]
+    assert rows == [("1,000", "0.25", "2"), ("10,000", "", "3"), ("1,000,000", "1,235", "")]
 
 
 def test_a_curve_without_lines():

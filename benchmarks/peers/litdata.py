@@ -12,9 +12,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from dataload.bench.peers.reading import Field, FunctionReading, decode_jpeg, load, refuse_order, versions
-from dataload.bench.peers.torch_loader import tensor_columns
-from dataload.bench.task import Task
+from benchmarks.peers.field import DecodeJpeg, Field, load, tensor_columns, worker_options
+from dataload.bench.task import Reading, Task
 
 __all__ = ["loader", "write"]
 
@@ -24,7 +23,7 @@ _CHUNK = "64MB"
 def write(records: Iterable[Any], field: Field, directory: str, count: int) -> str:  # noqa: ARG001 - of all writers
     """Write chunks; returns their directory."""
     path = os.path.join(directory, "litdata")
-    # What `optimize` runs in its processes, in this one: records are made by an iterator, which cannot be sent.
+    # `optimize` would run this in processes, but an iterator cannot be sent to them.
     writer = load("litdata.streaming.writer", "litdata").BinaryWriter(path, chunk_bytes=_CHUNK)
     for index, record in enumerate(records):
         writer.add_item(index, {field.name: record})
@@ -33,25 +32,13 @@ def write(records: Iterable[Any], field: Field, directory: str, count: int) -> s
     return path
 
 
-def loader(task: Task) -> FunctionReading:
-    """StreamingDataset behind StreamingDataLoader."""
-    refuse_order(task, "pool", "sequential")
+def loader(task: Task, field: Field) -> Reading:
+    """Run StreamingDataset behind StreamingDataLoader."""
     litdata = load("litdata", "litdata")
-    field = Field.of(task)
     options: dict[str, Any] = {"shuffle": task.order == "pool", "drop_last": False}
-    transform = _Decode(field.name) if field.kind == "image" else None
+    transform = DecodeJpeg(field.name) if field.kind == "image" else None
     dataset = litdata.StreamingDataset(task.path, seed=task.seed, transform=transform, **options)
-    several: dict[str, Any] = {"num_workers": task.workers, "persistent_workers": task.workers > 0}
+    several = worker_options(task)
     made = litdata.StreamingDataLoader(dataset, batch_size=task.batch_size, **several)
-    settings = {**versions("litdata", "torch"), **several, **options, "chunk_bytes": _CHUNK}
-    return FunctionReading(settings, lambda _: iter(made), tensor_columns)
-
-
-class _Decode:
-    """Picklable, for worker processes."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        return {self._name: decode_jpeg(sample[self._name])}
+    settings = {**several, **options, "chunk_bytes": _CHUNK}
+    return Reading(settings, lambda _: iter(made), tensor_columns)

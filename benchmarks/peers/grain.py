@@ -10,34 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dataload.bench.peers.reading import Field, FunctionReading, expand_files, load, refuse_order, versions
-from dataload.bench.task import Task
+from benchmarks.peers.field import Field, expand_files, load
+from dataload.bench.task import Reading, Task
 
 __all__ = ["loader"]
 
 
+@dataclass(frozen=True)
 class _Stack:
-    """What `Batch` calls. Grain's own way makes an array of bytes, which cuts zeros off at their ends."""
+    """The function of `Batch`. Grain's default makes an array of bytes, which cuts off zeros at their ends."""
 
-    def __init__(self, field: Field) -> None:
-        self._field = field
+    field: Field
 
     def __call__(self, values: Sequence[Any]) -> dict[str, Any]:
-        return {self._field.name: list(values) if self._field.kind == "bytes" else np.stack(values)}
+        return {self.field.name: list(values) if self.field.kind == "bytes" else np.stack(values)}
 
 
-def loader(task: Task) -> FunctionReading:
-    """Grain's DataLoader, with worker processes or with its threads alone."""
-    refuse_order(task, "global", "sequential")
+def loader(task: Task, field: Field) -> Reading:
+    """Run Grain's DataLoader, with worker processes or with its threads alone."""
     grain = load("grain", "grain")
     flags = load("absl.flags", "grain").FLAGS
     if not flags.is_parsed():  # worker processes ask for Grain's flags, which absl.app would have parsed
         flags.mark_as_parsed()
-    field = Field.of(task)
     source = grain.sources.ArrayRecordDataSource(expand_files(task.path))
     held = ExitStack()
     held.push(source.__exit__)
@@ -66,9 +65,8 @@ def loader(task: Task) -> FunctionReading:
         )
 
     settings = {
-        **versions("grain", "array-record"),
         "worker_count": task.workers,
         "num_threads": options.num_threads,
         "prefetch_buffer_size": options.prefetch_buffer_size,
     }
-    return FunctionReading(settings, batches, held=held)
+    return Reading(settings, batches, held=held)

@@ -2,7 +2,7 @@
 
 Set up as "Data Loading: Webdataset" of its documentation does: ``fn.readers.webdataset`` with ``index_paths``,
 ``random_shuffle`` with the default ``initial_fill`` of 1,024, decoding by ``fn.decoders``, as many threads as workers,
-the default prefetch of two batches. DALI has threads alone (``py_num_workers`` is for sources written in Python), and
+the default prefetch of two batches. DALI has only threads (``py_num_workers`` is for sources written in Python), and
 no order over all records.
 https://docs.nvidia.com/deeplearning/dali/user-guide/docs/examples/general/data_loading/dataloading_webdataset.html
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dataload.bench.peers.reading import Field, FunctionReading, expand_files, load, refuse_order, versions
-from dataload.bench.task import Task
+from benchmarks.peers.field import Field, expand_files, load
+from dataload.bench.task import Reading, Task
 
 __all__ = ["loader"]
 
@@ -23,10 +23,8 @@ _PACKAGE = "nvidia-dali-cuda120"
 _FILL = 1024
 
 
-def loader(task: Task) -> FunctionReading:
-    """A pipeline that reads, and decodes where that is asked for."""
-    refuse_order(task, "pool", "sequential")
-    field = Field.of(task)
+def loader(task: Task, field: Field) -> Reading:
+    """Run a pipeline that reads and, if needed, decodes."""
     pipeline = _pipeline(task, field)
     count = pipeline.epoch_size("reader")
 
@@ -42,13 +40,9 @@ def loader(task: Task) -> FunctionReading:
             return {field.name: [np.asarray(output.at(row)).data for row in range(rows)]}
         return {field.name: np.asarray(output.as_tensor())[:rows]}
 
-    settings = {
-        **versions(_PACKAGE, "nvidia-dali-cuda130"),
-        "num_threads": max(1, task.workers),
-        "prefetch_queue_depth": 2,
-        "initial_fill": _FILL if task.order == "pool" else 0,
-    }
-    return FunctionReading(settings, batches, columns)
+    fill = _FILL if task.order == "pool" else 0
+    settings = {"num_threads": max(1, task.workers), "prefetch_queue_depth": 2, "initial_fill": fill}
+    return Reading(settings, batches, columns)
 
 
 def _pipeline(task: Task, field: Field) -> Any:
@@ -75,7 +69,7 @@ def _pipeline(task: Task, field: Field) -> Any:
         if field.kind == "array":
             data = fn.decoders.numpy(data)
         elif field.kind == "image":
-            # The upsampling that libjpeg has by default, and the other loaders here with it.
+            # The upsampling that libjpeg, and so the other loaders here, have by default.
             data = fn.decoders.image(data, device="cpu", jpeg_fancy_upsampling=True)
         pipeline.set_outputs(data)
     pipeline.build()

@@ -1,13 +1,11 @@
-"""``python -m dataload.bench.peers.prepare PEER SOURCE DIRECTORY OPTIONS``: write a peer's own format.
+"""``python -m benchmarks.peers.prepare PEER SOURCE DIRECTORY OPTIONS``: write a peer's own format.
 
-Runs in the environment of the peer, so SOURCE is a file of a format that it can read: a tar archive needs no package.
-OPTIONS are those of the task, as JSON, see `Field.to_options`. Writes the path for ``Task.path`` as the last line of
-standard output.
+Runs in the environment of the peer, so SOURCE is a file of a format that needs no package: a tar archive. OPTIONS are
+those of the task, as JSON, see `Field.to_options`. Prints the path for ``Task.path`` as the last line.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -15,8 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import dataload
-from dataload.bench.peers import Peer, get_peer
-from dataload.bench.peers.reading import Field
+from benchmarks.peers import Peer, get_peer
+from benchmarks.peers.field import Field
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
 
@@ -26,31 +24,27 @@ _BLOCK = 64
 
 
 def prepare(peer: Peer, source: Source[Any], directory: str, field: Field) -> str:
-    """Write the records of a source in the format of a peer.
+    """Write the records of a source in a peer's own format; returns the path for ``Task.path``.
 
     Args:
-        peer: It has a format of its own.
-        source: Its records are bytes of the field, or have it; a JPEG file is not decoded.
-        directory: Where to write; made if it is not there.
-        field: What the records hold.
-
-    Returns:
-        The path for ``Task.path``.
+        peer: A peer with a format of its own.
+        source: The records are bytes of the field, or have the field; JPEG files are not decoded.
+        directory: Directory to write to; made if it is not there.
+        field: The field of the records.
 
     Raises:
         ConfigError: The peer has no format of its own, or cannot hold such fields.
     """
-    if peer.prepare is None:
+    if peer.own_format is None:
         raise ConfigError(f"{peer.name} has no format of its own: it reads {', '.join(peer.readings)}", key="peer")
     if field.kind not in peer.kinds:
         raise ConfigError(f"{peer.name} holds fields of {', '.join(peer.kinds)}, not of {field.kind}", key="field")
     os.makedirs(directory, exist_ok=True)
-    module, _, name = peer.prepare.partition(":")
-    return getattr(importlib.import_module(module), name)(_values(source, field), field, directory, len(source))
+    return peer.write()(_values(source, field), field, directory, len(source))
 
 
 def _values(source: Source[Any], field: Field) -> Iterator[Any]:
-    """The values of the field: arrays, or bytes."""
+    """Yield the values of the field: arrays, or bytes."""
     decode = field.decoder()
     for start in range(0, len(source), _BLOCK):
         for record in source.read(range(start, min(start + _BLOCK, len(source)))):
@@ -59,13 +53,12 @@ def _values(source: Source[Any], field: Field) -> Iterator[Any]:
 
 
 def main(peer: str, source: str, directory: str, options: str) -> None:
-    """Write what ``PEER SOURCE DIRECTORY OPTIONS`` say."""
+    """Write the peer's own format, given the arguments of the command line."""
     field = Field.from_options(json.loads(options))
-    # Arrays come out of an archive decoded from .npy; JPEG files have to stay what they are.
+    # Arrays are decoded from .npy; JPEG files have to stay files.
     choices: dict[str, Any] = {"decode": "auto"} if source.endswith(".tar") and field.kind == "array" else {}
     with dataload.open(source, **choices) as opened:
-        path = prepare(get_peer(peer), opened, directory, field)
-    sys.stdout.write(f"\n{path}\n")
+        print(f"\n{prepare(get_peer(peer), opened, directory, field)}")
 
 
 if __name__ == "__main__":

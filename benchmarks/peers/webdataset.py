@@ -13,26 +13,18 @@ from collections.abc import Iterable
 from typing import Any
 
 import dataload
-from dataload.bench.peers.reading import (
-    Field,
-    FunctionReading,
-    decode_jpeg,
-    expand_files,
-    load,
-    refuse_order,
-    versions,
-)
-from dataload.bench.task import Task
+from benchmarks.peers.field import Field, decode_jpeg, expand_files, load, tensor_columns, worker_options
+from dataload.bench.task import Reading, Task
 from dataload.errors import ConfigError
 
-__all__ = ["loader", "write_shards"]
+__all__ = ["loader", "write"]
 
 _SHARDS = 8
 _BUFFER = 1000
 
 
-def write_shards(records: Iterable[Any], field: Field, directory: str, count: int) -> str:
-    """Write archives for several workers, which share shards and nothing smaller; returns a pattern of their names."""
+def write(records: Iterable[Any], field: Field, directory: str, count: int) -> str:
+    """Write archives for several workers, which do not share an archive; returns a pattern of their names."""
     each = -(-count // _SHARDS)
     iterator = iter(records)
     for shard in range(_SHARDS):
@@ -42,11 +34,9 @@ def write_shards(records: Iterable[Any], field: Field, directory: str, count: in
     return os.path.join(directory, "*.tar")
 
 
-def loader(task: Task) -> FunctionReading:
-    """WebDataset behind a WebLoader."""
-    refuse_order(task, "pool", "sequential")
+def loader(task: Task, field: Field) -> Reading:
+    """Run WebDataset behind a WebLoader."""
     wds = load("webdataset", "webdataset")
-    field = Field.of(task)
     shards = expand_files(task.path)
     if len(shards) < task.workers:
         raise ConfigError(
@@ -64,17 +54,7 @@ def loader(task: Task) -> FunctionReading:
     elif field.kind == "image":
         dataset = dataset.decode(wds.handle_extension("jpg", decode_jpeg))
     dataset = dataset.to_tuple(field.component).batched(task.batch_size)
-    several: dict[str, Any] = {"num_workers": task.workers, "persistent_workers": task.workers > 0}
+    several = worker_options(task)
     made = wds.WebLoader(dataset, batch_size=None, **several)
-
-    def columns(batch: Any) -> dict[str, Any]:
-        (value,) = batch
-        return {field.name: value.numpy() if hasattr(value, "numpy") else value}
-
-    settings = {
-        **versions("webdataset", "torch"),
-        **several,
-        "shards": len(shards),
-        "shuffle": _BUFFER if shuffled else 0,
-    }
-    return FunctionReading(settings, lambda _: iter(made), columns)
+    settings = {**several, "shards": len(shards), "shuffle": _BUFFER if shuffled else 0}
+    return Reading(settings, lambda _: iter(made), lambda batch: tensor_columns({field.name: batch[0]}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -13,11 +12,11 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload.bench import rivals
+from benchmarks.peers import PEERS, Field, get_peer, why_missing
+from benchmarks.peers import plan as peers_plan
+from benchmarks.peers.plan import plan_peers
 from dataload.bench.data import made_data, write
-from dataload.bench.peers import PEERS, get_peer
 from dataload.bench.plan import Choices
-from dataload.bench.rivals import plan_peers
 from dataload.bench.workloads import get_workload
 from dataload.errors import ConfigError
 
@@ -37,7 +36,7 @@ def choices():
 @pytest.fixture
 def plan(tmp_path, data, choices, monkeypatch):
     """A function: peers and formats -> tasks, and those that cannot be; all peers are there."""
-    monkeypatch.setattr(rivals, "why_missing", lambda peer, python: None)
+    monkeypatch.setattr(peers_plan, "why_missing", lambda peer, python: None)
 
     def plan(*names, formats=("lmdb", "tar", "array_record"), data=data, choices=choices, interpreters=None):
         written = {name: write(data, name, tmp_path) for name in formats}
@@ -56,7 +55,7 @@ def prepares(monkeypatch):
         status, output, errors = answers.get(command[3], (0, f"noise\n\n{command[5]}/x.npy\n", ""))
         return subprocess.CompletedProcess(command, status, output, errors)
 
-    monkeypatch.setattr(rivals.subprocess, "run", run)
+    monkeypatch.setattr(peers_plan.subprocess, "run", run)
     run.ran, run.answers = ran, answers
     return run
 
@@ -75,7 +74,7 @@ def test_a_task_for_each_format_order_and_number_of_workers(plan, data, choices)
     assert [(t.format, t.order, t.workers) for t in tasks] == [
         (form, order, workers) for form in ("lmdb", "tar") for order in ("global", "sequential") for workers in (0, 2)
     ]
-    assert {t.reading for t in tasks} == {get_peer(TORCH).readings[name] for name in ("lmdb", "tar")}
+    assert {t.reading for t in tasks} == {"benchmarks.peers:open_peer"}
     for task in tasks:
         assert (task.workload, task.kind, task.name) == ("floats-64", "peer", TORCH)
         assert (task.batch_size, task.seconds, task.seed, task.cold) == (8, 0.5, 3, True)
@@ -107,11 +106,10 @@ def test_formats_that_are_not_there_are_left_out(plan):
 
 
 def test_a_missing_peer_is_a_row_with_its_reason(tmp_path, data, choices, monkeypatch):
-    absent = replace(get_peer("Grain"), module="no_such_module", package="no-such-package")
-    monkeypatch.setattr(rivals, "get_peer", lambda name: absent if name == "Grain" else get_peer(name))
+    absent = replace(get_peer("Grain"), imports=("no_such_module",), packages=("no-such-package",))
+    monkeypatch.setattr(peers_plan, "get_peer", lambda name: absent if name == "Grain" else get_peer(name))
     written = {"tar": write(data, "tar", tmp_path)}
-    monkeypatch.setattr(rivals, "why_missing", lambda peer, python: why(peer) if peer is absent else None)
-    why = importlib.import_module("dataload.bench.peers").why_missing
+    monkeypatch.setattr(peers_plan, "why_missing", lambda peer, python: why_missing(peer) if peer is absent else None)
     tasks, missing = plan_peers(["Grain", TORCH], data, written, choices, tmp_path, interpreters={})
     assert {task.name for task in tasks} == {TORCH}
     assert reasons(missing) == [("Grain", "not installed (no module no_such_module): pip install no-such-package")]
@@ -157,7 +155,7 @@ def test_records_are_bare_bytes_and_written_once(plan, data, choices, name, monk
     with dataload.open(f"{name}:{path}") as source:
         assert [bytes(record) for record in source] == [record["x"].tobytes() for record in data.records]
     assert next(task.path for task in tasks if task.format == "tar").endswith("data.tar")
-    monkeypatch.setattr(rivals, "create", None)  # cannot be called
+    monkeypatch.setattr(Field, "stored", None)  # cannot be called
     assert plan(TORCH, "SPDL", formats=(name, "tar"))[0] == tasks
 
 
@@ -169,11 +167,15 @@ def test_bytes_of_bytes_are_what_they_are(plan):
 
 
 def test_files_of_bytes_that_were_not_finished_are_written_anew(plan, data, monkeypatch):
-    def interrupted(writer, value):
-        raise KeyboardInterrupt
+    stored = Field.stored
+
+    def interrupted(field, value):
+        if value is data.records[10]["x"]:
+            raise KeyboardInterrupt
+        return stored(field, value)
 
     with monkeypatch.context() as patch:
-        patch.setattr(np, "ascontiguousarray", lambda value: interrupted(None, value))
+        patch.setattr(Field, "stored", interrupted)
         with pytest.raises(KeyboardInterrupt):
             plan(TORCH, formats=("lmdb",))
     tasks, _ = plan(TORCH, formats=("lmdb",))
@@ -188,7 +190,7 @@ def test_a_format_of_its_own_is_prepared_once_by_the_peers_interpreter(plan, pre
     tasks, missing = plan(MEMMAP, interpreters={MEMMAP: "/other/python"})
     assert missing == []
     ((command, settings),) = prepares.ran
-    assert command[:4] == ["/other/python", "-m", "dataload.bench.peers.prepare", MEMMAP]
+    assert command[:4] == ["/other/python", "-m", "benchmarks.peers.prepare", MEMMAP]
     assert command[4].endswith("data.tar")
     assert json.loads(command[6]) == {"field": {"name": "x", "kind": "array", "dtype": "float32", "shape": [16]}}
     assert str(Path(dataload.__file__).parents[1]) in settings["env"]["PYTHONPATH"].split(":")
@@ -232,7 +234,7 @@ def test_what_was_left_by_a_run_that_was_ended_is_taken_away(plan, prepares, tmp
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rivals.subprocess, "run", ended)
+        patch.setattr(peers_plan.subprocess, "run", ended)
         with pytest.raises(KeyboardInterrupt):
             plan(MEMMAP)
     assert len(list(tmp_path.rglob("half"))) == 1
@@ -244,16 +246,16 @@ def test_a_peer_that_writes_without_end(plan, monkeypatch):
     def run(command, timeout, **_):
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(rivals.subprocess, "run", run)
-    assert reasons(plan(MEMMAP)[1]) == [(MEMMAP, "its files are not written after 3600 s")]
+    monkeypatch.setattr(peers_plan.subprocess, "run", run)
+    assert reasons(plan(MEMMAP)[1]) == [(MEMMAP, "its files were not written within 3600 s")]
 
 
 def test_the_interpreter_is_asked_for_the_peer(plan, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(rivals, "why_missing", lambda peer, python: asked.append((peer.name, python)) or "not there")
+    monkeypatch.setattr(peers_plan, "why_missing", lambda peer, python: asked.append((peer.name, python)) or "absent")
     _, missing = plan(TORCH, "Lance", interpreters={"Lance": "/other/python"})
     assert asked == [(TORCH, None), ("Lance", "/other/python")]
-    assert reasons(missing) == [(TORCH, "not there"), ("Lance", "not there")]
+    assert reasons(missing) == [(TORCH, "absent"), ("Lance", "absent")]
 
 
 # Generators

@@ -1,4 +1,4 @@
-"""MosaicML Streaming on MDS shards that lie on this machine.
+"""MosaicML Streaming on local MDS shards.
 
 Set up as "Quick Start" and "Shuffling" of its documentation do: ``MDSWriter`` with typed columns, no compression, the
 default shard size; ``StreamingDataset(local=...)`` told the batch size, behind its ``StreamingDataLoader``. The pool
@@ -13,9 +13,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from dataload.bench.peers.reading import Field, FunctionReading, decode_jpeg, load, refuse_order, versions
-from dataload.bench.peers.torch_loader import tensor_columns
-from dataload.bench.task import Task
+from benchmarks.peers.field import Field, decode_jpeg, load, tensor_columns, worker_options
+from dataload.bench.task import Reading, Task
 
 __all__ = ["loader", "write"]
 
@@ -34,13 +33,11 @@ def write(records: Iterable[Any], field: Field, directory: str, count: int) -> s
     return path
 
 
-def loader(task: Task) -> FunctionReading:
-    """StreamingDataset behind StreamingDataLoader."""
-    refuse_order(task, "global", "pool", "sequential")
+def loader(task: Task, field: Field) -> Reading:
+    """Run StreamingDataset behind StreamingDataLoader."""
     streaming = load("streaming", _PACKAGE)
-    # What an earlier process left in shared memory under these names refuses a new one.
+    # Shared memory that an earlier process left under the same names would refuse this one.
     streaming.base.util.clean_stale_shared_memory()
-    field = Field.of(task)
     algorithm = _ALGORITHMS.get(task.order)
     dataset = (_decoding(streaming, field.name) if field.kind == "image" else streaming.StreamingDataset)(
         local=task.path,
@@ -49,10 +46,10 @@ def loader(task: Task) -> FunctionReading:
         shuffle_algo=algorithm or "py1e",
         shuffle_seed=task.seed,
     )
-    several: dict[str, Any] = {"num_workers": task.workers, "persistent_workers": task.workers > 0}
+    several = worker_options(task)
     made = streaming.StreamingDataLoader(dataset, batch_size=task.batch_size, **several)
-    settings = {**versions(_PACKAGE, "torch"), **several, "shuffle_algo": algorithm}
-    return FunctionReading(settings, lambda _: iter(made), tensor_columns)
+    settings = {**several, "shuffle_algo": algorithm}
+    return Reading(settings, lambda _: iter(made), tensor_columns)
 
 
 def _decoding(streaming: Any, name: str) -> Any:

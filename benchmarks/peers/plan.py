@@ -1,0 +1,161 @@
+"""Plan the measurements of peers: which of them are possible, and the files that they need."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.peers import Peer, get_peer, why_missing
+from benchmarks.peers.field import Field
+from dataload.bench.data import Data, Written, write_once
+from dataload.bench.plan import Choices
+from dataload.bench.results import Measurement
+from dataload.bench.runner import child_environment
+from dataload.bench.task import Task
+from dataload.errors import ConfigError, printable, text_of
+
+__all__ = ["plan_peers"]
+
+_OF_BYTES = ("lmdb", "array_record")
+_MESSAGE_CHARACTERS = 300
+_PREPARE_SECONDS = 3600.0
+
+
+def plan_peers(
+    names: Sequence[str],
+    data: Data,
+    written: Mapping[str, Written],
+    choices: Choices,
+    cache: Path,
+    *,
+    interpreters: Mapping[str, str],
+) -> tuple[list[Task], list[Measurement]]:
+    """Return the tasks of peers over the data, and a measurement with its error for each impossible peer.
+
+    Args:
+        names: Names of peers.
+        data: The records.
+        written: The data in our formats. Peers read the tar archive; of LMDB and ArrayRecord they get files of their
+            own with bare bytes, which is how they are used.
+        choices: The settings to compare. A peer that has none of the orders is measured with one that it has;
+            generators have one order.
+        cache: Directory for the files of peers.
+        interpreters: Name of a peer -> Python of the environment that it lives in.
+
+    Raises:
+        ConfigError: There is no such peer.
+    """
+    tasks: list[Task] = []
+    missing: list[Measurement] = []
+    for peer in map(get_peer, names):
+        plan = _Plan(peer, data, written, choices, cache, interpreters.get(peer.name))
+        try:
+            tasks += plan.tasks()
+        except ConfigError as error:
+            missing.append(Measurement(plan.row, (), printable(text_of(error), _MESSAGE_CHARACTERS)))
+    return tasks, missing
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The plan of one peer."""
+
+    peer: Peer
+    data: Data
+    written: Mapping[str, Written]
+    choices: Choices
+    cache: Path
+    python: str | None
+
+    @property
+    def row(self) -> Task:
+        """The task that stands for the peer where it is not measured; the others differ in a few settings."""
+        return Task(
+            workload=self.data.name,
+            kind="peer",
+            name=self.peer.name,
+            reading="benchmarks.peers:open_peer",
+            path="",
+            format=self.peer.own_format or next(iter(self.peer.readings)),
+            order=self.choices.orders[0],
+            workers=self.choices.workers[0],
+            batch_size=self.choices.batch_size,
+            seed=self.choices.seed,
+            seconds=self.choices.seconds,
+        )
+
+    def tasks(self) -> Iterator[Task]:
+        """Yield a task for each format, order and number of workers; writes the files that they need.
+
+        Raises:
+            ConfigError: The peer cannot be measured.
+        """
+        peer, choices = self.peer, self.choices
+        absent = why_missing(peer, self.python)
+        if absent is not None:
+            raise ConfigError(absent, key="peers", value=peer.name)
+        if "generator" in peer.readings or "generator" in self.written:
+            yield from self._stream_tasks()
+            return
+        field = Field.of_record(self.data.records[0], decodes=bool(self.data.decodes))
+        if field.kind not in peer.kinds:
+            raise ConfigError(f"reads fields of {', '.join(peer.kinds)}, not of {field.kind}", key="peers")
+        if not {*self.written, peer.own_format} & {*peer.readings}:
+            lacks = f"reads {', '.join(peer.readings)}, not {', '.join(self.written)}: add one that it reads to"
+            raise ConfigError(f"{lacks} --formats", key="formats")
+        orders = [order for order in choices.orders if order in peer.orders] or [peer.orders[0]]
+        for form in peer.readings:
+            if form != peer.own_format and form not in self.written:
+                continue
+            task = replace(self.row, path=self._path(form, field), format=form, cold=choices.cold)
+            for order in orders:
+                for workers in choices.workers if peer.workers else (0,):
+                    yield replace(task, order=order, workers=workers, options=field.to_options())
+
+    def _stream_tasks(self) -> Iterator[Task]:
+        """Yield the tasks over generators, which have no file and one order."""
+        if "generator" not in self.written:
+            raise ConfigError("reads generators, not records: it is for --made streams", key="peers")
+        if "generator" not in self.peer.readings:
+            raise ConfigError("reads records, not generators", key="peers", value=self.peer.name)
+        for workers in self.choices.workers:
+            options = {"open": self.written["generator"].options}
+            yield replace(self.row, order="sequential", workers=workers, options=options)
+
+    def _path(self, form: str, field: Field) -> str:
+        """Return the peer's files in a format, written on first use."""
+        directory, records = self.cache / self.data.content, self.data.records
+        if form in _OF_BYTES:
+            values = (field.stored(records[i][field.name]) for i in range(len(records)))
+            return write_once(directory / f"bytes.{form}", lambda: values, format=form)
+        if form != self.peer.own_format:
+            return self.written[form].path
+        if "tar" not in self.written:
+            possible = "tar" in self.data.formats
+            remedy = "add tar to --formats" if possible else f"{self.data.name} cannot be written as one"
+            raise ConfigError(f"its own format is written from a tar archive: {remedy}", key="formats")
+        note = directory / f"peer-{self.peer.name.replace(' ', '-')}.json"
+        if not note.exists():
+            note.write_text(json.dumps(self._prepare(str(note.with_suffix("")), field)), "utf-8")
+        return json.loads(note.read_text("utf-8"))
+
+    def _prepare(self, directory: str, field: Field) -> str:
+        """Write the peer's own format with its own Python; returns the path."""
+        shutil.rmtree(directory, ignore_errors=True)  # left by an interrupted run
+        module = [self.python or sys.executable, "-m", "benchmarks.peers.prepare"]
+        command = [*module, self.peer.name, self.written["tar"].path, directory, json.dumps(field.to_options())]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_PREPARE_SECONDS, env=child_environment()
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"its files were not written within {_PREPARE_SECONDS:g} s", key="peers") from None
+        lines = [line for line in (done.stderr if done.returncode else done.stdout).splitlines() if line.strip()]
+        if done.returncode or not lines:
+            raise ConfigError(f"its files cannot be written: {lines[-1] if lines else done.returncode}", key="peers")
+        return lines[-1]

@@ -75,7 +75,7 @@ def test_a_small_run(tmp_path):
         (["--json", "/no/such/place/x.json"], "there is no directory /no/such/place"),
         (["--html", "/no/such/place/x.html"], "there is no directory /no/such/place"),
         (["--picture", "/no/such/place/x.png"], "there is no directory /no/such/place"),
-        (["--picture", "x.jpeg"], "a picture ends in .pdf, .png, .svg"),
+        (["--picture", "x.jpeg"], "the suffix of a picture must be one of .pdf, .png, .svg"),
         (["/no/such/data.syr"], "/no/such/data.syr"),
         (["--set", "loader.batch_size=8"], "--set changes a config: give one with --loader"),
         (["--peers", "Grian"], "--peers has 'Grian': did you mean 'Grain'?"),

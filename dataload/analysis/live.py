@@ -10,8 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TextIO
 
 from dataload._util.optional import load_optional
-from dataload.loader.loader import Loader
-from dataload.loader.progress import Progress
+from dataload.loader.base import LoaderBase, Progress
 from dataload.loader.statistics import Statistics
 
 __all__ = ["describe", "live_view"]
@@ -22,7 +21,7 @@ _RECENT_LOOKS = 20  # what is shown is of the last ten seconds
 
 
 @contextmanager
-def live_view(loader: Loader[Any], *, stream: TextIO | None = None) -> Generator[None]:
+def live_view(loader: LoaderBase[Any, Any], *, stream: TextIO | None = None) -> Generator[None]:
     """Show a few lines about a loader while it is used: where it is, how fast, who waits, and what the limit is.
 
     The rates, the waits and the verdict are those of the last ten seconds. Nothing is shown where `stream` is no
@@ -78,7 +77,7 @@ def describe(progress: Progress, recent: Statistics) -> list[str]:
 class _View:
     """Refreshes the lines in a thread of its own, so that they change while the consumer waits, too."""
 
-    def __init__(self, loader: Loader[Any], stream: TextIO) -> None:
+    def __init__(self, loader: LoaderBase[Any, Any], stream: TextIO) -> None:
         live: Any = load_optional("rich.live", needed_by="the live view", extra="cli")
         console: Any = load_optional("rich.console", needed_by="the live view", extra="cli")
         self._text: Any = load_optional("rich.text", needed_by="the live view", extra="cli").Text

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dataload.loader.loader import Loader
+from dataload.loader.base import LoaderBase
 from dataload.loader.recorder import Recorder, StepRecord
 
 __all__ = ["CONSUMER", "Span", "Timeline", "TimelineStep", "record_timeline"]
@@ -173,7 +173,7 @@ class Timeline:
 
 
 @contextmanager
-def record_timeline(loader: Loader[Any]) -> Generator[Timeline]:
+def record_timeline(loader: LoaderBase[Any, Any]) -> Generator[Timeline]:
     """Record what a loader's workers and its consumer do inside the ``with``.
 
     It costs a microsecond and some 500 bytes a step, and nothing when it is over.

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from dataload.executors import ThreadExecutor, WorkerStatus
-from dataload.loader.prefetch import ordered_map
+from dataload.loader.pipeline import ordered_map
 
 __all__ = ["BlockSize", "read_ahead", "read_records", "size_of"]
 

@@ -1,218 +1,300 @@
-"""Loaded steps on their way to the consumer: ahead of it, across epochs, in order or as they come."""
+"""Steps made ahead of the consumer, across epochs, in order or in completion order."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, TypeVar
 
 from dataload.errors import WorkerError, message_of, traceback_of
 from dataload.executors import Executor, Result, SerialExecutor, WorkerLostError, worker_name
-from dataload.loader.prefetch import TaskSizer, ordered_map, unordered_map
-from dataload.loader.progress import Cursor
 from dataload.loader.rescue import shorten
-from dataload.loader.state import LoaderState
+from dataload.loader.state import Cursor, EpochPlanners
 from dataload.loader.step import JobResult, StepRange, StepResult
-from dataload.samplers import BatchPlanner
 
-__all__ = ["Delivery", "EpochPlanners", "apply_in_consumer", "lost_step"]
+__all__ = ["StepDelivery", "TaskSizer", "apply_in_consumer", "lost_step", "ordered_map", "unordered_map"]
 
+Task = TypeVar("Task")
+T = TypeVar("T")
 
-class EpochPlanners:
-    """The plan of each epoch: the same, but for one that goes on with steps of another size.
-
-    Args:
-        planner: Of most epochs.
-        epoch: The one that goes on.
-        shifted: Its plan, whose steps are counted from another origin.
-    """
-
-    def __init__(self, planner: BatchPlanner, epoch: int = -1, shifted: BatchPlanner | None = None) -> None:
-        self._planner = planner
-        self._epoch = epoch
-        self._shifted = shifted
-
-    def of(self, epoch: int) -> BatchPlanner:
-        """The plan of an epoch."""
-        return self._shifted if self._shifted is not None and epoch == self._epoch else self._planner
-
-    @classmethod
-    def resume(cls, planner: BatchPlanner, state: LoaderState) -> tuple[Self, Cursor]:
-        """The plans that go on where a state was taken with perhaps another plan, and where that is in them."""
-        missing, size = state.missing, planner.step_size
-        # The last step of an epoch may be a short one: its end does not tell where others begin.
-        shifted, first = planner.resume(missing[0] if missing else state.position)
-        steps = [first + (position - missing[0]) // size for position in missing]
-        step = first - (missing[0] - state.position) // size if missing else first
-        return cls(planner, state.epoch, shifted), Cursor(state.epoch, step, frozenset(steps))
-
-    def state(self, cursor: Cursor, *, source: str, order: str) -> LoaderState:
-        """What to save at `cursor`.
-
-        Args:
-            cursor: What the consumer has received.
-            source: Fingerprint of the data.
-            order: Fingerprint of the order.
-        """
-        epoch, planner = cursor.epoch, self.of(cursor.epoch)
-        return LoaderState(
-            epoch=epoch,
-            position=planner.position(cursor.step, epoch=epoch),
-            length=planner.items(epoch),
-            source=source,
-            order=order,
-            missing=tuple(planner.position(step, epoch=epoch) for step in sorted(cursor.missing)),
-            step_size=planner.step_size if cursor.missing else 0,
-        )
+_TASK_SECONDS = 1.5e-3
+_MAX_STEPS = 64
 
 
-class PrefetchBudget:
-    """How much may be in flight.
+class StepDelivery:
+    """Runs steps ahead of the consumer. Closing or dropping it cancels what has not started.
 
-    It is no part of `Delivery`, for its generators ask it: they would refer to their owner, and only the garbage
-    collector would then cancel what a dropped loader has in flight.
+    It ends before an epoch without steps, and before epoch `epochs`.
 
     Args:
-        pace: Knows the size of a step.
-        window: Jobs ahead of the one that is waited for.
-        most_bytes: Bytes of batches ahead.
-    """
-
-    def __init__(self, pace: TaskSizer, window: int, most_bytes: int) -> None:
-        self._pace = pace
-        self._most_bytes = most_bytes
-        self.window = window
-        self.steps = 0  # that are in flight or ready
-
-    def jobs(self) -> int:
-        """Jobs that may be ahead of the one that is waited for: one in any case, if any work is done ahead."""
-        return self.window if self.window < 2 or self.left() > 0 else 1
-
-    def left(self) -> int:
-        """Steps that may still be begun."""
-        return self._most() - self.steps
-
-    def share(self) -> int:
-        """Steps that may be begun as one job, so that all jobs are of a size."""
-        return min(self.left(), self._most() // (self.window + 1))
-
-    def _most(self) -> int:
-        step_bytes = self._pace.step_bytes
-        return 0 if step_bytes is None else int(self._most_bytes / max(1.0, step_bytes))  # 0 until the size is known
-
-
-class Delivery:
-    """Runs steps ahead of the consumer. Closing it, or dropping it, cancels what has not begun.
-
-    It ends before an epoch without a step, and before `epochs`.
-
-    Args:
-        executor: Makes the batches of a job.
-        planners: The plan of each epoch.
-        pace: What is known of the time and size of steps; learns more.
-        start: What the consumer has.
-        epochs: The epoch to stop before; None goes on.
-        window: Jobs ahead of the one that is waited for; 0 for no work ahead.
-        most_bytes: Bytes of batches ahead, about; one is ahead in any case.
-        in_order: Whether steps come in their order, or those of an epoch as they are made.
-        together: Whether several steps may be made by one read: then they are one job without workers, too.
+        executor: Runs `StepWork`.
+        planners: The planner of each epoch.
+        sizer: Knows the time and size of steps, and learns from each task.
+        start: What the consumer has received.
+        epochs: The epoch to stop before; None goes on for ever.
+        window: Tasks ahead of the one that is waited for; 0 for no work ahead.
+        max_bytes: Approximate bytes of batches ahead; one batch is ahead in any case.
+        in_order: Whether steps come in order, or else in completion order within each epoch.
+        together: Whether one read can serve several steps; these are then grouped even without workers.
     """
 
     def __init__(
         self,
         executor: Executor[StepRange, JobResult],
         planners: EpochPlanners,
-        pace: TaskSizer,
+        sizer: TaskSizer,
         *,
         start: Cursor,
         epochs: int | None,
         window: int,
-        most_bytes: int,
+        max_bytes: int,
         in_order: bool,
         together: bool = False,
     ) -> None:
-        self._pace = pace
-        self._room = room = PrefetchBudget(pace, window, most_bytes)
+        self._sizer = sizer
+        self._budget = budget = PrefetchBudget(sizer, window, max_bytes)
         self._ready: list[StepResult] = []
-        # Without workers nothing is handed over: each step is made when it is asked for, unless several are one read.
-        groups = pace.groups if (window or together) and in_order else _singles
-        jobs = _jobs(planners, start, epochs, room, groups)
+        # Without workers there is no hand-over to save: make each step on request, unless one read serves several.
+        groups = sizer.groups if (window or together) and in_order else _singles
+        tasks = _tasks(planners, start, epochs, budget, groups)
         self._executor = executor
-        self._waiting: deque[StepRange] = deque()  # in order: the jobs whose results have not come
-        self._lost: WorkerLostError | None = None  # raised when all of `_again` have come
+        self._waiting: deque[StepRange] = deque()  # with in_order, the tasks in flight
+        self._lost: WorkerLostError | None = None  # raised after the steps of `_again`
         self._again: deque[StepRange] = deque()
         if in_order:
-            helps = _never if isinstance(executor, SerialExecutor) else pace.is_quick
-            submit = _noting(executor, self._waiting)
-            self._made = ordered_map(submit, jobs, window=room.jobs, helps=helps)
+            helps = _never if isinstance(executor, SerialExecutor) else sizer.is_quick
+            submit = _recording(executor, self._waiting)
+            self._results = ordered_map(submit, tasks, window=budget.tasks, helps=helps)
         else:
-            self._made = unordered_map(
-                executor.submit, jobs, window=room.jobs, wait_for_any=executor.wait_for_any, section=_epoch_of
+            self._results = unordered_map(
+                executor.submit, tasks, window=budget.tasks, wait_for_any=executor.wait_for_any, section=_epoch_of
             )
 
     def __next__(self) -> StepResult:
-        """The next step that is there.
+        """Return the next step.
 
         Raises:
-            StopIteration: There is none left.
-            WorkerLostError: The worker that had it is gone.
+            StopIteration: There are no more steps.
+            WorkerLostError: The worker of this step is gone.
         """
         if not self._ready:
-            made = self._next_made()
-            self._pace.note(len(made.loaded), made.seconds, sum(step.nbytes for step in made.loaded))
-            self._ready = made.loaded[::-1]
-            made.loaded.clear()
-        self._room.steps -= 1
+            result = self._next_result()
+            steps = result.loaded
+            self._sizer.learn(len(steps), result.seconds, sum(step.nbytes for step in steps))
+            self._ready = steps[::-1]
+            steps.clear()
+        self._budget.steps -= 1
         return self._ready.pop()
 
-    def _next_made(self) -> JobResult:
+    def _next_result(self) -> JobResult:
         if self._again:
             return self._executor.submit(self._again.popleft()).result()
         if self._lost is not None:
             raise self._lost
         try:
-            made = next(self._made)
+            result = next(self._results)
         except WorkerLostError as lost:
-            job = self._waiting[0] if self._waiting else None
-            if job is None or lost.place.epoch != job.epoch or not job.start < lost.place.step < job.stop:
+            task = self._waiting[0] if self._waiting else None
+            if task is None or lost.place.epoch != task.epoch or not task.start < lost.place.step < task.stop:
                 raise
-            # The steps of the job before the one that was lost are made once more, each by itself: errors come after
-            # good batches, and where one of these is at fault (it cannot be sent, say) it is said of that one.
+            # Make the steps before the lost one again, one by one: errors come after good batches, and if one of
+            # these steps is at fault (it cannot be pickled, say) the error names that one.
             self._lost = lost
-            self._again.extend(job._replace(start=step, stop=step + 1) for step in range(job.start, lost.place.step))
-            return self._next_made()
+            self._again.extend(task._replace(start=step, stop=step + 1) for step in range(task.start, lost.place.step))
+            return self._next_result()
         if self._waiting:
             self._waiting.popleft()
-        return made
+        return result
 
     def widen(self, window: int) -> None:
-        """Let so many jobs be ahead from now on."""
-        self._room.window = window
+        """Allow `window` tasks ahead from now on."""
+        self._budget.window = window
 
     def close(self) -> None:
-        """Cancel what has not begun."""
+        """Cancel what has not started."""
         self._ready.clear()
-        self._made.close()
+        self._results.close()
 
 
-def _noting(
-    executor: Executor[StepRange, JobResult], jobs: deque[StepRange]
-) -> Callable[[StepRange], Result[JobResult]]:
-    def submit(job: StepRange) -> Result[JobResult]:
-        jobs.append(job)
-        return executor.submit(job)
+def ordered_map(
+    submit: Callable[[Task], Result[T]],
+    tasks: Iterable[Task],
+    *,
+    window: Callable[[], int],
+    helps: Callable[[], bool] = lambda: False,
+) -> Generator[T]:
+    """Yield the results of `tasks` in order, with at most `window()` + 1 of them in flight.
 
-    return submit
+    The error of a task is raised after the results before it. Closing the generator cancels what has not started,
+    and waits for nothing.
+
+    Args:
+        submit: Starts a task.
+        tasks: Taken from as results are consumed, so they may be endless.
+        window: Returns the tasks ahead of the one that is waited for, 0 for no work ahead; called for each task.
+        helps: Returns True if the consumer's thread should run tasks when it would have to wait.
+    """
+    pending: deque[Result[T]] = deque()
+    try:
+        for task in tasks:
+            pending.append(submit(task))
+            while len(pending) > window():
+                _help(pending, helps)
+                yield pending.popleft().result()
+        while pending:
+            _help(pending, helps)
+            yield pending.popleft().result()
+    finally:
+        for result in pending:
+            result.cancel()
+
+
+def _help(pending: deque[Result[T]], helps: Callable[[], bool]) -> None:
+    """Run tasks that no worker has started until the first of all is done, or none is left."""
+    if pending[0].done() or not helps():
+        return
+    for result in pending:
+        if result.run() and pending[0].done():
+            return
+
+
+def unordered_map(
+    submit: Callable[[Task], Result[T]],
+    tasks: Iterable[Task],
+    *,
+    window: Callable[[], int],
+    wait_for_any: Callable[[Iterable[Result[T]]], None],
+    section: Callable[[Task], object],
+) -> Generator[T]:
+    """Yield the results of `tasks` in completion order, with at most `window()` + 1 of them in flight.
+
+    The error of a task is raised when the task is done. Closing the generator cancels what has not started, and waits
+    for nothing.
+
+    Args:
+        submit: Starts a task.
+        tasks: Taken from as results are consumed, so they may be endless.
+        window: Returns the tasks ahead of the one that is waited for, 0 for no work ahead; called for each task.
+        wait_for_any: Waits until one of several results is done.
+        section: All consecutive tasks with an equal section come before any task of the next section.
+    """
+    pending: list[tuple[object, Result[T]]] = []
+    try:
+        for task in tasks:
+            pending.append((section(task), submit(task)))
+            while len(pending) > window():
+                yield _pop_any(pending, wait_for_any).result()
+        while pending:
+            yield _pop_any(pending, wait_for_any).result()
+    finally:
+        for _, result in pending:
+            result.cancel()
+
+
+def _pop_any(pending: list[tuple[object, Result[T]]], wait_for_any: Callable[[Iterable[Result[T]]], None]) -> Result[T]:
+    """Wait for a result of the first section, and remove it."""
+    first = pending[0][0]
+    waiting = [result for section, result in pending if section == first]  # these are at the front
+    wait_for_any(waiting)
+    return pending.pop(next(i for i, result in enumerate(waiting) if result.done()))[1]
+
+
+class TaskSizer:
+    """Chooses how many steps make one task, so that handing over results takes less time than making them.
+
+    Waking a waiting thread takes 20 to 50 us, more in a virtual machine, which is as long as a small batch takes.
+    Steps under a millisecond are therefore grouped. The first task is one step, so that it comes soon.
+
+    Attributes:
+        step_bytes: Mean bytes of a step in the last task; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 1
+        self.step_bytes: float | None = None
+
+    def is_quick(self) -> bool:
+        """Return True if running a task here beats waiting for a worker: it takes about a millisecond."""
+        return self._steps > 1
+
+    def groups(self, steps: range, room: Callable[[], int]) -> Generator[range]:
+        """Yield consecutive parts of `steps`, each of the size that is best when it is requested.
+
+        Args:
+            steps: The steps to divide.
+            room: Returns the maximum size of a part, but a part has at least one step.
+        """
+        start = steps.start
+        while start < steps.stop:
+            stop = min(start + min(self._steps, max(1, room())), steps.stop)
+            yield range(start, stop)
+            start = stop
+
+    def learn(self, steps: int, seconds: float, nbytes: int) -> None:
+        """Take into account a task's number of steps, its time, and the bytes of its batches."""
+        fitting = max(1, int(_TASK_SECONDS * steps / max(seconds, 1e-9)))
+        # Powers of two: tasks of few different sizes reuse memory.
+        self._steps = min(1 << (fitting.bit_length() - 1), 2 * self._steps, _MAX_STEPS)
+        self.step_bytes = nbytes / steps
+
+
+class PrefetchBudget:
+    """How much may be in flight.
+
+    Kept apart from `StepDelivery` to avoid a reference cycle, which would delay cancellation.
+
+    Args:
+        sizer: Knows the size of a step.
+        window: Tasks ahead of the one that is waited for.
+        max_bytes: Bytes of batches ahead.
+    """
+
+    def __init__(self, sizer: TaskSizer, window: int, max_bytes: int) -> None:
+        self._sizer = sizer
+        self._max_bytes = max_bytes
+        self.window = window
+        self.steps = 0  # in flight or ready
+
+    def tasks(self) -> int:
+        """Return the tasks that may be ahead of the one that is waited for: at least one, if any may."""
+        return self.window if self.window < 2 or self.left() > 0 else 1
+
+    def left(self) -> int:
+        """Return the steps that may still be started."""
+        return self._max_steps() - self.steps
+
+    def share(self) -> int:
+        """Return the steps that one task may have, so that all tasks are about equal."""
+        return min(self.left(), self._max_steps() // (self.window + 1))
+
+    def _max_steps(self) -> int:
+        step_bytes = self._sizer.step_bytes
+        return 0 if step_bytes is None else int(self._max_bytes / max(1.0, step_bytes))  # 0 until the size is known
 
 
 def lost_step(lost: WorkerLostError, planners: EpochPlanners, cursor: Cursor) -> WorkerError:
-    """What the loss of a worker means for a consumer that stands at `cursor`."""
+    """Return the error that the loss of a worker means for a consumer at `cursor`."""
     epoch, place = cursor.epoch, lost.place
     inside = place.epoch == epoch and cursor.first <= place.step < planners.of(epoch).steps(epoch)
     at = f", at index {place.index}" if inside and place.index >= 0 else ""
     step = place.step if inside else cursor.first
     reason = f": {lost.worker} {lost.reason}{at}"
-    return _step_error(planners, epoch, step, reason, worker=lost.worker, traceback_text=lost.stacks, appends=True)
+    shown = f"\n{lost.stacks}" if lost.stacks else ""
+    return _step_error(planners, epoch, step, reason, worker=lost.worker, traceback_text=lost.stacks, shown=shown)
+
+
+def apply_in_consumer(step: StepResult, function: Callable[[Any], Any], planners: EpochPlanners) -> Any:
+    """Apply a function to the batch of a step in the consumer's process.
+
+    Raises:
+        WorkerError: The function failed.
+    """
+    try:
+        return function(step.batch)
+    except Exception as error:
+        reason = f" in batch_transform: {message_of(error)}"
+        text = traceback_of(error)
+        raise _step_error(planners, step.epoch, step.step, reason, worker=worker_name(), traceback_text=text) from error
 
 
 def _step_error(
@@ -223,48 +305,30 @@ def _step_error(
     *,
     worker: str,
     traceback_text: str,
-    appends: bool = False,
+    shown: str = "",
 ) -> WorkerError:
-    """The error of a step that failed, but not in its work.
+    """Return the error of a step that failed outside its work.
 
     Args:
-        planners: Know its indices.
-        epoch: Its epoch.
-        step: Its number.
-        reason: Goes on with the message "step 3 of epoch 0 failed".
-        worker: Who had it.
+        planners: Know the indices of the step.
+        epoch: Number of the epoch.
+        step: Number of the step.
+        reason: Continues the message "step 3 of epoch 0 failed".
+        worker: Name of the worker.
         traceback_text: See `WorkerError`.
-        appends: Whether that is part of the message, too.
+        shown: Ends the message.
     """
     (plan,) = planners.of(epoch).plans(range(step, step + 1), epoch=epoch)
     indices = tuple(plan.indices.tolist())
-    message = f"step {step} of epoch {epoch} failed{reason}\n  indices of the step: {shorten(indices)}"
-    if appends and traceback_text:
-        message = f"{message}\n{traceback_text}"
+    message = f"step {step} of epoch {epoch} failed{reason}\n  indices of the step: {shorten(indices)}{shown}"
     return WorkerError(message, step=step, epoch=epoch, indices=indices, worker=worker, traceback_text=traceback_text)
 
 
-def apply_in_consumer(loaded: StepResult, finish: Callable[[Any], Any], planners: EpochPlanners) -> Any:
-    """A batch with what is done to it in the consumer's process.
-
-    Raises:
-        WorkerError: That failed.
-    """
-    try:
-        return finish(loaded.batch)
-    except Exception as error:
-        reason = f" in batch_transform: {message_of(error)}"
-        text = traceback_of(error)
-        raise _step_error(
-            planners, loaded.epoch, loaded.step, reason, worker=worker_name(), traceback_text=text
-        ) from error
-
-
-def _jobs(
+def _tasks(
     planners: EpochPlanners,
     start: Cursor,
     epochs: int | None,
-    room: PrefetchBudget,
+    budget: PrefetchBudget,
     groups: Callable[[range, Callable[[], int]], Iterator[range]],
 ) -> Generator[StepRange]:
     epoch, step = start.epoch, start.step
@@ -275,20 +339,30 @@ def _jobs(
             return
         if epoch == start.epoch:
             for missing in sorted(start.missing):
-                room.steps += 1
+                budget.steps += 1
                 yield StepRange(epoch, planner.origin, missing, missing + 1)
-        for group in groups(range(step, steps), room.share):
-            room.steps += len(group)
+        for group in groups(range(step, steps), budget.share):
+            budget.steps += len(group)
             yield StepRange(epoch, planner.origin, group.start, group.stop)
         epoch, step = epoch + 1, 0
+
+
+def _recording(
+    executor: Executor[StepRange, JobResult], tasks: deque[StepRange]
+) -> Callable[[StepRange], Result[JobResult]]:
+    def submit(task: StepRange) -> Result[JobResult]:
+        tasks.append(task)
+        return executor.submit(task)
+
+    return submit
 
 
 def _singles(steps: range, _: Callable[[], int]) -> Iterator[range]:
     return (range(step, step + 1) for step in steps)
 
 
-def _epoch_of(job: StepRange) -> int:
-    return job.epoch
+def _epoch_of(task: StepRange) -> int:
+    return task.epoch
 
 
 def _never() -> bool:

@@ -162,13 +162,13 @@ class Recorder:
     def pause(self) -> None:
         """The consumer is through with an epoch."""
         self._end_work(self.clock())
-        self._delivered = None
 
     def _end_work(self, now: float) -> None:
         if self._delivered is not None:
             self.consumer_seconds += now - self._delivered
             if self.listener is not None:
                 self.listener.worked(self._delivered, now)
+            self._delivered = None
 
     def _look_at_cpu(self, now: float) -> None:
         """From one batch to a later one of the same epoch, so that what a process does between epochs is not in it."""

@@ -1,4 +1,4 @@
-"""The position of a loader in its data, as a checkpoint holds it. Pure (no I/O)."""
+"""The position of a loader in its data, in memory and in a checkpoint. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,95 @@ from typing import Any, Self, cast
 
 from dataload._util.randomness import ORDER_VERSION
 from dataload.errors import StateMismatchError
+from dataload.samplers import BatchPlanner
 
-__all__ = ["LoaderState", "check_same", "is_count", "upgrade"]
+__all__ = ["Cursor", "EpochPlanners", "LoaderState", "check_same", "is_count", "upgrade"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """What the consumer has received: all epochs before `epoch`, and its steps below `step` except those `missing`.
+
+    Steps are missing only with ``in_order=False``, and only as many as were in flight.
+    """
+
+    epoch: int
+    step: int
+    missing: frozenset[int] = frozenset()
+
+    @property
+    def begun(self) -> bool:
+        """Whether any step of the epoch was received."""
+        return self.step > 0
+
+    @property
+    def received(self) -> int:
+        """Number of steps of the epoch that were received."""
+        return self.step - len(self.missing)
+
+    @property
+    def first(self) -> int:
+        """The first step that was not received."""
+        return min(self.missing, default=self.step)
+
+    def after(self, step: int, steps: int) -> Cursor:
+        """Return the cursor after another step was received, of `steps` in the epoch."""
+        missing, reached = self.missing, self.step
+        if step < reached:
+            missing -= {step}
+        else:
+            if step > reached:
+                missing |= set(range(reached, step))
+            reached = step + 1
+        return Cursor(self.epoch, reached, missing) if missing or reached < steps else Cursor(self.epoch + 1, 0)
+
+
+class EpochPlanners:
+    """The planner of each epoch: the same for all, except for one that was resumed with steps of another size.
+
+    Args:
+        planner: The planner of most epochs.
+        epoch: The resumed epoch.
+        shifted: Its planner, which counts steps from another origin.
+    """
+
+    def __init__(self, planner: BatchPlanner, epoch: int = -1, shifted: BatchPlanner | None = None) -> None:
+        self._planner = planner
+        self._epoch = epoch
+        self._shifted = shifted
+
+    def of(self, epoch: int) -> BatchPlanner:
+        """Return the planner of an epoch."""
+        return self._shifted if self._shifted is not None and epoch == self._epoch else self._planner
+
+    @classmethod
+    def resume(cls, planner: BatchPlanner, state: LoaderState) -> tuple[Self, Cursor]:
+        """Return the planners and the cursor that continue from a state, which may be of steps of another size."""
+        missing, size = state.missing, planner.step_size
+        # The last step of an epoch may be short, so its end does not tell where other steps begin.
+        shifted, first = planner.resume(missing[0] if missing else state.position)
+        steps = [first + (position - missing[0]) // size for position in missing]
+        step = first - (missing[0] - state.position) // size if missing else first
+        return cls(planner, state.epoch, shifted), Cursor(state.epoch, step, frozenset(steps))
+
+    def state(self, cursor: Cursor, *, source: str, order: str) -> LoaderState:
+        """Return the state to save at `cursor`.
+
+        Args:
+            cursor: What the consumer has received.
+            source: Fingerprint of the data.
+            order: Fingerprint of the order.
+        """
+        epoch, planner = cursor.epoch, self.of(cursor.epoch)
+        return LoaderState(
+            epoch=epoch,
+            position=planner.position(cursor.step, epoch=epoch),
+            length=planner.items(epoch),
+            source=source,
+            order=order,
+            missing=tuple(planner.position(step, epoch=epoch) for step in sorted(cursor.missing)),
+            step_size=planner.step_size if cursor.missing else 0,
+        )
 
 
 def upgrade(

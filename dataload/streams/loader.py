@@ -18,7 +18,7 @@ from dataload.errors import ClosedSourceError, SourceError, WorkerError
 from dataload.executors import Result, StartMethod, WorkerLostError
 from dataload.loader.fetch import choose_collate
 from dataload.loader.order import rank_and_world_size
-from dataload.loader.prefetch import ordered_map
+from dataload.loader.pipeline import ordered_map
 from dataload.loader.workers import ExecutorName
 from dataload.streams.batches import BatchMaker
 from dataload.streams.order import Cursor, Mode, SequenceOrder
@@ -354,7 +354,7 @@ class MultiStreamLoader:
         if self._current is not now:
             self._check_open()
             raise RuntimeError(
-                "this iteration ended when another one was begun (or the loader's state was set): "
+                "this iteration ended when another one was started (or the loader's state was set): "
                 "for two at a time build two loaders"
             )
 

@@ -17,7 +17,7 @@ from dataload.analysis import live as live_module
 from dataload.analysis import timeline as timeline_module
 from dataload.analysis.live import describe, live_view
 from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
-from dataload.loader.progress import Progress
+from dataload.loader.base import Progress
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import StageStatistics, Statistics
 

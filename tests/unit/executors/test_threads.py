@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from dataload.executors import SerialExecutor, ThreadExecutor, TimeoutPolicy, WorkerLostError, worker_name
-from dataload.loader.prefetch import ordered_map
+from dataload.loader.pipeline import ordered_map
 
 
 def threads():

@@ -390,7 +390,7 @@ def test_one_iteration_at_a_time():
     next(first)
     second = iter(loader)
     next(second)
-    with pytest.raises(RuntimeError, match="this iteration ended when another one was begun"):
+    with pytest.raises(RuntimeError, match="this iteration ended when another one was started"):
         next(first)
     loader.load_state_dict(loader.state_dict())
     with pytest.raises(RuntimeError, match="or the loader's state was set"):
@@ -555,7 +555,7 @@ def test_wrong_settings_are_named(settings, error, match):
 
 
 def test_a_source_is_checked():
-    with pytest.raises(TypeError, match="a source has __len__ and __getitem__; set has not both"):
+    with pytest.raises(TypeError, match="set has no __getitem__; a source needs __len__ and __getitem__"):
         Loader({1, 2}, batch_size=1)
 
 
@@ -566,7 +566,7 @@ def test_plain_lists_and_arrays_are_sources():
 
 def test_repr():
     loader = Loader(RangeSource(10), batch_size=3, rank=1, world_size=2)
-    assert repr(loader) == "Loader(10 records, 3 rows a step, rank 1 of 2, epoch 0, step 0)"
+    assert repr(loader) == "Loader(10 records, 3 rows per step, rank 1 of 2, epoch 0, step 0)"
     assert dataload.Loader is Loader
 
 

@@ -595,7 +595,7 @@ def test_a_second_iteration_ends_the_first_and_a_closed_loader_gives_none():
     next(first)
     second = iter(loader)
     next(second)
-    with pytest.raises(RuntimeError, match="this iteration ended when another one was begun"):
+    with pytest.raises(RuntimeError, match="this iteration ended when another one was started"):
         next(first)
     loader.load_state_dict(loader.state_dict())
     with pytest.raises(RuntimeError, match="or the loader's state was set"):

@@ -375,7 +375,7 @@ def test_on_the_cpu_batches_pass_through():
         return {"tensor": tensor, "array": batch["index"], "text": ["a"], "pair": (1, None)}
 
     with DeviceLoader(Loader(RangeSource(5), batch_size=2, batch_transform=transform), "cpu", depth=3) as loader:
-        assert repr(loader) == ("DeviceLoader(Loader(5 records, 2 rows a step, epoch 0, step 0), device='cpu')")
+        assert repr(loader) == ("DeviceLoader(Loader(5 records, 2 rows per step, epoch 0, step 0), device='cpu')")
         batches = []
         for step, batch in enumerate(loader, 1):
             assert batch["tensor"] is tensor

@@ -1,0 +1,268 @@
+"""What all loaders share: the iteration protocol, epochs, statistics, and closing."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from dataload._util.checks import check_count
+from dataload.errors import ClosedSourceError, WorkerError
+from dataload.executors import WorkerLostError
+from dataload.loader.recorder import Recorder, StepRecord
+from dataload.loader.state import Cursor
+from dataload.loader.statistics import Statistics
+
+__all__ = ["Delivery", "EpochIteration", "LoaderBase", "Progress"]
+
+BatchT = TypeVar("BatchT")
+StepT = TypeVar("StepT", bound=StepRecord)
+StepT_co = TypeVar("StepT_co", bound=StepRecord, covariant=True)
+
+
+class Delivery(Protocol[StepT_co]):
+    """An iterator of steps that works ahead of the consumer."""
+
+    def __next__(self) -> StepT_co: ...
+
+    def close(self) -> None:
+        """Cancel the steps that have not started."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class EpochIteration:
+    """One ``for`` over a loader.
+
+    Attributes:
+        epoch: Number of the epoch.
+        step: Steps of the epoch that were received.
+        steps: Steps of the epoch; None if that is unknown before its end.
+    """
+
+    epoch: int
+    step: int
+    steps: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a loader is.
+
+    Attributes:
+        epoch: Number of the epoch.
+        epochs: Number of epochs, if it was set.
+        step: Steps of the epoch that the consumer has received.
+        steps: Steps of the epoch; None if that is unknown before its end.
+        rows_per_second: Mean rate since the loader was built, as the consumer saw it.
+    """
+
+    epoch: int
+    epochs: int | None
+    step: int
+    steps: int | None
+    rows_per_second: float
+
+    def __str__(self) -> str:
+        epochs = "" if self.epochs is None else f" of {self.epochs}"
+        steps = "" if self.steps is None else f" of {self.steps:,}"
+        return f"epoch {self.epoch}{epochs}, step {self.step:,}{steps}, {self.rows_per_second:,.0f} rows/s"
+
+
+class LoaderBase(ABC, Generic[BatchT, StepT]):
+    """An iterable of batches that is resumable at any step.
+
+    Args:
+        recorder: Adds up the statistics.
+        workers: Number of workers; 0 for the consumer's thread.
+        epochs: Number of epochs; None for no limit.
+        release: Stops the workers. Called when the loader is closed or dropped, so it must not refer to the loader.
+    """
+
+    def __init__(self, *, recorder: Recorder, workers: int, epochs: int | None, release: Callable[[], None]) -> None:
+        self._recorder = recorder
+        self._workers = workers
+        self._epochs = None if epochs is None else check_count("epochs", epochs, least=0)
+        self._release = release
+        weakref.finalize(self, release)
+        self._delivery: Delivery[StepT] | None = None
+        self._cursor = Cursor(0, 0)
+        self._upcoming: Cursor | None = None  # where the next `for` starts, if that was set
+        self._now: EpochIteration | None = None  # the `for` in progress
+        self._closed = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the ``for`` in progress, or else of the next one."""
+        return self._now.epoch if self._now else self._start().epoch
+
+    @property
+    def step(self) -> int:
+        """Steps of that epoch that the consumer has received."""
+        return self._now.step if self._now else self._start().received
+
+    def progress(self) -> Progress:
+        """Return the position of the ``for`` in progress, or else the start of the next one."""
+        return Progress(
+            epoch=self.epoch,
+            epochs=self._epochs,
+            step=self.step,
+            steps=self._now.steps if self._now else self._steps(self._start()),
+            rows_per_second=self.statistics().rows_per_second,
+        )
+
+    def statistics(self) -> Statistics:
+        """Return where the time went since the loader was built."""
+        return self._recorder.snapshot(self._workers)
+
+    def __iter__(self) -> Iterator[BatchT]:
+        """Iterate over one epoch, or over the rest of it after `load_state_dict`.
+
+        The iteration starts with its first batch. There is one at a time: a new iteration ends the previous one.
+
+        Raises:
+            ClosedSourceError: The loader is closed.
+            RuntimeError: By the iterator: another iteration was started, or a state was loaded.
+            WorkerError: By the iterator: a step failed. The state stays before that step.
+        """
+        self._check_open()
+        return self._iterate()
+
+    def _iterate(self) -> Generator[BatchT]:
+        self._check_open()
+        cursor = self._start()
+        if cursor != self._cursor:
+            self._move(cursor)
+        self._upcoming = None
+        if self._epochs is not None and cursor.epoch >= self._epochs:
+            return
+        self._now = now = EpochIteration(cursor.epoch, cursor.received, self._steps(cursor))
+        self._recorder.resume()
+        try:
+            if now.step == now.steps:  # the epoch has no steps, or the rest of it fills none
+                self._move(Cursor(now.epoch + 1, 0))
+            while now.steps is None or now.step < now.steps:
+                self._check_current(now)
+                batch = self._next(now)  # a list, because no name here may refer to the batch while the consumer has it
+                if not batch:
+                    break
+                yield batch.pop()
+            if self._now is now:
+                self._recorder.pause()
+        finally:
+            if self._now is now:
+                self._now = None
+                if self._upcoming is not None:
+                    self._move(self._upcoming)
+
+    def _next(self, now: EpochIteration) -> list[BatchT]:
+        """Return the next batch in a list, empty if the epoch is over. If this fails, the cursor does not move."""
+        delivery = self._delivery or self._deliver()
+        step: StepT | None = None
+        self._recorder.begin_wait()
+        try:
+            step = next(delivery, None)
+            if step is None:
+                return self._end_epoch(now)
+            self._recorder.end_wait(step)
+            if step.error is not None:
+                raise step.error
+            return [self._accept(step, now)]
+        except WorkerLostError as lost:
+            self._stop_delivery()
+            raise self._lost(lost) from None
+        except BaseException:  # including Ctrl-C: what is in flight would lack a step
+            step = None  # the error's traceback refers to this frame, and the two would keep each other alive
+            self._stop_delivery()
+            raise
+
+    @abstractmethod
+    def _deliver(self) -> Delivery[StepT]:
+        """Start to work ahead from the cursor; sets and returns `_delivery`."""
+
+    @abstractmethod
+    def _accept(self, step: StepT, now: EpochIteration) -> BatchT:
+        """Move past a step, and return its batch."""
+
+    def _end_epoch(self, now: EpochIteration) -> list[BatchT]:
+        """End an epoch whose length was unknown. Return its last batch, or nothing."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _lost(self, lost: WorkerLostError) -> WorkerError:
+        """Return the error for the loss of a worker."""
+
+    @abstractmethod
+    def _steps(self, cursor: Cursor) -> int | None:
+        """Return the number of steps of an epoch, or None if that is unknown."""
+
+    def _start(self) -> Cursor:
+        """Return where the next ``for`` starts."""
+        if self._upcoming is not None:
+            return self._upcoming
+        return Cursor(self._cursor.epoch + 1, 0) if self._cursor.begun else self._cursor
+
+    def _move(self, cursor: Cursor) -> None:
+        """Continue at `cursor`."""
+        self._stop_delivery()
+        self._cursor = cursor
+
+    def _restore(self, cursor: Cursor) -> None:
+        """Make the next ``for`` start at `cursor`, and end the one in progress."""
+        self._upcoming = cursor
+        self._now = None
+
+    def _stop_delivery(self) -> None:
+        if self._delivery is not None:
+            self._delivery.close()
+            self._delivery = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next ``for`` serve `epoch` from its start. Not needed otherwise: epochs advance by themselves.
+
+        A ``for`` in progress continues to its end. Nothing changes if `epoch` would come next anyway: batches
+        prefetched from it are used, and an epoch restored by `load_state_dict` keeps its position.
+        """
+        check_count("epoch", epoch, least=0)
+        if epoch != self._start().epoch:
+            self._upcoming = Cursor(epoch, 0)
+            if self._now is None:
+                self._move(self._upcoming)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedSourceError("the loader is closed: build another one to iterate")
+
+    def _check_current(self, now: EpochIteration) -> None:
+        if self._now is not now:
+            self._check_open()
+            raise RuntimeError(
+                "this iteration ended when another one was started (or the loader's state was set): "
+                "for two at a time build two loaders"
+            )
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the consumer as a dict for JSON."""
+
+    def close(self) -> None:
+        """Stop the workers after their current work. May be called twice."""
+        self._closed = True
+        self._now = None
+        self._stop_delivery()
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._summary()}, epoch {self.epoch}, step {self.step})"
+
+    @abstractmethod
+    def _summary(self) -> str:
+        """Return the data, the rows and the rank for `repr`."""

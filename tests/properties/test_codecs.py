@@ -198,7 +198,9 @@ def test_columns_are_the_collated_records(data):
     """Records of few layouts, as real ones are, two of which may have one length; sometimes one is different."""
     shape = data.draw(st.integers(0, 5) | st.just(140))
     size = data.draw(st.sampled_from([0, 3, 600]))
-    label = st.sampled_from([0, 1, 127, 128, 400, -1]).map(lambda n: np.array([n]))
+    # Mostly of one length: records of many layouts are not read as columns at all.
+    labels = data.draw(st.sampled_from([[0, 1, 127], [128, 400], [0, 1, 127, 128, 400, -1]]))
+    label = st.sampled_from(labels).map(lambda n: np.array([n]))
     seeds = st.integers(0, 99).map(np.random.default_rng)
     alike = st.fixed_dictionaries(
         {
@@ -209,11 +211,14 @@ def test_columns_are_the_collated_records(data):
         }
     )
     rows = data.draw(st.lists(alike, min_size=1, max_size=30))
-    if data.draw(st.booleans()):
+    has_odd_row = data.draw(st.booleans())
+    if has_odd_row:
         rows.insert(data.draw(st.integers(0, len(rows))), data.draw(examples))
     fields = data.draw(st.sampled_from([None, ["label"], ["image", "x"], ["y"]]))
     serialized = [serialize(row) for row in rows]
     batch = decode_batch(tf_example, serialized, fields)
+    if len(rows) >= 8 and len({len(buffer) for buffer in serialized}) == 1 and not has_odd_row and fields != ["y"]:
+        assert batch is not None
     if batch is not None:
         decoded = [decode(buffer) for buffer in serialized]
         chosen = decoded if fields is None else [{name: row[name] for name in fields} for row in decoded]

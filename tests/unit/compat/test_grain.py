@@ -138,13 +138,6 @@ def test_it_is_read_again_after_a_with_block_and_pickles(files):
         assert repr(copy) == repr(source)
 
 
-def test_paths_that_are_none():
-    with pytest.raises(ConfigError, match="at least one path, got an empty list"):
-        ArrayRecordDataSource([])
-    with pytest.raises(TypeError, match=r"os\.PathLike"):
-        ArrayRecordDataSource([3])
-
-
 @pytest.mark.parametrize(
     "arguments", [(0, 10, 1), (3, 10, 3), (10, 0, -3), (5, 5, 1), (5, 5, -1), (0, 1, -2), (-4, 4, 2)]
 )
@@ -189,14 +182,9 @@ def test_data_sources_of_tfds():
 
 
 def test_sources_of_the_original_run_in_our_loader(original, files):
-    for make, wanted in (
-        (lambda: original.RangeDataSource(0, 20, 2), list(range(0, 20, 2))),
-        (
-            lambda: original.ArrayRecordDataSource(files),
-            [b"a0", b"a1", b"a2", b"a3", b"a4", b"b0", b"b1", b"b2", b"b3"],
-        ),
-    ):
-        with Loader(make(), batch_size=4, shuffle=True, seed=0, num_workers=2) as loader:
+    for source in (original.RangeDataSource(0, 20, 2), original.ArrayRecordDataSource(files)):
+        wanted = [source[key] for key in range(len(source))]
+        with Loader(source, batch_size=4, shuffle=True, seed=0, num_workers=2) as loader:
             found = [value for batch in loader for value in list(batch)]
             assert loader.state_dict()
         assert found != wanted

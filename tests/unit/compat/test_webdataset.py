@@ -5,16 +5,16 @@ import glob
 import io
 import json
 import pickle
+import re
 import tarfile
 import warnings
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import dataload
 import dataload.compat.webdataset as wds
-from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, SourceNotFoundError, WorkerError
+from dataload.errors import ConfigError, SourceNotFoundError, WorkerError
 
 SAMPLES = 10
 
@@ -130,21 +130,6 @@ def test_pipelines_give_what_the_original_gives(original, urls, change):
     assert len(ours) >= 3
 
 
-def test_values_are_those_that_were_written(urls):
-    with wds.WebDataset(urls).decode("rgb8") as data:
-        for i, found in enumerate(data):
-            wanted = sample(i)
-            assert found["__key__"] == wanted["__key__"]
-            assert (found["cls"], found["txt"], found["json"], found["bin"]) == (
-                i,
-                f"text {i}",
-                wanted["json"],
-                bytes([i]),
-            )
-            np.testing.assert_array_equal(found["seg.png"][..., 0], wanted["Seg.png"])
-            np.testing.assert_array_equal(found["x.npy"], wanted["x.npy"])
-
-
 def test_the_original_reads_what_we_write(original, tmp_path):
     records = [{"__key__": f"{i:04d}", "cls": i, "txt": f"ä{i}", "x.npy": np.arange(i + 1)} for i in range(5)]
     path = str(tmp_path / "x.tar")
@@ -182,35 +167,23 @@ def test_a_shuffle_is_the_pool_shuffle(urls):
         assert all(order.index(part[-1]) - order.index(part[0]) == len(part) - 1 for order in orders for part in parts)
 
 
-def test_it_goes_on_from_a_state_with_other_workers(urls):
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_it_goes_on_from_a_state_with_other_workers(urls, batch_size):
     def make(workers):
         data = wds.WebDataset(urls, shardshuffle=True).shuffle(5).decode("rgb8").to_tuple("jpg", "cls").repeat(3)
-        return wds.WebLoader(data, batch_size=4, num_workers=workers)
+        return wds.WebLoader(data, batch_size=batch_size, num_workers=workers)
 
     with make(0) as data:
-        wanted = [labels.tolist() for _, labels in data]
+        wanted = [np.atleast_1d(labels).tolist() for _, labels in data]
     assert sorted(value for batch in wanted for value in batch) == sorted(list(range(SAMPLES)) * 3)
     with make(2) as data:
         batches = iter(data)
-        assert [next(batches)[1].tolist() for _ in range(3)] == wanted[:3]
+        assert [np.atleast_1d(next(batches)[1]).tolist() for _ in range(3)] == wanted[:3]
         state = json.loads(json.dumps(data.state_dict()))
         batches.close()
     with make(1) as data:
         data.load_state_dict(state)
-        assert [labels.tolist() for _, labels in data] == wanted[3:]
-
-
-def test_the_state_of_single_samples(urls):
-    with wds.WebDataset(urls).shuffle(3).decode() as data:
-        wanted = keys(data)
-    with wds.WebDataset(urls).shuffle(3).decode() as data:
-        samples = iter(data)
-        assert [next(samples)["cls"] for _ in range(4)] == wanted[:4]
-        state = data.state_dict()
-        samples.close()
-    with wds.WebDataset(urls).shuffle(3).decode() as data:
-        data.load_state_dict(state)
-        assert keys(data) == wanted[4:]
+        assert [np.atleast_1d(labels).tolist() for _, labels in data] == wanted[3:]
 
 
 def test_ranks_share_the_samples(urls):
@@ -296,12 +269,8 @@ def test_urls(urls, tmp_path):
     ("url", "message"),
     [
         ("pipe:cat x.tar", "pipe: is a stream, but samples are read in random order: copy it"),
-        ("http://host/x.tar", "http: is a stream"),
-        ("a.tar::s3://bucket/{0..3}.tar", "s3: is a stream"),
         ("-", "urls must be paths of tar archives, .* list the archives"),
         ("shards/", "shards/: urls must be paths of tar archives, not a directory"),
-        ("data.yaml", "data.yaml: urls must be paths"),
-        (["${DATA}/x.tar"], "urls must be paths"),
         ({"datasets": []}, "urls is a specification: list the archives"),
     ],
 )
@@ -317,8 +286,6 @@ def test_urls_that_are_no_local_archives(url, message):
         ("select", r"select\(\) does not work with random access: choose samples by position with slice"),
         ("rsample", r"rsample\(\) does not work .*Subset"),
         ("compose", r"compose\(\) .*: there is no stream to attach a stage to; write it as a function"),
-        ("rename_keys", r"rename_keys\(\) .*write it as a function of a sample, for map\(\)"),
-        ("mcached", r"mcached\(\) .*: the archives are local files, which need no cache"),
     ],
 )
 def test_methods_that_do_not_map_are_refused_by_name(original, name, message):
@@ -353,9 +320,7 @@ def test_every_method_of_the_original_is_there_or_refused(original):
     ("arguments", "message"),
     [
         ({"resampled": True}, r"WebDataset\(resampled=...\): pass shardshuffle=True and use repeat\(\) or with_epoch"),
-        ({"mode": "resampled"}, r"WebDataset\(mode=...\): pass shardshuffle"),
         ({"cache_dir": "x"}, r"WebDataset\(cache_dir=...\): the archives are local files"),
-        ({"select_files": len}, r"WebDataset\(select_files=...\): choose components with to_tuple"),
         ({"nodesplitter": print}, r"WebDataset\(nodesplitter=...\): omit it; the loader divides samples among ranks"),
         ({"shuffel": 3}, r"WebDataset\(shuffel=...\): WebDataset has no such argument"),
     ],
@@ -392,57 +357,35 @@ def test_stages_that_do_not_fit(change, message):
         wds.WebLoader([1, 2])
 
 
-def failing(path, change):
-    """The error behind the one of the loader."""
-    with change(wds.WebDataset(path)) as data, pytest.raises(WorkerError) as caught:
-        list(data)
-    return caught.value.__cause__
+TWO_SHAPES = r"component 0 has the shapes \[\(1,\), \(2,\)\] in one batch: make them equal, or pass collation_fn="
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "message"),
     [
         (
-            lambda data: data.decode(),
-            ConfigError,
-            r"component 'pyd': there is no decoder for \.pyd, and nothing is unpickled: pass one",
+            lambda d: d.decode(),
+            r"ConfigError: component 'pyd': there is no decoder for \.pyd, and nothing is unpickled",
         ),
+        (lambda d: d.decode(only="cls"), "CorruptFileError: component 'cls' of sample 'a': expected a number as text"),
+        (lambda d: d.decode("rgb", only="png"), "CorruptFileError: component 'png' of sample 'a': an image that"),
         (
-            lambda data: data.decode(only="cls"),
-            CorruptFileError,
-            r"component 'cls' of sample 'a': expected a number as text",
+            lambda d: d.decode(only="txt").decode(only="txt"),
+            "TypeError: component 'txt' is str, not bytes: decode once",
         ),
-        (
-            lambda data: data.decode("rgb", only="png"),
-            CorruptFileError,
-            r"component 'png' of sample 'a': an image that does not",
-        ),
-        (
-            lambda data: data.decode(only="txt").decode(only="txt"),
-            TypeError,
-            r"component 'txt' is str, not bytes: decode once",
-        ),
-        (lambda data: data.to_tuple("txt").decode(), TypeError, r"decode\(\) takes samples as dicts, got tuple"),
-        (
-            lambda data: data.to_tuple("jpg;jpeg"),
-            ValueError,
-            r"sample 'a' has none of 'jpg;jpeg'; it has __key__, ",
-        ),
-        (lambda data: data.map(lambda _: None), TypeError, r"the function of map\(\) returned None: WebDataset drops"),
-        (lambda data: data.batched(2), ConfigError, r"samples of a batch have different components \(cls, png, pyd\)"),
-        (
-            lambda data: data.to_tuple("txt").map(lambda t: (np.zeros(len(t[0])),)).batched(2),
-            ConfigError,
-            r"component 0 has the shapes \[\(1,\), \(2,\)\] in one batch: make them equal, or pass collation_fn=",
-        ),
+        (lambda d: d.to_tuple("txt").decode(), r"TypeError: decode\(\) takes samples as dicts, got tuple"),
+        (lambda d: d.to_tuple("jpg;jpeg"), "ValueError: sample 'a' has none of 'jpg;jpeg'; it has __key__, "),
+        (lambda d: d.map(lambda _: None), r"TypeError: the function of map\(\) returned None: WebDataset drops"),
+        (lambda d: d.batched(2), r"ConfigError: samples of a batch have different components \(cls, png, pyd\)"),
+        (lambda d: d.to_tuple("txt").map(lambda t: (np.zeros(len(t[0])),)).batched(2), f"ConfigError: {TWO_SHAPES}"),
     ],
 )
-def test_samples_that_do_not_fit(tar, change, error, message):
+def test_samples_that_do_not_fit(tar, change, message):
     path = tar({"a.txt": b"x", "a.pyd": pickle.dumps(1), "a.cls": b"x", "a.png": b"x", "b.txt": b"xx"})
-    found = failing(path, change)
-    assert isinstance(found, error)
-    with pytest.raises(error, match=message):
-        raise found
+    with change(wds.WebDataset(path)) as data, pytest.raises(WorkerError) as caught:
+        list(data)
+    cause = caught.value.__cause__
+    assert re.match(message, f"{type(cause).__name__}: {cause}")
 
 
 def test_own_handlers_for_extensions(original, tar):
@@ -457,19 +400,6 @@ def test_own_handlers_for_extensions(original, tar):
     )
     assert wanted[0] == wanted[1]
     assert (found["seg.pyd"], found["pyd"], found["txt"]) == (3, 3, 1)
-
-
-def test_tensors_need_torch(urls, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    with wds.WebDataset(urls).decode("torchrgb") as data, pytest.raises(WorkerError) as caught:
-        list(data)
-    assert isinstance(caught.value.__cause__, MissingDependencyError)
-
-
-def test_pictures_are_of_their_own(urls):
-    with wds.WebDataset(urls).decode("pil") as data:
-        first = next(iter(data))["jpg"]
-    assert isinstance(first, Image.Image)
 
 
 def test_processes_run_it(urls):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from dataload.config.references import NPY_PATTERN, REFERENCE_PATTERN
+from dataload.config.references import NPY_PATTERN, REFERENCE_PATTERN, resolve_reference
 from dataload.types import Sampler
 
 __all__ = ["NpyPath", "Reference", "Section", "describe", "settings_of"]
@@ -39,6 +39,7 @@ _LIMITS: dict[str, dict[str, Any]] = {
 }
 """Ranges of numbers that annotations do not show, so that a schema can; the classes check them as well."""
 
+_FUNCTIONS = ("batch_transform", "codec", "collate", "decode", "make_stream", "transform")
 _MAY_BE_EMPTY = ("exclude", "shapes", "transform")
 
 
@@ -51,6 +52,29 @@ class Section(BaseModel):
     def given(self) -> dict[str, Any]:
         """Return the settings that were given, so that defaults stay where they are defined."""
         return {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
+
+    def resolved(self, key: str) -> dict[str, Any]:
+        """Return the settings that were given, with functions imported.
+
+        Args:
+            key: The key of this table, for messages.
+
+        Raises:
+            ConfigError: A function cannot be imported.
+        """
+        return {
+            name: _resolve(value, f"{key}.{name}") if name in _FUNCTIONS else value
+            for name, value in self.given().items()
+        }
+
+
+def _resolve(value: Any, key: str) -> Any:
+    """Import the functions that ``"module:function"`` names, in lists and tables too; other text is built in."""
+    if isinstance(value, Mapping):
+        return {name: _resolve(item, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_resolve(item, key) for item in value]
+    return resolve_reference(value, key) if ":" in value else value
 
 
 @cache

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, cast
 
 from pydantic import ConfigDict, Field, create_model, model_validator
 
-from dataload.collate import Collate
 from dataload.config.derive import Section, settings_of
 from dataload.config.problems import MISSING, Problem, named_under
-from dataload.config.references import resolve_reference
 from dataload.config.samplers import SECTIONS, BuildContext
 from dataload.config.streams import IteratorsConfig
 from dataload.loader.loader import Loader
@@ -64,12 +62,9 @@ class _SourceSection(Section):
         Raises:
             ConfigError: A codec or decoder ``"module:function"`` cannot be imported.
         """
-        options = self.given()
-        for name in ("path", "format", "options"):
-            options.pop(name, None)
-        for name in ("codec", "decode"):
-            if name in options:
-                options[name] = _resolve(options[name], f"{key}.{name}")
+        options = {
+            name: value for name, value in self.resolved(key).items() if name not in ("path", "format", "options")
+        }
         return {**options, **self.options}
 
     def contradictions(self, key: str) -> Iterator[Problem]:
@@ -86,30 +81,15 @@ def _format_options() -> dict[str, tuple[Any, Any]]:
             for name, (hint, field) in settings_of(entry.reader_options).items():
                 found.setdefault(name, (hint, field, []))[2].append(entry.name)
     return {
+        # An option that one format needs, the others do not have.
         name: (
-            hint | None if field.is_required() else hint,
+            hint | None,
             Field(
                 None if field.is_required() else field.default, description=f"{', '.join(formats)}: {field.description}"
             ),
         )
         for name, (hint, field, formats) in found.items()
     }
-
-
-class _LoaderSection(Section):
-    def loader_options(self) -> dict[str, Any]:
-        """Return the keyword arguments for the loader, with functions imported.
-
-        Raises:
-            ConfigError: A function cannot be imported.
-        """
-        options = self.given()
-        for name in ("transform", "batch_transform", "collate"):
-            if name in options:
-                value = options[name]
-                table = isinstance(value, Mapping)
-                options[name] = Collate(policies=value) if table else _resolve(value, f"loader.{name}")
-        return options
 
 
 _ELSEWHERE = ("source", "sampler", "batch_sampler", "fields")
@@ -121,15 +101,11 @@ if TYPE_CHECKING:
     SamplerConfig: TypeAlias = Any
 else:
     SourceConfig = create_model(
-        "SourceConfig",
-        __base__=_SourceSection,
-        __doc__="The data to read. A format refuses options that it does not have.",
-        __module__=__name__,
-        **_format_options(),
+        "SourceConfig", __base__=_SourceSection, __doc__="The data to read.", __module__=__name__, **_format_options()
     )
     LoaderConfig = create_model(
         "LoaderConfig",
-        __base__=_LoaderSection,
+        __base__=Section,
         __doc__="How batches are made: the arguments of `dataload.Loader`.",
         __module__=__name__,
         **{name: field for name, field in settings_of(Loader).items() if name not in _ELSEWHERE},
@@ -179,7 +155,7 @@ class DataloadConfig(Section):
         """
         if isinstance(self.sampler, IteratorsConfig):
             with named_under("loader", type(self.loader).model_fields):
-                return self.sampler.build_loader(self.loader.loader_options())
+                return self.sampler.build_loader(self.loader.resolved("loader"))
         with ExitStack() as opened:
             parts: list[Source[Any]] = []
             for key, section in self.sources().items():
@@ -204,7 +180,7 @@ class DataloadConfig(Section):
             ConfigError: A function cannot be imported, a sampler does not fit the source, or a file that it needs
                 cannot be read.
         """
-        options = self.loader.loader_options()
+        options = self.loader.resolved("loader")
         if self.sampler is None:
             return options
         context = BuildContext(
@@ -261,12 +237,3 @@ def missing_settings(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     if kind != "length_buckets" and batch_size is None:
         found.append(("loader", "batch_size"))
     return [{"type": "missing", "loc": location} for location in found]
-
-
-def _resolve(value: Any, key: str) -> Any:
-    """Import the functions that ``"module:function"`` names, in lists and tables too; other text is built in."""
-    if isinstance(value, Mapping):
-        return {name: _resolve(item, f"{key}.{name}") for name, item in value.items()}
-    if isinstance(value, tuple):
-        return [_resolve(item, key) for item in value]
-    return resolve_reference(value, key) if ":" in value else value

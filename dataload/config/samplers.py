@@ -111,7 +111,10 @@ class SamplerSection(Section):
         if "parent" in values and "length" in values:
             values["length"] = len(values["parent"])
         for name in values.keys() & _PER_RECORD:
-            _check_per_record(values[name], name, context)
+            if len(values[name]) != len(context.source):
+                found = len(values[name])
+                message = f"{name} must have one value for each of the {len(context.source)} records, got {found}"
+                raise ConfigError(message, key=name, value=found)
         return values
 
     def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
@@ -135,8 +138,6 @@ _FROM_DATA: dict[str, Callable[[BuildContext], Any]] = {
     "num_samples": lambda context: len(context.source),
     "pool_size": lambda context: default_pool_size(context.source),
 }
-"""Arguments that a config may leave out: they follow from the data or from the enclosing table."""
-
 _DEFAULTS = {
     "seed": "Defaults to the seed of the enclosing table, and at the top to `loader.seed`.",
     "num_samples": "Defaults to the number of records.",
@@ -190,15 +191,6 @@ def kind_of(
 
 def _section(kind: str) -> SamplerSection:
     return SECTIONS[kind](kind=kind)
-
-
-def _check_per_record(values: Any, key: str, context: BuildContext) -> None:
-    if len(values) != len(context.source):
-        raise ConfigError(
-            f"{key} must have one value for each of the {len(context.source)} records, got {len(values)}",
-            key=key,
-            value=len(values),
-        )
 
 
 kind_of("sequential", Sequential)(SamplerSection)

@@ -114,9 +114,10 @@ class IteratorsConfig(SamplerSection):
         Raises:
             ConfigError: A function cannot be imported, the list of sequences cannot be read, or settings conflict.
         """
-        options = {name: value for name, value in self.given().items() if name != "kind"}
-        options["make_stream"] = resolve_reference(options["make_stream"], "sampler.make_stream")
-        options |= {("max_workers" if name == "num_workers" else name): value for name, value in loader.items()}
+        options = {**self.resolved("sampler"), **loader}
+        del options["kind"]
+        if "num_workers" in options:
+            options["max_workers"] = options.pop("num_workers")
         with named_under("sampler", type(self).model_fields):
             return MultiStreamLoader(**{**options, "sequences": self._sequences()})
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataload.collate import Collate
 from dataload.config import json_schema, read_config
 from dataload.config.overrides import parse_assignment, parse_value
 from dataload.errors import ConfigError, MissingDependencyError
@@ -337,7 +336,7 @@ def test_functions_are_imported():
     assert (found["batch_transform"], found["collate"]) == (math.floor, math.prod)
     assert options.source.open_options()["codec"].__name__ == "decompress"
     assert config("loader.transform=math:sqrt").loader_options(SOURCE)["transform"] is math.sqrt
-    assert config("loader.collate.x=pad").loader_options(SOURCE)["collate"] == Collate(policies={"x": "pad"})
+    assert config("loader.collate.x=pad").loader_options(SOURCE)["collate"] == {"x": "pad"}
 
 
 @pytest.mark.parametrize(

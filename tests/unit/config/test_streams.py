@@ -9,7 +9,6 @@ import pytest
 import dataload
 from dataload import ConfigError, from_config
 from dataload.api import record_loader
-from dataload.collate import Collate
 from dataload.streams import MultiStreamLoader, RowMixture, StreamSampler
 
 LENGTHS = [4, 3, 5]
@@ -165,7 +164,7 @@ def test_every_setting_of_iterators_arrives(monkeypatch):
     from_config(iterators(sequences=["1"], loader={**loader, "collate": {"x": "pad"}}, **sampler))
     expected = {**loader, **sampler, "batch_size": 2, "make_stream": items, "sequences": ("1",)}
     del expected["num_workers"]
-    expected |= {"max_workers": 2, "batch_transform": dict, "collate": Collate(policies={"x": "pad"})}
+    expected |= {"max_workers": 2, "batch_transform": dict, "collate": {"x": "pad"}}
     assert made == [expected]
 
 

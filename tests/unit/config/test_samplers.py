@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 
@@ -29,6 +28,7 @@ from dataload.samplers import (
     Weighted,
 )
 from dataload.sources.concat import ConcatSource
+from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
 
 SHARDS = (7, 5, 8)
@@ -133,16 +133,6 @@ def test_a_pool_shuffle_is_by_default_what_shuffle_shards_gives(lengths):
     assert build({"kind": "pool_shuffle"}, Files(*lengths), seed=3) == shuffled(Files(*lengths), "shards", 3)
 
 
-def test_a_mixture_orders_each_part_by_itself():
-    expected = Mixture((GlobalShuffle(12, part_seed(5, 0)), GlobalShuffle(8, part_seed(5, 1))), (1, 3), seed=5)
-    found = build({"kind": "mixture", "weights": [1, 3]}, PARTS, seed=5)
-    positions = np.arange(len(expected))
-    for epoch in range(3):
-        np.testing.assert_array_equal(
-            found.indices(positions, epoch=epoch), expected.indices(positions, epoch=epoch), strict=True
-        )
-
-
 def test_the_settings_of_a_mixture():
     table = {
         "kind": "mixture",
@@ -197,6 +187,9 @@ def test_packing(tmp_path):
         overlong="truncate",
     )
     assert options({**table, **more}, FILES)["batch_sampler"] == expected
+    records = MemorySource([{"x": np.zeros(length)} for length in LENGTHS])
+    del table["lengths"]
+    assert options({**table, **more, "length_of": "x"}, records)["batch_sampler"] == expected
 
 
 # What is found wrong when the data are there. Each line is a table and the error that it leads to.
@@ -235,6 +228,14 @@ def test_a_table_that_does_not_fit_the_data(tmp_path, monkeypatch, source, lines
         assert error.value.key == f"sampler.{key}"
 
 
+def test_arrays_in_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("indices.npy", np.array([4, 9, 9, 0], np.uint8))
+    np.save("weights.npy", WEIGHTS)
+    assert build({"kind": "subset", "indices": "indices.npy"}, FILES) == Subset(Sequential(20), [4, 9, 9, 0])
+    assert build({"kind": "weighted", "weights": "weights.npy"}, FILES) == Weighted(WEIGHTS, 20, 0)
+
+
 def test_arrays_that_do_not_fit(tmp_path):
     def refuse(array, match):
         np.save(tmp_path / "a.npy", array)
@@ -264,29 +265,15 @@ def write(path, first, lengths):
 
 @pytest.fixture
 def data(tmp_path):
-    """Three files of 20 records in all, and arrays beside them."""
+    """Three files of 20 records in all."""
     ends = np.cumsum(SHARDS)
     for number, end in enumerate(ends.tolist()):
         write(tmp_path / f"{number}.syr", end - SHARDS[number], LENGTHS[end - SHARDS[number] : end])
-    np.save(tmp_path / "lengths.npy", LENGTHS)
-    np.save(tmp_path / "weights.npy", WEIGHTS)
-    np.save(tmp_path / "indices.npy", np.array([4, 9, 9, 0], np.uint8))
     return tmp_path
 
 
 SOURCE = '[source]\npath = "*.syr"\nfields = ["y"]\n'
 SOURCES = '[[source]]\npath = "[01].syr"\nfields = ["y"]\n[[source]]\npath = "2.syr"\nfields = ["y"]\n'
-
-
-def epochs(loader, field="y"):
-    with loader:
-        found = [[batch[field].tolist() for batch in loader] for _ in range(2)]
-    loader.source.close()
-    return found
-
-
-def flat(batches):
-    return list(itertools.chain.from_iterable(batches))
 
 
 def test_several_sources_are_joined_in_their_order(data):
@@ -295,21 +282,6 @@ def test_several_sources_are_joined_in_their_order(data):
         assert isinstance(loader.source, ConcatSource)
         assert next(iter(loader))["y"].tolist() == [*range(12), *range(7)]
         loader.source.close()
-
-
-@pytest.mark.parametrize("lengths", ['lengths = "lengths.npy"', 'length_of = "x"'])
-def test_an_epoch_of_length_buckets(data, lengths):
-    (data / "train.toml").write_text(
-        f'[source]\npath = "*.syr"\n[sampler]\nkind = "length_buckets"\nmax_tokens = 10\n{lengths}\n'
-        '[loader]\nseed = 3\ncollate = { x = "pad" }\n'
-    )
-    found = epochs(dataload.from_config(data / "train.toml"))
-    sampler = BucketBatchSampler(lengths=LENGTHS, max_tokens=10, seed=3)
-    by_hand = dataload.Loader(dataload.open(f"{data}/*.syr"), batch_sampler=sampler, collate={"x": "pad"})
-    assert found == epochs(by_hand)
-    for epoch in found:
-        assert sorted(flat(epoch)) == list(range(20))
-        assert all(len(batch) * max(LENGTHS[i] for i in batch) <= 10 for batch in epoch)
 
 
 def test_paths_of_arrays_are_relative_to_the_file_at_any_depth(tmp_path, monkeypatch):

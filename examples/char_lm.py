@@ -1,9 +1,10 @@
-"""Train a small language model on characters with state that batches carry on, and without.
+"""Train a small character-level language model with and without state that is carried from batch to batch.
 
-The text is the docstrings of Python's standard library, one document a module. Both models are the same GRU with the
-same weights at the start; both see the same chunks of a few characters, as many steps, by truncated back-propagation.
-Only the order differs: with ``mode="split"`` a row of a batch continues where it stood in the batch before, and the
-state is carried on until a document ends; with ``mode="shuffled"`` each chunk begins with a state of zeros.
+The text is the docstrings of Python's standard library, with one document per module. Both models are the same GRU and
+start with the same weights. Both train on the same chunks of a few characters for the same number of steps, with
+truncated back-propagation through time. Only the order differs: with ``mode="split"``, each row of a batch continues
+the row of the previous batch, and the state is carried until the document ends. With ``mode="shuffled"``, each chunk
+starts with a state of zeros.
 
 python examples/char_lm.py
 """
@@ -34,20 +35,20 @@ from dataload.torch import to_tensors
 
 ROOT = Path(__file__).resolve().parents[1]
 CHARACTERS = 128  # ASCII
-HELD_OUT = 25  # every 25th module is kept for the test
+HELD_OUT = 25  # every 25th module is test data
 
 Mode = Literal["split", "shuffled"]
 NAMES: dict[Mode, str] = {"split": "carried", "shuffled": "zero at each chunk"}
 
 
 def docstrings(pattern: str) -> Iterator[str]:
-    """The docstrings of each module of the standard library that has any, as one text."""
+    """Yield one text per module of the standard library: all its docstrings."""
     library = Path(sysconfig.get_path("stdlib"))
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for path in sorted(library.glob(pattern)):
         if {"site-packages", "dist-packages", "test", "tests"} & set(path.relative_to(library).parts):
             continue
-        with suppress(SyntaxError, ValueError):  # a few files there are wrong on purpose
+        with suppress(SyntaxError, ValueError):  # a few files are invalid on purpose
             nodes = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, documented)]
             texts = [text for node in nodes if (text := ast.get_docstring(node))]
             if texts:
@@ -55,7 +56,7 @@ def docstrings(pattern: str) -> Iterator[str]:
 
 
 def prepare(folder: Path, pattern: str) -> None:
-    """Write the characters as flat files of uint16, and beside them where documents start; unless they are there."""
+    """Write flat uint16 files of characters, and the positions at which documents start, unless they exist."""
     if (folder / "test_starts.npy").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +69,7 @@ def prepare(folder: Path, pattern: str) -> None:
 
 
 def chunks(folder: Path, name: str, length: int) -> TokenSource:
-    """Records of `length` characters and the one that follows, within documents."""
+    """Return a source of records of ``length + 1`` characters that do not cross documents."""
     starts = folder / f"{name}_starts.npy"
     return TokenSource(folder / f"{name}.npy", window=length + 1, documents=starts, ends="drop")
 
@@ -79,7 +80,7 @@ def load(source: TokenSource, rows: int, mode: Mode, seed: int = 0, **options: A
 
 
 class CharacterModel(nn.Module):
-    """The logits of the next character at each place, and the state behind the last."""
+    """A GRU that returns the logits of each next character, and its final state."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -95,9 +96,9 @@ class CharacterModel(nn.Module):
 def losses_of(
     model: CharacterModel, batch: dict[str, torch.Tensor], state: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows, characters) losses in nats, and the state for the next batch.
+    """Return the losses in nats, (rows, characters), and the state for the next batch.
 
-    The same for both orders: of shuffled chunks all are first, so that the state is never carried.
+    This works for both orders: shuffled chunks are all marked as first, so their state is never carried.
     """
     characters = batch["tokens"].long()
     logits, last = model(characters[:, :-1], reset_state(state, batch["is_first"], axis=1))
@@ -118,13 +119,13 @@ def train(source: TokenSource, mode: Mode, seed: int, arguments: argparse.Namesp
             losses.mean().backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            state = last.detach()  # the truncation: gradients do not flow into earlier batches
+            state = last.detach()  # truncation: gradients do not flow into earlier batches
     return model
 
 
 @torch.no_grad()
 def bits_per_character(model: CharacterModel, source: TokenSource, mode: Mode) -> float:
-    """The loss over all chunks of the source, each once: the same characters in both modes."""
+    """Return the loss over all chunks of the source, which are the same characters in both modes."""
     total = count = 0.0
     state = None
     with load(source, rows=64, mode=mode) as loader:
@@ -137,9 +138,9 @@ def bits_per_character(model: CharacterModel, source: TokenSource, mode: Mode) -
 
 
 def resumes(source: TokenSource, rows: int, step: int) -> bool:
-    """Whether another loader, with workers, goes on with the same batch after so many steps.
+    """Return whether another loader, with workers, continues with the same batch after `step` steps.
 
-    Of a training, a checkpoint holds this state beside those of the model, the optimizer and the GRU.
+    A training checkpoint would hold this state together with those of the model, the optimizer and the GRU.
     """
     with load(source, rows, "split") as loader, load(source, rows, "split", num_workers=2) as other:
         batches = iter(loader)
@@ -151,15 +152,15 @@ def resumes(source: TokenSource, rows: int, step: int) -> bool:
 
 
 def draw(source: TokenSource, rows: int, path: str) -> None:
-    from dataload.analysis.pictures import stream_figure  # matplotlib is for this alone
+    from dataload.analysis.pictures import stream_figure  # only this needs matplotlib
     from dataload.samplers.streams.report import stream_report
 
     order = StreamSampler(sequence_lengths=source.sequence_lengths, rows=rows)
-    stream_figure(order, stream_report(order), "Which document each row of char_lm.py follows").savefig(path)
+    stream_figure(order, stream_report(order), "The document that each row of char_lm.py follows").savefig(path)
 
 
 def show(console: Console, bits: dict[tuple[Mode, Mode], list[float]], arguments: argparse.Namespace) -> bool:
-    """Print the table; whether the carried state is better with each seed."""
+    """Print the results, and return whether carried state is better for every seed."""
     table = Table(title=f"Bits per character of held-out text, chunks of {arguments.length} characters")
     table.add_column("state in training")
     for column in ("steps", "tested: carried", "tested: zero at each chunk"):
@@ -169,34 +170,36 @@ def show(console: Console, bits: dict[tuple[Mode, Mode], list[float]], arguments
         shown = (f"{np.mean(cell):.3f} ({min(cell):.3f} to {max(cell):.3f})" for cell in cells)
         table.add_row(name, str(arguments.steps), *shown)
     console.print(table)
-    console.print(f"Seeds: {arguments.seeds}; means, and in brackets the least and the most.")
-    # The other model is taken at its best: it does better with carried state, too, though it has never had any.
+    console.print(f"Means over {arguments.seeds} seeds, with the lowest and highest values in brackets.")
+    # Compare with the other model at its best. It is also better with carried state, although it never trained with it.
     carried = np.array(bits["split", "split"])
     other = np.minimum(bits["shuffled", "split"], bits["shuffled", "shuffled"])
     noise = max(np.ptp(carried), np.ptp(other))
     console.print(
-        f"Training with carried state saves {np.mean(other - carried):.3f} bits per character, "
-        f"however the other model is tested; seeds differ by up to {noise:.3f}."
+        f"Training with carried state saves {np.mean(other - carried):.3f} bits per character, compared with the other "
+        f"model's better result; seeds differ by up to {noise:.3f}."
     )
     better = bool(carried.max() < other.min())
     if not better:
-        console.print("[red]the seeds overlap; carried state should be better with each[/red]")
+        console.print("[red]results overlap between seeds; carried state should be better for every seed[/red]")
     return better
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=500, help="of training, each")
-    parser.add_argument("--seeds", type=int, default=3, help="how often both are trained")
-    parser.add_argument("--length", type=int, default=8, help="characters of a chunk, and of back-propagation")
-    parser.add_argument("--rows", type=int, default=128, help="of a batch")
+    parser.add_argument("--steps", type=int, default=500, help="training steps of each model")
+    parser.add_argument("--seeds", type=int, default=3, help="number of times to train both models")
+    parser.add_argument("--length", type=int, default=8, help="characters per chunk, and per back-propagation")
+    parser.add_argument("--rows", type=int, default=128, help="rows per batch")
     parser.add_argument("--hidden", type=int, default=64, help="size of the state")
     parser.add_argument("--rate", type=float, default=5e-3, help="learning rate of Adam")
-    parser.add_argument("--data", type=Path, default=ROOT / "data" / "docstrings", help="where the text is kept")
-    parser.add_argument("--pattern", default="**/*.py", help="files of the standard library to take")
-    parser.add_argument("--picture", help="draw which document each row follows: a .png, .svg or .pdf")
+    parser.add_argument("--data", type=Path, default=ROOT / "data" / "docstrings", help="directory for the text")
+    parser.add_argument("--pattern", default="**/*.py", help="files of the standard library to use")
+    parser.add_argument(
+        "--picture", help="file for a picture of the document that each row follows: .png, .svg or .pdf"
+    )
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # a model this small is no faster on several, and far slower on a busy machine
+    torch.set_num_threads(1)  # with more threads, so small a model is no faster, and far slower on a busy machine
     console = Console()
 
     prepare(arguments.data, arguments.pattern)
@@ -204,7 +207,7 @@ def main() -> int:
     if arguments.picture:
         draw(source, arguments.rows, arguments.picture)
     same = resumes(source, arguments.rows, step=7)
-    console.print(f"A loader resumed after step 7, with two workers, goes on with the same batch: {same}")
+    console.print(f"A loader resumed after step 7, with two workers, continues with the same batch: {same}")
 
     bits: dict[tuple[Mode, Mode], list[float]] = {}
     for seed in range(arguments.seeds):

@@ -1,10 +1,10 @@
-"""Train on several processes, each of which reads its part of every batch.
+"""Train on several processes, each of which reads its share of every batch.
 
     python examples/ddp.py
     torchrun --nproc-per-node 4 examples/ddp.py
 
-Step k trains on the same records whatever the number of processes, so the two give the same model. A run that is
-stopped goes on where it was, also on another number of processes:
+Each step trains on the same records for any number of processes, so both commands give the same model. A stopped run
+can continue on a different number of processes:
 
     torchrun --nproc-per-node 4 examples/ddp.py --checkpoint run.pt --stop-after 20
     torchrun --nproc-per-node 2 examples/ddp.py --checkpoint run.pt
@@ -36,8 +36,8 @@ def train(checkpoint: Path | None = None, stop_after: int | None = None) -> floa
     """Train for `EPOCHS`, or for `stop_after` steps, and return the loss over all records."""
     place = distributed_place()
     source = make_source()
-    # Each process takes an equal share of each batch. The rest of an epoch is dropped, for DDP weighs processes
-    # equally, and theirs might be of different sizes.
+    # Each process takes an equal share of each batch. The incomplete last batch is dropped, because DDP weighs all
+    # processes equally, but their shares of it could differ in size.
     loader = DeviceLoader(
         dataload.Loader(
             source, batch_size=GLOBAL_BATCH // place["world_size"], shuffle=True, tail="drop", num_workers=1, **place
@@ -77,7 +77,7 @@ def train(checkpoint: Path | None = None, stop_after: int | None = None) -> floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--checkpoint", type=Path, help="file to go on from, if it is there, and to save to")
+    parser.add_argument("--checkpoint", type=Path, help="file to save to, and to continue from if it exists")
     parser.add_argument("--stop-after", type=int, help="steps after which to stop")
     arguments = parser.parse_args()
     if "RANK" in os.environ:  # torchrun

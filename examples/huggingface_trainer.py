@@ -2,8 +2,9 @@
 
     python examples/huggingface_trainer.py
 
-Trains twice: in one go, and stopped in the middle of an epoch and resumed from the checkpoint. Both end with the same
-weights. The resumed run reads only what was left: the loader's state is saved beside the Trainer's own.
+Trains twice: once without interruption, and once stopped in the middle of an epoch and resumed from the checkpoint.
+Both end with the same weights. The resumed run reads only the remaining batches, because the loader's state is saved
+together with the Trainer's own.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ STOP_AFTER = 17
 
 
 class Model(nn.Module):
-    """A small regression, with the manners of a model of transformers."""
+    """A small regression model with the interface of a transformers model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,13 +52,13 @@ class DataloadTrainer(Trainer):
 
 
 class LoaderState(TrainerCallback):
-    """Keeps the loader's state in the checkpoint's folder."""
+    """A callback that saves the loader's state in the checkpoint directory."""
 
     def __init__(self, loader: dataload.Loader) -> None:
         self.loader = loader
 
     def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
-        if state.is_world_process_zero:  # it is the same in every process
+        if state.is_world_process_zero:  # the state is the same in every process
             self.path(args, state).write_text(json.dumps(self.loader.state_dict()))
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
@@ -69,7 +70,7 @@ class LoaderState(TrainerCallback):
 
 
 def train(folder: Path, *, steps: int, resume: bool = False) -> tuple[Model, int]:
-    """The trained model, and the number of batches that were taken for it."""
+    """Return the trained model and the number of batches it was trained on."""
     features = np.random.default_rng(0).standard_normal((640, 8), dtype=np.float32)
     source = dataload.MemorySource({"x": features, "y": np.tanh(features.sum(1, keepdims=True) / 3)})
     model = Model()
@@ -77,9 +78,9 @@ def train(folder: Path, *, steps: int, resume: bool = False) -> tuple[Model, int
         str(folder),
         max_steps=steps,
         save_steps=STOP_AFTER,
-        ignore_data_skip=True,  # the loader stands where it should
+        ignore_data_skip=True,  # the loader is already at the right position
         learning_rate=1e-2,
-        lr_scheduler_type="constant",  # others depend on max_steps
+        lr_scheduler_type="constant",  # other schedulers depend on max_steps
         use_cpu=True,
         report_to="none",
         disable_tqdm=True,
@@ -104,7 +105,9 @@ def main() -> int:
         resumed, steps_left = train(Path(name, "stopped"), steps=STEPS, resume=True)
     pairs = zip(whole.parameters(), resumed.parameters(), strict=True)
     equal = all(torch.equal(one, other) for one, other in pairs)
-    print(f"in one go: {steps} batches; resumed after step {STOP_AFTER}: {steps_left} batches; weights equal: {equal}")
+    print(
+        f"uninterrupted: {steps} batches; resumed after step {STOP_AFTER}: {steps_left} batches; weights equal: {equal}"
+    )
     return 0 if equal else 1
 
 

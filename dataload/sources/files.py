@@ -36,7 +36,7 @@ _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are open before threads would ha
 _OPENING_THREADS = 8
 _ENDS_BYTES = 4096
 _REPR_CHARACTERS = 190
-_OPTION_CHARACTERS = 40
+_OPTION_CHARACTERS = 60
 
 
 class ShardReader(ABC, Generic[T_co]):

@@ -27,10 +27,11 @@ import dataload
 from dataload.codecs import caffe2, example, msgpack, npy, npz, tensorprotos
 from dataload.codecs.decoders import DECODERS
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError
-from dataload.sources import detect
 from dataload.sources.array_record import riegeli, tfds_features
 from dataload.sources.array_record import tfds_info as tfds
 from dataload.sources.array_record.reader import ArrayRecordSource
+from dataload.sources.find import detect
+from dataload.sources.head import describe_head
 from dataload.sources.lmdb import file as lmdb_file
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.tar import header as tar
@@ -148,8 +149,8 @@ def run_text(data):
 
 
 def run_detect(data):
-    detect.detect(data)
-    detect.describe_head(data)
+    detect(data)
+    describe_head(data)
 
 
 # Files.

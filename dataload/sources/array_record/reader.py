@@ -88,6 +88,7 @@ class ArrayRecordSource(FileSource[Any]):
     ) -> None:
         several = [paths] if isinstance(paths, (str, PathLike, FileInstruction)) else paths
         super().__init__([_as_path(path) for path in several], fields=fields, **options)
+        self._warned = False
         for path in self.paths:
             parse_selection(path)
         if self._selected is not None and self.options.codec is None:
@@ -100,7 +101,9 @@ class ArrayRecordSource(FileSource[Any]):
         return _ArrayRecordFile(path, self.options, has_fields=path == self.paths[0])
 
     def _known_fields(self, readers: Sequence[ShardReader[Any]]) -> Mapping[str, FieldSpec]:
-        for file, size in self._groups(readers).items():
+        groups = {} if self._warned else self._groups(readers)
+        self._warned = True
+        for file, size in groups.items():
             warnings.warn(
                 f"{file} was written with group_size:{size}: to read one record at random, that many are "
                 "decompressed; write it again with group_size:1 (dataload convert does)",

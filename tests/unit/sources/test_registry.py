@@ -8,7 +8,8 @@ import pytest
 
 import dataload
 from dataload.errors import ConfigError, MissingDependencyError
-from dataload.sources.registry import by_suffix, format_names, get_format, load
+from dataload.sources.find import find_destination
+from dataload.sources.registry import by_suffix, format_names, get_format
 
 PLUGIN = Path(__file__).parents[2] / "plugin_package"
 
@@ -69,7 +70,7 @@ def test_a_format_is_imported_only_when_it_is_loaded():
         "import sys, dataload.sources.registry as r\n"
         "entry = r.get_format('range')\n"
         "assert 'dataload.sources.range' not in sys.modules\n"
-        "assert r.load(entry, 'source').__name__ == 'RangeSource'\n"
+        "assert type(entry.open(3)).__name__ == 'RangeSource'\n"
     )
     # The package itself exports the source; a bare package of the same place does not.
     bare = (
@@ -81,7 +82,9 @@ def test_a_format_is_imported_only_when_it_is_loaded():
 
 def test_a_format_without_a_writer_names_those_that_have_one():
     with pytest.raises(ConfigError, match=r"format 'range' is only read; choose one .*: syrah, torchrecord, lmdb, tar"):
-        load(get_format("range"), "writer")
+        find_destination("range:x")
+    with pytest.raises(ConfigError, match=r"format 'range' is only read"):
+        get_format("range").create("x")
 
 
 def test_a_missing_package_says_what_installs_it(monkeypatch, tmp_path):
@@ -113,14 +116,14 @@ def test_an_added_format_whose_module_is_absent(plugin, tmp_path):
         MissingDependencyError,
         match=r"that adds format 'absent' does not load \(countdown_plugin_of_another_day:Source\): No module",
     ):
-        load(get_format("absent"), "source")
+        get_format("absent")
 
 
 def test_an_added_format_whose_class_is_absent(plugin):
     with pytest.raises(
         MissingDependencyError, match=r"adds format 'misspelt' does not load .* no attribute 'Countdwon"
     ):
-        load(get_format("misspelt"), "source")
+        get_format("misspelt")
 
 
 def test_two_packages_that_add_one_name_are_both_named(plugin, monkeypatch, tmp_path):

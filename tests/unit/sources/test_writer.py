@@ -7,21 +7,20 @@ import os
 import pytest
 
 from dataload.errors import ConfigError, SourceError
-from dataload.sources import writer as base
 from dataload.sources.writer import Writer, require_fields
+from dataload.storage.local import parts
 
 
 class Lines(Writer):
     """A text file, one line per record."""
 
-    def __init__(self, path, **options):
-        super().__init__(path, **options)
-        self.stream = open(self._temporary, "x")  # noqa: SIM115
+    def _begin(self, options):
+        self.stream = self._part.create()
 
     def _write(self, record):
         if record is None:
             raise ConfigError("no None")
-        self.stream.write(f"{record}\n")
+        self.stream.write(f"{record}\n".encode())
 
     def _finish(self):
         self.stream.close()
@@ -33,12 +32,11 @@ class Lines(Writer):
 class Folder(Writer):
     """A directory, one file per record."""
 
-    def __init__(self, path, **options):
-        super().__init__(path, **options)
-        os.mkdir(self._temporary)
+    def _begin(self, options):
+        os.mkdir(self._part.temporary)
 
     def _write(self, record):
-        with open(os.path.join(self._temporary, str(len(self))), "w") as stream:
+        with open(os.path.join(self._part.temporary, str(len(self))), "w") as stream:
             stream.write(str(record))
 
     def _finish(self):
@@ -142,7 +140,7 @@ def test_a_close_that_fails_harms_nothing(writer_of, path, monkeypatch, failing)
     if failing == "_finish":
         monkeypatch.setattr(writer, failing, fail)
     else:
-        monkeypatch.setattr(base, failing, fail)
+        monkeypatch.setattr(parts, failing, fail)
     with pytest.raises(SourceError, match=r"cannot write .*out: No space left"):
         writer.close()
     assert read(path) == "old\n"

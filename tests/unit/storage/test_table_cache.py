@@ -111,7 +111,7 @@ def test_index_without_names(tmp_path, monkeypatch):
 def test_memory_is_that_of_the_file(even, indexed):
     TarSource(even).__len__()
     with TarSource(even) as source:
-        table = source._reader(source._state(), 0)._table
+        table = source._data_set().reader(0)._table
         assert not table.blocks.flags.owndata
         assert not table.blocks.flags.writeable
 

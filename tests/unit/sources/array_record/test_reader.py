@@ -321,7 +321,7 @@ def test_errors_of_the_package_that_no_single_record_repeats(path, monkeypatch):
 
     with ArrayRecordSource(path) as source:
         len(source)
-        readers = source._reader(source._state(), 0)._readers
+        readers = source._data_set().reader(0)._readers
         readers._idle[:] = [Flaky()]
         with pytest.raises(CorruptFileError, match=r"x.array_record: std::bad_alloc$"):
             source.read([1, 2])

@@ -272,7 +272,7 @@ def test_damaged_records_decode_or_are_corrupt(mutation, cut):
 
 
 def test_its_codec_does_not_write(write, tmp_path):
-    codec = TfdsSource(write({"x": LABEL}, [{"x": 1}]), split="train")._codec
+    codec = TfdsSource(write({"x": LABEL}, [{"x": 1}]), split="train").options.codec
     with pytest.raises(ConfigError, match="only read; write them with codec='example'"):
         codec.encode({"x": 1})
 

@@ -114,7 +114,7 @@ def test_keys_that_are_integers_of_the_machine(tmp_path):
 def test_memory_of_the_key_table(tmp_path, name, most):
     items = KEYS[name]
     with LMDBSource(make(tmp_path / "e", items)) as source:
-        table = vars(source._shard(0).keys)
+        table = vars(source._data_set().reader(0).keys)
         held = sum(
             part.nbytes if isinstance(part, np.ndarray) else len(part)
             for part in table.values()
@@ -228,7 +228,7 @@ def test_a_key_that_is_missing(tmp_path):
 def test_a_key_that_vanished(tmp_path, name):
     path = make(tmp_path / "e", KEYS[name])
     with LMDBSource(path) as source:
-        keys = source._shard(0).keys
+        keys = source._data_set().reader(0).keys
         assert keys._data[:4]
         key_bytes = len(KEYS[name][0][0])
         keys._data = b"?" * len(keys._data)

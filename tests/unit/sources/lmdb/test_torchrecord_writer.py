@@ -90,8 +90,8 @@ def test_fields_may_differ(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"db_num": 0}, "db_num must be at least 1, got 0"),
-        ({"num_records": -1}, "num_records must be at least 0, got -1"),
+        ({"db_num": 0}, "db_num must be an integer >= 1, got 0"),
+        ({"num_records": -1}, "num_records must be an integer >= 0, got -1"),
     ],
 )
 def test_options_out_of_range(tmp_path, options, message):

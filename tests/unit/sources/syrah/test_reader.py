@@ -292,7 +292,7 @@ def test_regular_files_hold_no_tables(path):
     write(path, [{"x": np.zeros(4)} for _ in range(50)])
     source = SyrahSource(path)
     assert len(source) == 50
-    [reader] = source._state().readers[0]._columns.values()
+    [reader] = source._data_set().reader(0)._columns.values()
     assert reader._offsets is reader._sizes is None
 
 

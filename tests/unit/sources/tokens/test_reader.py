@@ -295,7 +295,7 @@ def test_the_format_is_named_or_found_by_content(tmp_path):
     with pytest.raises(ConfigError, match=r"format 'tokens' needs the option 'window': give window="):
         dataload.open(array)
     np.save(tmp_path / "x.npy", np.zeros(3))
-    with pytest.raises(UnsupportedFormatError, match=r"it is a \.npy file, of something else than integers"):
+    with pytest.raises(UnsupportedFormatError, match=r"it is a \.npy file, but not of integers in one dimension"):
         dataload.open(tmp_path / "x.npy", window=2)
     with pytest.raises(UnsupportedFormatError, match=r"for raw tokens format='tokens'"):
         dataload.open(raw, window=11)

@@ -88,7 +88,7 @@ def test_records_of_many_lengths_keep_no_window_each(path):
     file = MappedFile(path)
     for length in range(1, 200):
         assert file.gather(np.array([3]), length).tobytes() == CONTENT[3 : 3 + length]
-    assert len(file._windows) <= 65
+    assert len(file._mapping.windows) <= 65
 
 
 def test_empty_file(tmp_path):

@@ -229,5 +229,7 @@ def test_any_damage_ends_in_an_error_or_an_answer(damaged, whole):
 def test_nothing_there(tmp_path):
     with pytest.raises(FileNotFoundError):
         check_whole(str(tmp_path / "missing"))
-    with pytest.raises(SourceNotFoundError, match=r"the directory .* holds no data\.mdb, so it is not an LMDB environment"):
+    with pytest.raises(
+        SourceNotFoundError, match=r"the directory .* holds no data\.mdb, so it is not an LMDB environment"
+    ):
         check_whole(str(tmp_path))

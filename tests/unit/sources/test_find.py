@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from dataload.sources.find import HEAD_BYTES, detect
 from dataload.sources.head import describe_head
 

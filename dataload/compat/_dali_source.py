@@ -41,11 +41,7 @@ class Output:
 
 
 def parse_outputs(ext: Any, dtypes: Any, *, case_sensitive: bool) -> tuple[Output, ...]:
-    """Return the outputs that the arguments `ext` and `dtypes` describe.
-
-    Raises:
-        ConfigError: `ext` is not a string or a list of strings, a dtype is unknown, or their numbers differ.
-    """
+    """Return the outputs that the arguments `ext` and `dtypes` describe, or raise a ConfigError."""
     sets: list[Any] = list(ext) if isinstance(ext, Sequence) and not isinstance(ext, str) else [ext]
     if not sets or not all(isinstance(names, str) for names in sets):
         raise ConfigError(f"ext must be one or more sets of extensions ('jpg;png', 'cls'), got {ext!r}", key="ext")
@@ -108,23 +104,16 @@ class OutputSource(FileSource[tuple[Array, ...]]):
     ) -> None:
         super().__init__(paths, outputs=outputs, missing=missing, case_sensitive=case_sensitive)
         self._indexes = pair_indexes(self._paths, index_paths or False, "index_paths")
-        self._outputs = outputs
-        self._missing: Missing = missing
-        self._case_sensitive = case_sensitive
+        self._settings: tuple[tuple[Output, ...], Missing, bool] = outputs, missing, case_sensitive
 
     def _open_shard(self, path: str) -> ShardReader[tuple[Array, ...]]:
         index = self._indexes[path] if isinstance(self._indexes, dict) else False
-        return _Reader(path, index, self._outputs, self._missing, self._case_sensitive)
+        return _Reader(path, index, *self._settings)
 
 
 class _Reader(ShardReader[tuple[Array, ...]]):
     def __init__(
-        self,
-        path: str,
-        index: str | Literal[False],
-        outputs: tuple[Output, ...],
-        missing: Missing,
-        case_sensitive: bool,
+        self, path: str, index: str | Literal[False], outputs: Sequence[Output], missing: Missing, case_sensitive: bool
     ) -> None:
         self._file = MappedFile(path)
         self._table = load_table(self._file, index, on_damage="error", verify_index=False)

@@ -173,25 +173,16 @@ class EpochPlan:
 
 
 class IndexStream:
-    """An endless stream of sample indices.
-
-    Args:
-        plan: The settings.
-        lengths: Number of samples in each archive.
-
-    Raises:
-        ConfigError: There are fewer samples than shards.
-    """
+    """An endless stream of sample indices; `lengths` are the numbers of samples in the archives."""
 
     def __init__(self, plan: EpochPlan, lengths: tuple[int, ...]) -> None:
         self._plan = plan
         self.samples = sum(lengths)
         if self.samples < plan.num_shards:
-            raise ConfigError(
-                f"num_shards is {plan.num_shards}, but there are only {self.samples} samples: each shard needs one",
-                key="num_shards",
-                value=plan.num_shards,
+            message = (
+                f"num_shards is {plan.num_shards}, but there are only {self.samples} samples: each shard needs one"
             )
+            raise ConfigError(message, key="num_shards", value=plan.num_shards)
         # The samples of all shards, with each shard filled up to the size of the largest if the plan pads.
         self.samples_padded = -(-self.samples // plan.num_shards) * plan.num_shards if plan.pad else self.samples
         seed = plan.archives_seed

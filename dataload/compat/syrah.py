@@ -219,11 +219,7 @@ class SyrahDataset:
 
 
 class SyrahConcatDataset:
-    """The items of several datasets, one dataset after another.
-
-    Args:
-        datasets: One or more datasets.
-    """
+    """The items of one or more datasets, one dataset after another."""
 
     def __init__(self, datasets: Iterable[Any]) -> None:
         self.datasets = list(datasets)

@@ -70,7 +70,6 @@ def default_data_process_func(data: str) -> Any:
 
     Raises:
         IndexError: There is no label.
-        MissingDependencyError: Pillow or protobuf is not installed.
     """
     pillow = load_optional("PIL.Image", needed_by="default_data_process_func", extra="tar", package="pillow")
     parts = data.split(" ")
@@ -92,7 +91,6 @@ def default_transform(tensor_protos: Any) -> tuple[Any, int]:
 
     Raises:
         IndexError: The message has fewer than two tensors.
-        MissingDependencyError: Pillow or torch is not installed.
     """
     pillow = load_optional("PIL.Image", needed_by="default_transform", extra="tar", package="pillow")
     torch = load_optional("torch", needed_by="default_transform", extra="torch")
@@ -127,9 +125,8 @@ class Writer:
         data_process_func: Callable[[str], Any] = default_data_process_func,
     ) -> None:
         if data_list is None or not os.fspath(data_list).endswith((".txt", ".csv")):
-            raise ConfigError(
-                f"data_list must be a .txt or .csv file, got {data_list!r}", key="data_list", value=data_list
-            )
+            message = f"data_list must be a .txt or .csv file, got {data_list!r}"
+            raise ConfigError(message, key="data_list", value=data_list)
         check_count("db_num", db_num, least=1)
         self.data_list, self.output_dir = data_list, output_dir
         self.map_size, self.db_num = map_size, db_num
@@ -157,10 +154,8 @@ class Writer:
         width = len(str(max(stop - start for start, stop in spans)))  # the original's reader needs equal widths
         destination = os.path.join(self.output_dir, "data.mdb")
         if os.path.exists(destination) and not is_torchrecord(self.output_dir):
-            raise ConfigError(
-                f"{destination} is not a TorchRecord and will not be replaced: choose another output_dir",
-                key="output_dir",
-            )
+            message = f"{destination} is not a TorchRecord and will not be replaced: choose another output_dir"
+            raise ConfigError(message, key="output_dir")
         os.makedirs(self.output_dir, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".writing-", dir=self.output_dir) as folder:
             with closing(NewEnvironment(folder, "format 'torchrecord'", self.db_num)) as environment:
@@ -314,11 +309,7 @@ def TorchRecord(
     num_workers: int = 1,
     transform: Callable[[Any], Any] = default_transform,
 ) -> Any:
-    """Return a PyTorch `DataLoader` for a TorchRecord; see `TRDataset` and `TRSampler`.
-
-    Raises:
-        MissingDependencyError: torch is not installed.
-    """
+    """Return a PyTorch `DataLoader` for a TorchRecord; see `TRDataset` and `TRSampler`."""
     torch_data = load_optional("torch.utils.data", needed_by="TorchRecord", extra="torch", package="torch")
     dataset = TRDataset(record_path, transform, record_num, shuffle, batch_size)
     sampler = TRSampler(record_path, record_num, shuffle, batch_size=batch_size, num_workers=num_workers)

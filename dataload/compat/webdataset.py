@@ -165,11 +165,7 @@ class WebDataset:
         pre: None = None,
         post: None = None,
     ) -> Self:
-        """Decode components by handlers, by names of image formats (``"rgb"``), and by their extensions.
-
-        Raises:
-            ConfigError: An image format is unknown, the samples are already batched, or `pre` or `post` is set.
-        """
+        """Decode components by handlers, by names of image formats (``"rgb"``), and by their extensions."""
         if pre is not None or post is not None:
             raise ConfigError("decode(pre=, post=): pass all handlers in order instead", key="decode")
         if self._plan.batch is not None:

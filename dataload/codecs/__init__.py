@@ -1,1 +1,1 @@
-"""Record bytes to fields and back. Pure: no files."""
+"""Conversion between the bytes of records and their fields. Pure (no I/O)."""

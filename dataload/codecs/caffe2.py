@@ -1,4 +1,4 @@
-"""The schema of caffe2's ``TensorProtos``, and where in a record it says that the values stand."""
+"""The schema of caffe2's ``TensorProtos``, and a scan for the location of values in a record."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ MAX_DIMS = 64  # numpy's limit
 
 
 class DataType(NamedTuple):
-    """What a value of `data_type` means.
+    """A data type of the schema.
 
     Attributes:
-        name: As the schema has it.
+        name: Name in the schema.
         field: Number of the field that holds the values.
-        dtype: What they become; little-endian where their bytes are those of the wire.
+        dtype: Dtype of the decoded values. Little-endian if their bytes are stored unchanged.
     """
 
     name: str
@@ -50,7 +50,7 @@ class DataType(NamedTuple):
 
     @property
     def is_varint(self) -> bool:
-        """The values stand as numbers of 1 to 10 bytes."""
+        """Whether values are stored as varints, of 1 to 10 bytes."""
         return self.field in (_INT32_DATA, _INT64_DATA)
 
 
@@ -71,7 +71,7 @@ TYPES: Mapping[int, DataType] = {
 BYTE, STRING, UINT8 = 3, 4, 6
 _DEFAULT_TYPE = 1
 
-# Wire types of the repeated numbers, packed and not: a reader takes both, whatever the schema says.
+# Wire types of the repeated numbers, packed and not: a reader accepts both, whatever the schema says.
 _WIRES = {
     _FLOAT_DATA: (LENGTH, FIXED32),
     _INT32_DATA: (LENGTH, VARINT),
@@ -81,14 +81,14 @@ _WIRES = {
 
 
 class Tensor:
-    """What one TensorProto says, its values not yet looked at.
+    """One TensorProto, with its values not decoded yet.
 
     Attributes:
-        name: Empty if there is none.
-        data_type: A key of `TYPES`, if the record is right.
-        dims: The first `MAX_DIMS` + 1 of them.
-        values: Number of a field -> where its bytes lie in the record, or the bytes if they lay in pieces.
-        texts: Where the strings lie.
+        name: The name, or "".
+        data_type: A key of `TYPES` if the record is valid.
+        dims: The first `MAX_DIMS` + 1 dimensions.
+        values: Field number -> span of its bytes in the record, or the bytes themselves if they were in pieces.
+        texts: Spans of the strings.
     """
 
     __slots__ = ("data_type", "dims", "name", "texts", "values")
@@ -101,28 +101,28 @@ class Tensor:
         self.texts: list[tuple[int, int]] = []
 
     def data(self, field: int, record: bytes | memoryview) -> bytes | bytearray | memoryview:
-        """The bytes of a field; none if it is absent."""
-        place = self.values.get(field, (0, 0))
-        return record[place[0] : place[1]] if isinstance(place, tuple) else place
+        """Return the bytes of a field, empty if it is absent."""
+        span = self.values.get(field, (0, 0))
+        return record[span[0] : span[1]] if isinstance(span, tuple) else span
 
 
 def scan_record(data: bytes | memoryview) -> dict[str, Tensor]:
-    """The tensors of a record by the names they get, in the order of the bytes.
+    """Return the tensors of a record by field name, in the order of the bytes.
 
     Raises:
-        CorruptFileError: These bytes are no TensorProtos, or two tensors get one name.
+        CorruptFileError: The bytes are not TensorProtos, or two tensors get the same name.
     """
     tensors: dict[str, Tensor] = {}
-    place = 0
+    position = 0
     for number, wire, start, stop in walk(data, 0, len(data), "TensorProtos"):
         if number != TENSOR or wire != LENGTH:
             continue
         tensor = _scan_tensor(data, start, stop)
-        name = tensor.name if tensor.name and tensor.name not in tensors else str(place)
+        name = tensor.name if tensor.name and tensor.name not in tensors else str(position)
         if name in tensors:
-            raise CorruptFileError(f"two tensors are called {name!r}, one by its name and one by its place")
+            raise CorruptFileError(f"two tensors are called {name!r}, one by its name and one by its position")
         tensors[name] = tensor
-        place += 1
+        position += 1
     return tensors
 
 
@@ -159,7 +159,7 @@ def _scan_packed_dims(data: bytes | memoryview, start: int, stop: int, dims: lis
 
 
 def _signed(number: int) -> int:
-    """The int64 that protobuf reads from a varint; bits beyond the 64th are dropped."""
+    """Return the int64 that protobuf reads from a varint; bits beyond the 64th are dropped."""
     return ((number + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
@@ -170,7 +170,7 @@ def _append(
     start: int,
     stop: int,
 ) -> None:
-    """Add a piece to a repeated field; joined at once, for an object a piece would take 20 times its size."""
+    """Append a piece to a repeated field. Pieces are joined at once: as objects they would take 20 times the memory."""
     there = values.get(number)
     if there is None:
         values[number] = (start, stop)

@@ -1,15 +1,15 @@
-"""Codecs: what turns the bytes of a record into fields, for formats whose records are only bytes.
+"""Codecs: how bytes become fields, for formats whose records are only bytes.
 
 | name | bytes | values |
 |---|---|---|
 | ``"tensorprotos"`` | caffe2 ``TensorProtos`` | arrays with their shapes |
 | ``"example"`` | ``tf.train.Example`` | 1-D arrays, bytes; see `dataload.codecs.example` |
-| ``"msgpack"`` | a msgpack map, arrays as msgpack-numpy writes them | see `dataload.codecs.msgpack` |
-| ``"npz"`` | what `numpy.savez` writes | see `dataload.codecs.npz` |
+| ``"msgpack"`` | a msgpack map, with arrays as in msgpack-numpy | see `dataload.codecs.msgpack` |
+| ``"npz"`` | an archive of `numpy.savez` | see `dataload.codecs.npz` |
 | ``"raw"``, None | anything | the bytes themselves |
 
-A function ``bytes -> record`` serves for reading, an object with ``decode`` and ``encode`` for both. No codec
-unpickles.
+For other encodings, pass a function ``bytes -> record``, which can only read, or an object with ``decode`` and
+``encode``. No codec unpickles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataload.types import Batch, Codec
 __all__ = ["CODEC_NAMES", "CodecLike", "decode_batch", "decode_records", "resolve_codec", "takes_views"]
 
 CodecLike: TypeAlias = str | Codec | Callable[[bytes], Any] | None
-"""What users may pass as ``codec=``."""
+"""Values for ``codec=``."""
 
 _MODULES = {
     "example": "dataload.codecs.example",
@@ -36,7 +36,7 @@ _MODULES = {
 }
 
 CODEC_NAMES = (*_MODULES, "raw")
-"""The built-in names."""
+"""Names of the built-in codecs."""
 
 
 @functools.cache
@@ -46,11 +46,7 @@ def _module(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _NamedCodec:
-    """A built-in codec: the functions of one module, which is imported when the first record is decoded.
-
-    Attributes:
-        name: A key of `_MODULES`.
-    """
+    """A built-in codec, whose module is imported when the first record is decoded."""
 
     name: str
 
@@ -70,7 +66,7 @@ class _NamedCodec:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _FunctionCodec:
-    """A function of the user's: decodes only."""
+    """A user's function, which can only decode."""
 
     function: Callable[[Any], Any]
 
@@ -81,10 +77,10 @@ class _FunctionCodec:
     def decode(self, data: bytes | memoryview) -> Any:
         return _decode(self.function, data, self.name)
 
-    def encode(self, record: Mapping[str, Any]) -> bytes:  # noqa: ARG002 - the protocol's name
+    def encode(self, record: Mapping[str, Any]) -> bytes:  # noqa: ARG002 - the protocol's signature
         raise ConfigError(
-            f"codec {self.name} is a function, which can only decode: to write, pass an object with decode "
-            f"and encode, or one of {', '.join(CODEC_NAMES)}",
+            f"codec {self.name} is a function, which can only decode: to write, pass an object with decode and "
+            f"encode, or one of {', '.join(CODEC_NAMES)}",
             key="codec",
             value=self.function,
         )
@@ -95,7 +91,7 @@ class _FunctionCodec:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _ObjectCodec:
-    """An object of the user's with `decode` and `encode`."""
+    """A user's object with `decode` and `encode`."""
 
     codec: Codec
 
@@ -114,7 +110,7 @@ class _ObjectCodec:
         return None if columns is None else columns(buffers, fields)
 
     def __repr__(self) -> str:
-        # The default repr holds an address, and with it every fingerprint would differ.
+        # The default repr contains an address, so every fingerprint would differ.
         return self.name if type(self.codec).__repr__ is object.__repr__ else repr(self.codec)
 
 
@@ -133,17 +129,16 @@ def _decode(function: Callable[[Any], Any], data: bytes | memoryview, name: str)
 
 
 def resolve_codec(codec: CodecLike) -> Codec | None:
-    """The codec that `codec` means; None for plain bytes.
+    """Return the codec for a value of ``codec=``, or None for plain bytes.
 
-    What is returned has, besides `decode` and `encode`, a `name` and a repr that is the same everywhere;
-    it pickles if what was passed does. A record that it cannot decode is a `CorruptFileError` without a path,
-    which `decode_records` adds.
+    The codec has a `name`, and a repr that is the same in every process. It can be pickled if the argument can. If a
+    record cannot be decoded, `decode` raises CorruptFileError without a path, which `decode_records` adds.
 
     Args:
-        codec: A name of `CODEC_NAMES`, a function that decodes, or an object with `decode` and `encode`.
+        codec: One of `CODEC_NAMES`, a function that decodes, or an object with `decode` and `encode`.
 
     Raises:
-        ConfigError: There is no codec of that name, or it is none of these.
+        ConfigError: The name is unknown, or the value has another type.
     """
     if codec is None or codec == "raw":
         return None
@@ -158,7 +153,7 @@ def resolve_codec(codec: CodecLike) -> Codec | None:
         return _ObjectCodec(cast("Codec", codec))
     if callable(codec) and not has_both:
         return _FunctionCodec(codec)
-    found = f"{codec!r}, a class: pass an object of it" if has_both else repr(codec)
+    found = f"{codec!r}, a class: pass an instance of it" if has_both else repr(codec)
     raise ConfigError(
         f"a codec is a name ({', '.join(CODEC_NAMES)}), a function that decodes, or an object with decode "
         f"and encode; got {found}",
@@ -173,16 +168,16 @@ def takes_views(codec: Codec | None) -> bool:
 
 
 def decode_records(codec: Codec, buffers: Iterable[bytes | memoryview], indices: Iterable[int], path: str) -> list[Any]:
-    """Decode records one after another.
+    """Decode records one by one.
 
     Args:
-        codec: From `resolve_codec`.
+        codec: A result of `resolve_codec`.
         buffers: The records' bytes.
-        indices: Their numbers in the file, as many; only for the message.
-        path: The file; only for the message.
+        indices: Their indices in the file, for error messages.
+        path: The file, for error messages.
 
     Raises:
-        CorruptFileError: One cannot be decoded; the message names path and record.
+        CorruptFileError: A record cannot be decoded; the error names path and index.
     """
     decode = codec.decode
     records: list[Any] = []
@@ -191,23 +186,23 @@ def decode_records(codec: Codec, buffers: Iterable[bytes | memoryview], indices:
     except CorruptFileError as error:
         if error.path is not None:
             raise
-        # `extend` keeps what it had appended, so the length tells which record failed.
+        # `extend` keeps what it has appended, so the length tells which record failed.
         index = next(number for row, number in enumerate(indices) if row == len(records))
         raise CorruptFileError(str(error), path=path, index=int(index)) from error
     return records
 
 
 def decode_batch(codec: Codec, buffers: Sequence[bytes | memoryview], fields: Sequence[str] | None) -> Batch | None:
-    """Columns of records at once, where the codec can and the records are alike.
+    """Decode records to columns together, if the codec supports it and the records are alike.
 
     Args:
-        codec: From `resolve_codec`.
+        codec: A result of `resolve_codec`.
         buffers: The records' bytes, at least one.
-        fields: Names of the fields to read; None means all.
+        fields: Names of the fields to decode. None decodes all.
 
     Returns:
-        What collating the decoded records gives; None where only decoding one by one would tell: because
-        layouts differ, a record is corrupt, or a field is missing.
+        The batch that collating the decoded records gives. None if they must be decoded one by one, because layouts
+        differ, a record is corrupt, or a field is missing.
     """
     columns = getattr(codec, "decode_batch", None)
     return None if columns is None else columns(buffers, fields)

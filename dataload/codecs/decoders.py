@@ -1,7 +1,7 @@
-"""What the extension of a tar member says of its content, and how that becomes a value.
+"""Decoders for components of tar records, chosen by file extension.
 
-Decoders take the member's bytes and never unpickle. A payload that does not decode is a `CorruptFileError`
-without a place, which the caller adds.
+Decoders take the component's bytes and never unpickle. They raise CorruptFileError without a path, which the caller
+adds.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from dataload.types import Array
 __all__ = ["DECODERS", "Decoder", "decode_image", "find_decoder", "known_extension"]
 
 GREATEST_IMAGE = (1 << 30) // 12
-"""Pixels that an image may have, 89 million, beyond which Pillow warns: a damaged header, or a file made to fill
-the memory."""
+"""Pixel limit of an image, 89 million, at which Pillow warns too: a larger image is a damaged or malicious file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Turns the bytes of a component into a value.
+    """A function from the bytes of a component to a value.
 
     Attributes:
-        name: As in ``decode={"jpg": "image"}``.
-        decode: Takes bytes or a memoryview and keeps no reference to the latter.
-        extensions: Last parts of extensions that mean it, in lower case.
-        empty: Makes what stands for a missing component; None where there is no such value.
-        small: Contents are short, or kept: it gets bytes, which cost less than a view then.
-        own: The user's function.
+        name: The name, as in ``decode={"jpg": "image"}``.
+        decode: The function. It takes bytes or a memoryview, and keeps no reference to the latter.
+        extensions: Last parts of the file extensions it is for, in lower case.
+        empty: Makes the value of a missing component. None if there is no such value.
+        small: Whether contents are short or kept, so that bytes cost less than a view.
+        own: Whether it is the user's function.
     """
 
     name: str
@@ -52,14 +51,14 @@ def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise CorruptFileError(f"text that is not UTF-8: {error.reason} at byte {error.start} of it") from error
+        raise CorruptFileError(f"text is not UTF-8: {error.reason} at byte {error.start} of it") from error
 
 
 def _integer(data: bytes) -> int:
     try:
-        if b"_" in data:  # Python's own spelling
+        if b"_" in data:  # which Python accepts
             raise ValueError
-        return int(data)  # which refuses more than 4,300 digits
+        return int(data)  # refuses more than 4,300 digits
     except ValueError:
         raise CorruptFileError(f"expected a number as text, found {data[:40]!r}") from None
 
@@ -68,18 +67,18 @@ def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptFileError(f"JSON that does not parse: {error}") from error
+        raise CorruptFileError(f"invalid JSON: {error}") from error
 
 
 def decode_image(data: bytes | memoryview) -> Array:
-    """An image as (height, width, 3) uint8, red, green and blue; transparency is dropped, grey repeated.
+    """Decode an image to RGB, (height, width, 3) uint8. Transparency is dropped, and grey is repeated.
 
-    JPEG goes through simplejpeg, which lets other threads run; all else, and JPEG in other colours than YCbCr and
-    grey, through Pillow.
+    JPEG is decoded by simplejpeg, which releases the GIL. Other images, and JPEG in colours other than YCbCr and grey,
+    are decoded by Pillow.
 
     Raises:
-        CorruptFileError: It does not decode to its end.
-        UnsupportedFormatError: Its pixels hold more than 8 bits a channel.
+        CorruptFileError: The image cannot be decoded completely.
+        UnsupportedFormatError: The image has more than 8 bits per channel.
         MissingDependencyError: Neither package is installed.
     """
     if bytes(data[:2]) == b"\xff\xd8":
@@ -90,7 +89,7 @@ def decode_image(data: bytes | memoryview) -> Array:
 
 
 def _decode_jpeg(data: bytes | memoryview) -> Array | None:
-    """By simplejpeg; None where only Pillow can tell."""
+    """Decode by simplejpeg; return None if Pillow has to try."""
     try:
         simplejpeg = load_optional("simplejpeg", needed_by="decoding JPEG", extra="tar")
     except ImportError:
@@ -105,7 +104,7 @@ def _decode_jpeg(data: bytes | memoryview) -> Array | None:
     try:
         return simplejpeg.decode_jpeg(data, "RGB")
     except ValueError as error:
-        raise CorruptFileError(f"a JPEG image that does not decode: {error}") from error
+        raise CorruptFileError(f"a JPEG image cannot be decoded: {error}") from error
 
 
 def _decode_with_pillow(data: bytes | memoryview) -> Array:
@@ -115,14 +114,14 @@ def _decode_with_pillow(data: bytes | memoryview) -> Array:
             _check_pixels(image.height, image.width)
             if image.mode not in _EIGHT_BITS:
                 raise UnsupportedFormatError(
-                    f"a {image.format} image of mode {image.mode!r} does not fit into 8 bits a channel: decode it with "
+                    f"a {image.format} image of mode {image.mode!r} does not fit in 8 bits per channel: decode it with "
                     "a function of your own"
                 )
             return np.array(image.convert("RGB"))
     except (CorruptFileError, UnsupportedFormatError):
         raise
-    except Exception as error:  # what its plug-ins raise depends on where the damage is
-        raise CorruptFileError(f"an image that does not decode: {error}") from error
+    except Exception as error:  # Pillow's plug-ins raise various errors
+        raise CorruptFileError(f"an image cannot be decoded: {error}") from error
 
 
 _EIGHT_BITS = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr"))
@@ -130,7 +129,7 @@ _EIGHT_BITS = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX",
 
 def _check_pixels(height: int, width: int) -> None:
     if height * width > GREATEST_IMAGE:
-        raise CorruptFileError(f"an image of {height} x {width} pixels, {GREATEST_IMAGE} are accepted")
+        raise CorruptFileError(f"an image of {height} x {width} pixels; the limit is {GREATEST_IMAGE}")
 
 
 def _no_pixels() -> Array:
@@ -159,21 +158,21 @@ _BY_EXTENSION = {extension: decoder for decoder in DECODERS.values() for extensi
 
 
 def known_extension(extension: str) -> Decoder | None:
-    """The decoder that the last part of an extension means, if any: ``left.png`` is an image."""
+    """Return the decoder for the last part of an extension, such as ``left.png``, or None."""
     return _BY_EXTENSION.get(extension.rpartition(".")[2].lower())
 
 
 def find_decoder(what: str | Callable[[bytes], Any], extension: str) -> Decoder:
-    """The decoder called `what`, or one that calls it.
+    """Return the decoder named `what`, or one that calls the function `what`.
 
     Raises:
-        ConfigError: There is no decoder of that name.
+        ConfigError: The name is unknown.
     """
     if callable(what):
         return Decoder(getattr(what, "__qualname__", type(what).__qualname__), what, small=True, own=True)
     if what not in DECODERS:
         raise ConfigError(
-            f"decode[{extension!r}] is {what!r}: {closest(what, DECODERS)}, or a function of bytes",
+            f"decode[{extension!r}] is {what!r}: {closest(what, DECODERS)}, or pass a function of bytes",
             key=f"decode.{extension}",
             value=what,
         )

@@ -1,4 +1,4 @@
-"""Which dtypes a record may hold, in codecs that write them by name."""
+"""The dtypes that records may have, in codecs that store dtypes by name."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from dataload.types import Array
 __all__ = ["parse_dtype", "plain_array"]
 
 _NAME = re.compile(r"[<>|=][biufcmMSU]\d{1,9}(\[\w{1,9}\])?")
-"""What `dtype.str` gives, less objects, which would have to be unpickled, and structures."""
+"""Values of `dtype.str`, except objects, which would have to be unpickled, and structures."""
 
 
 def parse_dtype(name: Any) -> np.dtype[Any]:
-    """The dtype of that name, which comes from a file.
+    """Return the dtype for a name read from a file.
 
     Raises:
-        CorruptFileError: It is no name of a dtype, or of one that is not read.
+        CorruptFileError: The name is not that of a supported dtype.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        what = "objects would have to be unpickled" if "O" in str(name) else "no plain dtype"
+        what = "objects would have to be unpickled" if "O" in str(name) else "not a plain dtype"
         raise CorruptFileError(f"an array of dtype {str(name)[:80]!r}: {what}")
     try:
         dtype = np.dtype(name)
     except (TypeError, ValueError) as error:
         raise CorruptFileError(f"an array of dtype {name!r}: {error}") from error
-    if not dtype.itemsize:  # would fit any number of times into nothing
-        raise CorruptFileError(f"an array of dtype {name!r}: items of no bytes")
+    if not dtype.itemsize:  # any number of items would fit
+        raise CorruptFileError(f"an array of dtype {name!r}: items of zero bytes")
     return dtype
 
 
 def plain_array(value: Any) -> Array:
-    """`value` as an array in C order whose dtype `parse_dtype` reads.
+    """Return `value` as an array in C order with a dtype that `parse_dtype` supports.
 
     Raises:
-        ConfigError: It has another dtype.
+        ConfigError: The dtype is not supported.
     """
     try:
         array = np.asarray(value, order="C")
     except ValueError as error:  # nested lists of different lengths
-        raise ConfigError(f"{type(value).__name__} is no array: {error}") from error
+        raise ConfigError(f"{type(value).__name__} is not an array: {error}") from error
     if array.dtype.kind not in "biufcmMSU" or not array.dtype.itemsize:
-        reason = "would have to be pickled" if array.dtype.hasobject else "is not stored"
-        raise ConfigError(f"an array of {array.dtype} {reason}; give its parts fields of their own")
+        reason = "would have to be pickled" if array.dtype.hasobject else "is not supported"
+        raise ConfigError(f"an array of {array.dtype} {reason}; store its parts in separate fields")
     return array

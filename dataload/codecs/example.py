@@ -1,16 +1,16 @@
-"""``tf.train.Example`` without TensorFlow: the wire format, read and written by hand.
+"""``tf.train.Example`` without TensorFlow: the wire format, read and written directly.
 
-``Example{features{feature: map<string, Feature>}}``, a Feature being one of three lists. What they become:
+An Example is ``Example{features{feature: map<string, Feature>}}``, and a Feature is one of three lists:
 
 | list | decoded | encoded from |
 |---|---|---|
 | float_list | (n,) float32 | float arrays (rounded to float32), floats |
 | int64_list | (n,) int64 | integer and bool arrays, ints, bools |
 | bytes_list of one | bytes | bytes, text (as UTF-8) |
-| bytes_list of several, or none | list of bytes | lists of bytes or text |
+| bytes_list of several or none | list of bytes | lists of bytes or text |
 
-The format has neither shapes nor scalars: a number comes back as an array of one, text as bytes, a list of
-one bytes as that bytes. Arrays of more dimensions are refused, for their shape would be lost.
+The format has neither shapes nor scalars: a number is decoded as an array of length 1, text as bytes, and a list of
+one bytes object as that object. Arrays of more dimensions are refused, because their shape would be lost.
 """
 
 from __future__ import annotations
@@ -35,40 +35,35 @@ _BYTES: Final = 1  # field numbers in Feature
 _FLOAT: Final = 2
 _INT64: Final = 3
 
-# Messages, bytes and packed lists have one wire type, so these are all tags of a usual Example.
+# Messages, bytes and packed lists share one wire type, so these are all the tags of a usual Example.
 _FIRST: Final = 1 << 3 | LENGTH  # field 1: in Example, in Features, the name of an entry, in a list
 _SECOND: Final = 2 << 3 | LENGTH  # field 2: the value of an entry
 _KINDS: Final = {kind << 3 | LENGTH: kind for kind in (_BYTES, _FLOAT, _INT64)}
 
 _FLOAT32: Final = np.dtype("<f4")
 _INTEGER: Final = np.dtype(np.int64)
-_MAX_BYTES = 2**31 - 1  # what protobuf reads
+_MAX_BYTES = 2**31 - 1  # protobuf's limit
 
 
 def decode(data: bytes | memoryview) -> dict[str, Any]:
-    """The fields of a serialized Example.
+    """Decode a serialized Example to its fields.
 
     Raises:
-        CorruptFileError: These bytes are no Example.
-        MissingDependencyError: They are not in the layout that all usual writers produce, and protobuf, which
-            reads the others, is not installed.
+        CorruptFileError: The bytes are not an Example.
+        MissingDependencyError: The Example has an unusual layout, which only protobuf reads, and protobuf is not
+            installed.
     """
     spans = _plain(data)
     if spans is not None:
         try:
             return {name: _value(data, *span) for name, span in spans.items()}
-        except CorruptFileError:  # protobuf says what it is that this record is not
+        except CorruptFileError:  # protobuf gives the reason
             pass
     return _decode_any(data)
 
 
 def decode_batch(buffers: Sequence[bytes | memoryview], fields: Sequence[str] | None) -> Batch | None:
-    """Columns of Examples that differ only in their values; None if they differ otherwise.
-
-    Args:
-        buffers: Serialized Examples, at least one.
-        fields: Names of the fields to read; None means all.
-    """
+    """Decode serialized Examples, at least one, to columns; see `columns_by_layout`."""
     return columns_by_layout(buffers, fields, _layout)
 
 
@@ -89,40 +84,39 @@ def _layout(data: bytes | memoryview) -> Layout | None:
 
 
 def _plain(data: bytes | memoryview) -> dict[str, tuple[int, int, int]] | None:
-    """Where the values lie in an Example as all usual writers serialize it: name -> kind, start, stop.
+    """Return the spans of the values in an Example of the usual layout: name -> kind, start, stop.
 
-    That is: each message has its fields once and in order, and each list is packed, or one bytes. Anything
-    else, valid or not, gives None. Each part has to end where the part that holds it does, so no length is
-    believed unchecked.
+    In that layout, each message has its fields once and in order, and each list is packed, or holds one bytes object.
+    Anything else, valid or not, gives None. Each part must end where its parent ends, so every length is checked.
     """
     spans: dict[str, tuple[int, int, int]] = {}
     end = len(data)
     try:
-        place, stop = payload_span(data, 1)
+        position, stop = payload_span(data, 1)
         if data[0] != _FIRST or stop != end:
             return None
-        while place < end:
-            entry, entry_end = payload_span(data, place + 1)
+        while position < end:
+            entry, entry_end = payload_span(data, position + 1)
             name, name_end = payload_span(data, entry + 1)
             feature, feature_end = payload_span(data, name_end + 1)
             packed, packed_end = payload_span(data, feature + 1)
             start, stop = payload_span(data, packed + 1)
             if not stop == packed_end == feature_end == entry_end <= end:
                 return None
-            if not data[place] == data[entry] == data[packed] == _FIRST or data[name_end] != _SECOND:
+            if not data[position] == data[entry] == data[packed] == _FIRST or data[name_end] != _SECOND:
                 return None
             kind = _KINDS[data[feature]]
             if kind == _FLOAT and (stop - start) % _FLOAT32.itemsize:
                 return None
             spans[str(data[name:name_end], "utf-8")] = kind, start, stop
-            place = entry_end
+            position = entry_end
     except (CorruptFileError, IndexError, KeyError, UnicodeDecodeError):
         return None
     return spans
 
 
 def _value(data: bytes | memoryview, kind: int, start: int, stop: int) -> Any:
-    """The value of a plain feature."""
+    """Decode a feature of the usual layout."""
     if kind == _BYTES:
         return bytes(data[start:stop])
     if kind == _FLOAT:
@@ -131,12 +125,12 @@ def _value(data: bytes | memoryview, kind: int, start: int, stop: int) -> Any:
 
 
 def _decode_any(data: bytes | memoryview) -> dict[str, Any]:
-    """Any valid Example: parts in any order or several times, lists not packed, unknown fields."""
+    """Decode any valid Example by protobuf: parts in any order or repeated, unpacked lists, unknown fields."""
     parse, invalid = _parser()
     try:
         features = parse(bytes(data)).features.feature
     except invalid as error:
-        raise CorruptFileError(f"no tf.train.Example ({len(data)} bytes): {error}") from error
+        raise CorruptFileError(f"not a tf.train.Example ({len(data)} bytes): {error}") from error
     record: dict[str, Any] = {}
     for name in sorted(features):
         feature = features[name]
@@ -153,7 +147,7 @@ def _decode_any(data: bytes | memoryview) -> dict[str, Any]:
 
 @functools.cache
 def _parser() -> tuple[Callable[[bytes], Any], type[Exception]]:
-    """Protobuf's parser of Example, and what it raises; the schema is built here, in a pool of its own."""
+    """Return protobuf's parser of Example and its exception. The schema is built in a separate pool."""
 
     def load(module: str) -> Any:
         name = f"google.protobuf.{module}"
@@ -167,7 +161,7 @@ def _parser() -> tuple[Callable[[bytes], Any], type[Exception]]:
 
 
 def _field(name: str, number: int, kind: int | str, *, many: bool = False, **more: Any) -> dict[str, Any]:
-    """A FieldDescriptorProto; `kind` is a scalar's number or a message's name."""
+    """Return a FieldDescriptorProto. `kind` is the number of a scalar type or the name of a message."""
     typed = {"type": kind} if isinstance(kind, int) else {"type": 11, "type_name": f".dataload.{kind}"}
     return {"name": name, "number": number, "label": 3 if many else 1, **typed, **more}
 
@@ -207,10 +201,10 @@ _SCHEMA: Final = {
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """A serialized Example with the fields of `record`.
+    """Serialize the fields of `record` as an Example.
 
     Raises:
-        ConfigError: A value fits none of the three lists.
+        ConfigError: A value does not fit any of the three lists.
     """
     entries: list[bytes] = []
     for name, value in record.items():
@@ -220,7 +214,7 @@ def encode(record: Mapping[str, Any]) -> bytes:
             raise ConfigError(f"field {name!r}: {error}", key=name) from error
     data = build_field(1, b"".join(entries))
     if len(data) > _MAX_BYTES:
-        raise ConfigError(f"an Example of {len(data)} bytes: protobuf reads {_MAX_BYTES} at most")
+        raise ConfigError(f"an Example of {len(data)} bytes; the limit of protobuf is {_MAX_BYTES}")
     return data
 
 
@@ -231,8 +225,8 @@ def _feature(value: Any) -> bytes:
     array = plain_array(value)
     if array.ndim > 1:
         raise ConfigError(
-            f"an array of shape {array.shape}; an Example holds flat lists, which would lose it: flatten it, or "
-            "choose codec tensorprotos, msgpack or npz"
+            f"an array of shape {array.shape}; an Example holds flat lists, which lose the shape: flatten it, or use "
+            "codec tensorprotos, msgpack or npz"
         )
     array = array.reshape(-1)
     if array.dtype.kind == "f":
@@ -240,7 +234,7 @@ def _feature(value: Any) -> bytes:
     if array.dtype.kind not in "biu":
         raise ConfigError(f"an array of {array.dtype}; an Example holds float32, int64 and bytes")
     if array.dtype == np.uint64 and (array >> np.uint64(63)).any():
-        raise ConfigError("values beyond int64, the only integer of an Example")
+        raise ConfigError("values beyond int64, the only integer type of an Example")
     return build_field(_INT64, build_field(1, encode_varints(array.astype(np.int64))))
 
 
@@ -251,11 +245,11 @@ def _as_float32(array: Array) -> Array:
         with np.errstate(over="raise"):
             return array.astype("<f4")
     except FloatingPointError:
-        raise ConfigError("values beyond float32, the only float of an Example") from None
+        raise ConfigError("values beyond float32, the only float type of an Example") from None
 
 
 def _texts(value: Any) -> list[bytes] | None:
-    """The elements of a bytes_list; None for what is none."""
+    """Return the elements of a bytes_list, or None if the value is not one."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return [bytes(value)]
     if isinstance(value, str):

@@ -1,8 +1,8 @@
-"""Columns of serialized records of few wire layouts, copied out of all of them at once.
+"""Columns of serialized records that share a few wire layouts, copied from all records at once.
 
-Records of equal length are taken together. The first of them is parsed, which tells where the values lie; those that
-equal it in every other byte are read alike, and the first of the others is parsed in turn. Long values are copied
-once, from the record to the column.
+Records of equal length are handled together. The first is parsed to find the spans of its values. All records that
+equal it in every other byte have the same spans; the first of the rest is parsed next. Long values are copied once,
+from the record to the column.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ __all__ = ["Layout", "RecordTable", "Span", "columns_by_layout"]
 _Data = bytes | memoryview
 
 _FEWEST_ROWS = 4
-"""Records per layout, on average, from which taking them together is worth it."""
+"""Fewest records per layout, on average, for which handling them together pays."""
 
 _LEAN_LAYOUTS = 4
-"""So many layouts may have fewer records than that before they are taken for a sign of many layouts."""
+"""Number of layouts that may have fewer records, before many layouts are assumed."""
 
 _LONG_BYTES = 512
-"""From here on a value is cut out of each record instead of being copied twice.
+"""Size from which a value is cut out of each record instead of being copied twice.
 
-In warm memory that pays from about 4 KB on only, but copies of whole batches, made and freed at each step, may be given
-back to the system and faulted in again: several times slower.
+In warm memory, that pays only from about 4 KB on. But copies of whole batches, made and freed at each step, may be
+returned to the system and faulted in again, which is several times slower.
 """
 
 
 class RecordTable(Sequence[memoryview]):
-    """Serialized records of one length that lie in one array: no record has to be looked at by itself.
+    """Serialized records of one length in one array, so that no record is handled by itself.
 
     Args:
-        rows: (records, bytes) uint8, of which each row is contiguous.
+        rows: (records, bytes) uint8, each row contiguous.
     """
 
     __slots__ = ("rows",)
@@ -63,18 +63,18 @@ class RecordTable(Sequence[memoryview]):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where the value of a field lies in a record, and what it is.
+    """The bytes of a field's value in a record, and their meaning.
 
     Attributes:
-        start: First byte.
-        stop: Byte behind the last.
-        dtype: Of the values, as they stand in the record or as `convert` gives them; that of the column is the
-            same in the byte order of this machine. None for values that are no arrays.
-        shape: Of one value.
-        convert: Rows of these bytes, (rows, bytes) uint8 with any strides, to new values, (rows, *shape); None if
-            the bytes are the values.
-        mask: Bits of these bytes that say how to read the others, and so must be the same in all records.
-        item: Makes a value that is no array of its bytes.
+        start: Offset of the first byte.
+        stop: Offset after the last byte.
+        dtype: Dtype of the values as stored, or as returned by `convert`. The column has it in native byte order.
+            None for values that are not arrays.
+        shape: Shape of one value.
+        convert: Converts these bytes, (rows, bytes) uint8 with any strides, to new values, (rows, *shape). None if the
+            bytes are the values.
+        mask: Bits of these bytes that determine how to read the others, so they must be equal in all records.
+        item: Makes a value that is not an array from its bytes.
     """
 
     start: int
@@ -87,18 +87,18 @@ class Span:
 
     @property
     def is_long(self) -> bool:
-        """Whether these bytes are better left out of the table of their group."""
+        """Whether these bytes are left out of the table of their group."""
         return self.convert is None and self.stop - self.start >= _LONG_BYTES
 
     @property
     def column(self) -> tuple[object, ...]:
-        """What spans of one field have in common that make one column."""
-        # what is long is cut out of the records, so it has to be long in all of them
+        """What must be equal in spans that form one column."""
+        # long values are cut out of the records, so they must be long in all records
         return (self.item,) if self.dtype is None else (self.dtype, self.shape, self.is_long)
 
 
 Layout = Mapping[str, Span]
-"""The spans of a record by name; they do not overlap."""
+"""The spans of a record, by field name. They do not overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,31 +106,31 @@ class _Group:
     """Records of one length and one layout.
 
     Attributes:
-        rows: Which rows of the batch they are; None for all.
-        layout: Of each of them.
+        rows: Their rows in the batch. None for all rows.
+        layout: Their layout.
         table: (rows, bytes) uint8, the records without the long spans.
-        places: Where in the table the other spans lie.
+        columns: The columns of the table that hold each of the other spans.
     """
 
     rows: Int64Array | None
     layout: Layout
     table: BytesArray
-    places: Mapping[str, slice]
+    columns: Mapping[str, slice]
 
 
 def columns_by_layout(
     buffers: Sequence[_Data], fields: Sequence[str] | None, parse: Callable[[_Data], Layout | None]
 ) -> Batch | None:
-    """Columns of records that differ only in their values.
+    """Decode records that differ only in their values to columns.
 
     Args:
         buffers: The records, at least one.
-        fields: Names of the fields to read; None means all.
-        parse: Finds the layout of a record; None where spans cannot tell its values.
+        fields: Names of the fields to decode. None decodes all.
+        parse: Returns the layout of a record, or None if spans cannot describe it.
 
     Returns:
-        What collating the decoded records gives; None if they have many layouts, or different fields, dtypes
-        or shapes, `fields` are not among them, or a record is corrupt: decoding one by one says which.
+        The batch that collating the decoded records gives. None if they must be decoded one by one: they have many
+        layouts, or different fields, dtypes or shapes, a field is missing, or a record is corrupt.
     """
     try:
         groups = _groups(buffers, parse)
@@ -145,12 +145,12 @@ def columns_by_layout(
 
 
 def _groups(buffers: Sequence[_Data], parse: Callable[[_Data], Layout | None]) -> list[_Group]:
-    """All records by layout, that of the first one first; none if columns would not serve or not pay."""
+    """Group records by layout, that of the first record first; return [] if columns are impossible or do not pay."""
     waiting = _by_length(buffers)
     groups: list[_Group] = []
     taken = 0
     while waiting:
-        rows = waiting.pop(0)  # that of the first record first: the order of its fields counts
+        rows = waiting.pop(0)  # the first record's group first: its order of fields counts
         several = buffers if rows is None else [buffers[row] for row in rows.tolist()]
         layout = parse(several[0])
         if layout is None or (groups and not _agree(layout, groups[0].layout)):
@@ -167,7 +167,7 @@ def _groups(buffers: Sequence[_Data], parse: Callable[[_Data], Layout | None]) -
 
 
 def _by_length(buffers: Sequence[_Data]) -> list[Int64Array | None]:
-    """Rows of equally long records, (n,) int64; None stands for all rows. Nothing if it is not worth it."""
+    """Return groups of rows with equally long records, (n,) int64 or None for all rows; [] if it does not pay."""
     if isinstance(buffers, RecordTable):
         return [None] if len(buffers) >= _FEWEST_ROWS else []
     lengths = list(map(len, buffers))
@@ -181,25 +181,25 @@ def _by_length(buffers: Sequence[_Data]) -> list[Int64Array | None]:
 
 
 def _split(rows: Int64Array | None, buffers: Sequence[_Data], layout: Layout) -> tuple[_Group, Int64Array]:
-    """The records that equal the first in every byte that is no value, and the rows of the others."""
+    """Return the records that equal the first in every byte outside values, and the rows of the others."""
     table = _table(buffers, [span for span in layout.values() if span.is_long])
-    places = _places(layout)
+    columns = _table_columns(layout)
     mask = np.full(table.shape[1], 0xFF, np.uint8)
-    for name, place in places.items():
-        mask[place] = layout[name].mask
+    for name, column in columns.items():
+        mask[column] = layout[name].mask
     structural = np.flatnonzero(mask)
-    few = 2 * len(structural) < len(mask)  # else picking them costs more than looking at all
+    few = 2 * len(structural) < len(mask)  # otherwise selecting them costs more than comparing all
     structure = table.take(structural, axis=1) & mask[structural] if few else table & mask
     differs = structure != structure[0]
     if not differs.any():
-        return _Group(rows, layout, table, places), np.empty(0, np.int64)
-    other = differs.any(axis=1)  # many times slower than the above
+        return _Group(rows, layout, table, columns), np.empty(0, np.int64)
+    other = differs.any(axis=1)  # many times slower than the check above
     of_row = np.arange(len(buffers)) if rows is None else rows
-    return _Group(of_row[~other], layout, table[~other], places), of_row[other]
+    return _Group(of_row[~other], layout, table[~other], columns), of_row[other]
 
 
 def _table(buffers: Sequence[_Data], without: Iterable[Span]) -> BytesArray:
-    """(rows, bytes) uint8, the records without some spans."""
+    """Return the records without some spans, (rows, bytes) uint8."""
     edges = [0, *(edge for span in sorted((s.start, s.stop) for s in without) for edge in span), len(buffers[0])]
     kept = [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]
     if isinstance(buffers, RecordTable):
@@ -208,16 +208,16 @@ def _table(buffers: Sequence[_Data], without: Iterable[Span]) -> BytesArray:
     return np.frombuffer(b"".join(pieces), np.uint8).reshape(len(buffers), -1)
 
 
-def _places(layout: Layout) -> dict[str, slice]:
-    """Where the spans that are not long lie in a row of the table."""
-    places: dict[str, slice] = {}
+def _table_columns(layout: Layout) -> dict[str, slice]:
+    """Return the columns of the table that hold each of the spans that are not long."""
+    columns: dict[str, slice] = {}
     removed = 0
     for name, span in sorted(layout.items(), key=lambda item: item[1].start):
         if span.is_long:
             removed += span.stop - span.start
         else:
-            places[name] = slice(span.start - removed, span.stop - removed)
-    return places
+            columns[name] = slice(span.start - removed, span.stop - removed)
+    return columns
 
 
 def _agree(one: Layout, other: Layout) -> bool:
@@ -235,7 +235,7 @@ def _column(name: str, buffers: Sequence[_Data], groups: list[_Group]) -> Any:
             span = groups[0].layout[name]
             values = np.array(buffers.rows[:, span.start : span.stop], order="C")
             return values.view(first.dtype).reshape(shape).astype(dtype, copy=False)
-        # a bytearray, for what is made of it shall be writable
+        # a bytearray, so that the array is writable
         joined = bytearray().join(_pieces(name, buffers, groups))
         return np.frombuffer(joined, first.dtype).reshape(shape).astype(dtype, copy=False)
     if groups[0].rows is None:
@@ -247,13 +247,13 @@ def _column(name: str, buffers: Sequence[_Data], groups: list[_Group]) -> Any:
 
 
 def _values(name: str, dtype: np.dtype[Any], group: _Group) -> Array:
-    """New values of one field of the records of a group, in their order."""
-    convert, rows = group.layout[name].convert, group.table[:, group.places[name]]
+    """Return new values of one field of a group's records, in their order."""
+    convert, rows = group.layout[name].convert, group.table[:, group.columns[name]]
     return np.array(rows, order="C").view(dtype) if convert is None else convert(rows)
 
 
 def _pieces(name: str, buffers: Sequence[_Data], groups: list[_Group]) -> list[_Data]:
-    """The bytes of one span of each record."""
+    """Return the bytes of one field of each record."""
     spans = [slice(group.layout[name].start, group.layout[name].stop) for group in groups]
     if groups[0].rows is None:
         return [buffer[spans[0]] for buffer in buffers]

@@ -1,14 +1,14 @@
-"""Records as msgpack maps, with arrays the way msgpack-numpy writes them, so that each reads the other's.
+"""Records as msgpack maps, compatible with msgpack-numpy in both directions.
 
-| value | msgpack | comes back as |
+| value | msgpack | decoded as |
 |---|---|---|
 | array | ``{b"nd": True, b"type": dtype, b"kind": b"", b"shape": [...], b"data": bytes}`` | the same array |
-| numpy scalar | the same, of no dimensions | array of no dimensions |
+| numpy scalar | the same, with an empty shape | 0-d array |
 | bytes, bytearray | bin | bytes |
-| str, int, float, bool, None | as msgpack has them | the same |
+| str, int, float, bool, None | the native types | the same |
 | lists, maps of these | array, map | list, dict |
 
-msgpack-numpy pickles arrays of objects; those are refused, both ways.
+msgpack-numpy pickles arrays of objects; those are refused in both directions.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ __all__ = ["decode", "encode"]
 
 
 def decode(data: bytes | memoryview) -> dict[str, Any]:
-    """The fields of a msgpack map.
+    """Decode a msgpack map to its fields.
 
     Raises:
-        CorruptFileError: The bytes are no msgpack, hold something else than a map with names, or objects.
+        CorruptFileError: The bytes are not msgpack, not a map with string keys, or an array holds objects.
         MissingDependencyError: msgpack is not installed.
     """
     try:
         record = _msgpack().unpackb(data, object_hook=_array, strict_map_key=False)
     except CorruptFileError:
         raise
-    # msgpack's own errors are ValueErrors, but for a nesting too deep and a length that no memory has.
+    # msgpack raises ValueErrors, except for deep nesting and excessive lengths.
     except (ValueError, TypeError, RecursionError, MemoryError, _msgpack().UnpackException) as error:
         what = f"{type(error).__name__}: {error}"
-        raise CorruptFileError(f"no msgpack ({len(data)} bytes): {what}") from error
+        raise CorruptFileError(f"invalid msgpack ({len(data)} bytes): {what}") from error
     if not isinstance(record, dict):
-        raise CorruptFileError(f"a record is a msgpack map of fields; found {type(record).__name__}")
+        raise CorruptFileError(f"a record must be a msgpack map of fields; found {type(record).__name__}")
     for name in record:
         if not isinstance(name, str):
-            raise CorruptFileError(f"names of fields are text; found {name!r:.80}")
+            raise CorruptFileError(f"names of fields must be strings; found {name!r:.80}")
     return record
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """`record` as a msgpack map.
+    """Encode `record` as a msgpack map.
 
     Raises:
-        ConfigError: msgpack cannot hold a value.
+        ConfigError: A value has an unsupported type.
         MissingDependencyError: msgpack is not installed.
     """
     packer = _msgpack().Packer(default=_plain, use_bin_type=True)
@@ -73,12 +73,12 @@ def _msgpack() -> Any:
 
 
 def _plain(value: Any) -> dict[bytes, Any]:
-    """What stands for an array."""
+    """Return the map that represents an array."""
     if isinstance(value, int):
-        raise ConfigError(f"{value} has more than 64 bits, the most that msgpack holds")
+        raise ConfigError(f"{value} has more than 64 bits, the limit of msgpack")
     if not isinstance(value, (np.ndarray, np.generic)):
         raise ConfigError(
-            f"{type(value).__name__} is nothing that msgpack holds; it holds arrays, bytes, text and numbers"
+            f"{type(value).__name__} is not supported by msgpack, which holds arrays, bytes, text and numbers"
         )
     array = plain_array(value)
     return {
@@ -91,11 +91,11 @@ def _plain(value: Any) -> dict[bytes, Any]:
 
 
 def _array(found: dict[Any, Any]) -> Any:
-    """The array that a map stands for; other maps as they are."""
+    """Return the array that a map represents; return other maps unchanged."""
     if b"nd" not in found:
         if {"nd", "type", "data"} <= found.keys():
             raise CorruptFileError(
-                "an array written with use_bin_type=False, whose bytes msgpack cannot tell from text: write it with "
+                "an array was written with use_bin_type=False, so its bytes cannot be told from text: write it with "
                 "use_bin_type=True"
             )
         return found
@@ -108,4 +108,4 @@ def _array(found: dict[Any, Any]) -> Any:
             raise ValueError(f"{size} for {dtype} {str(shape)[:80]}")
         return np.ndarray(shape, dtype, data).copy()
     except (ValueError, TypeError, OverflowError) as error:
-        raise CorruptFileError(f"no array as msgpack-numpy writes it: {error}") from error
+        raise CorruptFileError(f"invalid array of msgpack-numpy: {error}") from error

@@ -1,4 +1,4 @@
-"""The header of a .npy file, parsed once per distinct header; nothing is ever unpickled."""
+"""The .npy format. Each distinct header is parsed once, and nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from dataload.types import Array
 __all__ = ["MAGIC", "NpyLayout", "build_npy", "npy_layout", "parse_npy"]
 
 MAGIC = b"\x93NUMPY"
-_LONGEST_HEADER = 10_000  # bytes; what numpy itself accepts: parsing time grows faster than the length
+_LONGEST_HEADER = 10_000  # bytes, as in numpy: parsing time grows faster than the length
 _KEYS = {"descr", "fortran_order", "shape"}
-_PREFIX = 12  # magic, version and the length of the header, at most
+_PREFIX = 12  # longest prefix: magic, version and length of the header
 
 
 @dataclass(frozen=True, slots=True)
 class NpyLayout:
-    """What the header of a .npy file says.
+    """The header of a .npy file.
 
     Attributes:
-        dtype: Of the items; never of objects.
-        shape: Of the array.
-        fortran: The items stand with the first axis varying fastest.
-        start: Bytes of the header, which is where the items start.
+        dtype: Dtype of the items, never of objects.
+        shape: Shape of the array.
+        fortran: Whether the items are in Fortran order, with the first axis varying fastest.
+        start: Offset of the items in the file, in bytes.
     """
 
     dtype: np.dtype[Any]
@@ -41,18 +41,11 @@ class NpyLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the items."""
+        """Size of the items in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def rows(self, items: Array) -> Array:
-        """Arrays from their items.
-
-        Args:
-            items: (rows, nbytes) uint8, contiguous.
-
-        Returns:
-            (rows, *shape), sharing memory with `items`.
-        """
+        """Return a (rows, *shape) array that shares memory with `items`, (rows, nbytes) uint8, contiguous."""
         if not self.nbytes:
             return np.empty((len(items), *self.shape), self.dtype)
         flat = items.view(self.dtype)
@@ -62,27 +55,24 @@ class NpyLayout:
 
 
 def npy_layout(data: bytes | memoryview) -> NpyLayout:
-    """Read the header.
-
-    Args:
-        data: The file, or at least its header.
+    """Parse the header of `data`, which is a .npy file or at least its header.
 
     Raises:
-        CorruptFileError: It is none, or its items would have to be unpickled. The error has no path yet.
+        CorruptFileError: It is not a valid header, or the items would have to be unpickled. The error has no path yet.
     """
     prefix = bytes(data[:_PREFIX])
     if prefix[:6] != MAGIC or len(prefix) < 10:
-        raise CorruptFileError(f"a .npy file starts with {MAGIC!r}, found {prefix[:8]!r}")
+        raise CorruptFileError(f"a .npy file must start with {MAGIC!r}, found {prefix[:8]!r}")
     version, width = prefix[6], 2 if prefix[6] == 1 else 4
     if version not in (1, 2, 3) or prefix[7]:
-        raise CorruptFileError(f"a .npy file of version {version}.{prefix[7]}, known are 1.0, 2.0 and 3.0")
+        raise CorruptFileError(f"a .npy file of version {version}.{prefix[7]}; supported are 1.0, 2.0 and 3.0")
     start = 8 + width + int.from_bytes(prefix[8 : 8 + width], "little")
     if start > min(len(data), _LONGEST_HEADER + _PREFIX):
-        raise CorruptFileError(f"a .npy file whose header ends at byte {start}, and it has {len(data)}")
+        raise CorruptFileError(f"the header of a .npy file claims to end at byte {start} of {len(data)}")
     return _parse_header(bytes(data[8 + width : start]), start, version)
 
 
-@lru_cache(maxsize=256)  # the records of a data set have few different headers
+@lru_cache(maxsize=256)  # the records of a data set have few distinct headers
 def _parse_header(text: bytes, start: int, version: int) -> NpyLayout:
     try:
         header: Any = ast.literal_eval(text.decode("utf-8" if version == 3 else "latin-1").strip(" \n"))
@@ -90,11 +80,11 @@ def _parse_header(text: bytes, start: int, version: int) -> NpyLayout:
             raise CorruptFileError(f"the header of a .npy file has the keys {sorted(map(str, header))!s:.80}")
         descr, shape, fortran = header["descr"], header["shape"], header["fortran_order"]
         dtype = np.lib.format.descr_to_dtype(descr) if isinstance(descr, list) else parse_dtype(descr)
-        np.empty((0, *shape), dtype)  # refuses what no array can have: too many dimensions, too large extents
+        np.empty((0, *shape), dtype)  # refuses too many dimensions and too large extents
     except CorruptFileError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, MemoryError, RecursionError) as error:
-        raise CorruptFileError(f"the header of a .npy file does not parse: {error}") from error
+        raise CorruptFileError(f"the header of a .npy file is invalid: {error}") from error
     if dtype.hasobject or not dtype.itemsize:
         raise CorruptFileError(f"a .npy file of {dtype}: objects would have to be unpickled")
     if type(shape) is not tuple or type(fortran) is not bool:
@@ -105,10 +95,10 @@ def _parse_header(text: bytes, start: int, version: int) -> NpyLayout:
 
 
 def parse_npy(data: bytes | memoryview) -> Array:
-    """The array that a .npy file holds, a copy.
+    """Return a copy of the array in a .npy file.
 
     Raises:
-        CorruptFileError: It is no such file, or not as long as its header says. The error has no path yet.
+        CorruptFileError: It is not a .npy file, or its length disagrees with its header. The error has no path yet.
     """
     layout = npy_layout(data)
     found = len(data) - layout.start
@@ -122,7 +112,7 @@ def parse_npy(data: bytes | memoryview) -> Array:
 
 
 def build_npy(array: Array) -> bytes:
-    """The .npy file of an array that holds no objects."""
+    """Return the .npy file of an array, which must not hold objects."""
     stream = io.BytesIO()
     np.lib.format.write_array(stream, array, allow_pickle=False)
     return stream.getvalue()

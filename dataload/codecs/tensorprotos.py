@@ -1,6 +1,6 @@
-"""caffe2's ``TensorProtos``, the records of TorchRecord: read and written by hand on the wire format.
+"""caffe2's ``TensorProtos``, the records of TorchRecord: the wire format, read and written directly.
 
-| value | data_type | where the values stand | dims |
+| value | data_type | field of the values | dims |
 |---|---|---|---|
 | bytes | BYTE | byte_data | none |
 | str | STRING | string_data, UTF-8 | none |
@@ -10,14 +10,14 @@
 | bool, int8, uint16, int16, float16 | the type's own | int32_data | its shape |
 | object array of bytes | STRING | string_data | its shape |
 
-A Python int is an int64 array without dimensions, a float a float64 one. Read back, all of these are exactly
-what they were. Of what others write:
+A Python int is written as a 0-d int64 array, a float as a 0-d float64 array. Decoding gives back exactly what was
+written. In records of other writers:
 
-- A tensor without a name, or with one that is taken, is called by its place: ``"0"``, ``"1"``, ...
-- BYTE data that do not fit their dims are a flat array: the original's pictures have dims [width, height]
-  and height * width * 3 bytes. Other types whose dims do not fit are an error.
-- Without dims one value has no dimensions, several have one.
-- STRING without dims is text where it is UTF-8, else bytes.
+- A tensor without a name, or with a name that is taken, is named by its position: ``"0"``, ``"1"``, ...
+- BYTE data that do not fit their dims become a flat array: the original's pictures have dims [width, height] and
+  height * width * 3 bytes. For other types, dims that do not fit are an error.
+- Without dims, one value becomes a 0-d array, several become a 1-d array.
+- STRING without dims becomes text if it is UTF-8, otherwise bytes.
 """
 
 from __future__ import annotations
@@ -53,51 +53,43 @@ __all__ = ["decode", "decode_batch", "encode"]
 
 _Data = bytes | memoryview
 
-# by kind and size, as in dtype.str: the names of dtypes are slow to come by
+# by kind and size, as in dtype.str, because dtype.name is slow
 _BY_DTYPE = {kind.dtype.str[1:]: number for number, kind in TYPES.items() if number != UINT8}
-_MAX_BYTES = 2**31 - 1  # what protobuf reads
+_MAX_BYTES = 2**31 - 1  # protobuf's limit
 
 
 def decode(data: _Data) -> dict[str, Value]:
-    """The fields of serialized TensorProtos, in the order of the bytes; the values are the caller's own.
+    """Decode serialized TensorProtos to fields, in the order of the bytes. The values belong to the caller.
 
     Raises:
-        CorruptFileError: These bytes are no TensorProtos, or a tensor contradicts itself.
+        CorruptFileError: The bytes are not TensorProtos, or a tensor contradicts itself.
     """
     return {name: _value(data, name, tensor) for name, tensor in scan_record(data).items()}
 
 
 def decode_batch(buffers: Sequence[_Data], fields: Sequence[str] | None) -> Batch | None:
-    """Columns of records that differ only in their values.
-
-    Args:
-        buffers: Serialized TensorProtos, at least one.
-        fields: Names of the fields to read; None means all.
-
-    Returns:
-        What collating the decoded records gives; None if that would have to be tried.
-    """
+    """Decode serialized TensorProtos, at least one record, to columns; see `columns_by_layout`."""
     return columns_by_layout(buffers, fields, _layout)
 
 
 def _layout(data: _Data) -> Layout | None:
-    """Where the values of each tensor lie, if each lies in one piece."""
+    """Return the span of each tensor's values, if each is in one piece."""
     layout: dict[str, Span] = {}
     for name, tensor in scan_record(data).items():
         value = _value(data, name, tensor)
         kind = TYPES[tensor.data_type]
         is_text = tensor.data_type == STRING
-        place = tensor.values.get(kind.field, (0, 0))
-        if isinstance(place, bytearray) or (is_text and isinstance(value, np.ndarray)):
+        span = tensor.values.get(kind.field, (0, 0))
+        if isinstance(span, bytearray) or (is_text and isinstance(value, np.ndarray)):
             return None
         if is_text:
             layout[name] = Span(*tensor.texts[0], item=_text)
         elif not isinstance(value, np.ndarray):
-            layout[name] = Span(*place)
+            layout[name] = Span(*span)
         elif kind.is_varint:
-            layout[name] = Span(*place, kind.dtype, value.shape, _converter(name, kind), mask=0x80)
+            layout[name] = Span(*span, kind.dtype, value.shape, _converter(name, kind), mask=0x80)
         else:
-            layout[name] = Span(*place, kind.dtype, value.shape)
+            layout[name] = Span(*span, kind.dtype, value.shape)
     return layout
 
 
@@ -121,7 +113,7 @@ def _value(data: _Data, name: str, tensor: Tensor) -> Value:
         array = _narrow(_varints(raw, name), name, kind)
     elif len(raw) % kind.dtype.itemsize:
         raise CorruptFileError(
-            f"tensor {name!r} has {len(raw)} bytes of {kind.name} data: no multiple of {kind.dtype.itemsize}"
+            f"tensor {name!r} has {len(raw)} bytes of {kind.name} data, not a multiple of {kind.dtype.itemsize}"
         )
     else:
         array = np.frombuffer(raw, kind.dtype).astype(kind.dtype.newbyteorder("="))
@@ -162,7 +154,7 @@ def _shaped(array: Array, name: str, tensor: Tensor, kind: DataType) -> Array:
 
 
 def _fit(dims: Sequence[int], count: int) -> bool:
-    """Whether the product is `count`; hostile dims make no large numbers on the way."""
+    """Whether the product is `count`, computed without large intermediate numbers for hostile dims."""
     if len(dims) > MAX_DIMS or min(dims) < 0:
         return False
     if 0 in dims:
@@ -183,7 +175,7 @@ def _varints(raw: _Data | bytearray, name: str) -> Int64Array:
 
 
 def _narrow(numbers: Int64Array, name: str, kind: DataType) -> Array:
-    """The values that integers on the wire stand for."""
+    """Return the values that integers on the wire represent."""
     if kind.name == "INT64":
         return numbers
     low = numbers.astype(np.int32)  # of longer numbers protobuf takes the low 32 bits
@@ -202,28 +194,28 @@ def _narrow(numbers: Int64Array, name: str, kind: DataType) -> Array:
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """Serialized TensorProtos with the fields of `record`, each with its name.
+    """Serialize the fields of `record` as TensorProtos, each with its name.
 
     Raises:
-        ConfigError: The format cannot hold a value.
+        ConfigError: A value has an unsupported type.
     """
     if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - users pass bytes
         raise ConfigError(f"TensorProtos hold fields, got a record of type {type(record).__name__}")
     data = b"".join(build_field(TENSOR, _tensor(name, value)) for name, value in record.items())
     if len(data) > _MAX_BYTES:
-        raise ConfigError(f"a record of {len(data)} bytes: protobuf reads {_MAX_BYTES} at most")
+        raise ConfigError(f"a record of {len(data)} bytes; the limit of protobuf is {_MAX_BYTES}")
     return data
 
 
 def _tensor(name: Any, value: Any) -> bytes:
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"names of fields are text, and not empty; got {name!r}")
+        raise ConfigError(f"names of fields must be non-empty strings; got {name!r}")
     try:
         called = build_field(NAME, name.encode())
         if isinstance(value, str):
             return _head((), STRING) + build_field(STRING_DATA, value.encode()) + called
     except UnicodeEncodeError as error:
-        raise ConfigError(f"field {name!r} holds text that is not UTF-8: {error.reason}", key=name) from None
+        raise ConfigError(f"field {name!r} holds text that UTF-8 cannot encode: {error.reason}", key=name) from None
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _head((), BYTE) + build_field(BYTE_DATA, bytes(value)) + called
     array = _array(name, value)
@@ -232,8 +224,8 @@ def _tensor(name: Any, value: Any) -> bytes:
         return _head(array.shape, STRING) + texts + called
     data_type = _BY_DTYPE[array.dtype.str[1:]]
     if data_type == BYTE and array.ndim == 0:
-        data_type = UINT8  # BYTE without dims are bytes
-    # in the order of the field numbers, as protobuf writes them: the name stands between the data's fields
+        data_type = UINT8  # BYTE without dims is bytes
+    # in order of field numbers, as protobuf writes them: the name comes between the fields of the data
     kind = TYPES[data_type]
     head, values = _head(array.shape, data_type), _values(array, kind)
     return head + (called + values if kind.field > NAME else values + called)
@@ -245,9 +237,9 @@ def _head(shape: tuple[int, ...], data_type: int) -> bytes:
 
 
 def _array(name: str, value: Any) -> Array:
-    """`value` as an array of a dtype that the format has."""
+    """Return `value` as an array of a dtype of the format."""
     if type(value) is int and not -(2**63) <= value < 2**63:
-        raise ConfigError(f"field {name!r} is {value}; the format's integers end at 64 bits", key=name)
+        raise ConfigError(f"field {name!r} is {value}; the format's integers have 64 bits", key=name)
     array = np.asarray(value)
     if array.dtype.kind == "O":
         # without dimensions it would be read as text
@@ -267,7 +259,7 @@ def _all_bytes(array: Array) -> bool:
 
 
 def _values(array: Array, kind: DataType) -> bytes:
-    """The field that holds the values, none for an empty array."""
+    """Encode the field that holds the values; empty for an empty array."""
     if not array.size:
         return b""
     flat = array.reshape(-1)

@@ -1,4 +1,4 @@
-"""Varints of the protobuf wire format: 7 bits a byte, lowest first, the high bit set on all but the last."""
+"""Varints of the protobuf wire format: 7 bits per byte, lowest first, with the high bit set in all but the last."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ __all__ = ["encode_varint", "encode_varints", "parse_packed", "parse_varint", "p
 
 _MAX_BYTES = 10  # 64 bits
 _MASK = 2**64 - 1
-_FEW = 16  # up to here a Python loop beats numpy's fixed costs
-_SHORT_BYTES = 24  # and here, for reading
+_FEW = 16  # numbers for which a Python loop beats numpy's fixed costs, when writing
+_SHORT_BYTES = 24  # the same when reading, in bytes
 
-_CUT = "the packed integers end in the middle of one"
+_CUT = "the packed integers end in the middle of an integer"
 _LONG = f"a packed integer has more than {_MAX_BYTES} bytes"
 
 
 def parse_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """One number and the position behind it.
+    """Return the number at `position`, and the position after it.
 
     Raises:
-        CorruptFileError: It does not end within 10 bytes.
-        IndexError: The data end before it does.
+        CorruptFileError: The number does not end within 10 bytes.
+        IndexError: The data end within the number.
     """
     number = shift = 0
-    for place in range(position, position + _MAX_BYTES):
-        byte = data[place]
+    for at in range(position, position + _MAX_BYTES):
+        byte = data[at]
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number, place + 1
+            return number, at + 1
         shift += 7
     raise CorruptFileError(f"a varint at byte {position} of the record has more than {_MAX_BYTES} bytes")
 
 
 def parse_packed(data: bytes | bytearray | memoryview) -> Int64Array:
-    """The numbers that stand one after another, of any lengths.
+    """Parse consecutive numbers of any lengths.
 
     Returns:
-        (n,) int64, the caller's own; bits beyond the 64th are dropped, as protobuf does.
+        (n,) int64, owned by the caller. Bits beyond the 64th are dropped, as protobuf does.
 
     Raises:
-        CorruptFileError: A number has more than 10 bytes, or the last one does not end.
+        CorruptFileError: A number has more than 10 bytes, or the last one is incomplete.
     """
     packed = bytes(data)
     if packed.isascii():  # numbers of one byte
@@ -65,16 +65,16 @@ def parse_packed(data: bytes | bytearray | memoryview) -> Int64Array:
 
 
 def parse_varints(rows: BytesArray) -> Int64Array:
-    """All numbers of rows that hold varints of the same lengths.
+    """Parse rows of consecutive numbers, whose lengths are the same in every row.
 
     Args:
-        rows: (rows, bytes) uint8, where the high bits of all rows are those of the first.
+        rows: (rows, bytes) uint8, with the same high bits in every row.
 
     Returns:
-        (rows, numbers) int64; bits beyond the 64th are dropped, as protobuf does.
+        (rows, numbers) int64. Bits beyond the 64th are dropped, as protobuf does.
 
     Raises:
-        CorruptFileError: A number has more than 10 bytes, or the last one does not end.
+        CorruptFileError: A number has more than 10 bytes, or the last one is incomplete.
     """
     first = rows[0]
     if not (first & 0x80).any():
@@ -86,7 +86,7 @@ def parse_varints(rows: BytesArray) -> Int64Array:
     lengths = ends + 1 - starts
     if lengths.max() > _MAX_BYTES:
         raise CorruptFileError(_LONG)
-    if lengths.min() == lengths.max():  # what rows of many numbers mostly are, and many times faster
+    if lengths.min() == lengths.max():  # the usual case for many numbers, and many times faster
         return _joined((rows & np.uint8(0x7F)).reshape(len(rows), -1, lengths[0]))
     shifts = 7 * (np.arange(len(first)) - np.repeat(starts, lengths))
     bits = (rows & 0x7F).astype(np.uint64) << shifts.astype(np.uint64)
@@ -94,15 +94,15 @@ def parse_varints(rows: BytesArray) -> Int64Array:
 
 
 def _joined(groups: BytesArray) -> Int64Array:
-    """(rows, numbers) int64 from their 7-bit groups, (rows, numbers, groups) uint8, the lowest first."""
+    """Join 7-bit groups, (rows, numbers, groups) uint8, lowest first, to (rows, numbers) int64."""
     numbers = groups[..., 0].astype(np.uint64)
-    for place in range(1, groups.shape[2]):
-        numbers |= groups[..., place].astype(np.uint64) << np.uint64(7 * place)
+    for i in range(1, groups.shape[2]):
+        numbers |= groups[..., i].astype(np.uint64) << np.uint64(7 * i)
     return numbers.view(np.int64)
 
 
 def encode_varint(number: int) -> bytes:
-    """One number, 0 <= number < 2**64."""
+    """Encode one number, 0 <= number < 2**64."""
     if number < 0x80:
         return bytes((number,))
     out = bytearray()
@@ -114,11 +114,7 @@ def encode_varint(number: int) -> bytes:
 
 
 def encode_varints(numbers: Int64Array) -> bytes:
-    """Numbers one after another; negative ones take 10 bytes.
-
-    Args:
-        numbers: (n,) int64.
-    """
+    """Encode consecutive numbers, (n,) int64. Negative ones take 10 bytes."""
     if len(numbers) < _FEW:
         return b"".join([encode_varint(number & _MASK) for number in numbers.tolist()])
     unsigned = np.ascontiguousarray(numbers).view(np.uint64)
@@ -126,9 +122,8 @@ def encode_varints(numbers: Int64Array) -> bytes:
     if largest < 0x80:
         return unsigned.astype(np.uint8).tobytes()
     # (n, width): the 7-bit groups of each number, of which the first `lengths` are written
-    width = -(-largest.bit_length() // 7)
-    place = np.arange(width)
-    groups = unsigned[:, None] >> (7 * place).astype(np.uint64)
+    column = np.arange(-(-largest.bit_length() // 7))
+    groups = unsigned[:, None] >> (7 * column).astype(np.uint64)
     lengths = np.maximum(1, (groups != 0).sum(axis=1))[:, None]
-    out = (groups & 0x7F).astype(np.uint8) | np.where(place < lengths - 1, 0x80, 0).astype(np.uint8)
-    return out[place < lengths].tobytes()
+    out = (groups & 0x7F).astype(np.uint8) | np.where(column < lengths - 1, 0x80, 0).astype(np.uint8)
+    return out[column < lengths].tobytes()

@@ -1,4 +1,4 @@
-"""The protobuf wire format: the fields of a message, found without copying and without a schema."""
+"""The protobuf wire format: find the fields of a message without copying and without a schema."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ VARINT, FIXED64, LENGTH, _GROUP, _END_GROUP, FIXED32 = range(6)
 
 _MAX_FIELD = (1 << 29) - 1
 _MAX_GROUPS = 100
-_MAX_LENGTH_BYTES = 5  # of the number that says a length; protobuf reads no more
+_MAX_LENGTH_BYTES = 5  # of a length prefix, as in protobuf
 
 
 def walk(data: bytes | memoryview, start: int, stop: int, message: str) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message, in the order of the bytes.
+    """Yield the fields of a message, in the order of the bytes.
 
     Args:
         data: The record.
-        start: First byte of the message in it.
-        stop: Byte behind the last.
-        message: What these bytes should be, for error messages: ``"TensorProtos"``.
+        start: Offset of the message in the record.
+        stop: Offset after the message.
+        message: Name of the message type, for error messages: ``"TensorProtos"``.
 
     Yields:
-        Number of the field, wire type, and the half-open span of its payload, which lies within the message.
+        Field number, wire type, and the half-open span of the payload, which lies within the message.
 
     Raises:
-        CorruptFileError: These bytes are no message; the text counts bytes from the start of the record.
+        CorruptFileError: The bytes are not a message. The error counts bytes from the start of the record.
     """
     position = start
     while position < stop:
@@ -39,17 +39,17 @@ def walk(data: bytes | memoryview, start: int, stop: int, message: str) -> Itera
             number, wire, first, last = 1, 0, 0, stop + 1
         if last > stop:
             raise CorruptFileError(
-                f"no {message}: the field at byte {position} of the record ends behind byte {stop}, where the "
-                "message does"
+                f"invalid {message}: the field at byte {position} of the record ends after byte {stop}, the end of the "
+                "message"
             )
         if not 0 < number <= _MAX_FIELD:
-            raise CorruptFileError(f"no {message}: field {number} at byte {position} of the record")
+            raise CorruptFileError(f"invalid {message}: field {number} at byte {position} of the record")
         yield number, wire, first, last
         position = last
 
 
 def _field(data: bytes | memoryview, position: int, stop: int, message: str) -> tuple[int, int, int, int]:
-    """Number, wire type and payload of one field; the payload's end is not checked yet."""
+    """Return number, wire type and payload span of one field; the span's end is not checked yet."""
     tag = data[position]
     first = position + 1
     if tag >= 0x80:
@@ -65,17 +65,17 @@ def _field(data: bytes | memoryview, position: int, stop: int, message: str) -> 
         return tag >> 3, wire, first, first + 8
     if wire == _GROUP:
         return tag >> 3, wire, first, _end_of_group(data, first, stop, tag >> 3, message)
-    raise CorruptFileError(f"no {message}: wire type {wire} at byte {position} of the record")
+    raise CorruptFileError(f"invalid {message}: wire type {wire} at byte {position} of the record")
 
 
 def payload_span(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """The half-open span of the payload of wire type `LENGTH` whose length stands at `position`.
+    """Return the half-open span of a payload of wire type `LENGTH` whose length is stored at `position`.
 
-    The stop may lie behind the end of the data: a caller compares it with what holds the payload.
+    The caller must check the end of the span, which may exceed the data.
 
     Raises:
         CorruptFileError: The length takes more than 5 bytes.
-        IndexError: The data end before the length does.
+        IndexError: The data end within the length.
     """
     length = data[position]
     if length < 0x80:
@@ -87,7 +87,7 @@ def payload_span(data: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def _end_of_group(data: bytes | memoryview, position: int, stop: int, number: int, message: str) -> int:
-    """The byte behind a group, a relic that only unknown fields can be."""
+    """Return the offset after a group, an obsolete kind of field that only unknown fields can have."""
     still_open = [number]
     while still_open:
         tag, after = parse_varint(data, position)
@@ -104,11 +104,11 @@ def _end_of_group(data: bytes | memoryview, position: int, stop: int, number: in
             break
     else:
         return position
-    raise CorruptFileError(f"no {message}: a group before byte {position} of the record does not end")
+    raise CorruptFileError(f"invalid {message}: a group before byte {position} of the record does not end")
 
 
 def build_field(number: int, payload: bytes) -> bytes:
-    """A field of wire type `LENGTH`."""
+    """Encode a field of wire type `LENGTH`."""
     if number < 16 and len(payload) < 0x80:
         return bytes((number << 3 | LENGTH, len(payload))) + payload
     return encode_varint(number << 3 | LENGTH) + encode_varint(len(payload)) + payload

@@ -180,7 +180,7 @@ def _edit(data, edit):
 def test_damaged_examples_are_read_as_protobuf_reads_them(data):
     expected = by_protobuf(data)
     if expected is None:
-        with pytest.raises(CorruptFileError, match=r"no tf.train.Example"):
+        with pytest.raises(CorruptFileError, match=r"not a tf.train.Example"):
             decode(data)
         assert _plain(data) is None or any(kind != 1 for kind, _, _ in _plain(data).values())
     else:

@@ -62,7 +62,7 @@ def test_an_unknown_name():
 
 @pytest.mark.parametrize(
     ("thing", "found"),
-    [(5, "5"), (object(), "<object object"), (Pairs, r"<class .*Pairs'>, a class: pass an object of it")],
+    [(5, "5"), (object(), "<object object"), (Pairs, r"<class .*Pairs'>, a class: pass an instance of it")],
 )
 def test_what_is_no_codec(thing, found):
     with pytest.raises(

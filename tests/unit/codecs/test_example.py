@@ -71,14 +71,17 @@ def test_values_and_how_they_come_back(value, back):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (np.zeros((2, 3)), r"an array of shape \(2, 3\); an Example holds flat lists, which would lose it: flatten it"),
-        (1e300, "values beyond float32, the only float of an Example"),
-        (np.array([1, 2**63], np.uint64), "values beyond int64, the only integer of an Example"),
+        (
+            np.zeros((2, 3)),
+            r"an array of shape \(2, 3\); an Example holds flat lists, which lose the shape: flatten it",
+        ),
+        (1e300, "values beyond float32, the only float type of an Example"),
+        (np.array([1, 2**63], np.uint64), "values beyond int64, the only integer type of an Example"),
         (2**64, "an array of object would have to be pickled"),
         (1j, "an array of complex128; an Example holds float32, int64 and bytes"),
         (None, "an array of object would have to be pickled"),
         ([b"a", 1], "an array of .*; an Example holds float32, int64 and bytes"),
-        ([[1], [2, 3]], "list is no array"),
+        ([[1], [2, 3]], "list is not an array"),
         ("\ud800", "'utf-8' codec can't encode"),
     ],
 )
@@ -90,7 +93,7 @@ def test_values_that_an_example_lacks(value, message):
 
 def test_an_example_that_is_too_large(monkeypatch):
     monkeypatch.setattr(example, "_MAX_BYTES", 10)
-    with pytest.raises(ConfigError, match="an Example of 18 bytes: protobuf reads 10 at most"):
+    with pytest.raises(ConfigError, match="an Example of 18 bytes; the limit of protobuf is 10"):
         encode({"x": b"12345"})
 
 
@@ -223,7 +226,7 @@ def test_other_ways_to_say_the_same(data, record):
     ],
 )
 def test_bytes_that_are_no_example(data):
-    with pytest.raises(CorruptFileError, match=rf"^no tf.train.Example \({len(data)} bytes\): "):
+    with pytest.raises(CorruptFileError, match=rf"^not a tf.train.Example \({len(data)} bytes\): "):
         decode(data)
     assert decode_batch([data] * 8, None) is None
 

@@ -110,8 +110,8 @@ def test_members_of_other_names():
     [
         (np.array([object()]), "an array of object would have to be pickled"),
         (object(), "an array of object would have to be pickled"),
-        ([[1], [2, 3]], "list is no array: setting an array element with a sequence"),
-        (np.zeros(2, "f4,i4"), "an array of .* is not stored"),
+        ([[1], [2, 3]], "list is not an array: setting an array element with a sequence"),
+        (np.zeros(2, "f4,i4"), "an array of .* is not supported"),
         (None, "an array of object would have to be pickled"),
     ],
 )
@@ -124,17 +124,17 @@ def test_values_that_it_lacks(value, message):
 @pytest.mark.parametrize("name", ["a\0b", "x" * 16_001])
 def test_names_that_an_archive_lacks(name):
     with pytest.raises(
-        ConfigError, match=r"^field '.*: a name in a zip archive has no NUL, and 16000 characters at most$"
+        ConfigError, match=r"^field '.*: a name in a zip archive must have no NUL and at most 16000 characters$"
     ):
         encode({name: 1})
 
 
 def test_records_that_are_too_large(monkeypatch):
     monkeypatch.setattr(npz, "_MAX_FIELDS", 2)
-    with pytest.raises(ConfigError, match="a record of 3 fields; codec 'npz' holds 2"):
+    with pytest.raises(ConfigError, match="a record of 3 fields; codec 'npz' supports 2"):
         encode({"a": 1, "b": 2, "c": 3})
     monkeypatch.setattr(npz, "_MAX_BYTES", 200)
-    with pytest.raises(ConfigError, match="a record of more than 200 bytes; codec 'npz' holds less"):
+    with pytest.raises(ConfigError, match="a record of more than 200 bytes, the limit of codec 'npz'"):
         encode({"a": bytes(100), "b": bytes(200)})
 
 
@@ -164,12 +164,12 @@ def overlapping(count):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", r"no .npz archive \(0 bytes\): File is not a zip file"),
-        (b"PK\3\4" * 50, "no .npz archive .*not a zip file"),
-        (encode(ARRAYS)[:-30], "no .npz archive"),
-        (encode(ARRAYS).replace(b"\0\0\x80\x3f", b"\0\0\x81\x3f"), "no .npz archive .*Bad CRC-32 for file 'x.npy'"),
+        (b"", r"not an .npz archive \(0 bytes\): File is not a zip file"),
+        (b"PK\3\4" * 50, "not an .npz archive .*not a zip file"),
+        (encode(ARRAYS)[:-30], "not an .npz archive"),
+        (encode(ARRAYS).replace(b"\0\0\x80\x3f", b"\0\0\x81\x3f"), "not an .npz archive .*Bad CRC-32 for file 'x.npy'"),
         (objects(), r"member 'x.npy' of the archive: an array of dtype '\|O': objects would have to be unpickled"),
-        (archive([("a.npy", b"x"), ("a.bin", b"y")]), "member 'a.npy' of the archive: expected an array, which"),
+        (archive([("a.npy", b"x"), ("a.bin", b"y")]), "member 'a.npy' of the archive: a .npy file must start with"),
         (archive([("a.bin", b"x"), ("a.txt", b"y")]), "the archive has two members for field 'a'"),
         (archive([("a.txt", b"\xff")]), "member 'a.txt' of the archive: 'utf-8' codec can't decode"),
         (archive([("a.bin", b"x")], zipfile.ZIP_BZIP2), "member 'a.bin' of the archive claims 1 bytes by compression "),
@@ -177,23 +177,8 @@ def overlapping(count):
             claims(2**31),
             "member 'a.npy' of the archive claims 2147483648 bytes by compression method 8; the record has",
         ),
-        (npy(HEADER, b"12345"), r"5 bytes for an array of float32 \(1,\)"),
-        (npy(HEADER.replace("(1,)", f"({2**62},)")), "0 bytes for an array of float32"),
-        (npy(HEADER.replace("(1,)", f"(0, {2**62})")), r"an array of shape .*: .*too big"),
-        (npy(HEADER.replace("(1,)", str((1,) * 70)), b"1234"), "an array of shape .*: maximum supported dimension"),
-        (npy(HEADER.replace("(1,)", "(-1,)"), b"1234"), r"the header of the array is none \(ValueError: shape"),
-        (npy(HEADER.replace("(1,)", "1"), b"1234"), r"the header of the array is none \(ValueError: shape"),
-        (npy(HEADER.replace("<f4", "f4,i4"), b"1234"), "an array of dtype 'f4,i4': no plain dtype"),
-        (
-            archive([("a.npy", b"\x93NUMPY\1\0\5")]),
-            "member 'a.npy' of the archive: expected an array, which starts with",
-        ),
-        (npy("{"), r"the header of the array is none \(SyntaxError"),
-        (npy("[]"), r"the header of the array is none \(TypeError"),
-        (npy("{}"), r"the header of the array is none \(KeyError"),
-        (npy("(" * 5000), "the header of the array is none"),
-        (npy(" " * 20_000), "the header of the array claims to end at byte 20010 of 20010"),
-        (npy("  ", b"", 2), r"the header of the array is none \(SyntaxError"),
+        (npy(HEADER, b"12345"), r"member 'a.npy' of the archive: a .npy file of float32 \(1,\) has 4 bytes of items"),
+        (npy(HEADER.replace("'<f4'", "[('a', '<f4')]"), b"1234"), "a structured array, .*, which is not supported"),
     ],
     ids=count(),
 )
@@ -203,7 +188,7 @@ def test_bytes_that_are_no_record(data, message):
 
 
 def test_members_that_share_their_bytes_do_not_add_up():
-    with pytest.raises(CorruptFileError, match=r"no .npz archive|claims|two members"):
+    with pytest.raises(CorruptFileError, match=r"not an .npz archive|claims|two members"):
         decode(overlapping(2000))
 
 

@@ -73,7 +73,7 @@ def test_names_that_are_missing_or_taken():
     assert list(decode(first + named + named + first)) == ["0", "x", "2", "3"]
     one = tensor(b"\x10\x0a\x3a\x011\x52\x01\x01")
     assert list(decode(first + one)) == ["0", "1"]
-    with pytest.raises(CorruptFileError, match="two tensors are called '1', one by its name and one by its place"):
+    with pytest.raises(CorruptFileError, match="two tensors are called '1', one by its name and one by its position"):
         decode(one + first)
 
 
@@ -108,21 +108,24 @@ def test_a_known_field_of_another_wire_type_is_unknown():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\x0a\x05\x10", "no TensorProtos: the field at byte 0 of the record ends behind byte 3"),
-        (tensor(b"\x2a\x09ab"), "no TensorProto: the field at byte 2 of the record ends behind byte 6"),
-        (b"\x0a", "no TensorProtos: the field at byte 0 of the record ends behind byte 1"),
-        (b"\x0f", "no TensorProtos: wire type 7 at byte 0 of the record"),
-        (b"\x02\x00", "no TensorProtos: field 0 at byte 0 of the record"),
+        (b"\x0a\x05\x10", "invalid TensorProtos: the field at byte 0 of the record ends after byte 3"),
+        (tensor(b"\x2a\x09ab"), "invalid TensorProto: the field at byte 2 of the record ends after byte 6"),
+        (b"\x0a", "invalid TensorProtos: the field at byte 0 of the record ends after byte 1"),
+        (b"\x0f", "invalid TensorProtos: wire type 7 at byte 0 of the record"),
+        (b"\x02\x00", "invalid TensorProtos: field 0 at byte 0 of the record"),
         (b"\xff" * 11, "a varint at byte 0 of the record has more than 10 bytes"),
         (b"\x0a" + b"\x80" * 5 + b"\x00", "the length at byte 1 of the record has more than 5 bytes"),
-        (tensor(b"\x7b\x08\x01"), "no TensorProto: the field at byte 2 of the record ends behind byte 5"),
-        (tensor(b"\x7b\x08\x01\x74") + b"\x7b" * 8, "no TensorProto: a group before byte 5 of the record does not end"),
-        (b"\x7b" * 200, "no TensorProtos: a group before byte 101 of the record does not end"),
+        (tensor(b"\x7b\x08\x01"), "invalid TensorProto: the field at byte 2 of the record ends after byte 5"),
+        (
+            tensor(b"\x7b\x08\x01\x74") + b"\x7b" * 8,
+            "invalid TensorProto: a group before byte 5 of the record does not end",
+        ),
+        (b"\x7b" * 200, "invalid TensorProtos: a group before byte 101 of the record does not end"),
         (tensor(b"\x3a\x01\xff"), "the name of a tensor at byte 4 of the record is not UTF-8: invalid start byte"),
         (tensor(b"\x0a\x01\x80"), "the dims at byte 4 of the record end in the middle of a number"),
         (tensor(b"\x10\x0b"), "tensor '0' has data type 11; the format knows FLOAT 1, INT32 2, BYTE 3"),
-        (tensor(b"\x10\x01\x1a\x03abc"), "tensor '0' has 3 bytes of FLOAT data: no multiple of 4"),
-        (tensor(b"\x10\x0a\x52\x01\x80"), "tensor '0': the packed integers end in the middle of one"),
+        (tensor(b"\x10\x01\x1a\x03abc"), "tensor '0' has 3 bytes of FLOAT data, not a multiple of 4"),
+        (tensor(b"\x10\x0a\x52\x01\x80"), "tensor '0': the packed integers end in the middle of an integer"),
         (tensor(b"\x10\x0a\x52\x0c" + b"\x80" * 11 + b"\x01"), "tensor '0': a packed integer has more than 10 bytes"),
         (tensor(b"\x10\x0a\x52\x20" + b"\x80" * 31 + b"\x01"), "tensor '0': a packed integer has more than 10 bytes"),
         (tensor(b"\x10\x06\x22\x02\xac\x02"), "tensor '0' of type UINT8 has values from 300 to 300"),
@@ -143,11 +146,11 @@ def test_corrupt(data, message):
     ("record", "message"),
     [
         (b"ab", "TensorProtos hold fields, got a record of type bytes"),
-        ({1: b""}, "names of fields are text, and not empty; got 1"),
-        ({"": b""}, "names of fields are text, and not empty; got ''"),
-        ({"x": "\ud800"}, "field 'x' holds text that is not UTF-8: surrogates not allowed"),
-        ({"\ud800": b""}, "holds text that is not UTF-8: surrogates not allowed"),
-        ({"x": 2**63}, "field 'x' is 9223372036854775808; the format's integers end at 64 bits"),
+        ({1: b""}, "names of fields must be non-empty strings; got 1"),
+        ({"": b""}, "names of fields must be non-empty strings; got ''"),
+        ({"x": "\ud800"}, "field 'x' holds text that UTF-8 cannot encode: surrogates not allowed"),
+        ({"\ud800": b""}, "holds text that UTF-8 cannot encode: surrogates not allowed"),
+        ({"x": 2**63}, "field 'x' is 9223372036854775808; the format's integers have 64 bits"),
         ({"x": np.uint32([1])}, "field 'x' has dtype uint32; TensorProtos hold float32, int32, bool, uint8, int8, "),
         ({"x": np.uint64([1])}, "field 'x' has dtype uint64; TensorProtos hold .* float64, text, bytes, and arrays"),
         ({"x": None}, "field 'x' is NoneType None; TensorProtos hold"),
@@ -163,7 +166,7 @@ def test_what_the_format_does_not_hold(record, message):
 
 def test_a_record_beyond_what_protobuf_reads(monkeypatch):
     monkeypatch.setattr("dataload.codecs.tensorprotos._MAX_BYTES", 100)
-    with pytest.raises(ConfigError, match="a record of 109 bytes: protobuf reads 100 at most"):
+    with pytest.raises(ConfigError, match="a record of 109 bytes; the limit of protobuf is 100"):
         encode({"x": bytes(100)})
 
 

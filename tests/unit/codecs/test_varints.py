@@ -18,8 +18,8 @@ def parse_row(data):
 @pytest.mark.parametrize(
     ("end", "message"),
     [
-        (b"\x80", "^the packed integers end in the middle of one$"),
-        (b"\xff" * 9, "^the packed integers end in the middle of one$"),
+        (b"\x80", "^the packed integers end in the middle of an integer$"),
+        (b"\xff" * 9, "^the packed integers end in the middle of an integer$"),
         (b"\x80" * 10 + b"\x01", "^a packed integer has more than 10 bytes$"),
         (b"\xff" * 15 + b"\x00", "^a packed integer has more than 10 bytes$"),
     ],

@@ -216,10 +216,10 @@ def test_records_that_do_not_decode(tmp_path):
     path = write(tmp_path / "x", [*good[:9], b"\xc1", *good[10:]])
     with ArrayRecordSource(f"{path}[4:20]", codec="msgpack") as source:
         assert source[0] == {"a": 4}
-        with pytest.raises(CorruptFileError, match=r"x, record 9: no msgpack \(1 bytes\)") as caught:
+        with pytest.raises(CorruptFileError, match=r"x, record 9: invalid msgpack \(1 bytes\)") as caught:
             source.read([0, 1, 5, 6])
         assert (caught.value.path, caught.value.index) == (path, 9)
-        with pytest.raises(CorruptFileError, match=r"x, record 9: no msgpack \(1 bytes\)"):
+        with pytest.raises(CorruptFileError, match=r"x, record 9: invalid msgpack \(1 bytes\)"):
             source.read_batch([0, 1, 5, 6])
     # A first record that is damaged does not keep the others from being read.
     with ArrayRecordSource(f"{path}[9:20]", codec="msgpack") as source:

@@ -175,7 +175,7 @@ def test_a_corrupt_record(tmp_path):
     with TorchRecordSource(make(tmp_path / "t", parts)) as source:
         assert source[24]["y"] == 19
         for read in (source.read, source.read_batch):
-            message = r"record 25: key 20 of sub-database db1: no TensorProtos: wire type 7 at byte 0 of the record"
+            message = r"record 25: key 20 of sub-database db1: invalid TensorProtos: wire type 7 at byte 0"
             with pytest.raises(CorruptFileError, match=message) as caught:
                 read(range(35))
             assert caught.value.index == 25

@@ -299,7 +299,7 @@ class TestDecode:
 
     def test_a_decoder_that_differs_within_a_field_says_what_failed(self, path):
         pack(path, {"a.x.cls": b"1", "b.x.json": b"{", "c.y": b""})
-        with pytest.raises(CorruptFileError, match=r"byte 1536, record 1: field 'x' of 'b': JSON that does not parse"):
+        with pytest.raises(CorruptFileError, match=r"byte 1536, record 1: field 'x' of 'b': invalid JSON"):
             TarSource(path, decode="auto").read([0, 1])
 
     def test_by_extension(self, path):

@@ -199,7 +199,7 @@ def main() -> int:
         "--picture", help="file for a picture of the document that each row follows: .png, .svg or .pdf"
     )
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # with more threads, so small a model is no faster, and far slower on a busy machine
+    torch.set_num_threads(1)  # more threads do not speed up so small a model
     console = Console()
 
     prepare(arguments.data, arguments.pattern)

@@ -139,7 +139,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # with more threads, so small a model is no faster, and far slower on a busy machine
+    torch.set_num_threads(1)  # more threads do not speed up so small a model
     console = Console()
     console.print("Converting MNIST digits to four formats ...")
     prepare(console)

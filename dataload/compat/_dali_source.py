@@ -21,7 +21,7 @@ from dataload.types import Array, Int64Array
 __all__ = ["Missing", "Output", "OutputSource", "parse_outputs"]
 
 Missing: TypeAlias = Literal["empty", "skip", "error"]
-"""What to do with a sample that lacks an output."""
+"""The treatment of a sample that lacks an output: an empty array, no sample, or an error."""
 
 _NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 _DTYPES = {name.upper(): np.dtype(name) for name in _NUMBERS} | {"FLOAT": np.dtype("float32")}

@@ -1,4 +1,4 @@
-"""What children of tests/integration/test_compat_processes.py run: importable there."""
+"""Functions that run in the child processes of tests/integration/test_compat_processes.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ syr = None  # the test puts a file here before it forks
 
 
 def read_item(index):
-    """As the original's README has it: the file is a global, the index is text."""
+    """Read an item as in the original's README: the file is a global and the index is a string."""
     return os.getpid(), syr.get_item(str(index))["features"].tolist()
 
 

@@ -1,4 +1,4 @@
-"""Reads our sources with Grain's own loaders: a script, for Grain's workers import what started them."""
+"""Read dataload's sources with Grain's own loaders. This is a script, because Grain's workers import the main module."""
 
 import sys
 
@@ -15,7 +15,7 @@ class Identity(grain.transforms.Map):
 
 
 class Together:
-    """Sources side by side: starting Grain's workers takes seconds."""
+    """Several sources in one, because starting Grain's workers takes seconds."""
 
     def __init__(self, *sources):
         self.sources = sources
@@ -48,7 +48,7 @@ def main(arguments):
     assert sorted(alone) == sorted(found) != alone
     assert [row[:3] for row in sorted(found)] == [(b"%03d" % i, b"%03d" % i, 2 * i) for i in range(100)], found
     assert sorted({row[3] for row in found}) == ids, found
-    # A checkpoint of Grain's own source goes on with ours.
+    # Our source continues from a checkpoint of Grain's own source.
     loader, all_of_it = values(grain.sources.ArrayRecordDataSource(path), worker_count=0)
     iterator = iter(loader)
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""The facades of the originals in several processes, as the originals' READMEs use them."""
+"""The facades in several processes, used as in the READMEs of the original libraries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("reopened", [True, False])
 def test_syrah_in_a_pool_that_forks(path, monkeypatch, reopened):
-    """Opening the file again in each child, as the original needs it, does no harm; it is needless."""
+    """Reopening the file in each child, as the original requires, is harmless but not needed."""
     with File(path, mode="r") as syr:
         assert syr.get_array(0, "label").tolist() == [0]
         monkeypatch.setattr(compat_readers, "syr", syr)
@@ -67,7 +67,7 @@ def test_syrah_data_sets_in_torchs_loader(path):
 
 
 def test_a_syrah_data_set_in_a_spawned_worker(path):
-    """One worker: it imports torch, which takes seconds."""
+    """Only one worker, because it takes seconds to import torch."""
     dataset = SyrahDataset(path, ["features", "label"], process_funcs={"features": compat_readers.halved})
     context = {"multiprocessing_context": "spawn", "worker_init_fn": dataset.worker_init_fn}
     features, labels = all_of(DataLoader(dataset, batch_size=32, num_workers=1, **context))

@@ -1,4 +1,4 @@
-"""The examples run as they are, and show what they say."""
+"""The examples run unchanged, and print the results that they promise."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""Several processes, started by torchrun, read what one would read, and train as one would."""
+"""Several processes started by torchrun read the same data, and train the same model, as a single process."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def torchrun(processes, script, *arguments):
-    """What the job prints; nothing of it is left when this returns."""
+    """Run a job and return its output. No process of the job is left afterwards."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     job = subprocess.Popen(
         [*command, str(script), *map(str, arguments)],
@@ -51,7 +51,7 @@ def global_batches(epoch):
 
 
 def check_ranks(found, expected):
-    """Each global batch is dealt to the ranks as cards are."""
+    """Check that row i of each global batch goes to rank i modulo the number of ranks."""
     for rank, one in enumerate(found):
         assert one["steps"] == len(global_batches(0))
         assert one["batches"] == [batch[rank :: len(found)] for batch in expected]

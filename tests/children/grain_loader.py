@@ -1,4 +1,4 @@
-"""Read dataload's sources with Grain's own loaders. This is a script, because Grain's workers import the main module."""
+"""Read our sources with Grain's own loaders. This is a script, because Grain's workers import the main module."""
 
 import sys
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import dataload
 from benchmarks.harness import Case, run_cases
-from benchmarks.peers import torch_groups
+from benchmarks.peers import torch_loader
 from dataload.bench import readings
 from dataload.bench.data import made_data
 from dataload.bench.task import Task
@@ -145,7 +145,7 @@ def iterators(steps=30):
                 batch_size=ROWS,
                 options=options,
             )
-            reading = readings.multistream(task) if executor else torch_groups.loader(task)
+            reading = readings.multistream(task) if executor else torch_loader.groups(task)
             opened.callback(reading.close)
             batches = map(reading.columns, reading.batches(0))
 

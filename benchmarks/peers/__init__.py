@@ -1,14 +1,13 @@
 """Other loaders, set up as their own documentation recommends, and measured in processes of their own.
 
 `PEERS` lists what each one reads, and imports nothing of it. A peer may live in an environment of its own, which needs
-numpy and has this repository on ``PYTHONPATH``: its module imports nothing else. ``pip install 'dataload[bench]'``
+numpy and has this repository on ``PYTHONPATH``: the modules here import nothing else. ``pip install 'dataload[bench]'``
 installs the peers that get along with one another.
 
-Each module has functions ``(task, field) -> Reading`` that open the peer, and those with a format of their own a
-function ``write(records, field, directory, count) -> path``. The task has the options of `field.Field.to_options`, and
-in ``path`` a file of a format that the peer reads, or what `prepare` has written for it. In LMDB and ArrayRecord files
-a record is the bytes of the field, unless ``options["open"]["codec"]`` says otherwise; in tar archives it is the
-component ``x.npy`` for arrays, and ``bin`` or ``jpg``, with DALI's index beside the archive.
+A task for a peer has the options of `field.Field.to_options`, and in ``path`` a file of a format that the peer reads,
+or what `prepare` has written for it. In LMDB and ArrayRecord files a record is the bytes of the field, unless
+``options["open"]["codec"]`` says otherwise; in tar archives it is the component ``x.npy`` for arrays, and ``bin`` or
+``jpg``, with DALI's index beside the archive.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.peers.field import Field, FieldKind
@@ -25,20 +24,19 @@ from dataload.bench.machine import versions
 from dataload.bench.task import Order, Reading, Task
 from dataload.errors import ConfigError, closest
 
-__all__ = ["PEERS", "Peer", "get_peer", "open_peer", "resolve", "why_missing"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Peer:
     """Another loader.
 
     Attributes:
         name: Name in tables.
-        imports: Modules that must be installed, that of the peer first: ``("litdata",)``.
-        packages: Their packages as pip names them.
-        readings: Format -> ``"module:function"`` in this package.
+        imports: Modules that must be installed, that of the peer first.
+        packages: Packages whose versions are shown; the first is what pip installs.
+        readings: Format -> ``"module:function"`` in this package; the function opens the peer, given task and field.
         orders: The orders that it has.
-        own_format: The one of `readings` that only it reads, and its module's ``write`` writes.
+        own_format: The one of `readings` that only it reads.
+        write: ``"module:function"`` that writes it, given a source, the field and a directory; returns its path.
         kinds: What fields may hold.
         workers: Whether it takes a number of workers. If not, it decides about threads itself, and is measured once.
     """
@@ -49,78 +47,60 @@ class Peer:
     readings: Mapping[str, str]
     orders: tuple[Order, ...] = ("global", "sequential")
     own_format: str | None = None
+    write: str | None = None
     kinds: tuple[FieldKind, ...] = ("array", "bytes", "image")
     workers: bool = True
 
-    def write(self) -> Any:
-        """Return the function that writes the peer's own format."""
-        assert self.own_format is not None
-        return resolve(self.readings[self.own_format].partition(":")[0] + ":write")
+
+_OF_RECORDS = ("lmdb", "tar", "array_record")
+_GLOBAL: tuple[Order, ...] = ("global", "sequential")
+_POOL: tuple[Order, ...] = ("pool", "sequential")
+_ALL_ORDERS: tuple[Order, ...] = ("global", "pool", "sequential")
 
 
-def _torch(name: str, own_format: str | None = None, **readings: str) -> Peer:
-    kinds: tuple[FieldKind, ...] = ("array",) if own_format else ("array", "bytes", "image")
-    return Peer(
-        name=f"torch DataLoader{name}",
-        imports=("torch",),
-        packages=("torch",),
-        readings=readings,
-        own_format=own_format,
-        kinds=kinds,
-    )
-
-
-def _own(name: str, imports: str, package: str, module: str, form: str, *orders: Order, workers: bool = True) -> Peer:
-    """Return a peer with a format of its own."""
+def _own(name: str, module: str, form: str, imports: str, packages: str, orders: tuple[Order, ...]) -> Peer:
+    """Return a peer with a format of its own, which the functions FORM and write_FORM of a module read and write."""
+    function = form.replace(" ", "_")
     return Peer(
         name=name,
         imports=tuple(imports.split()),
-        packages=(package, *imports.split()[1:]),
-        readings={form: f"{module}:loader"},
+        packages=tuple(packages.split()),
+        readings={form: f"{module}:{function}"},
         orders=orders,
         own_format=form,
-        workers=workers,
+        write=f"{module}:write_{function}",
     )
 
 
+def _torch(name: str, **more: Any) -> Peer:
+    return Peer(name=f"torch DataLoader{name}", imports=("torch",), packages=("torch",), **more)
+
+
+def _memmap(name: str, function: str) -> Peer:
+    more = {"own_format": "npy", "write": "torch_loader:write_npy", "kinds": ("array",)}
+    return _torch(name, readings={"npy": f"torch_loader:{function}"}, **more)
+
+
 _ALL = (
-    _torch("", lmdb="torch_loader:lmdb", tar="torch_loader:tar", array_record="torch_loader:array_record"),
-    _torch(", memmap", "npy", npy="torch_loader:memmap"),
-    _torch(", memmap in bulk", "npy", npy="torch_loader:memmap_bulk"),
+    _torch("", readings={form: f"torch_loader:{form}" for form in _OF_RECORDS}),
+    _memmap(", memmap", "memmap"),
+    _memmap(", memmap in bulk", "memmap_bulk"),
+    _torch(" per group of rows", readings={"generator": "torch_loader:groups"}, orders=("sequential",)),
+    Peer("Grain", ("grain",), ("grain", "array-record"), {"array_record": "readers:grain"}),
+    _own("WebDataset", "readers", "tar shards", "webdataset torch", "webdataset torch", _POOL),
+    _own("MosaicML Streaming", "own_formats", "mds", "streaming torch", "mosaicml-streaming torch", _ALL_ORDERS),
+    _own("LitData", "own_formats", "litdata", "litdata torch", "litdata torch", _POOL),
     Peer(
-        name="torch DataLoader per group of rows",
-        imports=("torch",),
-        packages=("torch",),
-        readings={"generator": "torch_groups:loader"},
-        orders=("sequential",),
+        "DALI on CPU",
+        ("nvidia.dali",),
+        ("nvidia-dali-cuda120", "nvidia-dali-cuda130"),
+        {"tar": "readers:dali"},
+        orders=_POOL,
     ),
-    Peer(
-        name="Grain",
-        imports=("grain",),
-        packages=("grain", "array-record"),
-        readings={"array_record": "grain:loader"},
-    ),
-    _own("WebDataset", "webdataset torch", "webdataset", "webdataset", "tar shards", "pool", "sequential"),
-    _own(
-        "MosaicML Streaming", "streaming torch", "mosaicml-streaming", "mosaicml", "mds", "global", "pool", "sequential"
-    ),
-    _own("LitData", "litdata torch", "litdata", "litdata", "litdata", "pool", "sequential"),
-    Peer(
-        name="DALI on CPU",
-        imports=("nvidia.dali",),
-        packages=("nvidia-dali-cuda120", "nvidia-dali-cuda130"),
-        readings={"tar": "dali:loader"},
-        orders=("pool", "sequential"),
-    ),
-    Peer(
-        name="SPDL",
-        imports=("spdl.pipeline",),
-        packages=("spdl-core",),
-        readings={"lmdb": "spdl:lmdb", "tar": "spdl:tar", "array_record": "spdl:array_record"},
-    ),
-    _own("bagz", "bagz", "bagz", "bagz", "bagz", "global", "sequential", workers=False),
-    _own("Hugging Face datasets", "datasets", "datasets", "huggingface", "arrow", "global", "pool", "sequential"),
-    _own("Lance", "lance pyarrow", "pylance", "lance", "lance", "global", "sequential", workers=False),
+    Peer("SPDL", ("spdl.pipeline",), ("spdl-core",), {form: f"readers:spdl_{form}" for form in _OF_RECORDS}),
+    replace(_own("bagz", "own_formats", "bagz", "bagz", "bagz", _GLOBAL), workers=False),
+    _own("Hugging Face datasets", "own_formats", "arrow", "datasets", "datasets torch", _ALL_ORDERS),
+    replace(_own("Lance", "own_formats", "lance", "lance pyarrow", "pylance pyarrow", _GLOBAL), workers=False),
 )
 
 PEERS: Mapping[str, Peer] = {peer.name: peer for peer in _ALL}

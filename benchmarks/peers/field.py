@@ -15,19 +15,8 @@ from dataload._util.optional import load_optional
 from dataload.bench.task import Task
 from dataload.codecs.codec import resolve_codec
 from dataload.errors import ConfigError
+from dataload.sources.base import Source
 from dataload.types import Array
-
-__all__ = [
-    "DecodeJpeg",
-    "Field",
-    "FieldKind",
-    "batches_of_rows",
-    "decode_jpeg",
-    "expand_files",
-    "load",
-    "tensor_columns",
-    "worker_options",
-]
 
 FieldKind: TypeAlias = Literal["array", "bytes", "image"]
 """Arrays of one shape, bytes of any length, or JPEG files to be decoded to (height, width, 3) uint8."""
@@ -92,6 +81,14 @@ class Field:
     def component(self) -> str:
         """Extension of the field's files in a tar archive."""
         return f"{self.name}.npy" if self.kind == "array" else self.name
+
+    def values(self, source: Source[Any]) -> Iterator[Any]:
+        """Yield the values of a source whose records are the bytes of the field, or have it: arrays, or bytes."""
+        decode = self.decoder()
+        for start in range(0, len(source), 64):
+            for record in source.read(range(start, min(start + 64, len(source)))):
+                value = record[self.name] if isinstance(record, dict) else record
+                yield decode(value) if self.kind == "array" and isinstance(value, bytes) else value
 
     def stored(self, value: Any) -> bytes:
         """Return the bytes of a value, as formats of bytes store them."""

@@ -9,47 +9,27 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import dataload
-from benchmarks.peers import Peer, get_peer
+from benchmarks.peers import Peer, get_peer, resolve
 from benchmarks.peers.field import Field
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
-
-__all__ = ["main", "prepare"]
-
-_BLOCK = 64
 
 
 def prepare(peer: Peer, source: Source[Any], directory: str, field: Field) -> str:
     """Write the records of a source in a peer's own format; returns the path for ``Task.path``.
 
-    Args:
-        peer: A peer with a format of its own.
-        source: The records are bytes of the field, or have the field; JPEG files are not decoded.
-        directory: Directory to write to; made if it is not there.
-        field: The field of the records.
-
     Raises:
         ConfigError: The peer has no format of its own, or cannot hold such fields.
     """
-    if peer.own_format is None:
+    if peer.write is None:
         raise ConfigError(f"{peer.name} has no format of its own: it reads {', '.join(peer.readings)}", key="peer")
     if field.kind not in peer.kinds:
         raise ConfigError(f"{peer.name} holds fields of {', '.join(peer.kinds)}, not of {field.kind}", key="field")
     os.makedirs(directory, exist_ok=True)
-    return peer.write()(_values(source, field), field, directory, len(source))
-
-
-def _values(source: Source[Any], field: Field) -> Iterator[Any]:
-    """Yield the values of the field: arrays, or bytes."""
-    decode = field.decoder()
-    for start in range(0, len(source), _BLOCK):
-        for record in source.read(range(start, min(start + _BLOCK, len(source)))):
-            value = record[field.name] if isinstance(record, dict) else record
-            yield decode(value) if field.kind == "array" and isinstance(value, bytes) else value
+    return resolve(peer.write)(source, field, directory)
 
 
 def main(peer: str, source: str, directory: str, options: str) -> None:

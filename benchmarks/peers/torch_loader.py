@@ -15,26 +15,27 @@ import mmap
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from benchmarks.peers.field import Field, expand_files, load, tensor_columns, worker_options
+from dataload._util.indexing import even_split
+from dataload.bench.readings import generators, stack_rows
 from dataload.bench.task import Reading, Task
+from dataload.sources.base import Source
 from dataload.types import Int64Array
 
-__all__ = ["array_record", "lmdb", "memmap", "memmap_bulk", "tar", "torch_reading", "write"]
 
-
-def write(records: Iterable[Any], field: Field, directory: str, count: int) -> str:
-    """Write one array, (count, *shape), as ``x.npy``; returns its path."""
+def write_npy(source: Source[Any], field: Field, directory: str) -> str:
     path = os.path.join(directory, f"{field.name}.npy")
-    rows = np.lib.format.open_memmap(path, "w+", field.dtype, (count, *field.shape))
-    for index, record in enumerate(records):
-        rows[index] = record
+    rows = np.lib.format.open_memmap(path, "w+", field.dtype, (len(source), *field.shape))
+    for index, value in enumerate(field.values(source)):
+        rows[index] = value
     rows.flush()
     return path
 
@@ -236,3 +237,33 @@ def torch_reading(
     loader = data.DataLoader(dataset, **batching, **several)
     settings = {**several, "prefetch_factor": loader.prefetch_factor, "bulk": bulk}
     return Reading(settings, lambda _: iter(loader), tensor_columns, held)
+
+
+def groups(task: Task, _: None = None) -> Reading:
+    """Run one torch DataLoader for each group of rows that follow iterators: as many groups as workers.
+
+    The recipe of Speechmatics' eBook "How to build a streaming DataLoader with PyTorch": the rows are divided into
+    groups, each group is an ``IterableDataset`` that yields one item of each of its rows, and has a torch DataLoader of
+    its own with one worker (``num_workers=1``, ``batch_size=None``); a batch joins one part of each. Without workers,
+    one group runs in this process.
+    https://medium.com/speechmatics/how-to-build-a-streaming-dataloader-with-pytorch-a66dd891d9dd
+    """
+    data = load("torch.utils.data", "torch")
+    several: dict[str, Any] = {"num_workers": min(1, task.workers), "persistent_workers": task.workers > 0}
+
+    class Group(data.IterableDataset):
+        """One item of each of its rows at a time."""
+
+        def __init__(self, start: int, stop: int) -> None:
+            self._rows = range(start, stop)
+
+        def __iter__(self) -> Iterator[tuple[int, ...]]:
+            return zip(*generators(task, self._rows), strict=True)
+
+    spans = even_split(task.batch_size, max(1, min(task.workers, task.batch_size)))
+    loaders = [data.DataLoader(Group(*span), batch_size=None, **several) for span in spans]
+
+    def batches(_: int) -> Iterator[Any]:
+        return stack_rows(chain.from_iterable(parts) for parts in zip(*loaders, strict=True))
+
+    return Reading({**several, "loaders": len(loaders), "prefetch_factor": loaders[0].prefetch_factor}, batches)

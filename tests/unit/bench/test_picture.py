@@ -43,15 +43,6 @@ def test_a_bar_for_each_reading_and_a_line_for_each_limit(made):
     assert axes.get_xlim()[1] > 2000
 
 
-def test_a_panel_for_each_workload_with_its_own_limit(made):
-    results = made.results(
-        made.limit(1000), made.ours(500), made.limit(10, workload="blobs"), made.ours(1, workload="blobs")
-    )
-    panels = rates_figure(results).axes
-    assert [axes.get_title(loc="left") for axes in panels] == ["floats", "blobs"]
-    assert [axes.texts[0].get_text() for axes in panels] == ["0.50", "0.10"]
-
-
 @pytest.mark.parametrize("kinds", [[], ["limit"], ["ours"], ["failed"]])
 def test_little_to_draw(made, kinds):
     measured = {"limit": made.limit(1000), "ours": made.ours(5), "failed": made.ours(error="gone")}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -159,13 +158,6 @@ def test_records_are_bare_bytes_and_written_once(plan, data, choices, name, monk
     assert plan(TORCH, "SPDL", formats=(name, "tar"))[0] == tasks
 
 
-def test_bytes_of_bytes_are_what_they_are(plan):
-    data = made_data(get_workload("blobs"), 3)
-    tasks, _ = plan(TORCH, data=data, formats=("lmdb",))
-    with dataload.open(tasks[0].path) as source:
-        assert [bytes(record) for record in source] == [record["bin"] for record in data.records]
-
-
 def test_files_of_bytes_that_were_not_finished_are_written_anew(plan, data, monkeypatch):
     stored = Field.stored
 
@@ -197,11 +189,6 @@ def test_a_format_of_its_own_is_prepared_once_by_the_peers_interpreter(plan, pre
     assert {(task.format, task.path) for task in tasks} == {("npy", f"{command[5]}/x.npy")}
     assert plan(MEMMAP)[0] == tasks
     assert len(prepares.ran) == 1
-
-
-def test_without_an_interpreter_it_is_this_one(plan, prepares):
-    plan(MEMMAP, interpreters={"Lance": "/other/python"})
-    assert prepares.ran[0][0][0] == sys.executable
 
 
 def test_files_that_are_really_written(plan, data):
@@ -248,14 +235,6 @@ def test_a_peer_that_writes_without_end(plan, monkeypatch):
 
     monkeypatch.setattr(peers_plan.subprocess, "run", run)
     assert reasons(plan(MEMMAP)[1]) == [(MEMMAP, "its files were not written within 3600 s")]
-
-
-def test_the_interpreter_is_asked_for_the_peer(plan, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(peers_plan, "why_missing", lambda peer, python: asked.append((peer.name, python)) or "absent")
-    _, missing = plan(TORCH, "Lance", interpreters={"Lance": "/other/python"})
-    assert asked == [(TORCH, None), ("Lance", "/other/python")]
-    assert reasons(missing) == [(TORCH, "absent"), ("Lance", "absent")]
 
 
 # Generators

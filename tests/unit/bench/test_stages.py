@@ -7,7 +7,7 @@ import pytest
 
 import dataload
 from dataload.bench import stages
-from dataload.bench.stages import as_list, measure_stages, stage_overrides
+from dataload.bench.stages import measure_stages, stage_overrides
 from dataload.config import read_config
 from dataload.errors import ConfigError
 
@@ -34,10 +34,6 @@ def overrides_of(config):
 
 
 # Which stages there are
-
-
-def test_a_config_that_only_reads_has_one_stage(config):
-    assert overrides_of(config()) == {"source, collated": [ALONE]}
 
 
 def test_columns_are_collated_where_they_are_read(config):
@@ -72,11 +68,6 @@ def test_the_decoding_of_several_sources_is_no_stage_of_its_own(config):
     one = config({"decode": "auto"})
     several = {**one, "source": [one["source"], one["source"]]}
     assert overrides_of(several) == {"source, collated": [ALONE]}
-
-
-def test_no_batch_is_made_of_a_list():
-    samples = [{"x": 1}, {"x": 2}]
-    assert as_list(samples) is samples
 
 
 # Measuring
@@ -158,8 +149,3 @@ def test_what_is_not_measured_is_said(config, monkeypatch, tmp_path):
 def test_a_config_without_a_step(config):
     with pytest.raises(ConfigError, match="the config has no step: there is nothing to measure"):
         measure_stages(config(batch_size=13, tail="drop"), seconds=0.01, repeats=1)
-
-
-def test_a_wrong_config(config):
-    with pytest.raises(ConfigError, match=r"loader\.batch_size"):
-        measure_stages(config(batch_size=0))

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.peers.torch_groups import loader as torch_groups
+from benchmarks.peers.torch_loader import groups as torch_groups
 from dataload.bench.checksum import MODULUS
 from dataload.bench.data import made_data, write
 from dataload.bench.plan import Choices, plan_limits, plan_loaders

@@ -1,7 +1,5 @@
 """Rows of tables, worked out by hand."""
 
-from dataclasses import replace
-
 import pytest
 
 from dataload.bench.results import Curve, FileFacts
@@ -9,13 +7,11 @@ from dataload.bench.table import (
     FILE_COLUMNS,
     RATE_COLUMNS,
     baselines,
-    by_workload,
     curve_table,
     describe_task,
     file_rows,
     problems,
     rate_rows,
-    settings,
     shortened,
 )
 
@@ -61,11 +57,6 @@ def test_a_row(made):
     }
 
 
-def test_a_limit_has_no_format_and_no_order(made):
-    found = columns([made.limit(1000)])
-    assert (found["reader"], found["format"], found["order"]) == (("copy",), ("",), ("",))
-
-
 def test_what_the_system_does_not_tell_is_left_empty(made):
     answers = made.answer(1000, peak_rss=None, cached_rss=None), made.answer(1000, peak_rss=5_000_000, cached_rss=None)
     measured = made.ours()
@@ -100,24 +91,6 @@ def test_baselines_are_those_that_gave_figures(made):
     assert baselines([]) == (None, None)
 
 
-def test_workloads_stand_apart(made):
-    one, other, third = made.ours(1), made.ours(2, workload="blobs"), made.limit(3)
-    assert by_workload([one, other, third]) == {"floats": [one, third], "blobs": [other]}
-
-
-def test_the_short_table_fits_a_hundred_columns(made):
-    measured = [
-        made.limit(12_345_678, name="copy in memory, 2 threads", workers=2),
-        made.ours(1_234_567, format="array_record", order="sequential"),
-        made.peer(1_234_567, format="array_record", order="sequential", name="torch DataLoader"),
-    ]
-    headings, rows = shortened(RATE_COLUMNS, rate_rows(measured))
-    assert list(headings) == ["reader", "format", "order", "workers", "records/s", "spread", "x limit", "x peer"]
-    assert rows[2][:4] == ("torch DataLoader", "array_record", "sequential", "0")
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    assert sum(widths) + 2 * (len(widths) - 1) <= 100
-
-
 def test_the_short_table_leaves_out_what_is_empty(made):
     headings, rows = shortened(RATE_COLUMNS, rate_rows([made.limit(1000), made.limit(2000, name="get")]))
     assert list(headings) == ["reader", "workers", "records/s", "spread", "x limit"]
@@ -147,16 +120,3 @@ def test_a_curve_has_a_row_for_each_size_and_gaps_where_a_line_has_no_point():
     columns, rows = curve_table(Curve("Order", "records", "ns/record", lines))
     assert columns == {"records": "right", "global, ns/record": "right", "pool, ns/record": "right"}
     assert rows == [("1,000", "0.25", "2"), ("10,000", "", "3"), ("1,000,000", "1,235", "")]
-
-
-def test_a_curve_without_lines():
-    assert curve_table(Curve("Order", "records", "ns", {})) == ({"records": "right"}, [])
-
-
-def test_settings_are_those_of_the_readings(made):
-    measured = made.ours(500)
-    answers = tuple(replace(answer, settings={"prefetch": 2, "torch": "2.13"}) for answer in measured.answers)
-    known = replace(measured, answers=answers)
-    assert settings([known, replace(measured, answers=(), error="no")]) == [
-        f"{describe_task(known.task)}: prefetch 2, torch 2.13"
-    ]

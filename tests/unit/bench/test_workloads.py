@@ -7,7 +7,6 @@ import pytest
 
 from dataload.bench import workloads
 from dataload.bench.workloads import WORKLOADS, get_workload
-from dataload.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +24,6 @@ def test_records_are_the_same_each_time(name):
     assert len(first) == 70
     for index in (0, 3, 69):
         np.testing.assert_equal(first[index], again[index])
-
-
-def test_an_unknown_one():
-    with pytest.raises(ConfigError, match="there is no workload 'floats': "):
-        get_workload("floats")
 
 
 def colours(file):

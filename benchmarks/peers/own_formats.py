@@ -1,0 +1,230 @@
+"""Peers that read a format of their own: MosaicML Streaming, LitData, Hugging Face datasets, Lance and bagz."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.field import DecodeJpeg, Field, batches_of_rows, load, tensor_columns, worker_options
+from benchmarks.peers.torch_loader import torch_reading
+from dataload.bench.task import Reading, Task
+from dataload.sources.base import Source
+
+_BUFFER = 1000
+_SHARDS = 8
+_LITDATA_CHUNK = "64MB"
+_LANCE_WRITTEN_AT_ONCE = 64
+_MOSAICML_ALGORITHMS = {"global": "naive", "pool": "py1e"}
+
+
+def mds(task: Task, field: Field) -> Reading:
+    """Run MosaicML Streaming on local MDS shards.
+
+    Set up as "Quick Start" and "Shuffling" of its documentation do: ``MDSWriter`` with typed columns, no compression,
+    the default shard size; ``StreamingDataset(local=...)`` told the batch size, behind its ``StreamingDataLoader``. The
+    pool order is its default ``py1e``, the global order its ``naive``. JPEG files are stored as bytes and decoded in
+    ``__getitem__``, as its how-to guides do for transforms.
+    https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/shuffling.html
+    """
+    streaming = load("streaming", "mosaicml-streaming")
+    # Shared memory that an earlier process left under the same names would refuse this one.
+    streaming.base.util.clean_stale_shared_memory()
+
+    class Decoded(streaming.StreamingDataset):
+        """Its JPEG files decoded."""
+
+        def __getitem__(self, at: Any) -> Any:
+            return DecodeJpeg(field.name)(super().__getitem__(at))
+
+    algorithm = _MOSAICML_ALGORITHMS.get(task.order)
+    dataset = (Decoded if field.kind == "image" else streaming.StreamingDataset)(
+        local=task.path,
+        batch_size=task.batch_size,
+        shuffle=algorithm is not None,
+        shuffle_algo=algorithm or "py1e",
+        shuffle_seed=task.seed,
+    )
+    several = worker_options(task)
+    made = streaming.StreamingDataLoader(dataset, batch_size=task.batch_size, **several)
+    return Reading({**several, "shuffle_algo": algorithm}, lambda _: iter(made), tensor_columns)
+
+
+def write_mds(source: Source[Any], field: Field, directory: str) -> str:
+    path = os.path.join(directory, "mds")
+    shape = ",".join(map(str, field.shape))
+    column = f"ndarray:{field.dtype}:{shape}" if field.kind == "array" else "bytes"
+    with load("streaming", "mosaicml-streaming").MDSWriter(out=path, columns={field.name: column}) as writer:
+        for value in field.values(source):
+            writer.write({field.name: value})
+    return path
+
+
+def litdata(task: Task, field: Field) -> Reading:
+    """Run LitData on its optimized format.
+
+    Set up as its README does: chunks of 64 MB, as ``optimize`` writes them, ``StreamingDataset`` on the directory, with
+    ``shuffle`` (chunks, and the records within a chunk), behind ``StreamingDataLoader``; JPEG files are stored as bytes
+    and decoded by ``transform``. It has no order over all records.
+    https://github.com/Lightning-AI/litData
+    """
+    package = load("litdata", "litdata")
+    options: dict[str, Any] = {"shuffle": task.order == "pool", "drop_last": False}
+    transform = DecodeJpeg(field.name) if field.kind == "image" else None
+    dataset = package.StreamingDataset(task.path, seed=task.seed, transform=transform, **options)
+    several = worker_options(task)
+    made = package.StreamingDataLoader(dataset, batch_size=task.batch_size, **several)
+    settings = {**several, **options, "chunk_bytes": _LITDATA_CHUNK}
+    return Reading(settings, lambda _: iter(made), tensor_columns)
+
+
+def write_litdata(source: Source[Any], field: Field, directory: str) -> str:
+    path = os.path.join(directory, "litdata")
+    # `optimize` runs this in processes of its own, which an iterator cannot be sent to.
+    writer = load("litdata.streaming.writer", "litdata").BinaryWriter(path, chunk_bytes=_LITDATA_CHUNK)
+    for index, value in enumerate(field.values(source)):
+        writer.add_item(index, {field.name: value})
+    writer.done()
+    writer.merge()
+    return path
+
+
+def arrow(task: Task, field: Field) -> Reading:
+    """Run Hugging Face datasets on Arrow files.
+
+    Set up as "Use with NumPy", "Use with PyTorch" and "Differences between Dataset and IterableDataset" of its
+    documentation do. Without workers: ``shuffle``, which makes a mapping of indices, then ``iter`` by batches, with the
+    format numpy for arrays. With workers: torch's DataLoader over the data set in the format torch. The pool order is
+    ``to_iterable_dataset().shuffle(buffer_size=1000)``. JPEG files are stored as bytes and decoded by
+    ``with_transform``, or by ``map`` where the data set is iterable.
+    https://huggingface.co/docs/datasets/about_mapstyle_vs_iterable
+    """
+    dataset = load("datasets", "datasets").load_from_disk(task.path)
+    form = "torch" if task.workers else "numpy"
+    if task.order == "pool":
+        dataset = dataset.to_iterable_dataset(num_shards=_SHARDS).shuffle(seed=task.seed, buffer_size=_BUFFER)
+    if field.kind == "array":
+        dataset = dataset.with_format(form)
+    elif field.kind == "image" and task.order == "pool":
+        dataset = dataset.map(DecodeJpeg(field.name), batched=True, batch_size=task.batch_size)
+    elif field.kind == "image":
+        dataset = dataset.with_transform(DecodeJpeg(field.name))
+    if task.workers and task.order != "pool":
+        reading = torch_reading(task, dataset)
+        reading.settings = {**reading.settings, "format": form}
+        return reading
+    several, made = worker_options(task), dataset
+    if task.workers:
+        made = load("torch.utils.data", "torch").DataLoader(dataset, batch_size=task.batch_size, **several)
+
+    def batches(epoch: int) -> Iterator[Any]:
+        if task.order == "pool":
+            dataset.set_epoch(epoch)  # reaches persistent workers, too
+            return iter(made) if task.workers else made.iter(task.batch_size)
+        shuffled = dataset.shuffle(seed=task.seed + epoch) if task.order == "global" else dataset
+        return shuffled.iter(task.batch_size)
+
+    pool = {**several, "num_shards": _SHARDS, "buffer_size": _BUFFER} if task.order == "pool" else {}
+    return Reading({**pool, "format": form}, batches, tensor_columns)
+
+
+def write_arrow(source: Source[Any], field: Field, directory: str) -> str:
+    datasets = load("datasets", "datasets")
+    path, cache = os.path.join(directory, "arrow"), os.path.join(directory, "cache")
+    kind = datasets.Value("large_binary")
+    if field.kind == "array":
+        kind = datasets.List(datasets.Value(field.dtype), length=math.prod(field.shape))
+    made = datasets.Dataset.from_generator(
+        lambda: ({field.name: v.ravel() if field.kind == "array" else v} for v in field.values(source)),
+        features=datasets.Features({field.name: kind}),
+        cache_dir=cache,
+        fingerprint="dataload-bench",  # else it would pickle the records to make one
+    )
+    made.save_to_disk(path)
+    shutil.rmtree(cache)
+    return path
+
+
+def lance(task: Task, field: Field) -> Reading:
+    """Run Lance: a columnar format with random access, and threads of its own.
+
+    Set up as its documentation does: ``LanceDataset.take`` of the rows of a batch for a shuffled order ("Random
+    access"), ``to_batches`` with its default readahead for a sequential one. A process that has used Lance must not be
+    forked, so no worker processes are put around it.
+    https://lancedb.github.io/lance-python-doc/random-access.html, https://lancedb.github.io/lance/integrations/pytorch
+    """
+    dataset = load("lance", "pylance").dataset(task.path)
+
+    def batches(epoch: int) -> Iterator[Any]:
+        if task.order == "sequential":
+            tables = dataset.to_batches(batch_size=task.batch_size)
+        else:
+            rows = batches_of_rows(task, dataset.count_rows(), epoch)
+            tables = (dataset.take(taken.tolist()) for taken in rows)
+        return ({field.name: _lance_column(table.column(field.name), field)} for table in tables)
+
+    return Reading({}, batches)
+
+
+def _lance_column(values: Any, field: Field) -> Any:
+    """Return a column of pyarrow, whole or in chunks, as numpy or as a list of bytes."""
+    if field.kind != "array":
+        return field.column(values.to_pylist())
+    chunks = values.chunks if hasattr(values, "chunks") else [values]
+    parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]
+    return (parts[0] if len(parts) == 1 else np.concatenate(parts)).reshape(-1, *field.shape)
+
+
+def write_lance(source: Source[Any], field: Field, directory: str) -> str:
+    pa = load("pyarrow", "pylance")
+    path = os.path.join(directory, f"{field.name}.lance")
+    kind = pa.large_binary()
+    if field.kind == "array":
+        kind = pa.list_(pa.from_numpy_dtype(np.dtype(field.dtype)), math.prod(field.shape))
+    schema = pa.schema([pa.field(field.name, kind)])
+
+    def batches() -> Iterator[Any]:
+        iterator = field.values(source)
+        while values := list(islice(iterator, _LANCE_WRITTEN_AT_ONCE)):
+            if field.kind == "array":
+                flat = pa.array(np.concatenate([value.ravel() for value in values]))
+                column = pa.FixedSizeListArray.from_arrays(flat, type=kind)
+            else:
+                column = pa.array(values, kind)
+            yield pa.record_batch([column], schema=schema)
+
+    load("lance", "pylance").write_dataset(pa.RecordBatchReader.from_batches(schema, batches()), path)
+    return path
+
+
+def bagz(task: Task, field: Field) -> Reading:
+    """Run bagz: a format with an index, and batches of records read by threads of its own.
+
+    Set up with what its README documents: ``Reader.read_indices`` of a batch, with the limits of the records in memory
+    (``LimitsStorage.IN_MEMORY``, which saves a read for each record) and the default parallelism. The file is a
+    ``.bag``, not compressed, as the other formats here. bagz is not a loader: nothing is read ahead between batches.
+    https://github.com/google-deepmind/bagz
+    """
+    package = load("bagz", "bagz")
+    options = package.Reader.Options(limits_storage=package.LimitsStorage.IN_MEMORY)
+    reader = package.Reader(task.path, options)
+
+    def batches(epoch: int) -> Iterator[Any]:
+        for rows in batches_of_rows(task, len(reader), epoch):
+            yield {field.name: field.column(reader.read_indices(rows))}
+
+    settings = {"max_parallelism": options.max_parallelism, "limits_storage": "in memory", "compression": "none"}
+    return Reading(settings, batches)
+
+
+def write_bagz(source: Source[Any], field: Field, directory: str) -> str:
+    path = os.path.join(directory, f"{field.name}.bag")
+    with load("bagz", "bagz").Writer(path) as writer:
+        for value in field.values(source):
+            writer.write(field.stored(value))
+    return path

@@ -1,0 +1,219 @@
+"""Peers that read tar archives and files of bytes: Grain, DALI, WebDataset and SPDL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+
+import dataload
+from benchmarks.peers.field import (
+    Field,
+    batches_of_rows,
+    decode_jpeg,
+    expand_files,
+    load,
+    tensor_columns,
+    worker_options,
+)
+from benchmarks.peers.torch_loader import ArrayRecords, LmdbRecords, Stored, TarRecords
+from dataload.bench.task import Reading, Task
+from dataload.errors import ConfigError
+from dataload.sources.base import Source
+
+_DALI = "nvidia-dali-cuda120"
+_DALI_FILL = 1024
+_WEBDATASET_SHARDS = 8
+_WEBDATASET_BUFFER = 1000
+_SPDL_BUFFER = 3
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """The function of Grain's `Batch`. Its default makes an array of bytes, which cuts off zeros at their ends."""
+
+    field: Field
+
+    def __call__(self, values: Sequence[Any]) -> dict[str, Any]:
+        return {self.field.name: list(values) if self.field.kind == "bytes" else np.stack(values)}
+
+
+def grain(task: Task, field: Field) -> Reading:
+    """Run Grain's DataLoader on ArrayRecord files, with worker processes or with its threads alone.
+
+    Set up as the guide to the DataLoader in its documentation does: ``ArrayRecordDataSource``, ``IndexSampler``, a map
+    that parses, ``Batch`` last, so that batches are made in the workers; the default read options, 16 threads and 500
+    elements ahead in each process. Its workers live for one iterator, so they start anew in each epoch.
+    https://google-grain.readthedocs.io
+    """
+    package = load("grain", "grain")
+    flags = load("absl.flags", "grain").FLAGS
+    if not flags.is_parsed():  # worker processes ask for Grain's flags, which absl.app would have parsed
+        flags.mark_as_parsed()
+    source = package.sources.ArrayRecordDataSource(expand_files(task.path))
+    held = ExitStack()
+    held.push(source.__exit__)
+    options = package.ReadOptions()
+    decode = field.decoder()
+
+    class Parse(package.transforms.Map):
+        """Bytes of a record -> value."""
+
+        def map(self, element: bytes) -> Any:
+            return decode(element)
+
+    def batches(epoch: int) -> Iterator[Any]:
+        # One epoch for each loader: a sampler of several epochs would make batches across their ends.
+        sampler = package.samplers.IndexSampler(
+            len(source), shuffle=task.order == "global", seed=task.seed + epoch, num_epochs=1
+        )
+        return iter(
+            package.DataLoader(
+                data_source=source,
+                sampler=sampler,
+                operations=[Parse(), package.transforms.Batch(task.batch_size, batch_fn=_Stack(field))],
+                worker_count=task.workers,
+                read_options=options,
+            )
+        )
+
+    threads = {"num_threads": options.num_threads, "prefetch_buffer_size": options.prefetch_buffer_size}
+    return Reading({"worker_count": task.workers, **threads}, batches, held=held)
+
+
+def dali(task: Task, field: Field) -> Reading:
+    """Run NVIDIA DALI on the CPU, on tar archives with its index.
+
+    Set up as "Data Loading: Webdataset" of its documentation does: ``fn.readers.webdataset`` with ``index_paths``,
+    ``random_shuffle`` with the default ``initial_fill`` of 1,024, decoding by ``fn.decoders``, as many threads as
+    workers, the default prefetch of two batches. DALI has only threads (``py_num_workers`` is for sources written in
+    Python), and no order over all records.
+    https://docs.nvidia.com/deeplearning/dali/user-guide/docs/examples/general/data_loading/dataloading_webdataset.html
+    """
+    threads = max(1, task.workers)
+    fn, archives = load("nvidia.dali.fn", _DALI), expand_files(task.path)
+    options = {"batch_size": task.batch_size, "num_threads": threads, "prefetch_queue_depth": 2}
+    pipeline = load("nvidia.dali", _DALI).Pipeline(**options, device_id=None, seed=task.seed)
+    with pipeline:
+        data = fn.readers.webdataset(
+            paths=archives,
+            index_paths=[f"{path.removesuffix('.tar')}.idx" for path in archives],
+            ext=[field.component],
+            random_shuffle=task.order == "pool",
+            initial_fill=_DALI_FILL,
+            pad_last_batch=True,
+            missing_component_behavior="error",
+            name="reader",
+        )
+        if field.kind == "array":
+            data = fn.decoders.numpy(data)
+        elif field.kind == "image":
+            # The upsampling that libjpeg, and so the other loaders here, have by default.
+            data = fn.decoders.image(data, device="cpu", jpeg_fancy_upsampling=True)
+        pipeline.set_outputs(data)
+    pipeline.build()
+    records = pipeline.epoch_size("reader")
+
+    def batches(_: int) -> Iterator[Any]:
+        # The last batch of an epoch is filled up with its last record.
+        for start in range(0, records, task.batch_size):
+            (output,) = pipeline.run()
+            yield output, min(task.batch_size, records - start)
+
+    def columns(batch: Any) -> dict[str, Any]:
+        output, rows = batch
+        if field.kind == "bytes":
+            return {field.name: [np.asarray(output.at(row)).data for row in range(rows)]}
+        return {field.name: np.asarray(output.as_tensor())[:rows]}
+
+    del options["batch_size"]
+    return Reading({**options, "initial_fill": _DALI_FILL if task.order == "pool" else 0}, batches, columns)
+
+
+def tar_shards(task: Task, field: Field) -> Reading:
+    """Run WebDataset on tar archives, behind a WebLoader.
+
+    Set up as its author's example of training does: shards shuffled, then a shuffle buffer of 1,000 samples, decoding,
+    batches made in the workers, and a ``WebLoader`` around it with ``batch_size=None``. It has no order over all
+    records, and the seed of the task is not used: by default each epoch is shuffled anew.
+    https://github.com/tmbdev/wds-distributed
+    """
+    wds = load("webdataset", "webdataset")
+    shards = expand_files(task.path)
+    if len(shards) < task.workers:
+        raise ConfigError(
+            f"webdataset gives each worker archives of its own: {task.workers} workers need as many archives, "
+            f"{task.path} is {len(shards)}",
+            key="workers",
+            value=task.workers,
+        )
+    shuffled = task.order == "pool"
+    dataset = wds.WebDataset(shards, shardshuffle=len(shards) if shuffled else False)
+    if shuffled:
+        dataset = dataset.shuffle(_WEBDATASET_BUFFER)
+    if field.kind == "array":
+        dataset = dataset.decode(wds.handle_extension("npy", field.decoder()))  # its own parses each header anew
+    elif field.kind == "image":
+        dataset = dataset.decode(wds.handle_extension("jpg", decode_jpeg))
+    dataset = dataset.to_tuple(field.component).batched(task.batch_size)
+    several = worker_options(task)
+    made = wds.WebLoader(dataset, batch_size=None, **several)
+    settings = {**several, "shards": len(shards), "shuffle": _WEBDATASET_BUFFER if shuffled else 0}
+    return Reading(settings, lambda _: iter(made), lambda batch: tensor_columns({field.name: batch[0]}))
+
+
+def write_tar_shards(source: Source[Any], field: Field, directory: str) -> str:
+    """Write archives for several workers, which cannot share one."""
+    values = field.values(source)
+    for shard in range(_WEBDATASET_SHARDS):
+        with dataload.create(os.path.join(directory, f"{shard:03}.tar")) as writer:
+            for value in islice(values, -(-len(source) // _WEBDATASET_SHARDS)):
+                writer.write({field.name: value})
+    return os.path.join(directory, "*.tar")
+
+
+def _spdl(records_class: type[Stored], task: Task, field: Field) -> Reading:
+    """Run SPDL's pipeline of threads over records of our formats.
+
+    Set up as "Building High-Performance DataLoaders" of its documentation does: the source yields the indices of a
+    batch, one stage with the concurrency of the workers reads and decodes them, a sink holds 3 batches (the default).
+    Batches come in the order of completion, as by default, and the source is continuous, so the pipeline survives the
+    end of an epoch. SPDL reads no record format itself; `torch_loader` reads for it, one batch at a time.
+    https://facebookresearch.github.io/spdl/latest/getting_started/pytorch.html
+    """
+    builder = load("spdl.pipeline", "spdl-core").PipelineBuilder
+    records = records_class(task.path, field)
+    threads = max(1, task.workers)
+    held = ExitStack()
+    held.callback(records.close)
+
+    class Batches:
+        """The indices of each batch of an epoch; the next epoch each time it is iterated."""
+
+        epochs = count()
+
+        def __iter__(self) -> Iterator[list[int]]:
+            return (rows.tolist() for rows in batches_of_rows(task, len(records), next(self.epochs)))
+
+    def read(indices: list[int]) -> dict[str, Any]:
+        return {field.name: field.column(list(records.read(indices)))}
+
+    pipeline = (
+        builder()
+        .add_source(Batches(), continuous=True)
+        .pipe(read, concurrency=threads)
+        .add_sink(_SPDL_BUFFER)
+        .build(num_threads=threads, max_failures=0)
+    )
+    held.enter_context(pipeline.auto_stop())
+    settings = {"num_threads": threads, "concurrency": threads, "buffer_size": _SPDL_BUFFER, "continuous": True}
+    return Reading(settings, lambda _: iter(pipeline), held=held)
+
+
+spdl_lmdb, spdl_tar, spdl_array_record = (partial(_spdl, kind) for kind in (LmdbRecords, TarRecords, ArrayRecords))

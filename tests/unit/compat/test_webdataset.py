@@ -368,7 +368,7 @@ TWO_SHAPES = r"component 0 has the shapes \[\(1,\), \(2,\)\] in one batch: make 
             r"ConfigError: component 'pyd': there is no decoder for \.pyd, and nothing is unpickled",
         ),
         (lambda d: d.decode(only="cls"), "CorruptFileError: component 'cls' of sample 'a': expected a number as text"),
-        (lambda d: d.decode("rgb", only="png"), "CorruptFileError: component 'png' of sample 'a': an image that"),
+        (lambda d: d.decode("rgb", only="png"), "CorruptFileError: component 'png' of sample 'a': an image"),
         (
             lambda d: d.decode(only="txt").decode(only="txt"),
             "TypeError: component 'txt' is str, not bytes: decode once",

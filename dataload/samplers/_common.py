@@ -18,6 +18,7 @@ __all__ = [
     "ArrayValue",
     "BoolArray",
     "Float64Array",
+    "OverParent",
     "check_length",
     "check_lengths",
     "check_record_lengths",
@@ -44,6 +45,21 @@ class ArrayValue:
 
     def __hash__(self) -> int:
         return hash(fingerprint(self))
+
+
+class OverParent:
+    """The length and the range of indices of an order over a `parent`."""
+
+    __slots__ = ()
+    parent: Sampler
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    @property
+    def records(self) -> int:
+        """Upper bound (exclusive) of the indices."""
+        return records_of(self.parent)
 
 
 def set_fields(value: Any, **fields: Any) -> None:

@@ -13,10 +13,10 @@ from dataload._util.indexing import as_indices, check_index
 from dataload.errors import ConfigError
 from dataload.samplers._common import (
     ArrayValue,
+    OverParent,
     check_length,
     check_sampler,
     divide,
-    records_of,
     set_fields,
     split_by_group,
 )
@@ -56,7 +56,7 @@ class Sequential:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Subset(ArrayValue):
+class Subset(ArrayValue, OverParent):
     """Selected positions of another order.
 
     Over `Sequential`, these are the records with those indices, the same in every epoch. Over a shuffle, they are
@@ -92,11 +92,6 @@ class Subset(ArrayValue):
     def __len__(self) -> int:
         return len(self._positions)
 
-    @property
-    def records(self) -> int:
-        """Upper bound (exclusive) of the indices."""
-        return records_of(self.parent)
-
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""
         chosen = self._positions
@@ -123,7 +118,7 @@ def _select(selection: Any, length: int) -> range | Int64Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(OverParent):
     """Another order several times in one epoch, shuffled anew each time if it is a shuffle.
 
     Repetition r of epoch e is the parent's epoch ``e * times + r``.
@@ -146,11 +141,6 @@ class Repeat:
 
     def __len__(self) -> int:
         return len(self.parent) * self.times
-
-    @property
-    def records(self) -> int:
-        """Upper bound (exclusive) of the indices."""
-        return records_of(self.parent)
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""

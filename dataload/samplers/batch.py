@@ -123,9 +123,9 @@ class BatchPlanner(ABC):
         """Items per step of one rank."""
 
     @property
-    @abstractmethod
     def rows_per_step(self) -> int:
-        """Approximate rows per step of one rank."""
+        """Approximate rows per step of one rank, by default one per item."""
+        return self.items_per_step
 
     @abstractmethod
     def items(self, epoch: int) -> int:
@@ -247,11 +247,6 @@ class BatchSampler(BatchPlanner):
     @property
     def items_per_step(self) -> int:
         """Positions per step of one rank, which is the batch size."""
-        return self.batch_size
-
-    @property
-    def rows_per_step(self) -> int:
-        """The batch size."""
         return self.batch_size
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 
 from dataload._util.checks import check_count
 from dataload._util.randomness import check_seed, derive_key
-from dataload.samplers._common import check_sampler, divide, records_of, set_fields, split_by_group
+from dataload.samplers._common import OverParent, check_sampler, divide, set_fields, split_by_group
 from dataload.samplers.basic import Sequential
 from dataload.samplers.pool import PoolShuffle, check_pool_size
 from dataload.types import Int64Array, Sampler
@@ -19,7 +19,7 @@ _MOST_LANES = 65_536  # each may have a pool, which is an object of its own
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class Lanes(OverParent):
     """Another order, cut into equal contiguous spans ("lanes") that are interleaved.
 
     Position p is offset ``p // lanes`` of lane ``p % lanes``. If the length is not a multiple of `lanes`, the first
@@ -59,14 +59,6 @@ class Lanes:
         """First parent position of each lane."""
         quotient, remainder = divmod(len(self.parent), self.lanes)
         return lanes * quotient + np.minimum(lanes, remainder)
-
-    def __len__(self) -> int:
-        return len(self.parent)
-
-    @property
-    def records(self) -> int:
-        """Upper bound (exclusive) of the indices."""
-        return records_of(self.parent)
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""

@@ -11,7 +11,7 @@ import numpy as np
 from dataload._util.checks import check_count
 from dataload._util.memo import Memo
 from dataload._util.randomness import check_seed, derive_key, hash64
-from dataload.samplers._common import check_sampler, records_of, set_fields
+from dataload.samplers._common import OverParent, check_sampler, set_fields
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array, Sampler
 
@@ -39,7 +39,7 @@ class _Pool(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolShuffle:
+class PoolShuffle(OverParent):
     """Another order, shuffled through a pool of fixed size.
 
     The pool starts with the parent's first `pool_size` positions. Each step emits a random slot and refills it with the
@@ -69,14 +69,6 @@ class PoolShuffle:
     def __post_init__(self) -> None:
         check_sampler("parent", self.parent)
         set_fields(self, pool_size=check_pool_size(self.pool_size), seed=check_seed(self.seed))
-
-    def __len__(self) -> int:
-        return len(self.parent)
-
-    @property
-    def records(self) -> int:
-        """Upper bound (exclusive) of the indices."""
-        return records_of(self.parent)
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from dataload._util.checks import check_count
 from dataload._util.randomness import check_seed, derive_key
 from dataload.errors import ConfigError
-from dataload.samplers._common import Float64Array, check_lengths
+from dataload.samplers._common import check_lengths
 from dataload.samplers.order_sample import Shards, expected_shards
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.samplers.shuffle import ShardSequential
@@ -52,7 +51,7 @@ def pool_size_for(shard_lengths: Sequence[int], batch_size: int, quality: float,
         raise ConfigError(
             f"quality must be a number above 0 and below 1, got {quality!r}", key="quality", value=quality
         )
-    trial = PoolTrial.of(shard_lengths, batch_size, seed)
+    trial = PoolTrial(shard_lengths, batch_size, seed)
     largest = trial.records - 1
     low, high = 0, 1
     while high <= largest and trial.mixing(high) < quality:
@@ -67,63 +66,45 @@ def pool_size_for(shard_lengths: Sequence[int], batch_size: int, quality: float,
     return high
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class PoolTrial:
     """Batches on which pools are tried. All pools use the same random numbers, so that a larger pool is never worse.
 
-    Attributes:
-        orders: The order before the pool, one object per epoch sampled, because each caches only two epochs.
-        shards: The shards.
-        starts: (batches,) int64, first position of each batch, in the middle fifth of the epoch.
-        slots: (batches, rows) float64 in (0, 1), which slot each row comes from.
-        waits: (batches, rows) float64 in (0, 1), how long ago that slot was written.
-        ideal: Expected shards in a batch of a uniform shuffle.
+    Args:
+        shard_lengths: Records of each shard, in index order.
+        batch_size: Rows of a batch, all ranks together.
+        seed: Any integer.
     """
 
-    orders: tuple[ShardSequential, ...]
-    shards: Shards
-    starts: Int64Array
-    slots: Float64Array
-    waits: Float64Array
-    ideal: float
-
-    @classmethod
-    def of(cls, shard_lengths: Sequence[int], batch_size: int, seed: int = 0) -> PoolTrial:
-        """Choose batches from the middle of several epochs; see `pool_size_for` for the arguments."""
+    def __init__(self, shard_lengths: Sequence[int], batch_size: int, seed: int = 0) -> None:
         lengths = check_lengths("shard_lengths", shard_lengths)
-        records = check_count("the sum of shard_lengths", sum(lengths), least=1)
-        rows = min(check_count("batch_size", batch_size, least=1), records)
+        self.records = check_count("the sum of shard_lengths", sum(lengths), least=1)
+        rows = min(check_count("batch_size", batch_size, least=1), self.records)
         batches = min(max(_ROWS // rows, _FEWEST_BATCHES), _MOST_BATCHES)
         keys = derive_key(check_seed(seed), "pool-size", words=2)
-        shards = Shards(np.cumsum(lengths), files=True)
         cells = np.arange(batches * rows)
-        first, last = records * 2 // 5, max(records * 2 // 5, records * 3 // 5 - rows)
+        # One order per epoch, because each caches only two epochs.
+        self._orders = tuple(ShardSequential(lengths, seed) for _ in range(_EPOCHS))
+        self._shards = Shards(np.cumsum(lengths), files=True)
+        self._ideal = float(expected_shards(self._shards, np.array([rows]))[0])
+        # The first position of each batch, in the middle fifth of the epoch.
+        first, last = self.records * 2 // 5, max(self.records * 2 // 5, self.records * 3 // 5 - rows)
         starts = first + ((last - first) * (np.arange(batches) + 0.5) / batches).astype(np.int64)
-        return cls(
-            orders=tuple(ShardSequential(lengths, seed) for _ in range(_EPOCHS)),
-            shards=shards,
-            starts=np.minimum(starts, records - rows),
-            slots=uniform(keys[0], cells).reshape(batches, rows),
-            waits=uniform(keys[1], cells).reshape(batches, rows),
-            ideal=float(expected_shards(shards, np.array([rows]))[0]),
-        )
-
-    @property
-    def records(self) -> int:
-        """Number of records."""
-        return len(self.orders[0])
+        self._starts: Int64Array = np.minimum(starts, self.records - rows)
+        # (batches, rows), in (0, 1): which slot each row comes from, and how long ago the slot was written.
+        self._slots = uniform(keys[0], cells).reshape(batches, rows)
+        self._waits = uniform(keys[1], cells).reshape(batches, rows)
 
     def mixing(self, pool_size: int) -> float:
         """Return the mean number of shards in a batch as a fraction of that in a uniform shuffle."""
         positions = self._emitted(min(pool_size, self.records))
         shard = np.empty_like(positions)
-        for epoch, order in enumerate(self.orders):
+        for epoch, order in enumerate(self._orders):
             part = positions[epoch::_EPOCHS]
             indices = order.indices(part.ravel(), epoch=epoch).reshape(part.shape)
-            shard[epoch::_EPOCHS] = np.searchsorted(self.shards.ends, indices, side="right")
+            shard[epoch::_EPOCHS] = np.searchsorted(self._shards.ends, indices, side="right")
         shard.sort(axis=1)
         found = 1 + np.count_nonzero(np.diff(shard, axis=1), axis=1)
-        return float(found.mean()) / self.ideal
+        return float(found.mean()) / self._ideal
 
     def _emitted(self, size: int) -> Int64Array:
         """Return the parent positions in each batch, (batches, rows) int64.
@@ -133,20 +114,20 @@ class PoolTrial:
         That is the exact distribution, at the cost of a few numbers per row for a pool of any size.
         """
         steady = self.records - size  # from here on the pool drains: each slot comes once
-        drains = self.starts >= steady
-        slots = (self.slots * size).astype(np.int64)
+        drains = self._starts >= steady
+        slots = (self._slots * size).astype(np.int64)
         slots[drains] = self._drained(int(np.count_nonzero(drains)), size)
 
-        times = self.starts[:, None] + np.arange(slots.shape[1])
+        times = self._starts[:, None] + np.arange(slots.shape[1])
         order = np.argsort(slots, axis=1, kind="stable")
         again = np.diff(np.take_along_axis(slots, order, 1), axis=1, prepend=-1) == 0
         is_new = np.empty_like(again)
         np.put_along_axis(is_new, order, ~again, 1)
         left = np.cumsum(is_new[:, ::-1], axis=1)[:, ::-1]  # slots of the batch not yet found
         with np.errstate(divide="ignore"):  # if all slots are wanted, the first step hits one
-            waits = 1 + np.floor(np.log(self.waits) / np.log1p(-left / size))
+            waits = 1 + np.floor(np.log(self._waits) / np.log1p(-left / size))
         back = np.cumsum(np.where(is_new, waits, 0), axis=1)
-        written = np.minimum(self.starts, steady)[:, None] - back
+        written = np.minimum(self._starts, steady)[:, None] - back
         # Which slot it was does not matter to the content, so slots are not permuted. A slot that was never written
         # still holds its initial content.
         emitted = np.where(written >= 0, written.astype(np.int64) + size, slots)
@@ -160,10 +141,10 @@ class PoolTrial:
 
     def _drained(self, batches: int, size: int) -> Int64Array:
         """Return slots of batches while the pool drains, (batches, rows) int64, without repeats in a batch."""
-        rows = self.slots.shape[1]
+        rows = self._slots.shape[1]
         at_once = size // rows
         parts = [np.empty(0, np.int64)]
         for first in range(0, batches, max(1, at_once)):
-            key = derive_key(self.orders[0].seed, "pool-size-drain", first, words=KEY_WORDS)
+            key = derive_key(self._orders[0].seed, "pool-size-drain", first, words=KEY_WORDS)
             parts.append(permute(np.arange(min(at_once, batches - first) * rows), size, key))
         return np.concatenate(parts).reshape(batches, rows)

@@ -478,7 +478,7 @@ def test_pool_mixing_is_that_of_a_list_that_is_run(pool_size):
         counts += [len({p // length for p in batch}) for batch in batches_of(order, size)]
     expected = shards * (1 - math.comb(8000 - length, size) / math.comb(8000, size))
     error = np.std(counts) / math.sqrt(len(counts)) / expected
-    assert PoolTrial.of((length,) * shards, size).mixing(pool_size) == pytest.approx(
+    assert PoolTrial((length,) * shards, size).mixing(pool_size) == pytest.approx(
         np.mean(counts) / expected, abs=5 * error + 0.003
     )
 
@@ -488,8 +488,8 @@ def test_pool_mixing_is_that_of_a_list_that_is_run(pool_size):
 def test_the_pool_size_reaches_the_quality_and_is_the_smallest(lengths, quality):
     size, records = 64, sum(lengths)
     pool_size = pool_size_for(lengths, size, quality, seed=1)
-    assert PoolTrial.of(lengths, size, 1).mixing(pool_size) >= quality
-    assert PoolTrial.of(lengths, size, 1).mixing(pool_size - max(1, pool_size // 64)) < quality
+    assert PoolTrial(lengths, size, 1).mixing(pool_size) >= quality
+    assert PoolTrial(lengths, size, 1).mixing(pool_size - max(1, pool_size // 64)) < quality
     shards, found = Shards.of(records, lengths), []
     for seed in range(12):
         order = PoolShuffle(ShardSequential(lengths, seed), pool_size, seed)
@@ -521,7 +521,7 @@ def test_pools_for_ten_to_the_ten_records_are_found_in_little_memory():
 def test_the_last_pools_before_the_whole_data_are_tried():
     pool_size = pool_size_for((20,) * 50, 16, 0.99)
     assert 512 < pool_size < 1000, "no power of two"
-    trial = PoolTrial.of((20,) * 50, 16)
+    trial = PoolTrial((20,) * 50, 16)
     assert trial.mixing(pool_size) >= 0.99 > trial.mixing(512)
 
 

@@ -38,19 +38,12 @@ def case(make, key, value, message):
 
 COUNTS = [
     case(lambda: Sequential(-1), "length", -1, f"length must be an integer in [0, {MOST + 1}), got -1"),
-    case(lambda: Sequential(2.0), "length", 2.0, f"length must be an integer in [0, {MOST + 1}), got 2.0"),
-    case(lambda: Sequential("2"), "length", "2", f"length must be an integer in [0, {MOST + 1}), got '2'"),
-    case(lambda: Sequential(True), "length", True, f"length must be an integer in [0, {MOST + 1}), got True"),
     case(lambda: GlobalShuffle(MOST + 1, 0), "length", MOST + 1, f"in [0, {MOST + 1}), got {MOST + 1}"),
     case(lambda: PoolShuffle(FIVE, 0, 0), "pool_size", 0, "pool_size must be an integer in [1, 2147483649), got 0"),
-    case(
-        lambda: PoolShuffle(FIVE, None, 0), "pool_size", None, "pool_size must be an integer in [1, 2147483649), got N"
-    ),
     case(lambda: PoolShuffle(FIVE, 2**31 + 1, 0), "pool_size", 2**31 + 1, "[1, 2147483649), got 2147483649"),
     case(lambda: Lanes(FIVE, 0), "lanes", 0, "lanes must be an integer in [1, 65537), got 0"),
     case(lambda: Lanes(FIVE, 65_537), "lanes", 65_537, "lanes must be an integer in [1, 65537), got 65537"),
     case(lambda: Lanes(FIVE, 2, 0), "pool_size", 0, "pool_size must be an integer in [1, 2147483649), got 0"),
-    case(lambda: Lanes(FIVE, 2, 2.5), "pool_size", 2.5, "pool_size must be an integer in [1, 2147483649), got 2.5"),
     case(lambda: Repeat(FIVE, 0), "times", 0, f"times must be an integer in [1, {MOST // 5 + 1}), got 0"),
     case(lambda: Repeat(FIVE, MOST // 5 + 1), "times", MOST // 5 + 1, f"[1, {MOST // 5 + 1}), got {MOST // 5 + 1}"),
     case(lambda: Repeat(Sequential(0), MOST + 1), "times", MOST + 1, f"[1, {MOST + 1}), got {MOST + 1}"),
@@ -64,7 +57,6 @@ COUNTS = [
         "without replacement; got 3",
     ),
     case(lambda: Mixture((FIVE,), (1,), window=0), "window", 0, "window must be an integer >= 1, got 0"),
-    case(lambda: Mixture((FIVE,), (1,), window=1.5), "window", 1.5, "window must be an integer >= 1, got 1.5"),
 ]
 
 SEEDS = [
@@ -104,20 +96,7 @@ LENGTHS = [
         (MOST, 1),
         f"shard_lengths must have a sum of at most {MOST}, got {MOST + 1}",
     ),
-    case(lambda: ShardSequential((3, True), 0), "shard_lengths[1]", True, "must be an integer >= 0, got True"),
-    case(
-        lambda: Mixture((FIVE, FIVE), (1, 1), lengths=[MOST, 5]),
-        "lengths",
-        [MOST, 5],
-        f"lengths must have a sum of at most {MOST}, got {MOST + 5}",
-    ),
     case(lambda: GlobalShuffle(4, 0, parent=FIVE), "length", 4, "length must be the parent's, 5, got 4"),
-    case(
-        lambda: Mixture((FIVE, FIVE), (1, 1), lengths=(5, -5)),
-        "lengths[1]",
-        -5,
-        "lengths[1] must be an integer >= 0, got -5",
-    ),
     case(
         lambda: Mixture((FIVE, FIVE), (1, 1), lengths=(5,)),
         "lengths",
@@ -205,7 +184,6 @@ MIXTURES = [
         "frist",
         "stop is 'frist': did you mean 'first'? Known: first, longest, never",
     ),
-    case(lambda: Mixture((FIVE,), (1,), stop=None), "stop", None, "stop is None: Known: first, longest, never"),
     case(
         lambda: Mixture((FIVE, Sequential(0)), (1, 1)),
         "samplers[1]",

@@ -13,8 +13,6 @@ from dataload._util.optional import load_optional
 from dataload.loader.base import LoaderBase, Progress
 from dataload.loader.statistics import Statistics
 
-__all__ = ["describe", "live_view"]
-
 _REFRESH_SECONDS = 0.5
 _GOODBYE_SECONDS = 2.0
 _RECENT_LOOKS = 20  # what is shown is of the last ten seconds

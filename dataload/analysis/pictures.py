@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["check_picture", "new_figure", "order_figure", "stream_figure", "timeline_figure"]
-
 _SUFFIXES = (".pdf", ".png", ".svg")
 _WIDTH = 15  # inches
 _DOTS = 5_000

@@ -13,8 +13,6 @@ from typing import Any
 from dataload.loader.base import LoaderBase
 from dataload.loader.recorder import Recorder, StepRecord
 
-__all__ = ["CONSUMER", "Span", "Timeline", "TimelineStep", "record_timeline"]
-
 CONSUMER = "consumer"
 """The line of the consumer's thread, whatever that is called."""
 

@@ -22,8 +22,6 @@ from dataload.cli.timeline import timeline_command
 from dataload.cli.verify import verify_command
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceNotFoundError
 
-__all__ = ["app", "run"]
-
 BAD_DATA = 1
 BAD_USAGE = 2
 INTERRUPTED = 130

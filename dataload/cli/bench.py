@@ -44,8 +44,6 @@ from dataload.cli.options import Codec, Decode, Fields, Options, Overrides, Pict
 from dataload.cli.output import ProgressBar, print_line, print_table, print_warning
 from dataload.errors import ConfigError, closest
 
-__all__ = ["bench_command"]
-
 
 def bench_command(
     path: Annotated[str | None, typer.Argument(help="Your own data: any path that `dataload inspect` takes.")] = None,

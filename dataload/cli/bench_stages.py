@@ -13,8 +13,6 @@ from dataload.bench.stages import StageReport, measure_stages
 from dataload.cli.output import ProgressBar, print_line, print_table
 from dataload.errors import ConfigError
 
-__all__ = ["time_stages"]
-
 
 def time_stages(
     config: str, overrides: Sequence[str], seconds: float, repeats: int, json: str | None, given: Mapping[str, Any]

@@ -20,8 +20,6 @@ from dataload.cli.output import ProgressBar, as_typed, count_of, print_line
 from dataload.convert import convert
 from dataload.sources.find import find_destination
 
-__all__ = ["convert_command"]
-
 
 def convert_command(
     source: Annotated[str, typer.Argument(help="A path, pattern, directory, or format:path.", metavar="SRC")],

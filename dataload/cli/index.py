@@ -12,8 +12,6 @@ from dataload.errors import ConfigError, DataloadError
 from dataload.sources.find import find_shards
 from dataload.sources.registry import built_in_formats
 
-__all__ = ["index_command"]
-
 
 def index_command(
     archives: Annotated[list[str], typer.Argument(help="Tar archives, patterns or directories.", metavar="TAR...")],

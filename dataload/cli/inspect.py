@@ -16,8 +16,6 @@ from dataload.errors import DataloadError
 from dataload.sources.base import Source, spec_of
 from dataload.types import BatchReader, ColumnReader, Sharded
 
-__all__ = ["inspect_command"]
-
 _PROTOCOLS = {"BatchReader": BatchReader, "ColumnReader": ColumnReader, "Sharded": Sharded}
 _SHOWN_SHARDS = 10
 _SHOWN_VALUES = 6

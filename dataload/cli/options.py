@@ -17,21 +17,6 @@ from dataload.sources.find import find_shards, split_format
 from dataload.sources.format import Format
 from dataload.sources.registry import get_format
 
-__all__ = [
-    "Codec",
-    "ConfigFile",
-    "Decode",
-    "Fields",
-    "JsonFlag",
-    "Options",
-    "Overrides",
-    "Picture",
-    "SourceFormat",
-    "SourceOptions",
-    "parse_options",
-    "resolve_codec",
-]
-
 SourceFormat: TypeAlias = Annotated[
     str | None, typer.Option("--format", help="Format of the data. Default: detected from the name or content.")
 ]

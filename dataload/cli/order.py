@@ -25,8 +25,6 @@ from dataload.samplers.quality import Figure, OrderReport, judge_order
 from dataload.samplers.streams.report import StreamPlanner
 from dataload.types import Sharded
 
-__all__ = ["order_command"]
-
 _SHOWN_STEPS = 3
 _SHOWN_INDICES = 10
 _SHOWN_CHARACTERS = 200

@@ -12,8 +12,6 @@ from dataload.analysis.pictures import stream_figure
 from dataload.cli.output import count_of, print_line
 from dataload.samplers.streams.report import StreamPlanner, StreamReport, follow, stream_report
 
-__all__ = ["Judgement", "judge_streams"]
-
 _SHOWN_STEPS = 3
 _SHOWN_ROWS = 10
 

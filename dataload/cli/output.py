@@ -16,17 +16,6 @@ from rich.text import Text
 
 from dataload.errors import printable
 
-__all__ = [
-    "ProgressBar",
-    "as_typed",
-    "count_of",
-    "print_error",
-    "print_json",
-    "print_line",
-    "print_table",
-    "print_warning",
-]
-
 _PIPE_WIDTH = 10_000  # without a terminal, rich would wrap lines at 80 columns
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataload.cli.output import print_json
 from dataload.config import json_schema
 
-__all__ = ["schema_command"]
-
 
 def schema_command() -> None:
     """Print the JSON schema of a config, for editors that check and complete TOML or YAML.

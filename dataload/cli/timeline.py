@@ -18,8 +18,6 @@ from dataload.cli.output import count_of, print_json, print_line
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 
-__all__ = ["timeline_command"]
-
 
 def timeline_command(
     config: ConfigFile,

@@ -33,8 +33,6 @@ from dataload.errors import ConfigError, DataloadError, MissingDependencyError, 
 from dataload.sources.base import Source
 from dataload.sources.registry import format_names
 
-__all__ = ["Finding", "verify_command"]
-
 # These errors mean a wrong command or a missing package, not bad data.
 _NOT_THE_DATA = (ConfigError, MissingDependencyError, SourceNotFoundError)
 

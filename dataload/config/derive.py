@@ -20,8 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from dataload.config.references import NPY_PATTERN, REFERENCE_PATTERN, resolve_reference
 from dataload.types import Sampler
 
-__all__ = ["NpyPath", "Reference", "Section", "describe", "settings_of"]
-
 Reference: TypeAlias = Annotated[str, Field(pattern=REFERENCE_PATTERN, examples=["package.module:function"])]
 NpyPath: TypeAlias = Annotated[str, Field(pattern=NPY_PATTERN)]
 

@@ -18,8 +18,6 @@ from dataload.errors import ConfigError
 from dataload.sources.find import split_prefix
 from dataload.sources.registry import get_format
 
-__all__ = ["anchor_paths", "plain_table", "read_file"]
-
 _SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 

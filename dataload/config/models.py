@@ -21,8 +21,6 @@ from dataload.sources.find import split_prefix
 from dataload.sources.registry import built_in_formats, format_names, get_format
 from dataload.streams import MultiStreamLoader
 
-__all__ = ["DataloadConfig", "LoaderConfig", "SourceConfig", "missing_settings"]
-
 Texts: TypeAlias = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 

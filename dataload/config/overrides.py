@@ -11,8 +11,6 @@ from typing import Any, NoReturn, cast
 from dataload.config.problems import shorten
 from dataload.errors import ConfigError
 
-__all__ = ["apply_overrides", "parse_assignment", "parse_value"]
-
 _QUOTED_OR_INDEX = re.compile(r"""("[^"]*"|'[^']*')|\[(\d+)\](?=\s*(?:[.\[]|$))""")
 
 

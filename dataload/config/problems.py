@@ -10,8 +10,6 @@ from typing import Any, NamedTuple, cast
 from dataload.config.references import NPY_PATTERN, REFERENCE_PATTERN
 from dataload.errors import ConfigError, closest
 
-__all__ = ["MISSING", "Problem", "config_error", "find_problems", "named_as", "named_under", "shorten"]
-
 Keys = tuple[str | int, ...]
 Schema = dict[str, Any]
 

@@ -9,8 +9,6 @@ from dataload.codecs.npy import parse_npy
 from dataload.errors import ConfigError, CorruptFileError, closest
 from dataload.types import Array
 
-__all__ = ["NPY_PATTERN", "REFERENCE_PATTERN", "read_array", "resolve_reference"]
-
 NPY_PATTERN = r"\.npy$"
 REFERENCE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 

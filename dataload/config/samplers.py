@@ -37,8 +37,6 @@ from dataload.sources.base import Source
 from dataload.sources.lengths import record_lengths
 from dataload.types import Sampler
 
-__all__ = ["SECTIONS", "BuildContext", "OrderConfig", "SamplerSection", "kind_of"]
-
 SectionT = TypeVar("SectionT", bound="SamplerSection")
 Weight: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Weights: TypeAlias = Annotated[tuple[Weight, ...], Field(strict=False, min_length=1)]

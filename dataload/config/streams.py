@@ -18,8 +18,6 @@ from dataload.samplers import BatchPlanner
 from dataload.sources.sequences import sequence_lengths
 from dataload.streams import MultiStreamLoader, RowMixture, StreamSampler
 
-__all__ = ["IteratorsConfig", "StreamsConfig"]
-
 _WAYS = ("lengths", "field", "key", "shards")
 
 

@@ -11,8 +11,6 @@ import numpy as np
 from dataload.executors import ThreadExecutor, WorkerStatus
 from dataload.loader.pipeline import ordered_map
 
-__all__ = ["BlockSize", "read_ahead", "read_records", "size_of"]
-
 _TARGET_BYTES = 16 << 20
 _MAX_RECORDS = 4096
 

@@ -16,8 +16,6 @@ from typing import Any, Self
 from dataload.convert.plan import Shard
 from dataload.errors import ConfigError
 
-__all__ = ["FinishedShard", "Journal", "remove_temporaries"]
-
 _VERSION = 1
 _LOCK_FILE = "lock.mdb"  # LMDB rewrites it whenever the environment is opened
 

@@ -12,8 +12,6 @@ from dataload._util.indexing import even_split, expand_braces
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
 
-__all__ = ["Shard", "journal_path", "plan_shards", "summarize_paths"]
-
 _PLACEHOLDER = re.compile(r"\{shards?(:\d*d)?\}")
 _DEFAULT_NAME = "-{shard:05d}-of-{shards:05d}"
 

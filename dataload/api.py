@@ -89,8 +89,11 @@ def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = 
     """Build a loader from a config.
 
     Args:
-        config: A TOML or YAML file, or a dict of the same structure.
-        overrides: Settings that replace those of the file: ``"loader.batch_size=64"``.
+        config: A ``.toml``, ``.yaml``, ``.yml`` or ``.json`` file, or a dict of the same structure. Paths in a file
+            are relative to it, those in a dict and in `overrides` to the working directory.
+        overrides: ``"key=value"`` with a dotted key, applied in turn: ``"loader.batch_size=64"``,
+            ``"source.fields=[features, label]"``. A value is parsed as JSON or TOML if possible, and is text
+            otherwise; ``null`` removes a setting.
 
     Returns:
         A `Loader`, or a `MultiStreamLoader` if ``sampler.kind`` is ``"iterators"``.
@@ -99,7 +102,7 @@ def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = 
         ConfigError: All that is wrong with the settings, each with its key, value and what is allowed; or the one that
             does not fit the data.
         SourceError: The data cannot be opened: see `open_source`.
-        MissingDependencyError: pydantic is not installed.
+        MissingDependencyError: pydantic is not installed, or PyYAML for a YAML file.
     """
     from dataload.config import read_config  # pydantic takes 60 ms to import, and only configs need it
 
@@ -107,11 +110,7 @@ def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = 
 
 
 def record_loader(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Loader[Any]:
-    """Build a loader from a config for a tool that needs its source and order.
-
-    Args:
-        config: As in `from_config`.
-        overrides: As in `from_config`.
+    """Build a loader for a tool that needs its source and order.
 
     Raises:
         ConfigError: As `from_config`; or the config is of a `MultiStreamLoader`, which has neither.
@@ -121,9 +120,6 @@ def record_loader(config: Path | Mapping[str, Any], *, overrides: Sequence[str] 
     loader = from_config(config, overrides=overrides)
     if not isinstance(loader, Loader):
         loader.close()
-        raise ConfigError(
-            "sampler.kind is 'iterators': streams have no order of records to look at",
-            key="sampler.kind",
-            value="iterators",
-        )
+        message = "sampler.kind is 'iterators': streams have no order of records to look at"
+        raise ConfigError(message, key="sampler.kind", value="iterators")
     return loader

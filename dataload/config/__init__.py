@@ -34,53 +34,34 @@ __all__ = ["json_schema", "read_config"]
 
 
 def read_config(config: str | os.PathLike[str] | Mapping[str, Any], overrides: Sequence[str] = ()) -> DataloadConfig:
-    """Read and check a config.
+    """Read and check a config; see `dataload.from_config` for its arguments and errors.
 
-    Args:
-        config: A ``.toml``, ``.yaml``, ``.yml`` or ``.json`` file, or a dict of the same structure. Paths in a file
-            are relative to it, those in a dict and in `overrides` to the working directory.
-        overrides: ``"key=value"`` with a dotted key, applied in turn: ``"loader.batch_size=64"``,
-            ``"source.fields=[features, label]"``. A value is parsed as JSON or TOML if possible, and is text
-            otherwise; ``null`` removes a setting.
-
-    Raises:
-        ConfigError: The file cannot be read, or settings are wrong; the message names all of them.
-        MissingDependencyError: pydantic is not installed, or PyYAML for a YAML file.
+    Paths in a file are relative to it, those in a dict and in `overrides` to the working directory.
     """
-    load_optional("pydantic", needed_by="a config", extra="config")
+    pydantic = load_optional("pydantic", needed_by="a config", extra="config")
+    from dataload.config.models import DataloadConfig, missing_settings
+
     if isinstance(config, Mapping):
         origin, data = "config", plain_table(config, "config")
     else:
         origin = os.fspath(config)
         data = anchor_paths(plain_table(read_file(origin), origin), os.path.dirname(os.path.abspath(origin)))
-    return _validate(apply_overrides(data, overrides), origin)
-
-
-def _validate(data: dict[str, Any], origin: str) -> DataloadConfig:
-    from pydantic import ValidationError
-
-    from dataload.config.models import DataloadConfig, missing_settings
-
+    data = apply_overrides(data, overrides)
     settings, details = None, missing_settings(data)
     try:
         settings = DataloadConfig.model_validate(data)
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         details = [*error.errors(include_url=False, include_context=False), *details]
         details.sort(key=lambda detail: detail["loc"][0] != "source")
     if settings is None or details:
         raise config_error(find_problems(details, data, json_schema()), origin)
-    contradictions = list(settings.contradictions())
-    if contradictions:
+    if contradictions := list(settings.contradictions()):
         raise config_error(contradictions, origin)
     return settings
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a config, for editors.
-
-    Raises:
-        MissingDependencyError: pydantic is not installed.
-    """
+    """Return the JSON Schema (draft 2020-12) of a config, for editors."""
     load_optional("pydantic", needed_by="the schema of configs", extra="config")
     from dataload.config.models import DataloadConfig
 

@@ -52,14 +52,7 @@ class Section(BaseModel):
         return {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
 
     def resolved(self, key: str) -> dict[str, Any]:
-        """Return the settings that were given, with functions imported.
-
-        Args:
-            key: The key of this table, for messages.
-
-        Raises:
-            ConfigError: A function cannot be imported.
-        """
+        """Return the settings that were given, with functions imported; `key` names this table in errors."""
         return {
             name: _resolve(value, f"{key}.{name}") if name in _FUNCTIONS else value
             for name, value in self.given().items()
@@ -96,10 +89,9 @@ def describe(target: Any) -> dict[str, str]:
 
 
 def _config_type(hint: Any, name: str) -> Any:
-    """Return the type of a setting for the annotation of an argument.
+    """Return the type of a setting for the annotation of an argument, or None if a config cannot hold such a value.
 
-    Functions become references, arrays paths of .npy files, and samplers nested tables; None if there is nothing like
-    it in a config.
+    Functions become references, arrays paths of .npy files, and samplers nested tables.
     """
     origin, args = get_origin(hint), get_args(hint)
     if hint == npt.DTypeLike:

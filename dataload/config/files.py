@@ -9,6 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any, cast
 
 from dataload._util.optional import load_optional
@@ -46,12 +47,10 @@ def read_file(path: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
         message = f"{path} is not valid {suffix[1:].upper()}: {error}"
         raise ConfigError(message, key="config", value=path) from error
-    if table is None:  # an empty YAML file
-        return {}
-    if not isinstance(table, dict):
+    if not isinstance(table, (dict, NoneType)):
         message = f"{path}: a config is a table of sections, got {shorten(table)}"
         raise ConfigError(message, key="config", value=path)
-    return table
+    return table or {}  # None for an empty YAML file
 
 
 def _parse_yaml(text: str, path: str) -> Any:

@@ -52,17 +52,10 @@ class _SourceSection(Section):
         return {**rest, "options": {**{key: table[key] for key in own}, **table.get("options", {})}}
 
     def open_options(self, key: str = "source") -> dict[str, Any]:
-        """Return the keyword arguments for `dataload.open`, without path and format.
-
-        Args:
-            key: The key of this table, for messages.
-
-        Raises:
-            ConfigError: A codec or decoder ``"module:function"`` cannot be imported.
-        """
-        options = {
-            name: value for name, value in self.resolved(key).items() if name not in ("path", "format", "options")
-        }
+        """Return the keyword arguments for `dataload.open`, without path and format; `key` names this table."""
+        options = self.resolved(key)
+        for name in ("path", "format", "options"):
+            options.pop(name, None)
         return {**options, **self.options}
 
     def contradictions(self, key: str) -> Iterator[Problem]:
@@ -78,20 +71,15 @@ def _format_options() -> dict[str, tuple[Any, Any]]:
         if entry.takes_paths:
             for name, (hint, field) in settings_of(entry.reader_options).items():
                 found.setdefault(name, (hint, field, []))[2].append(entry.name)
-    return {
-        # An option that one format needs, the others do not have.
-        name: (
-            hint | None,
-            Field(
-                None if field.is_required() else field.default, description=f"{', '.join(formats)}: {field.description}"
-            ),
-        )
-        for name, (hint, field, formats) in found.items()
-    }
+    fields: dict[str, tuple[Any, Any]] = {}
+    for name, (hint, field, formats) in found.items():
+        # An option that one format requires does not exist for the others.
+        default = None if field.is_required() else field.default
+        fields[name] = (hint | None, Field(default, description=f"{', '.join(formats)}: {field.description}"))
+    return fields
 
 
-_ELSEWHERE = ("source", "sampler", "batch_sampler", "fields")
-"""Arguments of `Loader` that other sections stand for."""
+_ELSEWHERE = ("source", "sampler", "batch_sampler", "fields")  # arguments of `Loader` that other sections configure
 
 if TYPE_CHECKING:
     SourceConfig: TypeAlias = Any  # attributes are those of the section, and the options of all formats
@@ -142,15 +130,7 @@ class DataloadConfig(Section):
         return {} if self.source is None else {"source": self.source}
 
     def build(self, open_source: Callable[..., Source[Any]]) -> Loader[Any] | MultiStreamLoader:
-        """Open the sources and build the loader.
-
-        Args:
-            open_source: `dataload.open`.
-
-        Raises:
-            ConfigError: A setting does not fit the data.
-            SourceError: The data cannot be opened.
-        """
+        """Open the sources with `dataload.open`, and build the loader."""
         if isinstance(self.sampler, IteratorsConfig):
             with named_under("loader", type(self.loader).model_fields):
                 return self.sampler.build_loader(self.loader.resolved("loader"))
@@ -169,15 +149,7 @@ class DataloadConfig(Section):
         return loader
 
     def loader_options(self, source: Source[Any]) -> dict[str, Any]:
-        """Return the keyword arguments for `dataload.Loader`.
-
-        Args:
-            source: The data that the section ``source`` names.
-
-        Raises:
-            ConfigError: A function cannot be imported, a sampler does not fit the source, or a file that it needs
-                cannot be read.
-        """
+        """Return the keyword arguments for `dataload.Loader`, except the source."""
         options = self.loader.resolved("loader")
         if self.sampler is None:
             return options
@@ -190,10 +162,9 @@ class DataloadConfig(Section):
             world_size=rank_and_world_size(self.loader.rank, self.loader.world_size)[1],
         )
         built = self.sampler.build(context)
-        if not isinstance(built, BatchPlanner):
-            return {**options, "sampler": built}
-        options.pop("batch_size", None)
-        return {**options, "batch_sampler": built}
+        if isinstance(built, BatchPlanner):
+            options.pop("batch_size", None)
+        return {**options, "batch_sampler" if isinstance(built, BatchPlanner) else "sampler": built}
 
     def contradictions(self) -> Iterator[Problem]:
         """Find settings that are valid alone and wrong together."""
@@ -228,10 +199,9 @@ def missing_settings(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return pydantic's findings for required settings that depend on another section: source and batch size."""
     loader, sampler = data.get("loader"), data.get("sampler")
     kind = cast("dict[str, Any]", sampler).get("kind") if isinstance(sampler, dict) else None
-    found: list[tuple[str, ...]] = []
-    if kind != "iterators" and data.get("source") is None:
-        found.append(("source",))
     batch_size = cast("dict[str, Any]", loader).get("batch_size") if isinstance(loader, dict) else 0
-    if kind != "length_buckets" and batch_size is None:
-        found.append(("loader", "batch_size"))
-    return [{"type": "missing", "loc": location} for location in found]
+    missing = {
+        ("source",): kind != "iterators" and data.get("source") is None,
+        ("loader", "batch_size"): kind != "length_buckets" and batch_size is None,
+    }
+    return [{"type": "missing", "loc": location} for location in missing if missing[location]]

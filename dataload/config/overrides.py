@@ -15,11 +15,7 @@ _QUOTED_OR_INDEX = re.compile(r"""("[^"]*"|'[^']*')|\[(\d+)\](?=\s*(?:[.\[]|$))"
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a copy of `data` with the settings of `overrides`.
-
-    Args:
-        data: The config's tables.
-        overrides: ``"key=value"``, applied in turn; ``source[1].path`` is a key in the second table of a list.
+    """Return a copy of `data` with overrides such as ``"source[1].path=a.tar"`` applied in turn.
 
     Raises:
         ConfigError: An override is not ``key=value``, or its key leads into something other than a table or list.
@@ -80,12 +76,7 @@ def parse_assignment(text: str) -> tuple[tuple[str, ...], Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value from the command line: as JSON, else TOML, else a list in brackets, else text.
-
-    Example:
-        >>> [parse_value(text) for text in ("64", "true", "[a, b]", "train.syr", '"64"', "1_000")]
-        [64, True, ['a', 'b'], 'train.syr', '64', 1000]
-    """
+    """Parse a value from the command line: as JSON, else TOML, else a list in brackets, else text."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

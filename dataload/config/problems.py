@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any, NamedTuple, cast
@@ -17,17 +17,11 @@ MISSING = object()
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong.
+    """One thing that is wrong."""
 
-    Attributes:
-        key: Dotted, as in an override.
-        value: The value found there; `MISSING` if there is none.
-        reason: What was expected.
-    """
-
-    key: str
-    value: Any
-    reason: str
+    key: str  # dotted, as in an override
+    value: Any  # the value found there, or `MISSING`
+    reason: str  # what was expected
 
     def __str__(self) -> str:
         found = "is missing" if self.value is MISSING else f"is {shorten(self.value)}"
@@ -41,27 +35,17 @@ def shorten(value: Any, limit: int = 60) -> str:
 
 
 def config_error(problems: Sequence[Problem], origin: str) -> ConfigError:
-    """Return one error that names all problems; its key and value are those of the first.
-
-    Args:
-        problems: At least one.
-        origin: Where the settings came from, such as a file.
-    """
+    """Return one error that names all problems; its key and value are those of the first."""
     first = problems[0]
-    value = None if first.value is MISSING else first.value
-    if len(problems) == 1:
-        return ConfigError(f"{origin}: {first}", key=first.key, value=value)
-    lines = "".join(f"\n  {problem}" for problem in problems)
-    return ConfigError(f"{origin} has {len(problems)} errors:{lines}", key=first.key, value=value)
+    message = f"{origin}: {first}"
+    if len(problems) > 1:
+        message = "\n  ".join([f"{origin} has {len(problems)} errors:", *map(str, problems)])
+    return ConfigError(message, key=first.key, value=None if first.value is MISSING else first.value)
 
 
 @contextmanager
 def named_under(section: str, names: Container[str]) -> Generator[None]:
-    """Name the settings in errors as the config does: ``lanes`` becomes ``sampler.lanes``.
-
-    Raises:
-        ConfigError: Raised within the context; renamed if its key is one of `names`.
-    """
+    """Name the settings in errors as the config does: ``lanes`` becomes ``sampler.lanes`` if it is one of `names`."""
     try:
         yield
     except ConfigError as error:
@@ -73,11 +57,7 @@ def named_under(section: str, names: Container[str]) -> Generator[None]:
 
 @contextmanager
 def named_as(key: str, value: Any) -> Generator[None]:
-    """Attribute errors to the setting `key`, whichever argument it was passed as.
-
-    Raises:
-        ConfigError: Raised within the context.
-    """
+    """Attribute errors to the setting `key`, whichever argument it was passed as."""
     try:
         yield
     except ConfigError as error:
@@ -85,13 +65,7 @@ def named_as(key: str, value: Any) -> Generator[None]:
 
 
 def find_problems(details: Sequence[Mapping[str, Any]], data: Mapping[str, Any], schema: Schema) -> list[Problem]:
-    """Translate pydantic's findings into our words, one for each key.
-
-    Args:
-        details: `ValidationError.errors()`.
-        data: The settings that were checked.
-        schema: JSON schema of the whole config.
-    """
+    """Translate pydantic's findings (`ValidationError.errors()`) on `data` into our words, one for each key."""
     located = [(_locate(detail, data), str(detail["type"])) for detail in details]
     # A union gives a finding for each of its types. The type that was meant is the one that got furthest into the
     # value.
@@ -142,12 +116,7 @@ def _explain(keys: Keys, kind: str, data: Mapping[str, Any], schema: Schema) -> 
 
 
 def dotted(keys: Keys) -> str:
-    """Write keys as a user does in an override.
-
-    Example:
-        >>> dotted(("source", "path", 0))
-        'source.path[0]'
-    """
+    """Write keys as in an override: ``source.path[0]``."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")
 
 
@@ -156,19 +125,18 @@ def _unknown(keys: Keys, data: Mapping[str, Any], schema: Schema) -> str:
     known = {key for node in _schemas_at(tuple(outer), data, schema) for key in node.get("properties", {})}
     message = closest(str(name), known)
     if not message.startswith("did you"):  # `batch_size` at the top is the right key in the wrong place
-        sections = ((key, node) for key, inner in schema["properties"].items() for node in _tables(inner, schema))
-        elsewhere = {f"{key}.{name}": None for key, node in sections if name in node.get("properties", {})}
-        elsewhere.pop(dotted(keys), None)
-        if not elsewhere:
+        elsewhere = (
+            f"{section}.{name}"
+            for section, inner in schema["properties"].items()
+            for branch in _branches(inner, schema)
+            for table in (_branches(branch["items"], schema) if "items" in branch else [branch])
+            if name in table.get("properties", {})
+        )
+        found = next((key for key in elsewhere if key != dotted(keys)), None)
+        if found is None:
             return f"there is no such key. {message}"
-        message = f"did you mean {next(iter(elsewhere))!r}? {message}"
+        message = f"did you mean {found!r}? {message}"
     return f"there is no such key, {message}"
-
-
-def _tables(node: Schema, schema: Schema) -> Iterator[Schema]:
-    """Yield the tables that a section may be, or be a list of."""
-    for branch in _branches(node, schema):
-        yield from _branches(branch["items"], schema) if "items" in branch else [branch]
 
 
 def _schemas_at(keys: Keys, data: Any, schema: Schema) -> list[Schema]:
@@ -176,17 +144,14 @@ def _schemas_at(keys: Keys, data: Any, schema: Schema) -> list[Schema]:
     nodes = _branches(schema, schema)
     value: Any = data
     for key in keys:
-        inner = [_inner(node, key) for node in _of_kind(nodes, value)]
-        nodes = [branch for node in inner if node for branch in _branches(node, schema)]
+        nodes = _of_kind(nodes, value)
+        if isinstance(key, int):
+            inner = [node.get("items") for node in nodes]
+        else:
+            inner = [node.get("properties", {}).get(key, node.get("additionalProperties")) for node in nodes]
+        nodes = [branch for node in inner if isinstance(node, dict) for branch in _branches(node, schema)]
         value = _get(value, key)
     return _of_kind(nodes, value)
-
-
-def _inner(node: Schema, key: str | int) -> Schema | None:
-    if isinstance(key, int):
-        return node.get("items")
-    inner = node.get("properties", {}).get(key, node.get("additionalProperties"))
-    return inner if isinstance(inner, dict) else None
 
 
 def _branches(node: Schema, schema: Schema) -> list[Schema]:
@@ -211,29 +176,23 @@ def _choices(node: Schema) -> list[str]:
     return [choice for choice in choices if isinstance(choice, str)]
 
 
-def _describe(node: Schema) -> str:
-    """Return a type in words."""
+def _describe(node: Schema, *, several: bool = False) -> str:
+    """Return the type of one value, or of `several`, in words."""
+    if "anyOf" in node:
+        return " or ".join(_describe(branch, several=several) for branch in node["anyOf"])
     if _choices(node):
         return " or ".join(map(repr, _choices(node)))
-    kind = str(node.get("type"))
-    word = _WORDS.get(kind, ("a table",))[0]
+    kind = node.get("type")
     if kind == "array":
-        return f"a list of {_plural(node['items'])}{', at least one' if node.get('minItems') else ''}"
+        items = _describe(node["items"], several=True)
+        return (
+            f"lists of {items}" if several else f"a list of {items}{', at least one' if node.get('minItems') else ''}"
+        )
     if kind == "boolean" and "const" in node:
         return str(node["const"]).lower()
-    if "pattern" in node:
-        return _PATTERNS[node["pattern"]][0]
-    limits = {"minimum": ">=", "exclusiveMinimum": ">"}
+    word = _WORDS.get(node.get("pattern", kind), ("a table", "tables"))[several]
+    limits = {} if several else {"minimum": ">=", "exclusiveMinimum": ">"}
     return word + "".join(f" {sign} {node[limit]:g}" for limit, sign in limits.items() if limit in node)
-
-
-def _plural(node: Schema) -> str:
-    if "anyOf" in node:
-        return " or ".join(map(_plural, node["anyOf"]))
-    if node.get("type") == "array":
-        return f"lists of {_plural(node['items'])}"
-    words = _PATTERNS[node["pattern"]] if "pattern" in node else _WORDS.get(str(node.get("type")), ("", "tables"))
-    return words[1]
 
 
 _WORDS = {
@@ -241,8 +200,6 @@ _WORDS = {
     "number": ("a number", "numbers"),
     "boolean": ("true or false", "true or false"),
     "string": ("text", "text"),
-}
-_PATTERNS = {
     REFERENCE_PATTERN: ("a function as 'package.module:function'", "functions"),
     NPY_PATTERN: ("the path of a .npy file", "paths of .npy files"),
 }

@@ -14,11 +14,7 @@ REFERENCE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 
 
 def resolve_reference(reference: str, key: str) -> Any:
-    """Import the object that `reference` names.
-
-    Args:
-        reference: ``"package.module:name"``; a dotted name leads to an attribute of a class.
-        key: The setting, for the message.
+    """Import the object that ``"package.module:name"``, the value of the setting `key`, names.
 
     Raises:
         ConfigError: The module cannot be imported, or has no such name.
@@ -27,30 +23,20 @@ def resolve_reference(reference: str, key: str) -> Any:
     try:
         found: Any = importlib.import_module(module_name)
     except ImportError as error:
-        raise ConfigError(
-            f"{key} is {reference!r}: importing {module_name!r} failed ({error}); is it installed, or on PYTHONPATH?",
-            key=key,
-            value=reference,
-        ) from error
+        reason = f"importing {module_name!r} failed ({error}); is it installed, or on PYTHONPATH?"
+        raise ConfigError(f"{key} is {reference!r}: {reason}", key=key, value=reference) from error
     for name in path.split("."):
         try:
             found = getattr(found, name)
         except AttributeError:
             known = [known for known in getattr(found, "__dict__", ()) if not known.startswith("_")]
-            raise ConfigError(
-                f"{key} is {reference!r}: {module_name} has no {name!r}: {closest(name, known)}",
-                key=key,
-                value=reference,
-            ) from None
+            reason = f"{module_name} has no {name!r}: {closest(name, known)}"
+            raise ConfigError(f"{key} is {reference!r}: {reason}", key=key, value=reference) from None
     return found
 
 
 def read_array(path: str, key: str) -> Array:
-    """Read a one-dimensional array from a .npy file.
-
-    Args:
-        path: The file.
-        key: The setting, for the message.
+    """Read a one-dimensional array from the .npy file that the setting `key` names.
 
     Raises:
         ConfigError: The file cannot be read, or does not hold an array of one dimension.

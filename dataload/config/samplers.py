@@ -13,26 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, 
 
 from pydantic import Field, create_model
 
+from dataload import samplers as orders
 from dataload._util.randomness import derive_key
 from dataload.config.derive import NpyPath, Section, settings_of
 from dataload.config.problems import MISSING, Problem, named_as, named_under
 from dataload.config.references import read_array
 from dataload.errors import ConfigError
 from dataload.loader.order import default_pool_size, shard_lengths
-from dataload.samplers import (
-    BatchPlanner,
-    BucketBatchSampler,
-    GlobalShuffle,
-    Lanes,
-    Mixture,
-    PackedBatchSampler,
-    PoolShuffle,
-    Repeat,
-    Sequential,
-    ShardSequential,
-    Subset,
-    Weighted,
-)
 from dataload.sources.base import Source
 from dataload.sources.lengths import record_lengths
 from dataload.types import Sampler
@@ -44,21 +31,12 @@ Weights: TypeAlias = Annotated[tuple[Weight, ...], Field(strict=False, min_lengt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """The position of a sampler's table, and the data to build from.
+    """The position of a sampler's table, and the data to build from."""
 
-    Attributes:
-        key: The table's key for messages: ``"sampler.parent"``.
-        source: The records to order.
-        parts: The sources that `source` joins; only itself if it joins none.
-        seed: The seed of samplers that have none of their own.
-        batch_size: `loader.batch_size`.
-        world_size: Number of ranks.
-    """
-
-    key: str
+    key: str  # of the table, for messages: "sampler.parent"
     source: Source[Any]
-    parts: tuple[Source[Any], ...]
-    seed: int
+    parts: tuple[Source[Any], ...]  # the sources that `source` joins; only itself if it joins none
+    seed: int  # of samplers that have none of their own
     batch_size: int | None = None
     world_size: int = 1
 
@@ -82,11 +60,7 @@ class SamplerSection(Section):
     kind: str
 
     def build(self, context: BuildContext) -> Any:
-        """Build the sampler, or batch sampler.
-
-        Raises:
-            ConfigError: A setting does not fit the data; the error names it below the key of the context.
-        """
+        """Build the sampler or batch sampler; errors name settings below the key of the context."""
         with named_under(context.key, type(self).model_fields):
             seed = getattr(self, "seed", None)
             return self._build(context if seed is None else replace(context, seed=seed))
@@ -103,7 +77,7 @@ class SamplerSection(Section):
             if isinstance(value, SamplerSection):
                 values[name] = value.build(context.inner(name))
             elif value is not None:
-                values[name] = read_array(value, name) if name in _ARRAYS and isinstance(value, str) else value
+                values[name] = read_array(value, name) if name in _PER_RECORD and isinstance(value, str) else value
             elif name in _FROM_DATA and (name == "seed" or fields[name][1].is_required()):
                 values[name] = _FROM_DATA[name](context)
         if "parent" in values and "length" in values:
@@ -118,9 +92,7 @@ class SamplerSection(Section):
     def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
         """Find settings of this table, and of those in it, that are valid alone and wrong together.
 
-        Args:
-            key: The table's key.
-            parts: Number of sources in a list of them; 0 for a single one.
+        `parts` is the number of sources in a list of them, or 0 for a single one.
         """
         for name in type(self).model_fields:
             value = getattr(self, name)
@@ -145,11 +117,9 @@ _NOT_SETTINGS = {
     *("length", "lengths", "shard_lengths", "batch_size", "rank", "world_size", "tail", "origin", "selection"),
     *("sequence_lengths", "rows"),
 }
-_ARRAYS = {"indices", "lengths", "weights"}
-_PER_RECORD = {"lengths", "weights"}
+_PER_RECORD = {"lengths", "weights"}  # arrays
 
-SECTIONS: dict[str, type[SamplerSection]] = {}
-"""The models of the section by their kind."""
+SECTIONS: dict[str, type[SamplerSection]] = {}  # by kind
 
 
 def kind_of(
@@ -191,16 +161,16 @@ def _section(kind: str) -> SamplerSection:
     return SECTIONS[kind](kind=kind)
 
 
-kind_of("sequential", Sequential)(SamplerSection)
-kind_of("global_shuffle", GlobalShuffle)(SamplerSection)
-kind_of("shard_sequential", ShardSequential)(SamplerSection)
-kind_of("pool_shuffle", PoolShuffle, order="shard_sequential")(SamplerSection)
-kind_of("lanes", Lanes, order="shard_sequential")(SamplerSection)
-kind_of("repeat", Repeat, order="global_shuffle")(SamplerSection)
-kind_of("weighted", Weighted)(SamplerSection)
+kind_of("sequential", orders.Sequential)(SamplerSection)
+kind_of("global_shuffle", orders.GlobalShuffle)(SamplerSection)
+kind_of("shard_sequential", orders.ShardSequential)(SamplerSection)
+kind_of("pool_shuffle", orders.PoolShuffle, order="shard_sequential")(SamplerSection)
+kind_of("lanes", orders.Lanes, order="shard_sequential")(SamplerSection)
+kind_of("repeat", orders.Repeat, order="global_shuffle")(SamplerSection)
+kind_of("weighted", orders.Weighted)(SamplerSection)
 
 
-@kind_of("subset", Subset, order="sequential")
+@kind_of("subset", orders.Subset, order="sequential")
 class _Subset(SamplerSection):
     start: int | None = Field(None, description="First position; a negative one counts from the end.")
     stop: int | None = Field(None, description="Position after the last; a negative one counts from the end.")
@@ -212,10 +182,10 @@ class _Subset(SamplerSection):
     def _build(self, context: BuildContext) -> Sampler:
         values = self._arguments(context)
         if self.indices is None:
-            return Subset(**values, selection=slice(self.start, self.stop, self.step))
+            return orders.Subset(**values, selection=slice(self.start, self.stop, self.step))
         with named_as("indices", self.indices):
             chosen = read_array(self.indices, "indices") if isinstance(self.indices, str) else self.indices
-            return Subset(**values, selection=chosen)
+            return orders.Subset(**values, selection=chosen)
 
     def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
         yield from super().contradictions(key, parts)
@@ -229,7 +199,7 @@ class _Subset(SamplerSection):
             yield Problem(f"{key}.step", 0, "expected a whole number other than 0")
 
 
-@kind_of("mixture", Mixture)
+@kind_of("mixture", orders.Mixture)
 class _Mixture(SamplerSection):
     weights: Annotated[tuple[Weight | Weights, ...], Field(strict=False, min_length=1)] = Field(
         description="One number for each source; or a list of these for each epoch, the last of which then stays."
@@ -288,15 +258,15 @@ class _ByLength(SamplerSection):
             yield Problem(f"{key}.length_of", self.length_of, "conflicts with lengths: remove one of them")
 
 
-@kind_of("length_buckets", BucketBatchSampler)
+@kind_of("length_buckets", orders.BucketBatchSampler)
 class _LengthBuckets(_ByLength):
     def _arguments(self, context: BuildContext) -> dict[str, Any]:
         return {**super()._arguments(context), "batch_size": context.batch_size}
 
 
-kind_of("packing", PackedBatchSampler, order="global_shuffle")(_ByLength)
+kind_of("packing", orders.PackedBatchSampler, order="global_shuffle")(_ByLength)
 
-_ORDERS = tuple(model for model in SECTIONS.values() if not issubclass(model.builds, BatchPlanner))
+_ORDERS = tuple(model for model in SECTIONS.values() if not issubclass(model.builds, orders.BatchPlanner))
 if TYPE_CHECKING:
     OrderConfig: TypeAlias = SamplerSection
 else:

@@ -22,9 +22,7 @@ _WAYS = ("lengths", "field", "key", "shards")
 
 
 @kind_of("streams", StreamSampler)
-class StreamsConfig(SamplerSection):
-    """Rows that continue, over records at random access."""
-
+class _Streams(SamplerSection):
     lengths: NpyPath | None = Field(
         None, description="Records of each sequence: a .npy file, relative to the config file."
     )
@@ -40,26 +38,23 @@ class StreamsConfig(SamplerSection):
     )
 
     def contradictions(self, key: str, parts: int) -> Iterator[Problem]:  # noqa: ARG002 - any number of sources
-        """See `SamplerSection.contradictions`."""
         first, *others = [name for name in _WAYS if getattr(self, name)] or [""]
         for name in others:
             yield Problem(f"{key}.{name}", getattr(self, name), f"conflicts with {first}: remove one of them")
 
     def _build(self, context: BuildContext) -> BatchPlanner:
         rows = cast("int", context.batch_size)  # required for all kinds but length_buckets
-        if self.shuffled_rows >= rows:
-            raise ConfigError(
-                f"shuffled_rows must be below loader.batch_size, {rows}, or no row continues; got {self.shuffled_rows}",
-                key="shuffled_rows",
-                value=self.shuffled_rows,
-            )
+        others = self.shuffled_rows
+        if others >= rows:
+            message = f"shuffled_rows must be below loader.batch_size, {rows}, or no row continues; got {others}"
+            raise ConfigError(message, key="shuffled_rows", value=others)
         arguments = {**self._arguments(context), "sequence_lengths": self._lengths(context)}
-        streams = StreamSampler(**arguments, rows=(rows - self.shuffled_rows) * context.world_size)
-        if not self.shuffled_rows:
+        streams = StreamSampler(**arguments, rows=(rows - others) * context.world_size)
+        if not others:
             return streams
         shuffled = StreamSampler(
             sequence_lengths=streams.sequence_lengths,
-            rows=self.shuffled_rows * context.world_size,
+            rows=others * context.world_size,
             chunk=streams.chunk,
             mode="shuffled",
             ends=streams.ends,
@@ -72,11 +67,8 @@ class StreamsConfig(SamplerSection):
         if way is None:
             own = getattr(context.source, "sequence_lengths", None)
             if own is None:
-                raise ConfigError(
-                    "lengths is missing, and the source does not know its sequences: give lengths, a .npy file, or "
-                    "field, key or shards",
-                    key="lengths",
-                )
+                message = "lengths is missing, and the source does not know its sequences: "
+                raise ConfigError(f"{message}give lengths, a .npy file, or field, key or shards", key="lengths")
             return own
         value = getattr(self, way)
         with named_as(way, value):
@@ -85,7 +77,7 @@ class StreamsConfig(SamplerSection):
 
 @kind_of("iterators", MultiStreamLoader, only=("make_stream", "mode", "shuffle", "chunk", "ends"))
 class IteratorsConfig(SamplerSection):
-    """Rows that continue, over iterators: the config of a `MultiStreamLoader`."""
+    """Rows that continue, over iterators."""
 
     sequences: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = Field(
         description="What streams are made of: a list of text; 'module:function', which returns a sequence; or a text "
@@ -104,14 +96,7 @@ class IteratorsConfig(SamplerSection):
             yield Problem("loader.num_workers", "auto", reason)
 
     def build_loader(self, loader: Mapping[str, Any]) -> MultiStreamLoader:
-        """Build the loader.
-
-        Args:
-            loader: The settings of the section ``loader``, with its functions imported.
-
-        Raises:
-            ConfigError: A function cannot be imported, the list of sequences cannot be read, or settings conflict.
-        """
+        """Build the loader from this section and the section ``loader``, whose functions are already imported."""
         options = {**self.resolved("sampler"), **loader}
         del options["kind"]
         if "num_workers" in options:

@@ -10,13 +10,13 @@ from dataload.errors import MissingDependencyError
 __all__ = ["load_optional"]
 
 
-def load_optional(module: str, *, needed_by: str, extra: str, package: str | None = None) -> Any:
+def load_optional(module: str, *, needed_by: str, extra: str | None, package: str | None = None) -> Any:
     """Import a module of an optional package and return it.
 
     Args:
         module: Module to import, for example ``"bson"``.
         needed_by: What needs the module, worded for the error message: ``"format 'syrah'"``.
-        extra: The extra of dataload that installs the package.
+        extra: The extra of dataload that installs the package; None if there is none.
         package: Name of the package, if it differs from the top-level module's.
 
     Raises:
@@ -29,6 +29,5 @@ def load_optional(module: str, *, needed_by: str, extra: str, package: str | Non
         # Another package can provide a module of the same name (there is a `bson` besides pymongo's) that lacks what
         # is needed. Report the actual failure then, instead of claiming that nothing is installed.
         found = "" if isinstance(error, ModuleNotFoundError) else f" (importing it failed: {error})"
-        raise MissingDependencyError(
-            f"{needed_by} needs {name}{found}: pip install 'dataload[{extra}]'", name=name
-        ) from error
+        install = name if extra is None else f"'dataload[{extra}]'"
+        raise MissingDependencyError(f"{needed_by} needs {name}{found}: pip install {install}", name=name) from error

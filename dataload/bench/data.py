@@ -111,7 +111,7 @@ def _data_of(path: str, source: Source[Any], records: int | None) -> Data:
 
 
 def _writable() -> tuple[str, ...]:
-    return tuple(entry.name for entry in (*built_in_formats(), *added_formats()) if entry.can_write)
+    return tuple(entry.name for entry in (*built_in_formats(), *added_formats()) if entry.writer is not None)
 
 
 def write(data: Data, format_name: str, cache: Path) -> Written:

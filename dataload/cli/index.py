@@ -28,7 +28,7 @@ def index_command(
     A bad archive gets no index; the others are still indexed, and the exit
     code is 1.
     """
-    entry = next(entry for entry in built_in_formats() if entry.index is not None)
+    entry = next(entry for entry in built_in_formats() if entry.index_writer is not None)
     if directory is not None and not os.path.isdir(directory):
         raise ConfigError(f"there is no directory {directory}", key="directory", value=directory)
     found: list[str] = []

@@ -28,6 +28,7 @@ from dataload.compat._tensor_protos import BYTE, message_class
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, Sequential
 from dataload.sources.lmdb.file import is_torchrecord, subdatabases
+from dataload.sources.lmdb.format import TORCHRECORD
 from dataload.sources.lmdb.shard import LMDBShard
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.write_environment import NewEnvironment
@@ -158,7 +159,7 @@ class Writer:
             raise ConfigError(message, key="output_dir")
         os.makedirs(self.output_dir, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".writing-", dir=self.output_dir) as folder:
-            with closing(NewEnvironment(folder, "format 'torchrecord'", self.db_num)) as environment:
+            with closing(NewEnvironment(folder, TORCHRECORD, self.db_num)) as environment:
                 for database, (start, stop) in enumerate(spans):
                     for number, line in enumerate(lines[start:stop]):
                         value = self.data_process_func(line).SerializeToString()

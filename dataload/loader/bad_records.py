@@ -14,6 +14,7 @@ import numpy as np
 
 from dataload.errors import ConfigError, WorkerError, printable
 from dataload.sources.base import locate
+from dataload.storage import absolute, base_name
 from dataload.storage.local.text import append_text, read_text
 from dataload.types import Int64Array
 
@@ -79,7 +80,7 @@ class Budget:
         if report is None:
             return
         try:
-            self._report = os.path.abspath(os.fspath(report))  # the working directory may change
+            self._report = absolute(os.fspath(report))  # the working directory may change
             append_report(self._report, [])
         except (OSError, TypeError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
@@ -212,6 +213,6 @@ def _location_difference(entry: dict[str, Any], here: Any) -> str:
             return f"{name} {there!r} there, {getattr(here, name)!r} here"
     there, shard = entry.get("shard"), here.shard
     # The data may have been moved, but not renamed.
-    if there is not None and os.path.basename(str(there)) != os.path.basename(shard or ""):
+    if there is not None and base_name(str(there)) != base_name(shard or ""):
         return f"in {there!r} there, in {shard!r} here"
     return ""

@@ -1,9 +1,9 @@
-"""From what a user writes to a format and its files: ``"format:path"``, patterns, directories, suffixes, content."""
+"""Find the format and the files of a data set: ``"format:path"``, patterns, directories, suffixes, content."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from os import PathLike, fspath
 from typing import Any
@@ -12,33 +12,26 @@ from dataload._util.indexing import expand_braces
 from dataload.errors import ConfigError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.format import Format
 from dataload.sources.head import describe_head
-from dataload.sources.registry import (
-    added_formats,
-    built_in_formats,
-    by_suffix,
-    format_names,
-    get_format,
-    writable_names,
-)
+from dataload.sources.registry import added_formats, built_in_formats, by_suffix, get_format
 from dataload.storage import join, storage_of
 
 __all__ = ["HEAD_BYTES", "detect", "find_destination", "find_shards", "split_format", "split_prefix"]
 
 HEAD_BYTES = 512
-"""Bytes from the start of a file that tell its format."""
+"""Number of bytes at the start of a file from which its format is detected."""
 
-_MAGIC_OF_PATTERNS = re.compile(r"[*?[]")
+_WILDCARDS = re.compile(r"[*?[]")
 
 
 def split_format(paths: Any, name: str | None = None) -> tuple[Format | None, Any]:
-    """Take the format off the paths, where one is named.
+    """Split the format from the paths.
 
     Args:
-        paths: A path, which may begin with the name of a format and a colon, or anything else.
-        name: Name of the format, if it is given apart.
+        paths: A path, possibly ``"format:path"``, or anything else.
+        name: Name of the format, if given separately; `paths` is then not looked at.
 
     Returns:
-        The format or None, and the paths without it.
+        The format, None if it is not named, and the paths without its name.
 
     Raises:
         ConfigError: There is no format of that name.
@@ -64,12 +57,12 @@ def find_shards(paths: Any, name: str | None = None) -> tuple[Format, list[str]]
 
     Args:
         paths: A path, ``"format:path"``, a pattern, a directory of shards, or a list of these.
-        name: Name of the format, one that takes paths; by default suffix and content decide.
+        name: Name of a format that takes paths; by default suffix and content decide.
 
     Raises:
         SourceNotFoundError: There is nothing there.
-        UnsupportedFormatError: The content is in no known format.
-        ConfigError: There is no such format, or the files are in several.
+        UnsupportedFormatError: The content is not in a known format.
+        ConfigError: There is no such format, or the files have different formats.
     """
     entry, rest = split_format(paths, name)
     files = [file for item in _as_list(rest) for file in _expand(item, entry)]
@@ -79,30 +72,29 @@ def find_shards(paths: Any, name: str | None = None) -> tuple[Format, list[str]]
 
 
 def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
-    """Return the format to write, and the path without its name.
+    """Return the format in which to write, and the path without its name.
 
     Args:
         path: Destination, or ``"format:path"``.
-        name: Name of the format; by default the end of the path decides.
+        name: Name of the format; by default the suffix decides.
 
     Raises:
-        ConfigError: No format is named, there is none of that name, or it cannot be written.
+        ConfigError: No format is named, there is no such format, or it is read-only.
     """
     entry, rest = split_format(path, name)
     entry = entry or by_suffix(rest)
+    if entry is not None and entry.writer is not None:
+        return entry, rest
+    writable = ", ".join(known.name for known in _all_formats() if known.writer is not None)
     if entry is None:
-        raise ConfigError(
-            f"the end of {rest!r} names no format: pass format=, one of {', '.join(format_names())}",
-            key="format",
-            value=rest,
-        )
-    if not entry.can_write:
-        raise ConfigError(
-            f"format {entry.name!r} is only read; choose one that can be written: {', '.join(writable_names())}",
-            key="format",
-            value=entry.name,
-        )
-    return entry, rest
+        message = f"the suffix of {rest!r} does not name a format: pass format=, one of {writable}"
+        raise ConfigError(message, key="format", value=rest)
+    message = f"format {entry.name!r} is read-only; choose one that can be written: {writable}"
+    raise ConfigError(message, key="format", value=entry.name)
+
+
+def _all_formats() -> Iterable[Format]:
+    return chain(built_in_formats(), added_formats())
 
 
 def _as_list(paths: Any) -> list[str]:
@@ -114,40 +106,54 @@ def _as_list(paths: Any) -> list[str]:
 
 
 def _expand(path: str, entry: Format | None) -> list[str]:
-    """Return all shards that one path or pattern stands for."""
+    """Return all shards that a path or pattern names."""
     storage = storage_of(path)
     if storage.exists(path):
         return _shards_of_directory(path, entry) if _is_directory_of_shards(path, entry) else [path]
-    if any(storage.exists(known.file(path)) for known in ([entry] if entry else built_in_formats())):
-        return [path]  # x.array_record[2:4], which would be a pattern otherwise
+    if _is_selection(path, [entry] if entry else built_in_formats()):
+        return [path]  # x.array_record[2:4], which would otherwise be a pattern
+    try:
+        return _expand_pattern(path)
+    except SourceNotFoundError:
+        if entry is None and _is_selection(path, added_formats()):
+            return [path]
+        raise
+
+
+def _is_selection(path: str, known: Iterable[Format]) -> bool:
+    """Return whether one of the formats finds an existing file and a selection of its records in `path`."""
+    return any((file := entry.file(path)) != path and storage_of(file).exists(file) for entry in known)
+
+
+def _expand_pattern(path: str) -> list[str]:
+    storage = storage_of(path)
     names: list[str] = []
     for name in expand_braces(path):
-        if not storage.exists(name) and _MAGIC_OF_PATTERNS.search(name):
+        if not storage.exists(name) and _WILDCARDS.search(name):
             matches = storage.glob(name)
             if not matches:
                 raise SourceNotFoundError(f"nothing matches the pattern {name}", path=name)
             names += matches
         else:
-            storage.identity(name)  # raises where there is nothing
+            storage.identity(name)  # raises if there is nothing
             names.append(name)
     return names
 
 
 def _is_directory_of_shards(path: str, entry: Format | None) -> bool:
-    if not storage_of(path).is_directory(path) or _holder(path) is not None:
+    if not storage_of(path).is_directory(path) or _format_of_directory(path) is not None:
         return False
-    return entry is None or bool(entry.suffixes)  # else it is for the plug-in to say what a directory is
+    return entry is None or bool(entry.suffixes)  # without suffixes, the source decides what a directory is
 
 
-def _holder(directory: str) -> Format | None:
-    """Return the format of which a directory is one data set."""
-    known = chain(built_in_formats(), added_formats())
-    return next((entry for entry in known if entry.is_data_set(directory)), None)
+def _format_of_directory(directory: str) -> Format | None:
+    """Return the format of a directory that is a single data set, or None."""
+    return next((entry for entry in _all_formats() if entry.is_data_set(directory)), None)
 
 
 def _shards_of_directory(path: str, entry: Format | None) -> list[str]:
-    """Return the shards in a directory, in order of name: the files whose suffix means a format."""
-    known = [*built_in_formats(), *added_formats()]
+    """Return the shards in a directory, sorted by name: the files with the suffix of a format."""
+    known = [*_all_formats()]
     found = [
         join(path, name)
         for name in storage_of(path).list(path)  # without hidden ones, such as a writer's temporary
@@ -155,55 +161,58 @@ def _shards_of_directory(path: str, entry: Format | None) -> list[str]:
     ]
     if not found:
         wanted = f"of format {entry.name!r} " if entry is not None else ""
-        raise SourceNotFoundError(f"the directory {path} holds no shard {wanted}by its suffix", path=path)
+        raise SourceNotFoundError(f"the directory {path} contains no shard {wanted}by its suffix", path=path)
     return found
 
 
 def _family(entry: Format) -> str:
-    """Return the name that formats share which differ neither in suffix nor in the head of a file."""
-    return entry.refined or entry.name
+    """Return the name of the general format, which shares suffixes and magic with its variants."""
+    return entry.variant_of or entry.name
 
 
-def _refinements(entry: Format) -> list[Format]:
-    return [other for other in built_in_formats() if other.refined == entry.name]
+def _variants(entry: Format) -> list[Format]:
+    return [other for other in built_in_formats() if other.variant_of == entry.name]
 
 
 def _common_format(files: Sequence[str]) -> Format:
-    found = {file: _format_of(file) for file in files}
+    # Looking for added formats takes long, so it is done once, and only if a built-in suffix does not decide.
+    plain = all(by_suffix(file, built_in_formats()) for file in files)
+    known = [*(built_in_formats() if plain else _all_formats())]
+    found = {file: _format_of(file, known) for file in files}
     names = sorted({entry.name for entry in found.values()})
     if len(names) > 1:
         examples = ", ".join(f"{next(f for f, e in found.items() if e.name == name)} ({name})" for name in names)
         raise ConfigError(
-            f"one data set has one format, got {examples}: open them apart and join them with ConcatSource",
+            f"the files of a data set have one format, got {examples}: open them separately and join them with "
+            "ConcatSource",
             key="paths",
         )
     return found[files[0]]
 
 
-def _format_of(path: str) -> Format:
-    path = next((file for entry in built_in_formats() if (file := entry.file(path)) != path), path)
-    by_name = by_suffix(path)
-    if by_name is not None and by_name.refined is None and not _refinements(by_name):
+def _format_of(path: str, known: Sequence[Format]) -> Format:
+    path = next((file for entry in known if (file := entry.file(path)) != path), path)
+    by_name = by_suffix(path, known)
+    if by_name is not None and by_name.variant_of is None and not _variants(by_name):
         return by_name
     storage = storage_of(path)
-    holder = _holder(path) if storage.is_directory(path) else None
+    holder = _format_of_directory(path) if storage.is_directory(path) else None
     data = path if holder is None or holder.directory_file is None else join(path, holder.directory_file)
     with storage.open(data) as file:
         head = file.read(0, HEAD_BYTES)
-    found = detect(head)
+    found = detect(head, known)
     if found is not None:
-        return next((other for other in _refinements(found) if other.refines and other.refines(data)), found)
+        return next((other for other in _variants(found) if other.is_variant and other.is_variant(data)), found)
     if by_name is not None:
-        return by_name  # its reader says best what is wrong
-    known = ", ".join(sorted(entry.name for entry in built_in_formats() if entry.matches))
+        return by_name  # its reader explains best what is wrong
+    detected = ", ".join(sorted(entry.name for entry in known if entry.magic is not None))
     raise UnsupportedFormatError(
-        f"{path} is in no known format: {describe_head(head)}; known by their content are {known} (as .npy files); for "
-        "others pass format=, for raw tokens format='tokens'",
+        f"{path} is not in a known format: {describe_head(head)}; {detected} are detected by their content (tokens in "
+        ".npy files); for others pass format=, for raw tokens format='tokens'",
         path=path,
     )
 
 
-def detect(head: bytes) -> Format | None:
-    """Return the format of a file that begins with `head`, up to `HEAD_BYTES` bytes, or None."""
-    known = chain(built_in_formats(), added_formats())
-    return next((entry for entry in known if entry.matches is not None and entry.matches(head)), None)
+def detect(head: bytes, known: Iterable[Format] | None = None) -> Format | None:
+    """Return the first of the `known` formats, by default all, of a file that begins with `head`, or None."""
+    return next((entry for entry in (_all_formats() if known is None else known) if entry.matches(head)), None)

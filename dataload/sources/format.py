@@ -1,4 +1,4 @@
-"""`Format`: all that the rest of dataload knows about a format."""
+"""`Format`: everything that the rest of dataload knows about a format."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from importlib import import_module
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from dataload._util.optional import load_optional
 from dataload.errors import ConfigError, MissingDependencyError
 from dataload.sources.options import Options
-from dataload.storage import storage_of
+from dataload.storage import join, storage_of
 
 if TYPE_CHECKING:
     from dataload.sources.base import Source
@@ -20,38 +21,39 @@ if TYPE_CHECKING:
 __all__ = ["Content", "Format"]
 
 Content: TypeAlias = Literal["fields", "bytes"]
-"""What a format stores: records with fields, or bytes that a codec turns into fields."""
+"""What the records of a format are: fields, or bytes that a codec turns into fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A format, described to `open`, `create`, configs, detection and the command line.
+    """Description of a format: `open`, `create`, configs, detection and the command line derive everything from it.
 
-    Formats are values: a package of your own adds one by exposing it as an entry point of the group
-    ``dataload.sources``. Making one imports neither readers nor writers.
+    A package adds a format of its own by exposing a `Format` as an entry point of the group ``dataload.sources``.
+    Creating one imports neither reader nor writer.
 
     Attributes:
-        name: As in ``format=`` and ``"name:path"``.
-        source: ``"module:Class"`` of the source; called with the paths, ``fields=`` and the reader's options.
-        writer: ``"module:Class"`` of the writer, called with a path, ``overwrite=`` and the writer's options; None
-            for a format that is only read.
-        reader_options: The options of the source; see `Options`.
-        writer_options: The options of the writer.
-        suffixes: Ends of file names that mean this format.
-        matches: Tells from the first `HEAD_BYTES` bytes of a file whether it is in this format; None for never.
-        refines: Tells from the path of a file that `matches` whether it is in this format rather than in the one named
-            by `refined`; needed where the head alone cannot tell.
-        refined: Name of the more general format with the same head and suffixes, or None.
-        directory_file: Name of the file by which a directory is one data set rather than a directory of shards.
-        file_of: Takes what a path may have besides the name of a file off it, such as the slice of
+        name: Name in ``format=`` and ``"name:path"``.
+        source: ``"module:Class"`` of the source, which is called with the paths, ``fields=`` and the reader options.
+        writer: ``"module:Class"`` of the writer, which is called with a path, ``overwrite=`` and the writer options;
+            None if the format is read-only.
+        reader_options: Class of the source's options.
+        writer_options: Class of the writer's options.
+        suffixes: Suffixes of file names, such as ``".tar"``.
+        magic: The bytes that every file begins with, or a function that returns whether the first `HEAD_BYTES` bytes
+            of a file are in this format; None if the content does not tell.
+        variant_of: Name of the more general format that has the same magic and suffixes, such as ``"lmdb"`` for
+            TorchRecord.
+        is_variant: Returns whether the file at a path, which is in the format `variant_of`, is in this one.
+        directory_file: Name of the file that makes a directory a single data set rather than a directory of shards.
+        split_selection: Returns the file that a path with a selection names: ``"x.array_record"`` for
             ``"x.array_record[2:4]"``.
-        takes_paths: False for a source made from one argument that is not a path, such as ``range:100``.
-        parse_argument: Turns that argument from text into what the source takes.
-        extra: The extra of dataload that installs what the format needs; None if it needs nothing.
-        content: Whether the writer takes records with fields, or bytes unless it is given a codec.
-        index: ``"module:function"`` that writes an index beside a file, for formats that have one.
-        key_field: Name of the field that holds a record's key, if the format stores keys.
-        verify_options: Options under which ``dataload verify`` reads more strictly than is usual.
+        parse_argument: Converts the argument of a source that takes no paths, such as ``"100"`` of ``"range:100"``;
+            None if the source takes paths.
+        extra: The extra of dataload that installs what the format needs.
+        content: What the writer takes without a codec.
+        index_writer: ``"module:function"`` that writes an index beside a file.
+        key_field: Name of the field with a record's key, if the format stores keys.
+        verify_options: Reader options with which ``dataload verify`` finds more damage.
     """
 
     name: str
@@ -60,43 +62,51 @@ class Format:
     reader_options: type[Options] = Options
     writer_options: type[Options] = Options
     suffixes: tuple[str, ...] = ()
-    matches: Callable[[bytes], bool] | None = None
-    refines: Callable[[str], bool] | None = None
-    refined: str | None = None
+    magic: bytes | Callable[[bytes], bool] | None = None
+    variant_of: str | None = None
+    is_variant: Callable[[str], bool] | None = None
     directory_file: str | None = None
-    file_of: Callable[[str], str] | None = None
-    takes_paths: bool = True
+    split_selection: Callable[[str], str] | None = None
     parse_argument: Callable[[Any], Any] | None = None
     extra: str | None = None
     content: Content = "fields"
-    index: str | None = None
+    index_writer: str | None = None
     key_field: str | None = None
     verify_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @classmethod
     def from_class(cls, name: str, reference: str, source: Callable[..., Any]) -> Format:
-        """Describe a plain source class: its keyword-only parameters are the options."""
-        parameters = inspect.signature(source).parameters.values()
-        options = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "fields"]
-        specs: list[Any] = [
-            (p.name, Any) if p.default is p.empty else (p.name, Any, field(default=p.default)) for p in options
-        ]
-        made = make_dataclass(f"{name}_options", specs, bases=(Options,), frozen=True, slots=True, kw_only=True)
-        return cls(name=name, source=reference, reader_options=made)
+        """Describe a source class: its options are those of its `options_type`, or its keyword-only parameters."""
+        options = getattr(source, "options_type", None)
+        if options is None:
+            parameters = inspect.signature(source).parameters.values()
+            specs: list[Any] = [
+                (p.name, Any) if p.default is p.empty else (p.name, Any, field(default=p.default))
+                for p in parameters
+                if p.kind is p.KEYWORD_ONLY and p.name != "fields"
+            ]
+            options = make_dataclass(f"{name}_options", specs, bases=(Options,), frozen=True, slots=True, kw_only=True)
+        return cls(name=name, source=reference, reader_options=options)
 
     @property
-    def can_write(self) -> bool:
-        """Whether the format can be written."""
-        return self.writer is not None
+    def takes_paths(self) -> bool:
+        """Whether the source is opened by paths."""
+        return self.parse_argument is None
+
+    def matches(self, head: bytes) -> bool:
+        """Return whether a file that begins with `head`, up to `HEAD_BYTES` bytes, is in this format."""
+        if callable(self.magic):
+            return self.magic(head)
+        return self.magic is not None and head.startswith(self.magic)
 
     def file(self, path: str) -> str:
         """Return the file or directory that `path` names, without a selection of its records."""
-        return path if self.file_of is None else self.file_of(path)
+        return path if self.split_selection is None else self.split_selection(path)
 
     def is_data_set(self, directory: str) -> bool:
-        """Return whether a directory is itself a data set of this format."""
+        """Return whether a directory is a single data set of this format."""
         storage = storage_of(directory)
-        return self.directory_file is not None and storage.exists(f"{directory}/{self.directory_file}")
+        return self.directory_file is not None and storage.exists(join(directory, self.directory_file))
 
     def open(
         self, argument: Any, *, fields: Sequence[str] | None = None, options: Mapping[str, Any] | None = None
@@ -104,13 +114,13 @@ class Format:
         """Open a data set.
 
         Args:
-            argument: The paths in index order, or the one argument of a format that takes no paths.
+            argument: The paths in index order, or the parsed argument of a source that takes no paths.
             fields: Names of the fields to read; None means all.
-            options: Options of the reader.
+            options: Reader options.
 
         Raises:
-            ConfigError: An option is unknown or missing, or out of range.
-            MissingDependencyError: The package that adds the format does not import.
+            ConfigError: An option is unknown, missing or out of range.
+            MissingDependencyError: The package that adds the format cannot be imported.
         """
         given = dict(options or {})
         self.reader_options.parse(given, f"format {self.name!r}")
@@ -121,23 +131,35 @@ class Format:
     def create(
         self, path: str | PathLike[str], *, overwrite: bool = False, options: Mapping[str, Any] | None = None
     ) -> Writer:
-        """Begin to write a data set.
+        """Start writing a data set.
 
         Raises:
-            ConfigError: The format is only read; the destination exists; or an option is unknown or out of range.
-            MissingDependencyError: The package that adds the format does not import.
+            ConfigError: The format is read-only, the destination exists, or an option is unknown or out of range.
+            MissingDependencyError: The package that adds the format cannot be imported.
         """
         if self.writer is None:
-            raise ConfigError(f"format {self.name!r} is only read", key="format", value=self.name)
+            raise ConfigError(f"format {self.name!r} is read-only", key="format", value=self.name)
         given = dict(options or {})
         self.writer_options.parse(given, f"the writer of format {self.name!r}")
         writer: Writer = self._load(self.writer)(path, overwrite=overwrite, **given)
         return writer
 
     def write_index(self, *arguments: Any, **options: Any) -> Any:
-        """Call the function that `index` names."""
-        assert self.index is not None, "callers look for a format with an index"
-        return self._load(self.index)(*arguments, **options)
+        """Call the function that `index_writer` names."""
+        assert self.index_writer is not None, "callers look for a format with an index"
+        return self._load(self.index_writer)(*arguments, **options)
+
+    def require(self, module: str, *, package: str | None = None) -> Any:
+        """Import a module that the format needs and return it.
+
+        Args:
+            module: Module of an optional package.
+            package: Name of the package, if it differs from the module's.
+
+        Raises:
+            MissingDependencyError: The package is not installed; the message names `extra`.
+        """
+        return load_optional(module, needed_by=f"format {self.name!r}", extra=self.extra, package=package)
 
     def _load(self, reference: str) -> Any:
         module, _, attribute = reference.partition(":")
@@ -147,5 +169,5 @@ class Format:
             if module.startswith("dataload."):
                 raise
             raise MissingDependencyError(
-                f"the package that adds format {self.name!r} does not load ({reference}): {error}"
+                f"the package that adds format {self.name!r} cannot be imported ({reference}): {error}"
             ) from error

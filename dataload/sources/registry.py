@@ -1,13 +1,12 @@
-"""Formats by name: the built-in ones, and those that installed packages add.
+"""Formats by name: the built-in ones and those that installed packages add.
 
-A package of your own adds a format through the entry-point group ``dataload.sources``, with a `Format`, or with a plain
-source class::
+A package adds a format through the entry-point group ``dataload.sources``, which names a `Format` or a source class::
 
     [project.entry-points."dataload.sources"]
     bagz = "my_package.bagz:BAGZ"
 
-Then `dataload.open("bagz:path")` finds it, and so do configs and the command line. A package is loaded when its format
-is named, or when a file is in no built-in format.
+`dataload.open`, configs and the command line then know ``"bagz:path"``. The package is imported when its format is
+named, or when a file is not in any built-in format.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ __all__ = [
     "by_suffix",
     "format_names",
     "get_format",
-    "writable_names",
 ]
 
 ENTRY_POINT_GROUP = "dataload.sources"
@@ -71,14 +69,11 @@ class RangeOptions(Options):
     step: int = 1
 
 
-MEMORY = Format(
-    name="memory", source="dataload.sources.memory:MemorySource", takes_paths=False, parse_argument=_parse_data
-)
+MEMORY = Format(name="memory", source="dataload.sources.memory:MemorySource", parse_argument=_parse_data)
 RANGE = Format(
     name="range",
     source="dataload.sources.range:RangeSource",
     reader_options=RangeOptions,
-    takes_paths=False,
     parse_argument=_parse_count,
 )
 
@@ -86,35 +81,30 @@ _BUILT_IN = {entry.name: entry for entry in (SYRAH, TORCHRECORD, LMDB, TAR, ARRA
 
 
 def format_names() -> tuple[str, ...]:
-    """Return the names of the built-in formats and of those that installed packages add, sorted."""
+    """Return the sorted names of all formats: built-in ones and those that installed packages add."""
     return tuple(sorted({*_BUILT_IN, *(point.name for point in _entry_points())}))
 
 
 def built_in_formats() -> tuple[Format, ...]:
-    """Return the formats of dataload itself."""
+    """Return dataload's own formats."""
     return tuple(_BUILT_IN.values())
 
 
 def added_formats() -> Iterator[Format]:
-    """Yield the formats of installed packages, leaving out those that do not load."""
+    """Yield the formats that installed packages add, except those that cannot be imported."""
     for name in sorted({point.name for point in _entry_points()} - _BUILT_IN.keys()):
-        with suppress(ConfigError, MissingDependencyError):  # raised when the format is named
+        with suppress(ConfigError, MissingDependencyError):  # raised again when the format is named
             yield get_format(name)
-
-
-def writable_names() -> tuple[str, ...]:
-    """Return the names of the built-in formats that can be written."""
-    return tuple(entry.name for entry in _BUILT_IN.values() if entry.can_write)
 
 
 def get_format(name: str) -> Format:
     """Return the format called `name`.
 
     Raises:
-        ConfigError: There is none, or two packages add one of that name.
-        MissingDependencyError: The package that adds it does not load.
+        ConfigError: There is no such format, or two packages add it.
+        MissingDependencyError: The package that adds it cannot be imported.
     """
-    # A built-in name means the built-in format, and is answered without reading the metadata of every package.
+    # Built-in formats take precedence, and finding them does not read the metadata of every installed package.
     if name in _BUILT_IN:
         return _BUILT_IN[name]
     points = [point for point in _entry_points() if point.name == name]
@@ -136,13 +126,13 @@ def _load(point: EntryPoint) -> Format:
         found = point.load()
     except (ImportError, AttributeError) as error:
         raise MissingDependencyError(
-            f"the package that adds format {point.name!r} does not load ({point.value}): {error}"
+            f"the package that adds format {point.name!r} cannot be imported ({point.value}): {error}"
         ) from error
     return found if isinstance(found, Format) else Format.from_class(point.name, point.value, found)
 
 
 def _entry_points() -> Iterable[EntryPoint]:
-    from importlib.metadata import entry_points  # 20 ms, and only names that are not built in need it
+    from importlib.metadata import entry_points  # takes 20 ms; only needed for other names
 
     return entry_points(group=ENTRY_POINT_GROUP)
 
@@ -152,12 +142,7 @@ def _distribution(point: EntryPoint) -> str:
 
 
 def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None:
-    """Return the format that the end of a file name means, or None.
-
-    Args:
-        path: Path or name of a file.
-        known: The formats to choose from, the first that fits; by default all, built-in ones first.
-    """
+    """Return the first of the `known` formats, by default all, that has the suffix of `path`, or None."""
     lowered = path.rstrip("/").lower()
     among = chain(built_in_formats(), added_formats()) if known is None else known
     return next((entry for entry in among if entry.suffixes and lowered.endswith(entry.suffixes)), None)

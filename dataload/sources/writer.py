@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from dataload._util.per_process import is_current, process_id
+from dataload.codecs.codec import CODEC_NAMES
 from dataload.errors import ConfigError
 from dataload.sources.options import Options
 from dataload.storage import storage_of
 from dataload.storage.local.parts import write_errors
 
-__all__ = ["Writer", "require_fields"]
+__all__ = ["Writer", "encode_bytes", "require_fields"]
 
 
 class Writer(ABC):
@@ -151,3 +152,21 @@ def require_fields(record: Any, format_name: str) -> Mapping[str, Any]:
         if not isinstance(name, str):
             raise ConfigError(f"names of fields are text, got {name!r} ({type(name).__name__})")
     return record
+
+
+def encode_bytes(record: Any, codec: Any, format_name: str) -> bytes:
+    """Return `record` as the bytes that `codec` encodes; without a codec it has to be bytes already.
+
+    Raises:
+        ConfigError: The record, or the output of the codec, is not bytes.
+    """
+    data = record if codec is None else codec.encode(record)
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    if codec is not None:
+        raise ConfigError(f"codec {codec!r} encoded a record as {type(data).__name__}, not bytes", key="codec")
+    raise ConfigError(
+        f"format {format_name!r} stores bytes, got a record of type {type(record).__name__}: choose a codec, one of "
+        f"{', '.join(CODEC_NAMES)}",
+        key="codec",
+    )

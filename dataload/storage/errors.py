@@ -1,4 +1,4 @@
-"""Errors of files, translated to dataload's."""
+"""Errors about files, translated to dataload's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 from dataload.errors import CorruptFileError, SourceError, SourceNotFoundError
 
-__all__ = ["changed_error", "file_errors"]
+__all__ = ["changed_error", "file_errors", "rewritten_error"]
 
 
 def changed_error(path: str, was: int, now: int, *, index: int | None = None) -> CorruptFileError:
-    """The error of a file that is shorter, in bytes, than when it was opened."""
+    """Return the error for a file of `now` bytes that had more, `was`, when it was opened."""
     return CorruptFileError(
         f"the file had {was} bytes when it was opened and has {now} now: it was changed while in use; open it again, "
         "and replace files by renaming new ones over them",
@@ -20,6 +20,11 @@ def changed_error(path: str, was: int, now: int, *, index: int | None = None) ->
         offset=now,
         index=index,
     )
+
+
+def rewritten_error(path: str) -> CorruptFileError:
+    """Return the error for a file that is not the one whose table was read."""
+    return CorruptFileError("the file has been rewritten since it was opened: open the data set again", path=path)
 
 
 @contextmanager
@@ -38,7 +43,7 @@ def file_errors(path: str) -> Generator[None]:
 
 
 def _nearest_directory(path: str) -> str:
-    """What does exist of a path that does not."""
+    """Describe the deepest directory of `path` that exists."""
     parent = os.path.abspath(path)
     while not os.path.isdir(parent):
         parent = os.path.dirname(parent)

@@ -120,12 +120,12 @@ def test_nothing_there(tmp_path, path, match):
     [
         (
             b"hello world",
-            r"is in no known format: byte 0 has b'hello wo'; known by their content are array_record, lmdb, syrah, tar",
+            r"is not in a known format: byte 0 has b'hello wo'; array_record, lmdb, syrah, tar, tokens are detected",
         ),
         (b"", "the file is empty"),
         (b"\x1f\x8b\x08rest", "byte 0 has the magic of gzip: decompress it first"),
         (b"\x28\xb5\x2f\xfdrest", "zstd"),
-        (bytes(1024), "no known format"),
+        (bytes(1024), "not in a known format"),
     ],
 )
 def test_content_in_no_known_format(tmp_path, content, match):
@@ -146,7 +146,9 @@ def test_a_suffix_that_promises_something_else(tmp_path):
 def test_formats_are_not_mixed(tmp_path):
     write(tmp_path / "a.syr", [1])
     write(tmp_path / "b.tar", [1])
-    with pytest.raises(ConfigError, match=r"one data set has one format, got .*a\.syr \(syrah\), .*b\.tar \(tar\)"):
+    with pytest.raises(
+        ConfigError, match=r"the files of a data set have one format, got .*a\.syr \(syrah\), .*b\.tar \(tar\)"
+    ):
         dataload.open([tmp_path / "a.syr", tmp_path / "b.tar"])
     assert len(dataload.open(tmp_path, format="syrah")) == 1
 
@@ -168,9 +170,9 @@ def test_unknown_formats_and_options(tmp_path):
 
 
 def test_create_refuses(tmp_path):
-    with pytest.raises(ConfigError, match=r"the end of '.*x\.unknown' names no format: pass format="):
+    with pytest.raises(ConfigError, match=r"the suffix of '.*x\.unknown' does not name a format: pass format="):
         dataload.create(tmp_path / "x.unknown")
-    with pytest.raises(ConfigError, match="format 'range' is only read; choose one that can be written: syrah,"):
+    with pytest.raises(ConfigError, match="format 'range' is read-only; choose one that can be written: syrah,"):
         dataload.create(tmp_path / "x", format="range")
     path = write(tmp_path / "a.syr", [1])
     with pytest.raises(ConfigError, match=r"a\.syr exists: choose another name, or pass overwrite=True"):

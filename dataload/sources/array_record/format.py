@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.sources.array_record.layout import SIGNATURE, parse_selection
 from dataload.sources.format import Format
 from dataload.sources.options import Options
 
-__all__ = ["ARRAY_RECORD", "ArrayRecordOptions", "ArrayRecordWriterOptions"]
-
-# The header of the first block and the start of the chunk that is the signature: other Riegeli files have them too.
-_HEAD = SIGNATURE[:8]
+__all__ = ["ARRAY_RECORD", "ArrayRecordOptions", "ArrayRecordWriterOptions", "load_array_record"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +55,16 @@ ARRAY_RECORD = Format(
     reader_options=ArrayRecordOptions,
     writer_options=ArrayRecordWriterOptions,
     suffixes=(".array_record", ".arrayrecord"),
-    matches=lambda head: head.startswith(_HEAD),
-    file_of=lambda path: parse_selection(path).path,
+    # Every Riegeli file begins with these bytes, whether or not its records are an ArrayRecord's.
+    magic=SIGNATURE[:8],
+    split_selection=lambda path: parse_selection(path).path,
     extra="arrayrecord",
     content="bytes",
     # Only the package compares hashes of the data, which reads through a map do not.
     verify_options={"reader_options": "readahead_buffer_size:0"},
 )
+
+
+def load_array_record() -> Any:
+    """Return the array_record package's module of readers and writers."""
+    return ARRAY_RECORD.require("array_record.python.array_record_module", package="array_record")

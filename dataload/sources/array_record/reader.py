@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from os import PathLike, fspath
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
-from dataload._util.optional import load_optional
 from dataload.codecs.codec import decode_batch, decode_records, takes_views
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.array_record.format import ArrayRecordOptions
+from dataload.sources.array_record.format import ArrayRecordOptions, load_array_record
 from dataload.sources.array_record.layout import (
     BLOCK_SIZE,
     SIGNATURE,
@@ -28,7 +27,7 @@ from dataload.sources.array_record.map import MappedRecords
 from dataload.sources.base import select_fields
 from dataload.sources.files import FileSource, ShardReader
 from dataload.storage import storage_of
-from dataload.storage.errors import changed_error
+from dataload.storage.errors import changed_error, rewritten_error
 from dataload.types import Batch, Codec, FieldSpec, Int64Array
 
 __all__ = ["ArrayRecordSource", "FileInstruction"]
@@ -234,6 +233,7 @@ class _Readers:
 
     def __init__(self, file: str, options: str | None) -> None:
         self._file = file
+        self._identity = storage_of(file).identity(file)
         self._options = _READER_OPTIONS if options is None else options
         self._free = threading.Semaphore(_MOST_READERS)
         self._lock = threading.Lock()
@@ -253,6 +253,8 @@ class _Readers:
                 alone = self._lent == 1
             try:
                 if reader is None:
+                    if storage_of(self._file).identity(self._file) != self._identity:
+                        raise rewritten_error(self._file)
                     reader = _open_reader(self._file, self._options)
                 yield reader, alone
                 self._idle.append(reader)
@@ -280,14 +282,8 @@ def _last_records(path: str) -> str:
 
 
 def _open_reader(file: str, options: str) -> Any:
-    module = load_optional(
-        "array_record.python.array_record_module",
-        needed_by="format 'array_record'",
-        extra="arrayrecord",
-        package="array_record",
-    )
     try:
-        reader = module.ArrayRecordReader(file, options, file_reader_buffer_size=_FILE_BUFFER_BYTES)
+        reader = load_array_record().ArrayRecordReader(file, options, file_reader_buffer_size=_FILE_BUFFER_BYTES)
     except ValueError as error:
         raise ConfigError(f"reader_options {options!r}: {error}", key="reader_options", value=options) from error
     if not reader.ok():

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from dataload._util.optional import load_optional
-from dataload.codecs.codec import CODEC_NAMES
 from dataload.errors import ConfigError, SourceError
-from dataload.sources.array_record.format import ArrayRecordWriterOptions
-from dataload.sources.writer import Writer
+from dataload.sources.array_record.format import ArrayRecordWriterOptions, load_array_record
+from dataload.sources.writer import Writer, encode_bytes
 
 __all__ = ["ArrayRecordWriter"]
 
@@ -33,14 +31,8 @@ class ArrayRecordWriter(Writer):
 
     def _begin(self, options: ArrayRecordWriterOptions) -> None:
         self._codec: Any = options.codec
-        module = load_optional(
-            "array_record.python.array_record_module",
-            needed_by="format 'array_record'",
-            extra="arrayrecord",
-            package="array_record",
-        )
         try:
-            self._stream = module.ArrayRecordWriter(self._part.temporary, options.options)
+            self._stream = load_array_record().ArrayRecordWriter(self._part.temporary, options.options)
         except ValueError as error:
             message = f"options {options.options!r}: {error}"
             raise ConfigError(message, key="options", value=options.options) from error
@@ -48,25 +40,11 @@ class ArrayRecordWriter(Writer):
             self._close_stream()
 
     def _write(self, record: Any) -> None:
-        data = self._encode(record)
+        data = encode_bytes(record, self._codec, "array_record")
         try:
             self._stream.write(data)
         except RuntimeError as error:
             raise self._failure(error) from error
-
-    def _encode(self, record: Any) -> bytes:
-        data = record if self._codec is None else self._codec.encode(record)
-        if isinstance(data, (bytes, bytearray, memoryview)):
-            return bytes(data)
-        if self._codec is not None:
-            raise ConfigError(
-                f"codec {self._codec!r} encoded a record as {type(data).__name__}, not bytes", key="codec"
-            )
-        raise ConfigError(
-            f"format 'array_record' stores bytes, got a record of type {type(record).__name__}: choose a codec, one of "
-            f"{', '.join(CODEC_NAMES)}",
-            key="codec",
-        )
 
     def _finish(self) -> None:
         self._close_stream()

@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataload._util.optional import load_optional
 from dataload._util.per_process import on_fork
 from dataload.errors import CorruptFileError, SourceError, UnsupportedFormatError
+from dataload.sources.format import Format
 from dataload.sources.lmdb.file import FileInfo, Subdatabase, check_whole, subdatabases
 from dataload.storage import absolute, storage_of
 
@@ -132,12 +132,12 @@ class Environment:
             )
 
 
-def open_environment(path: str, needed_by: str) -> Environment:
+def open_environment(path: str, entry: Format) -> Environment:
     """Open an environment, or share the one that is open.
 
     Args:
         path: A directory with data.mdb, or a single file.
-        needed_by: As in `load_optional`.
+        entry: The format that is read.
 
     Raises:
         OSError: There is no such file, or it cannot be read.
@@ -146,7 +146,7 @@ def open_environment(path: str, needed_by: str) -> Environment:
         SourceError: LMDB cannot open it.
         MissingDependencyError: lmdb is not installed.
     """
-    lmdb = load_optional("lmdb", needed_by=needed_by, extra="lmdb")
+    lmdb = entry.require("lmdb")
     info = check_whole(path)
     key = storage_of(path).identity(info.path).file
     _sweep()

@@ -10,7 +10,7 @@ from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
 from dataload.sources.base import select_fields
 from dataload.sources.lmdb.environment import Environment
-from dataload.sources.lmdb.format import LMDBOptions
+from dataload.sources.lmdb.format import LMDB, LMDBOptions
 from dataload.sources.lmdb.keys import KeyOrder, build_keys
 from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
 from dataload.storage.table_cache import IndexKey
@@ -60,7 +60,7 @@ class LMDBSource(LMDBFileSource[Any]):
 
 class _LMDBShard(LMDBShard[Any]):
     def __init__(self, path: str, options: LMDBOptions) -> None:
-        super().__init__(path, "format 'lmdb'")
+        super().__init__(path, LMDB)
         environment = self.environment()
         self._codec = cast("Codec | None", options.codec)
         self._views = takes_views(self._codec)

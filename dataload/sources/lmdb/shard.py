@@ -1,4 +1,4 @@
-"""What the sources of LMDB environments share."""
+"""Shared by the sources of LMDB environments."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from dataload.errors import CorruptFileError
 from dataload.sources.files import FileSource, ShardReader
+from dataload.sources.format import Format
 from dataload.sources.lmdb.environment import Environment, open_environment
 from dataload.sources.lmdb.file import data_file
+from dataload.storage import storage_of
+from dataload.storage.errors import rewritten_error
 from dataload.types import Int64Array
 
 __all__ = ["LMDBFileSource", "LMDBShard"]
@@ -20,33 +22,30 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class LMDBShard(ShardReader[T_co]):
-    """One environment; between `release` and the next read it is closed.
+    """One environment, closed between `release` and the next read.
 
     Args:
         path: A directory with data.mdb, or a single file.
-        needed_by: As in `load_optional`.
+        entry: The format that is read.
     """
 
-    def __init__(self, path: str, needed_by: str) -> None:
+    def __init__(self, path: str, entry: Format) -> None:
         self._path = path
-        self._needed_by = needed_by
-        self._environment: Environment | None = open_environment(path, needed_by)
-        self._info = self._environment.info
+        self._format = entry
+        self._environment: Environment | None = open_environment(path, entry)
+        self._identity = storage_of(path).identity(self._environment.path)
 
     def environment(self) -> Environment:
         """Return the environment, opened again if it was released.
 
         Raises:
-            CorruptFileError: It was written to since it was opened first.
+            CorruptFileError: It has been written to since it was first opened.
         """
         environment = self._environment
         if environment is None:
-            environment = open_environment(self._path, self._needed_by)
-            if environment.info != self._info:
-                raise CorruptFileError(
-                    "the environment was written to since it was opened: open the data set again",
-                    path=environment.path,
-                )
+            environment = open_environment(self._path, self._format)
+            if storage_of(environment.path).identity(environment.path) != self._identity:
+                raise rewritten_error(environment.path)
             self._environment = environment
         return environment
 
@@ -59,7 +58,7 @@ class LMDBShard(ShardReader[T_co]):
         """Return records as they are stored."""
 
     def identity(self) -> list[str]:
-        """Return hashes of the first and the last record: at both ends of a file LMDB keeps its own books."""
+        """Return hashes of the first and the last record: LMDB keeps its own pages at both ends of a file."""
         ends = np.unique([0, len(self) - 1]) if len(self) else np.empty(0, np.int64)
         return [hashlib.blake2b(data, digest_size=16).hexdigest() for data in self.stored(ends)]
 

@@ -16,7 +16,7 @@ from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.base import select_fields, shard_of
 from dataload.sources.lmdb.environment import Environment, Transaction
-from dataload.sources.lmdb.format import TorchRecordOptions
+from dataload.sources.lmdb.format import TORCHRECORD, TorchRecordOptions
 from dataload.sources.lmdb.keys import decimal_keys
 from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
 from dataload.types import Batch, FieldSpec, Int64Array, Record
@@ -67,7 +67,7 @@ class _Part:
 
 class _TorchRecord(LMDBShard[Record]):
     def __init__(self, path: str, db_num: int | None) -> None:
-        super().__init__(path, "format 'torchrecord'")
+        super().__init__(path, TORCHRECORD)
         self._file = self.environment().path
         counts = _counts(self.environment(), path)
         if db_num is not None and db_num != len(counts):

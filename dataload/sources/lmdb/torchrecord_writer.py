@@ -9,7 +9,7 @@ from typing import IO, Any
 from dataload._util.indexing import even_split
 from dataload.codecs.tensorprotos import encode
 from dataload.errors import ConfigError
-from dataload.sources.lmdb.format import TorchRecordWriterOptions
+from dataload.sources.lmdb.format import TORCHRECORD, TorchRecordWriterOptions
 from dataload.sources.lmdb.write_environment import NewEnvironment
 from dataload.sources.writer import Writer, require_fields
 
@@ -45,7 +45,7 @@ class TorchRecordWriter(Writer):
     def _begin(self, options: TorchRecordWriterOptions) -> None:
         self._expected = options.num_records
         self._spool = _Spool(self._part.spool(_SPOOL_BYTES)) if options.num_records is None else None
-        self._environment = NewEnvironment(self._part.temporary, "format 'torchrecord'", options.db_num)
+        self._environment = NewEnvironment(self._part.temporary, TORCHRECORD, options.db_num)
         self._db_num = options.db_num
         self._places = _places(options.num_records or 0, options.db_num)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataload._util.optional import load_optional
 from dataload.errors import ConfigError, SourceError
+from dataload.sources.format import Format
 
 __all__ = ["MAX_KEY_BYTES", "NewEnvironment"]
 
@@ -25,12 +25,12 @@ class NewEnvironment:
 
     Args:
         path: The directory.
-        needed_by: As in `load_optional`.
+        entry: The format that is written.
         subdatabases: How many databases db0, db1, ... there shall be; None for the main one alone.
     """
 
-    def __init__(self, path: str, needed_by: str, subdatabases: int | None = None) -> None:
-        self._lmdb = load_optional("lmdb", needed_by=needed_by, extra="lmdb")
+    def __init__(self, path: str, entry: Format, subdatabases: int | None = None) -> None:
+        self._lmdb = entry.require("lmdb")
         self._path = path
         self._map_bytes = _FIRST_MAP_BYTES
         self._environment = self._lmdb.open(

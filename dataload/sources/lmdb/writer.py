@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataload.errors import ConfigError
-from dataload.sources.lmdb.format import LMDBWriterOptions
+from dataload.sources.lmdb.format import LMDB, LMDBWriterOptions
 from dataload.sources.lmdb.write_environment import NewEnvironment
-from dataload.sources.writer import Writer
+from dataload.sources.writer import Writer, encode_bytes
 
 __all__ = ["LMDBWriter"]
 
@@ -34,25 +33,16 @@ class LMDBWriter(Writer):
     def _begin(self, options: LMDBWriterOptions) -> None:
         self._codec: Any = options.codec
         self._keys = options.keys
-        self._environment = NewEnvironment(self._part.temporary, "format 'lmdb'")
+        self._environment = NewEnvironment(self._part.temporary, LMDB)
 
     def _write(self, record: Any) -> None:
-        value = self._encode(record)
+        value = encode_bytes(record, self._codec, "lmdb")
         if self._keys is None:
             key = b"%010d" % len(self)
         else:
             key = self._keys(len(self), record)
             key = key.encode() if isinstance(key, str) else bytes(key)
         self._environment.put(key, value, append=self._keys is None)
-
-    def _encode(self, record: Any) -> bytes:
-        if self._codec is not None:
-            return self._codec.encode(record)
-        if not isinstance(record, (bytes, bytearray, memoryview)):
-            raise ConfigError(
-                f"format 'lmdb' stores bytes, got a record of type {type(record).__name__}: choose a codec", key="codec"
-            )
-        return bytes(record)
 
     def _finish(self) -> None:
         self._environment.finish()

@@ -32,6 +32,6 @@ SYRAH = Format(
     writer="dataload.sources.syrah.writer:SyrahWriter",
     reader_options=SyrahOptions,
     suffixes=(".syr",),
-    matches=lambda head: head.startswith(b"GS\0"),
+    magic=b"GS\0",
     extra="syrah",
 )

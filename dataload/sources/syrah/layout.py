@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload._util.optional import load_optional
 from dataload.errors import CorruptFileError
+from dataload.sources.syrah.format import SYRAH
 from dataload.types import Int64Array
 
 __all__ = [
@@ -148,7 +148,7 @@ def parse_metadata(data: bytes | memoryview, offset: int, file_size: int, path: 
         CorruptFileError: The document or a number in it is wrong.
         MissingDependencyError: pymongo is not installed.
     """
-    bson = load_optional("bson", needed_by="format 'syrah'", extra="syrah", package="pymongo")
+    bson = SYRAH.require("bson", package="pymongo")
     try:
         document: dict[str, Any] = bson.decode(data)
     except Exception as error:  # bson raises InvalidBSON, but also whatever struct and the C code raise
@@ -257,7 +257,7 @@ def build_metadata(columns: list[Column]) -> bytes:
     Raises:
         MissingDependencyError: pymongo is not installed.
     """
-    bson = load_optional("bson", needed_by="format 'syrah'", extra="syrah", package="pymongo")
+    bson = SYRAH.require("bson", package="pymongo")
     document: dict[str, Any] = {}
     for column in columns:
         entry: dict[str, Any] = {

@@ -81,7 +81,7 @@ TAR = Format(
     reader_options=TarOptions,
     writer_options=TarWriterOptions,
     suffixes=(".tar",),
-    matches=is_tar,
+    magic=is_tar,
     key_field=KEY,
-    index="dataload.sources.tar.writer:write_index",
+    index_writer="dataload.sources.tar.writer:write_index",
 )

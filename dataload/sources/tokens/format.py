@@ -126,5 +126,5 @@ TOKENS = Format(
     source="dataload.sources.tokens.reader:TokenSource",
     reader_options=TokenOptions,
     # No suffix: .npy and .bin mean many things, and lie beside the shards of other formats.
-    matches=_holds_tokens,
+    magic=_holds_tokens,
 )

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.errors import CorruptFileError
-from dataload.storage.errors import changed_error, file_errors
+from dataload.storage.errors import changed_error, file_errors, rewritten_error
 from dataload.storage.local.buffers import BufferPool
 from dataload.storage.local.readahead import is_cold, will_need
 from dataload.types import Array, BytesArray, Int64Array
@@ -76,9 +75,7 @@ class MappedFile:
             if _identity(mapping.descriptor) != self._identity:
                 if len(mapping.data) != self.size:
                     raise changed_error(self.path, self.size, len(mapping.data))
-                raise CorruptFileError(
-                    "the file was written again since it was opened: open the data set again", path=self.path, offset=0
-                )
+                raise rewritten_error(self.path)
             self._mapping = mapping
         return mapping
 

@@ -81,9 +81,9 @@ def test_a_format_is_imported_only_when_it_is_loaded():
 
 
 def test_a_format_without_a_writer_names_those_that_have_one():
-    with pytest.raises(ConfigError, match=r"format 'range' is only read; choose one .*: syrah, torchrecord, lmdb, tar"):
+    with pytest.raises(ConfigError, match=r"format 'range' is read-only; choose one .*: syrah, torchrecord, lmdb, tar"):
         find_destination("range:x")
-    with pytest.raises(ConfigError, match=r"format 'range' is only read"):
+    with pytest.raises(ConfigError, match=r"format 'range' is read-only"):
         get_format("range").create("x")
 
 
@@ -114,14 +114,14 @@ def test_options_of_an_added_format_are_checked(plugin):
 def test_an_added_format_whose_module_is_absent(plugin, tmp_path):
     with pytest.raises(
         MissingDependencyError,
-        match=r"that adds format 'absent' does not load \(countdown_plugin_of_another_day:Source\): No module",
+        match=r"that adds format 'absent' cannot be imported \(countdown_plugin_of_another_day:Source\): No module",
     ):
         get_format("absent")
 
 
 def test_an_added_format_whose_class_is_absent(plugin):
     with pytest.raises(
-        MissingDependencyError, match=r"adds format 'misspelt' does not load .* no attribute 'Countdwon"
+        MissingDependencyError, match=r"adds format 'misspelt' cannot be imported .* no attribute 'Countdwon"
     ):
         get_format("misspelt")
 

@@ -1,4 +1,4 @@
-"""What a loader is doing, on the terminal while it does it. rich is loaded when that is first wanted."""
+"""A live view of a loader on the terminal. rich is imported on first use."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from dataload.loader.base import LoaderBase, Progress
 from dataload.loader.statistics import Statistics
 
 _REFRESH_SECONDS = 0.5
-_GOODBYE_SECONDS = 2.0
-_RECENT_LOOKS = 20  # what is shown is of the last ten seconds
+_CLOSE_SECONDS = 2.0
+_RECENT_SAMPLES = 20  # the view shows the last ten seconds
 
 
 @contextmanager
 def live_view(loader: LoaderBase[Any, Any], *, stream: TextIO | None = None) -> Generator[None]:
-    """Show a few lines about a loader while it is used: where it is, how fast, who waits, and what the limit is.
+    """Show a few lines about a loader while it is used: its position, its speed, who waits, and what the limit is.
 
-    The rates, the waits and the verdict are those of the last ten seconds. Nothing is shown where `stream` is no
-    terminal, and whatever goes wrong with showing ends the view and not the loop.
+    Rates, waits and the verdict cover the last ten seconds. Nothing is shown if `stream` is not a terminal. An error
+    while showing ends the view, not the loop.
 
     Args:
-        loader: Any.
-        stream: Where to show it; stderr by default.
+        loader: A `Loader` or `MultiStreamLoader`.
+        stream: Where to show the lines; stderr by default.
 
     Raises:
-        MissingDependencyError: `stream` is a terminal, and rich is not installed.
+        MissingDependencyError: `stream` is a terminal, but rich is not installed.
 
     Example:
         >>> import dataload
@@ -52,19 +52,18 @@ def live_view(loader: LoaderBase[Any, Any], *, stream: TextIO | None = None) -> 
 
 
 def describe(progress: Progress, recent: Statistics) -> list[str]:
-    """The lines of the view.
+    """Return the lines of the view.
 
     Args:
-        progress: Where the loader is.
-        recent: What it did of late.
+        progress: The position of the loader.
+        recent: Its recent statistics.
     """
-    epochs = "" if progress.epochs is None else f" of {progress.epochs}"
-    place = f"epoch {progress.epoch}{epochs}, step {progress.step:,} of {progress.steps:,}"
+    position = str(progress).rpartition(", ")[0]
     stages = ", ".join(
         f"{name} {stage.seconds / recent.work_seconds:.0%}" for name, stage in recent.stages.items() if stage.seconds
     )
     return [
-        f"{place}: {recent.rows_per_second:,.0f} rows/s",
+        f"{position}: {recent.rows_per_second:,.0f} rows/s",
         f"the consumer waits {recent.wait_share:.0%}; {recent.depth:.1f} batches ready; work in {recent.where}"
         + (f"; {recent.bad:,} bad records" if recent.bad else ""),
         *([f"work: {stages}"] if stages else []),
@@ -73,18 +72,18 @@ def describe(progress: Progress, recent: Statistics) -> list[str]:
 
 
 class _View:
-    """Refreshes the lines in a thread of its own, so that they change while the consumer waits, too."""
+    """Refreshes the lines in its own thread, so that they change even while the consumer waits."""
 
     def __init__(self, loader: LoaderBase[Any, Any], stream: TextIO) -> None:
         live: Any = load_optional("rich.live", needed_by="the live view", extra="cli")
         console: Any = load_optional("rich.console", needed_by="the live view", extra="cli")
         self._text: Any = load_optional("rich.text", needed_by="the live view", extra="cli").Text
         self._loader = loader
-        self._looks: deque[Statistics] = deque(maxlen=_RECENT_LOOKS)
+        self._samples: deque[Statistics] = deque(maxlen=_RECENT_SAMPLES)
         self._live: Any = live.Live(
             console=console.Console(file=stream),
             auto_refresh=False,
-            # What is printed goes above the lines, but only if it goes to the terminal anyway.
+            # Redirect what is printed to above the lines, but only if it goes to the terminal.
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),
         )
@@ -93,7 +92,7 @@ class _View:
         self._thread.start()
 
     def _run(self) -> None:
-        # Showing is worth no training run: a terminal that is gone, or a loader that was closed, ends it.
+        # A terminal that is gone, or a closed loader, must end the view and not the training run.
         with suppress(Exception), ExitStack() as stack:
             stack.callback(self._stop)
             self._live.start()
@@ -103,8 +102,8 @@ class _View:
 
     def _show(self) -> None:
         now = self._loader.statistics()
-        recent = now.since(self._looks[0]) if self._looks else now
-        self._looks.append(now)
+        recent = now.since(self._samples[0]) if self._samples else now
+        self._samples.append(now)
         lines = describe(self._loader.progress(), recent if recent.steps else now)
         self._live.update(self._text("\n".join(lines)), refresh=True)
 
@@ -114,4 +113,4 @@ class _View:
 
     def close(self) -> None:
         self._over.set()
-        self._thread.join(_GOODBYE_SECONDS)  # the terminal may have been stopped (Ctrl-S)
+        self._thread.join(_CLOSE_SECONDS)  # the terminal may be stopped (Ctrl-S)

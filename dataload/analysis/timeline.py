@@ -1,4 +1,4 @@
-"""Who loaded which step when, and when the consumer waited: recorded on request, for pictures and traces."""
+"""A record of which worker loaded which step when, and when the consumer waited, for pictures and traces."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from dataload.loader.base import LoaderBase
 from dataload.loader.recorder import Recorder, StepRecord
 
 CONSUMER = "consumer"
-"""The line of the consumer's thread, whatever that is called."""
+"""The name of the consumer's thread in a timeline."""
 
 Span = tuple[str, float, float]
-"""What went on, its begin and its end in seconds of `time.perf_counter`."""
+"""A stage, and its begin and end in seconds of `time.perf_counter`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineStep:
-    """What became of one step. Times are seconds of `time.perf_counter`.
+    """What one worker did for one step. Times are in seconds of `time.perf_counter`.
 
     Attributes:
         epoch: Number of the epoch.
         step: Number of the step.
-        worker: Who made the batch; `CONSUMER` if that did it itself.
-        spans: Its stages, one after another.
-        asked: When the consumer asked for it.
-        received: When it had it.
-        rows: Rows of the plan.
-        nbytes: Bytes of the batch's arrays.
-        bad: Number of records that were left out or replaced.
-        failed: Whether there was no batch.
+        worker: Name of the worker; `CONSUMER` for the consumer's thread.
+        spans: The stages of the work, one after another.
+        asked: When the consumer requested the step.
+        received: When the consumer received it.
+        rows: Rows made by this worker.
+        nbytes: Bytes of their arrays.
+        bad: Number of records that were dropped or replaced.
+        failed: Whether the step failed.
     """
 
     epoch: int
@@ -50,11 +50,12 @@ class TimelineStep:
 
 
 class Timeline:
-    """What happened while it was recorded; see `record_timeline`.
+    """What happened while the timeline was recorded; see `record_timeline`.
 
     Attributes:
-        steps: In the order in which the consumer received them.
-        work: Begin and end of what the consumer did in between.
+        steps: The steps, in the order in which the consumer received them. A step that several workers made together
+            (see `MultiStreamLoader`) has one entry for each.
+        work: Begin and end of the consumer's work between steps.
     """
 
     def __init__(self) -> None:
@@ -62,49 +63,50 @@ class Timeline:
         self.work: list[tuple[float, float]] = []
 
     def waited(self, step: StepRecord, asked: float, received: float) -> None:
-        """Another step was received; called by the loader."""
-        self.steps.append(
-            TimelineStep(
-                epoch=step.epoch,
-                step=step.step,
-                worker=step.worker if step.worker.startswith("dataload-") else CONSUMER,
-                spans=tuple(step.spans),
-                asked=asked,
-                received=received,
-                rows=step.rows,
-                nbytes=step.nbytes,
-                bad=len(step.bad),
-                failed=step.error is not None,
+        """Add a step; called by the loader."""
+        for worker, rows, spans in getattr(step, "shares", ((step.worker, step.rows, step.spans),)):
+            self.steps.append(
+                TimelineStep(
+                    epoch=step.epoch,
+                    step=step.step,
+                    worker=worker if worker.startswith("dataload-") else CONSUMER,
+                    spans=tuple(spans),
+                    asked=asked,
+                    received=received,
+                    rows=rows,
+                    nbytes=step.nbytes * rows // (step.rows or 1),
+                    bad=len(step.bad),
+                    failed=step.error is not None,
+                )
             )
-        )
 
     def worked(self, begun: float, ended: float) -> None:
-        """The consumer did something else; called by the loader."""
+        """Add work of the consumer between steps; called by the loader."""
         self.work.append((begun, ended))
 
     @property
     def workers(self) -> list[str]:
-        """Names of those that made batches, in the order of their numbers, without the consumer."""
+        """Names of the workers that made batches, in numeric order, without the consumer."""
         return sorted({step.worker for step in self.steps} - {CONSUMER}, key=_by_number)
 
     @property
     def begun(self) -> float:
-        """The first thing in it. What was prefetched began before the consumer asked; 0 if there is nothing."""
+        """When the first event started, which for prefetched steps is before the first request; 0 if empty."""
         starts = [step.asked for step in self.steps] + [begun for begun, _ in self.work]
         return min(starts + [begun for step in self.steps for _, begun, _ in step.spans], default=0.0)
 
     @property
     def ended(self) -> float:
-        """The last thing in it."""
+        """When the last event ended; 0 if empty."""
         return max([step.received for step in self.steps] + [ended for _, ended in self.work], default=0.0)
 
     def busy_seconds(self, worker: str) -> float:
-        """What a worker was at work for these steps."""
+        """Return the time that a worker worked on the steps."""
         spans = (span for step in self.steps if step.worker == worker for span in step.spans)
         return sum(ended - begun for _, begun, ended in spans)
 
     def to_json(self) -> dict[str, Any]:
-        """As a dict of numbers and text; times in seconds since the first thing in it."""
+        """Return a dict of numbers and text, with times in seconds since the first event."""
         origin = self.begun
         return {
             "seconds": self.ended - origin,
@@ -128,10 +130,10 @@ class Timeline:
         }
 
     def to_trace(self) -> dict[str, Any]:
-        """As a trace in Chrome's JSON format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+        """Return a trace in Chrome's JSON format, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-        One line for the consumer, with its waits and its work, and one for each worker, with its steps and their
-        stages inside; times in microseconds since the first thing in it.
+        It has one line for the consumer, with its waits and its work, and one for each worker, with its steps and
+        their stages. Times are in microseconds since the first event.
         """
         lines = {name: number for number, name in enumerate([CONSUMER, *self.workers])}
         process, origin = os.getpid(), self.begun
@@ -139,18 +141,21 @@ class Timeline:
             {"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": "dataload"}}
         ]
         for name, number in lines.items():
-            place = {"ph": "M", "pid": process, "tid": number}
-            events.append({**place, "name": "thread_name", "args": {"name": name}})
-            events.append({**place, "name": "thread_sort_index", "args": {"sort_index": number}})
+            thread = {"ph": "M", "pid": process, "tid": number}
+            events.append({**thread, "name": "thread_name", "args": {"name": name}})
+            events.append({**thread, "name": "thread_sort_index", "args": {"sort_index": number}})
 
         def add(line: str, name: str, category: str, begun: float, ended: float, **facts: Any) -> None:
             times = {"ts": 1e6 * (begun - origin), "dur": 1e6 * (ended - begun)}
-            place = {"ph": "X", "pid": process, "tid": lines[line]}
-            events.append({**place, "name": name, "cat": category, **times, "args": facts})
+            thread = {"ph": "X", "pid": process, "tid": lines[line]}
+            events.append({**thread, "name": name, "cat": category, **times, "args": facts})
 
+        asked = None
         for step in self.steps:
             facts = {"epoch": step.epoch, "step": step.step}
-            add(CONSUMER, "wait", "wait", step.asked, step.received, **facts)
+            if step.asked != asked:  # not another share of the same step
+                add(CONSUMER, "wait", "wait", step.asked, step.received, **facts)
+                asked = step.asked
             if step.spans:
                 about = {"rows": step.rows, "nbytes": step.nbytes, "bad": step.bad, "failed": step.failed}
                 begun, ended = step.spans[0][1], step.spans[-1][2]
@@ -162,7 +167,7 @@ class Timeline:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write `to_trace` to a file."""
+        """Write the result of `to_trace` to a file."""
         with open(path, "w", encoding="utf-8") as stream:
             json.dump(self.to_trace(), stream)
 
@@ -174,16 +179,16 @@ class Timeline:
 def record_timeline(loader: LoaderBase[Any, Any]) -> Generator[Timeline]:
     """Record what a loader's workers and its consumer do inside the ``with``.
 
-    It costs a microsecond and some 500 bytes a step, and nothing when it is over.
+    Recording takes about a microsecond and 500 bytes per step.
 
     Args:
-        loader: Any; in use already or not.
+        loader: A `Loader` or `MultiStreamLoader`, already in use or not.
 
     Yields:
-        What is recorded, filled as the consumer goes on.
+        The timeline, which grows while the consumer iterates.
 
     Raises:
-        RuntimeError: A timeline of this loader is being recorded already.
+        RuntimeError: A timeline of this loader is already being recorded.
 
     Example:
         >>> import dataload
@@ -197,7 +202,7 @@ def record_timeline(loader: LoaderBase[Any, Any]) -> Generator[Timeline]:
     """
     recorder: Recorder = loader._recorder  # pyright: ignore[reportPrivateUsage] # users have `statistics()`
     if recorder.listener is not None:
-        raise RuntimeError("a timeline of this loader is being recorded already: use that one, or end it first")
+        raise RuntimeError("a timeline of this loader is already being recorded: use that one, or end it first")
     timeline = recorder.listener = Timeline()
     try:
         yield timeline
@@ -206,6 +211,6 @@ def record_timeline(loader: LoaderBase[Any, Any]) -> Generator[Timeline]:
 
 
 def _by_number(name: str) -> tuple[str, int]:
-    """dataload-10 comes behind dataload-9."""
+    """Sort dataload-10 after dataload-9."""
     number = re.search(r"\d+$", name)
     return (name[: number.start()], int(number[0])) if number else (name, -1)

@@ -57,6 +57,7 @@ class ProcessExecutor(Generic[TaskT, ResultT]):
         slots: Number of slots: tasks in flight plus results that the consumer holds.
         start_method: See `StartMethod`. `fork` copies the process as it is, with its threads and locks.
         timeouts: When to warn about a task and when to give up on it.
+        first: Number of the first process, for names.
     """
 
     def __init__(
@@ -67,9 +68,11 @@ class ProcessExecutor(Generic[TaskT, ResultT]):
         slots: int,
         start_method: StartMethod = "forkserver",
         timeouts: TimeoutPolicy | None = None,
+        first: int = 0,
     ) -> None:
         self._work = work
         self._workers = workers
+        self._first = first
         self._slots = slots
         self._start_method: StartMethod = start_method
         self._timeouts = timeouts or TimeoutPolicy()
@@ -90,9 +93,19 @@ class ProcessExecutor(Generic[TaskT, ResultT]):
                 raise_closed()
             if self._stop is not None:
                 self._stop.detach()
-            pool = self._pool = ProcessPool(self._work, self._workers, self._slots, self._start_method, self._timeouts)
+            pool = self._pool = self._make_pool()
             self._stop = weakref.finalize(self, pool.stop)
         return pool.submit(task)
+
+    def _make_pool(self) -> ProcessPool:
+        return ProcessPool(
+            self._work,
+            self._workers,
+            slots=self._slots,
+            start_method=self._start_method,
+            timeouts=self._timeouts,
+            first=self._first,
+        )
 
     def grow(self, workers: int) -> None:
         """See `Executor`."""
@@ -153,9 +166,11 @@ class ProcessPool:
     task starts another pool.
     """
 
-    def __init__(self, work: Any, size: int, slots: int, start_method: StartMethod, timeouts: TimeoutPolicy) -> None:
+    def __init__(
+        self, work: Any, size: int, *, slots: int, start_method: StartMethod, timeouts: TimeoutPolicy, first: int
+    ) -> None:
         check_parent(start_method)
-        self.size = size
+        self._first = first
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._stopped = False
@@ -191,7 +206,8 @@ class ProcessPool:
             return pending
 
     def _start(self) -> None:
-        number = min(set(range(self.size)) - {worker.number for worker in self._workers})
+        numbers = set(range(self._first, self._first + self.size))
+        number = min(numbers - {worker.number for worker in self._workers})
         try:
             context = multiprocessing.get_context(self._start_method)
             worker = WorkerHandle(number, context, self._work, self._start_method)

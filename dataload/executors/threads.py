@@ -105,8 +105,11 @@ def _stacks(threads: list[threading.Thread]) -> str:
 class _Pool:
     """The threads of one executor in one process."""
 
-    def __init__(self, work: Callable[[Any, WorkerStatus], Any], timeouts: TimeoutPolicy, size: int) -> None:
+    def __init__(
+        self, work: Callable[[Any, WorkerStatus], Any], timeouts: TimeoutPolicy, size: int, first: int
+    ) -> None:
         self.work = work
+        self._first = first
         self.timeouts = timeouts
         self.size = 0
         self._cpus = usable_cpus()
@@ -119,7 +122,7 @@ class _Pool:
 
     def grow(self, size: int) -> None:
         for number in range(self.size, size):
-            self._start(f"dataload-{number}")
+            self._start(f"dataload-{self._first + number}")
         self.size = max(self.size, size)
 
     def _start(self, name: str) -> None:
@@ -180,13 +183,20 @@ class ThreadExecutor(Generic[TaskT, ResultT]):
         work: The function to apply; called by several threads at once.
         workers: Number of threads, at least 1. They start with the first task.
         timeouts: When to warn about a task and when to give up on it.
+        first: Number of the first thread, for names.
     """
 
     def __init__(
-        self, work: Callable[[TaskT, WorkerStatus], ResultT], workers: int, *, timeouts: TimeoutPolicy | None = None
+        self,
+        work: Callable[[TaskT, WorkerStatus], ResultT],
+        workers: int,
+        *,
+        timeouts: TimeoutPolicy | None = None,
+        first: int = 0,
     ) -> None:
         self._work = work
         self._workers = workers
+        self._first = first
         self._timeouts = timeouts or TimeoutPolicy()
         self._pool: _Pool | None = None
         self._stop: Callable[[], Any] | None = None
@@ -198,7 +208,7 @@ class ThreadExecutor(Generic[TaskT, ResultT]):
         if pool is None or pool.pid != os.getpid():  # threads do not survive a fork
             if self._closed or not threading.main_thread().is_alive():
                 raise_closed()
-            pool = self._pool = _Pool(self._work, self._timeouts, self._workers)
+            pool = self._pool = _Pool(self._work, self._timeouts, self._workers, self._first)
             self._stop = weakref.finalize(self, pool.stop)
         submitted = _Task(pool, task)
         pool.queue.put(submitted)

@@ -26,7 +26,7 @@ from dataload.loader.recorder import Recorder
 from dataload.loader.rescue import ErrorPolicy, OnError
 from dataload.loader.state import Cursor, EpochPlanners, LoaderState
 from dataload.loader.step import StepResult, StepWork
-from dataload.loader.workers import ExecutorName, make_executor
+from dataload.loader.workers import ExecutorName, make_executor, parts_of_work
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
 from dataload.sources.base import Source
@@ -183,6 +183,7 @@ class Loader(LoaderBase[BatchT, StepResult]):
             window=self._prefetch * (usable_cpus() if self._scaling else workers),
             start_method=start_method,
             timeouts=TimeoutPolicy(check_seconds("timeout", timeout)),
+            parts=parts_of_work(self._work),
         )
         self._opened = ExitStack()  # exits the source, if the loader has entered it
         super().__init__(

@@ -180,7 +180,7 @@ class Recorder:
         self._cpu_pause = max(_CPU_CLOCK_SECONDS, (self.clock() - now) / _CPU_CLOCK_COST)
 
     def snapshot(self, workers: int) -> Statistics:
-        """What was added up so far."""
+        """Return the totals so far, for a number of workers."""
         here = self.executor != "processes"
         return Statistics(
             steps=self.steps,

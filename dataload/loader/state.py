@@ -137,7 +137,9 @@ def upgrade(
     return values
 
 
-def check_same(saved: object, here: object, meanings: Mapping[str, str], *, hint: str = "") -> None:
+def check_same(
+    saved: object, here: object, meanings: Mapping[str, str], *, hint: str = "", more: Sequence[str] = ()
+) -> None:
     """Check that a state was saved with the data and the order of the loader that loads it.
 
     Args:
@@ -145,6 +147,7 @@ def check_same(saved: object, here: object, meanings: Mapping[str, str], *, hint
         here: The loader's own state.
         meanings: Field -> its meaning, for each field that must be equal.
         hint: More for the message.
+        more: Other differences.
 
     Raises:
         StateMismatchError: They differ; the message has one line per field.
@@ -154,6 +157,7 @@ def check_same(saved: object, here: object, meanings: Mapping[str, str], *, hint
         for name, meaning in meanings.items()
         if getattr(saved, name) != getattr(here, name)
     ]
+    differences.extend(more)
     if differences:
         raise StateMismatchError(
             "the state was saved with other data or another order: load it into a loader with the same settings, "

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from dataload._util.checks import check_choice
 from dataload.errors import ConfigError
-from dataload.executors import Executor, SerialExecutor, StartMethod, ThreadExecutor, TimeoutPolicy
+from dataload.executors import Executor, SerialExecutor, StartMethod, ThreadExecutor, TimeoutPolicy, WorkerStatus
 from dataload.executors.serialization import check_pickle
-from dataload.loader.step import JobResult, StepRange, StepWork
+from dataload.loader.step import StepWork
 
-__all__ = ["ExecutorName", "check_pickles", "make_executor"]
+__all__ = ["ExecutorName", "check_pickles", "make_executor", "parts_of_work"]
+
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
 
 ExecutorName: TypeAlias = Literal["threads", "processes"]
 """Where batches are made if `num_workers` is not 0."""
@@ -19,9 +23,27 @@ _SLOTS_BEYOND_WINDOW = 3  # the batch that the consumer has, the one before it, 
 
 
 def make_executor(
-    work: StepWork, name: ExecutorName, workers: int, *, window: int, start_method: StartMethod, timeouts: TimeoutPolicy
-) -> Executor[StepRange, JobResult]:
+    work: Callable[[TaskT, WorkerStatus], ResultT],
+    name: ExecutorName,
+    workers: int,
+    *,
+    window: int,
+    start_method: StartMethod,
+    timeouts: TimeoutPolicy,
+    parts: Iterable[tuple[str, str, Any]],
+    first: int = 0,
+) -> Executor[TaskT, ResultT]:
     """Return the executor that does `work`; it runs in the consumer's thread if `workers` is 0.
+
+    Args:
+        work: The function to apply to tasks.
+        name: See `ExecutorName`.
+        workers: Number of workers.
+        window: Tasks ahead of the consumer.
+        start_method: How processes start.
+        timeouts: When to warn about a task and when to give up on it.
+        parts: The parts of `work` to name if they cannot be pickled; see `check_pickles`.
+        first: Number of the first worker, for names.
 
     Raises:
         ConfigError: The name or the start method is unknown, or something cannot be pickled for worker processes.
@@ -31,20 +53,25 @@ def make_executor(
     if not workers:
         return SerialExecutor(work)
     if name == "threads":
-        return ThreadExecutor(work, workers, timeouts=timeouts)
+        return ThreadExecutor(work, workers, timeouts=timeouts, first=first)
     from dataload.executors.processes import ProcessExecutor  # `multiprocessing` takes long to import
 
     if start_method != "fork":
-        fetch = work.fetch
-        check_pickles(
-            ("source", "the source", fetch.source),
-            *(("transform", f"the transform {each.name!r}", each.function) for each in fetch.transform),
-            ("collate", "collate", fetch.collate),
-            ("batch_transform", "batch_transform", fetch.batch_transform),
-            ("sampler", "the sampler", work.planner),
-        )
+        check_pickles(*parts)
     slots = window + _SLOTS_BEYOND_WINDOW
-    return ProcessExecutor(work, workers, slots=slots, start_method=start_method, timeouts=timeouts)
+    return ProcessExecutor(work, workers, slots=slots, start_method=start_method, timeouts=timeouts, first=first)
+
+
+def parts_of_work(work: StepWork) -> list[tuple[str, str, Any]]:
+    """Return what worker processes get copies of, for `check_pickles`."""
+    fetch = work.fetch
+    return [
+        ("source", "the source", fetch.source),
+        *(("transform", f"the transform {each.name!r}", each.function) for each in fetch.transform),
+        ("collate", "collate", fetch.collate),
+        ("batch_transform", "batch_transform", fetch.batch_transform),
+        ("sampler", "the sampler", work.planner),
+    ]
 
 
 def check_pickles(*parts: tuple[str, str, Any]) -> None:

@@ -1,33 +1,68 @@
-"""From the samples of all workers to the batch of a step."""
+"""From the samples of all workers to the steps that the consumer receives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from time import perf_counter
+from typing import Any, NamedTuple, TypeVar, cast
 
 from dataload.collate import default_collate, in_chunks
 from dataload.errors import ConfigError, WorkerError, message_of, traceback_of
-from dataload.executors import worker_name
-from dataload.streams.columns import Stacked, join, samples_of, spread
-from dataload.streams.parts import Rows
+from dataload.executors import Result, worker_name
+from dataload.loader.pipeline import ordered_map
+from dataload.loader.step import nbytes
+from dataload.streams.columns import join, samples_of, spread
+from dataload.streams.parts import Part, Rows, Span
+from dataload.streams.rows import RowStart
 
-__all__ = ["ADDED", "BatchMaker"]
+__all__ = ["ADDED", "BatchMaker", "StreamStep", "deliver"]
 
 ADDED = ("stream_id", "offset", "is_first", "valid")
-"""Fields that each batch has beside those of its samples."""
+"""Fields that each batch has in addition to those of its samples."""
 
 T = TypeVar("T")
 
 
+class StreamStep(NamedTuple):
+    """The result of a step; see `dataload.loader.recorder.StepRecord`.
+
+    Attributes:
+        epoch: Number of the epoch.
+        step: Number of the step.
+        batch: The batch; None if the step failed.
+        error: Why it failed; None if it did not.
+        rows: Rows of the batch.
+        nbytes: Bytes of its arrays.
+        spans: The stages of all workers and of the consumer; the last one is the last to end in a worker.
+        worker: Name of the worker that was the last to finish.
+        received: The rows; None if the step failed.
+        shares: For each worker its name, its number of rows and its spans; then the same for the consumer.
+        bad: Always empty: a failing stream is an error.
+    """
+
+    epoch: int
+    step: int
+    batch: Any
+    error: WorkerError | None
+    rows: int
+    nbytes: int
+    spans: list[Span]
+    worker: str
+    received: Rows | None
+    shares: list[tuple[str, int, list[Span]]]
+    bad: tuple[()] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchMaker:
-    """Makes batches, in the consumer's thread.
+    """Makes batches in the consumer's thread.
 
     Attributes:
         rows: Rows of a batch.
         chunk: Items of a row.
-        collate: Samples to a batch.
+        collate: Makes a batch of samples.
         transform: ``f(batch)``, or None.
     """
 
@@ -38,31 +73,40 @@ class BatchMaker:
 
     @property
     def joins(self) -> bool:
-        """Whether workers stack their samples, and this only joins what comes of it."""
+        """Whether workers stack their samples, so that only the results are joined here."""
         return self.collate is default_collate
 
-    def __call__(self, stacked: Sequence[Stacked], rows: Rows, *, epoch: int, step: int) -> Any:
-        """The batch of a step.
+    def __call__(self, parts: Sequence[Part], rows: Rows, epoch: int, step: int) -> StreamStep:
+        """Return a step with its batch.
 
         Args:
-            stacked: The samples of each worker.
-            rows: What is known of all rows.
-            epoch: For messages.
-            step: For messages.
+            parts: The results of all workers.
+            rows: Their rows, joined.
+            epoch: Number of the epoch.
+            step: Number of the step.
 
         Raises:
             ConfigError: The samples have a field that is added to batches.
             WorkerError: `collate` or `transform` failed.
         """
-        valid = rows.valid.ravel()
+        spans: list[Span] = []
 
-        def collated() -> Any:
-            return join(stacked, valid) if self.joins else self.collate(spread(samples_of(stacked), valid))
+        def run(stage: str, function: Callable[[], T]) -> T:
+            begun = perf_counter()
+            try:
+                return function()
+            except Exception as error:
+                raise WorkerError(
+                    f"step {step} of epoch {epoch} failed in {stage}: {message_of(error)}",
+                    step=step,
+                    epoch=epoch,
+                    worker=worker_name(),
+                    traceback_text=traceback_of(error),
+                ) from error
+            finally:
+                spans.append((stage, begun, perf_counter()))
 
-        data = _do("collate", collated, epoch, step)
-        if self.chunk > 1:
-            data = in_chunks(data, self.rows, self.chunk, strict=False)  # a collate may make anything
-        batch: dict[str, Any] = {**cast("Mapping[str, Any]", data)} if isinstance(data, Mapping) else {"data": data}
+        batch = run("collate", lambda: self._collate(parts, rows))
         if taken := [name for name in ADDED if name in batch]:
             raise ConfigError(
                 f"samples have a field {taken[0]!r}, and batches get one of that name: rename it in make_stream",
@@ -70,18 +114,82 @@ class BatchMaker:
             )
         first, valid = (flags if self.chunk > 1 else flags[:, 0] for flags in (rows.is_first, rows.valid))
         batch.update(zip(ADDED, (rows.stream_id, rows.offset, first, valid), strict=True))
+        size = nbytes(batch)
         transform = self.transform
-        return batch if transform is None else _do("batch_transform", lambda: transform(batch), epoch, step)
+        if transform is not None:
+            batch = run("batch_transform", lambda: transform(batch))
+        return self.step(parts, epoch, step, batch=batch, received=rows, size=size, spans=spans)
 
+    def _collate(self, parts: Sequence[Part], rows: Rows) -> dict[str, Any]:
+        stacked, valid = [part.stacked for part in parts], rows.valid.ravel()
+        data = join(stacked, valid) if self.joins else self.collate(spread(samples_of(stacked), valid))
+        if self.chunk > 1:
+            data = in_chunks(data, self.rows, self.chunk, strict=False)  # a user's collate may return anything
+        return {**cast("Mapping[str, Any]", data)} if isinstance(data, Mapping) else {"data": data}
 
-def _do(stage: str, work: Callable[[], T], epoch: int, step: int) -> T:
-    try:
-        return work()
-    except Exception as error:
-        raise WorkerError(
-            f"step {step} of epoch {epoch} failed in {stage}: {message_of(error)}",
-            step=step,
+    def step(
+        self,
+        parts: Sequence[Part],
+        epoch: int,
+        step: int,
+        *,
+        batch: Any = None,
+        error: WorkerError | None = None,
+        received: Rows | None = None,
+        size: int = 0,
+        spans: Sequence[Span] = (),
+    ) -> StreamStep:
+        """Return a step with a batch or an error, and who worked on it when."""
+        ends = sorted(parts, key=lambda part: part.spans[-1][2])
+        shares = [(part.worker, len(parts) and self.rows // len(parts), part.spans) for part in parts]
+        return StreamStep(
             epoch=epoch,
-            worker=worker_name(),
-            traceback_text=traceback_of(error),
-        ) from error
+            step=step,
+            batch=batch,
+            error=error,
+            rows=self.rows,
+            nbytes=size,
+            spans=[*spans, *(span for part in ends for span in part.spans)],
+            worker=ends[-1].worker,
+            received=received,
+            shares=[*shares, (worker_name(), 0, list(spans))],
+        )
+
+
+def deliver(
+    submit: Callable[[int, tuple[RowStart, ...]], Result[list[Part]]],
+    make: BatchMaker,
+    has_ended: Callable[[Rows], bool],
+    *,
+    epoch: int,
+    step: int,
+    starts: tuple[RowStart, ...],
+    window: int,
+) -> Generator[StreamStep]:
+    """Yield the steps of an epoch, working ahead of the consumer.
+
+    No name here may refer to a batch or an error while the consumer has it.
+
+    Args:
+        submit: Starts a step: takes its number, and where the rows start if it is the first.
+        make: Makes the batches.
+        has_ended: Returns True for the rows of the step after the last.
+        epoch: Number of the epoch.
+        step: The first step.
+        starts: Where the rows start.
+        window: Steps ahead.
+    """
+    tasks = itertools.chain([(step, starts)], ((later, ()) for later in itertools.count(step + 1)))
+    del starts
+    for parts in ordered_map(lambda task: submit(*task), tasks, window=lambda: window):
+        failures = [part.failures.pop() for part in parts if part.failures]
+        if failures:
+            made = [make.step(parts, epoch, step, error=failures[0])]
+        else:
+            rows = Rows.join([part.rows for part in parts if part.rows is not None])
+            if has_ended(rows):
+                return
+            made = [make(parts, rows, epoch, step)]
+        del parts, failures
+        yield made.pop()
+        step += 1

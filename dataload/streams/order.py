@@ -12,27 +12,27 @@ from dataload._util.randomness import derive_key
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array
 
-__all__ = ["Cursor", "Mode", "RowOrder", "SequenceOrder"]
+__all__ = ["RowOrder", "RowPosition", "SequenceMode", "SequenceOrder"]
 
-Mode: TypeAlias = Literal["independent", "split"]
-"""`independent`: every row goes through all sequences, without end. `split`: each sequence is in one row, once an
-epoch."""
+SequenceMode: TypeAlias = Literal["independent", "split"]
+"""`independent`: each row goes through all sequences, again and again. `split`: each sequence belongs to one row, once
+per epoch."""
 
 _BLOCK = 1024
 
 
-class Cursor(NamedTuple):
-    """Where a row stands.
+class RowPosition(NamedTuple):
+    """The position of a row in its sequences.
 
     Attributes:
-        turn: Number of its pass through the sequences, in mode `split` the epoch.
-        place: Place in the order of this pass.
-        item: Items that the sequence there has given.
+        epoch: Number of the row's pass through its sequences; in mode `split` the loader's epoch.
+        position: Position in the order of this pass.
+        offset: Items taken from the sequence at this position.
     """
 
-    turn: int
-    place: int
-    item: int
+    epoch: int
+    position: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,41 +42,41 @@ class SequenceOrder:
     Attributes:
         sequences: Number of sequences.
         rows: Number of rows, over all ranks.
-        mode: See `Mode`.
-        shuffle: Whether each pass has an order of its own, in mode `independent` for each row; or all the given one.
+        mode: See `SequenceMode`.
+        shuffle: Whether each pass has another order, in mode `independent` for each row; else all have the given one.
         seed: Any integer.
     """
 
     sequences: int
     rows: int
-    mode: Mode
+    mode: SequenceMode
     shuffle: bool
     seed: int
 
     def count(self, row: int) -> int:
-        """Sequences of a row in one pass."""
+        """Return the number of sequences in one pass of a row."""
         return self.sequences if self.mode == "independent" else len(range(row, self.sequences, self.rows))
 
-    def find(self, row: int, turn: int, places: Int64Array) -> Int64Array:
-        """Numbers of the sequences at some places of a pass.
+    def find(self, row: int, epoch: int, positions: Int64Array) -> Int64Array:
+        """Return the sequences at some positions of a pass.
 
         Args:
             row: Number of the row among those of all ranks.
-            turn: Number of the pass.
-            places: (n,) int64, each in [0, count(row)).
+            epoch: Number of the pass.
+            positions: (n,) int64, each in [0, count(row)).
 
         Returns:
-            (n,) int64.
+            (n,) int64, numbers of sequences.
         """
-        address = ("split", turn) if self.mode == "split" else ("independent", turn, row)
-        positions = row + places * self.rows if self.mode == "split" else places
+        address = ("split", epoch) if self.mode == "split" else ("independent", epoch, row)
+        positions = row + positions * self.rows if self.mode == "split" else positions
         if not self.shuffle:
             return positions
         return permute(positions, self.sequences, derive_key(self.seed, "multistream", *address, words=KEY_WORDS))
 
 
 class RowOrder:
-    """The order of one row, computed in blocks, for to compute one place takes nearly as long as to compute a block.
+    """The order of one row, computed in blocks: a single position takes nearly as long as a block.
 
     Args:
         order: The orders of all rows.
@@ -88,12 +88,13 @@ class RowOrder:
         self._row = row
         self._blocks: Memo[Int64Array] = Memo()
 
-    def __getitem__(self, place: tuple[int, int]) -> int:
-        """The sequence at (turn, place)."""
-        turn, at = place
-        block, within = divmod(at, _BLOCK)
-        known = self._blocks.recall((turn, block))
+    def __getitem__(self, at: tuple[int, int]) -> int:
+        """Return the sequence at (epoch, position)."""
+        epoch, position = at
+        block, within = divmod(position, _BLOCK)
+        known = self._blocks.recall((epoch, block))
         if known is None:
-            places = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self._order.count(self._row)), dtype=np.int64)
-            known = self._blocks.keep((turn, block), self._order.find(self._row, turn, places))
+            stop = min((block + 1) * _BLOCK, self._order.count(self._row))
+            positions = np.arange(block * _BLOCK, stop, dtype=np.int64)
+            known = self._blocks.keep((epoch, block), self._order.find(self._row, epoch, positions))
         return int(known[within])

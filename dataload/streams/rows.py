@@ -1,4 +1,4 @@
-"""One row and the iterator that it follows, in the worker that owns it."""
+"""One row and the stream that it follows, in the worker that owns the row."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dataload._util.randomness import generator
 from dataload.errors import SourceError, StateMismatchError, printable
-from dataload.streams.order import Cursor, RowOrder, SequenceOrder
+from dataload.samplers.streams.sampler import ChunkEnd
+from dataload.streams.order import RowOrder, RowPosition, SequenceOrder
 from dataload.transforms import NamedTransform
 
-__all__ = ["Ends", "Item", "RowStart", "RowStream", "StreamContext", "StreamPlan", "describe"]
-
-Ends: TypeAlias = Literal["next", "pad", "drop"]
-"""What becomes of a chunk at the end of a sequence."""
+__all__ = ["Item", "RowStart", "RowStream", "StreamContext", "StreamPlan", "describe"]
 
 _REPR_CHARACTERS = 80
+_MISSING = object()
 
 
 @dataclass(frozen=True)
 class StreamContext:
-    """Which stream is made, and its own random numbers.
+    """Identifies a stream to `make_stream`, and has its own random generator.
 
     Attributes:
         index: Number of the sequence in `sequences`.
-        row: Number of the row that will follow it, among the rows of all ranks.
+        row: Number of the row that will follow the stream, among the rows of all ranks.
         epoch: Number of the row's pass through the sequences; with ``mode="split"`` the epoch.
         seed: The loader's seed.
     """
@@ -42,28 +41,28 @@ class StreamContext:
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """Random numbers of this stream: the same for any number of workers, and when a resume makes it again."""
+        """Random numbers of this stream: the same for any number of workers, and after a resume."""
         return generator(self.seed, "stream", self.epoch, self.row, self.index)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """What is to be done with which sequences. Pickled once for each worker process.
+    """The work of all rows. Pickled once per worker process.
 
     Attributes:
-        make_stream: ``f(sequence)`` or ``f(sequence, context)``, which gives an iterable of samples.
-        sequences: What streams are made of.
-        order: Which of them each row goes through.
+        make_stream: ``f(sequence)`` or ``f(sequence, context)``, which returns an iterable of samples.
+        sequences: The arguments for `make_stream`.
+        order: The sequences of each row.
         chunk: Items of a row per step.
-        ends: See `Ends`.
-        stacks: Whether samples become columns in the worker; else the consumer collates them.
+        ends: See `MultiStreamLoader`.
+        stacks: Whether the worker stacks samples into columns; else the consumer collates them.
     """
 
     make_stream: NamedTransform
     sequences: Sequence[Any]
     order: SequenceOrder
     chunk: int
-    ends: Ends
+    ends: ChunkEnd
     stacks: bool
 
     def stream(self, sequence: int, context: StreamContext) -> Any:
@@ -74,14 +73,14 @@ class StreamPlan:
 
 
 class RowStart(NamedTuple):
-    """Where a row begins.
+    """Where a row starts.
 
     Attributes:
-        cursor: Where it stands.
-        state: What the stream there has said of itself; None if it has not, and items are to be skipped.
+        position: The position of the row.
+        state: The ``state_dict()`` of the stream there; None if it has none, and items are skipped instead.
     """
 
-    cursor: Cursor
+    position: RowPosition
     state: Any = None
 
 
@@ -90,8 +89,8 @@ class Item(NamedTuple):
 
     Attributes:
         sequence: Number of its sequence.
-        offset: Its number within that.
-        sample: What the stream gave.
+        offset: Number of the item within the sequence.
+        sample: The sample.
     """
 
     sequence: int
@@ -100,7 +99,7 @@ class Item(NamedTuple):
 
 
 def describe(sequences: Sequence[Any], number: int) -> str:
-    """A sequence in a message, cut where it is long."""
+    """Return a sequence's number and its shortened repr, for messages."""
     try:
         text = printable(repr(sequences[number]), _REPR_CHARACTERS)
     except Exception as error:
@@ -109,46 +108,46 @@ def describe(sequences: Sequence[Any], number: int) -> str:
 
 
 class RowStream:
-    """What one row follows: streams are made when it comes to them, and closed when it leaves them.
+    """The streams of one row: each is made when the row reaches it, and closed when the row leaves it.
 
     Args:
-        plan: What is to be done.
+        plan: The work of all rows.
         row: Number of the row among those of all ranks.
-        start: Where it begins.
-        note: Told the number of each sequence that the row comes to.
+        start: Where the row starts.
+        report: Called with the number of each sequence that the row reaches.
 
     Attributes:
-        sequence: The sequence that it is at; -1 before the first.
+        sequence: Number of the current sequence; -1 before the first.
     """
 
-    def __init__(self, plan: StreamPlan, row: int, start: RowStart, note: Callable[[int], None]) -> None:
+    def __init__(self, plan: StreamPlan, row: int, start: RowStart, report: Callable[[int], None]) -> None:
         self.sequence = -1
-        self._turn, self._place, self._item = start.cursor
+        self._epoch, self._position, self._offset = start.position
         self._plan = plan
         self._row = row
         self._order = RowOrder(plan.order, row)
         self._count = plan.order.count(row)
         self._saved = start.state
-        self._note = note
+        self._report = report
         self._stream: Any = None
         self._iterator: Iterator[Any] | None = None
-        self._tells = False  # whether the stream says where it is
+        self._has_state = False
 
     @property
-    def cursor(self) -> Cursor:
-        """Where the row stands."""
-        return Cursor(self._turn, self._place, self._item)
+    def position(self) -> RowPosition:
+        """The position after the items taken so far."""
+        return RowPosition(self._epoch, self._position, self._offset)
 
     def take(self) -> list[Item]:
-        """The items of the next step: `chunk` of them, fewer at the end of a sequence that is padded or of all.
+        """Return the items of the next step: `chunk`, or fewer at the end of a padded sequence or of the epoch.
 
         Raises:
-            SourceError: All sequences in turn have given nothing.
+            SourceError: A whole pass through the sequences gave nothing.
             Exception: Whatever a stream raises.
         """
         plan, items, left = self._plan, list[Item](), 0
         if self._iterator is not None:
-            self._note(self.sequence)
+            self._report(self.sequence)
         while len(items) < plan.chunk:
             iterator = self._open() if self._iterator is None else self._iterator
             if iterator is None:
@@ -162,11 +161,11 @@ class RowStream:
                 if plan.ends == "drop":
                     items.clear()
                 left += 1
-                if left > 2 * self._count and plan.order.mode == "independent":  # at least one pass is among them
+                if left > 2 * self._count and plan.order.mode == "independent":  # this includes a whole pass
                     raise SourceError(self._nothing()) from None
                 continue
-            items.append(Item(self.sequence, self._item, sample))
-            self._item += 1
+            items.append(Item(self.sequence, self._offset, sample))
+            self._offset += 1
             if plan.ends != "drop":
                 left = 0
         if plan.ends == "drop" and len(items) < plan.chunk:
@@ -179,52 +178,50 @@ class RowStream:
         return f"none of {self._count} sequences gave an item"
 
     def _open(self) -> Iterator[Any] | None:
-        """Make the stream that the row stands at; None if it has been through all."""
-        if self._place >= self._count:
+        """Make the stream at the current position; return None if the row has no more sequences."""
+        if self._position >= self._count:
             if self._plan.order.mode == "split":
                 return None
-            self._turn, self._place = self._turn + 1, 0
-        self.sequence = sequence = self._order[self._turn, self._place]
-        self._note(sequence)
-        context = StreamContext(sequence, self._row, self._turn, self._plan.order.seed)
+            self._epoch, self._position = self._epoch + 1, 0
+        self.sequence = sequence = self._order[self._epoch, self._position]
+        self._report(sequence)
+        context = StreamContext(sequence, self._row, self._epoch, self._plan.order.seed)
         self._stream = stream = self._plan.stream(sequence, context)
-        self._tells = all(callable(getattr(stream, name, None)) for name in ("state_dict", "load_state_dict"))
+        self._has_state = all(callable(getattr(stream, name, None)) for name in ("state_dict", "load_state_dict"))
         saved, self._saved = self._saved, None
         if saved is not None:
-            if not self._tells:
+            if not self._has_state:
                 raise StateMismatchError(
-                    f"the state holds a stream's own, and {type(stream).__name__} has no state_dict and load_state_dict"
+                    f"the state includes a stream's own state, but {type(stream).__name__} has no state_dict and "
+                    "load_state_dict"
                 )
             stream.load_state_dict(saved)
         iterator = iter(stream)
         if saved is None:
-            for skipped in range(self._item):
+            for skipped in range(self._offset):
                 if next(iterator, _MISSING) is _MISSING:
                     raise StateMismatchError(
-                        f"{self._item} items of this sequence were consumed when the state was saved, and now it has "
-                        f"{skipped}"
+                        f"{self._offset} items of this sequence were consumed when the state was saved, but now it has "
+                        f"only {skipped}"
                     )
         self._iterator = iterator
         return iterator
 
     def state(self) -> Any:
-        """What the stream says of itself, if it does: a copy, for it goes on."""
-        return copy.deepcopy(self._stream.state_dict()) if self._tells else None
+        """Return a copy of the stream's own state, or None if it has no ``state_dict``."""
+        return copy.deepcopy(self._stream.state_dict()) if self._has_state else None
 
     def _leave(self) -> None:
         self.close()
-        self._place, self._item = self._place + 1, 0
+        self._position, self._offset = self._position + 1, 0
 
     def close(self) -> None:
-        """Close the stream, if that can be."""
+        """Close the stream if it has a ``close`` method."""
         stream, iterator = self._stream, self._iterator
         self._stream = self._iterator = None
-        self._tells = False
+        self._has_state = False
         for closed in (iterator, stream) if iterator is not stream else (stream,):
             close = getattr(closed, "close", None)
             if callable(close):
                 with contextlib.suppress(ValueError):  # a generator that hangs in another thread
                     close()
-
-
-_MISSING = object()

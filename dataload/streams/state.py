@@ -1,9 +1,9 @@
-"""What a checkpoint of a multi-stream loader holds. Pure (no I/O)."""
+"""The position of a multi-stream loader, as a checkpoint holds it. Pure (no I/O)."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -11,52 +11,50 @@ from dataload._util.fingerprint import digest
 from dataload._util.randomness import ORDER_VERSION
 from dataload.errors import StateMismatchError
 from dataload.loader.state import check_same, is_count, upgrade
-from dataload.streams.order import Cursor
+from dataload.streams.order import RowPosition
 from dataload.streams.rows import RowStart
 
 __all__ = ["MultiStreamState", "identify_sequences"]
 
-_MIGRATIONS = ()  # see `dataload.loader.state.upgrade`
-
-_MEANINGS = {
-    "sequences": "how many there are, or their own fingerprint",
+_MIGRATIONS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = ()  # see `dataload.loader.state.upgrade`
+_SAME_ORDER = {
+    "sequences": "their number, or their own fingerprint",
     "mode": "how rows go through the sequences",
     "shuffle": "whether their order is shuffled",
     "seed": "the seed",
-    "batch_size": "rows of this rank",
-    "rank": "whose rows these are",
-    "world_size": "ranks",
     "order_version": "the release's orders",
 }
+_SAME_RANKS = {"batch_size": "rows of each rank", "rank": "the rank of these rows", "world_size": "number of ranks"}
+_SAME_STEP = {"epoch": "epoch", "step": "step", "batch_size": "rows of each rank", "world_size": "number of ranks"}
 
 
 def identify_sequences(sequences: Sequence[Any]) -> str:
-    """The fingerprint of the sequences: their own, or their number."""
+    """Return the sequences' own fingerprint, or one of their number."""
     own = getattr(sequences, "fingerprint", None)
     return str(own()) if callable(own) else digest(len(sequences))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiStreamState:
-    """Where the rows of one rank stand: independent of workers, prefetch and chunk.
+    """The position of the rows of one rank: independent of workers, prefetch and chunk.
 
     Attributes:
         epoch: Number of the epoch.
-        step: Steps of it that the consumer has received.
-        rows: For each row its `Cursor`.
-        streams: For each row what its stream says of itself; empty if none does.
+        step: Steps of the epoch that the consumer has received.
+        rows: The position of each row.
+        streams: The own state of each row's stream; empty if no stream has one.
         sequences: Fingerprint of the sequences.
-        mode: See `dataload.streams.order.Mode`.
-        shuffle: Whether they are shuffled.
+        mode: See `SequenceMode`.
+        shuffle: Whether the sequences are shuffled.
         seed: The seed of the order.
-        batch_size: Rows.
-        rank: Whose rows these are.
+        batch_size: Rows of this rank.
+        rank: Number of this rank. Its row b is row ``b * world_size + rank`` of all.
         world_size: Number of ranks.
     """
 
     epoch: int
     step: int
-    rows: tuple[Cursor, ...]
+    rows: tuple[RowPosition, ...]
     streams: tuple[Any, ...]
     sequences: str
     mode: str
@@ -69,47 +67,93 @@ class MultiStreamState:
     version: int = len(_MIGRATIONS) + 1
 
     def starts(self) -> tuple[RowStart, ...]:
-        """Where each row goes on."""
+        """Return where each row continues."""
         return tuple(map(RowStart, self.rows, self.streams or (None,) * len(self.rows)))
 
     def to_json(self) -> dict[str, Any]:
-        """As a dict of numbers and text: three numbers a row, and what streams say of themselves."""
+        """Return a dict for JSON if the streams' own states are: three numbers per row, and those states."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**fields, "rows": [list(cursor) for cursor in self.rows], "streams": list(self.streams)}
+        return {**fields, "rows": [list(position) for position in self.rows], "streams": list(self.streams)}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """Read what `to_json` gave.
+        """Read what `to_json` returned, in this release or an earlier one.
 
         Raises:
-            StateMismatchError: It is no such dict, or of another version.
+            StateMismatchError: It is not such a dict, or was saved by a newer release.
         """
         values = upgrade(state, cls, "MultiStreamLoader", _MIGRATIONS)
-        for name in ("epoch", "step"):
+        for name in ("epoch", "step", "batch_size", "rank", "world_size"):
             if not is_count(values[name]):
                 raise StateMismatchError(f"{name} in the state must be an integer >= 0, found {values[name]!r}")
         rows, streams = values["rows"], values["streams"]
-        if not (isinstance(rows, (list, tuple)) and all(map(_is_cursor, cast("list[Any]", rows)))):
+        if not (isinstance(rows, (list, tuple)) and all(map(_is_position, cast("list[Any]", rows)))):
             raise StateMismatchError(f"rows in the state must be a list of three integers for each row, found {rows!r}")
+        if len(cast("list[Any]", rows)) != values["batch_size"]:
+            raise StateMismatchError(f"the state has {len(rows)} rows, but its batch_size is {values['batch_size']}")
         if not isinstance(streams, (list, tuple)) or len(cast("list[Any]", streams)) not in (0, len(rows)):
             raise StateMismatchError("streams in the state must be empty or have one state for each row")
-        values.update(rows=tuple(Cursor(*row) for row in rows), streams=tuple(streams))
+        values.update(rows=tuple(RowPosition(*row) for row in rows), streams=tuple(streams))
         return cls(**values)
 
-    def check(self, here: MultiStreamState) -> None:
-        """Refuse a state of other sequences or another order.
+    @classmethod
+    def load(cls, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], here: Self) -> Self:
+        """Return a saved position of the rows of this rank.
+
+        Args:
+            state: This rank's state, or a list of the states of all ranks, whose number may differ.
+            here: The present position of the loader.
 
         Raises:
-            StateMismatchError: One line per field that differs.
+            StateMismatchError: It is of other sequences, another order or other rows.
         """
-        check_same(self, here, _MEANINGS)
-        if len(self.rows) != self.batch_size:
-            raise StateMismatchError(f"the state has {len(self.rows)} rows, and its batch_size is {self.batch_size}")
+        if isinstance(state, Sequence) and not isinstance(state, (str, bytes)):
+            return cls.deal([cls.from_json(each) for each in state], here)
+        saved = cls.from_json(cast("Mapping[str, Any]", state))
+        if saved.world_size == 1:
+            return cls.deal([saved], here)
+        check_same(saved, here, _SAME_ORDER | _SAME_RANKS, hint=". With other ranks, load a list of all ranks' states")
+        return saved
+
+    @classmethod
+    def deal(cls, states: Sequence[Self], here: Self) -> Self:
+        """Return the rows of this rank from the states of all ranks that saved them.
+
+        Args:
+            states: The states of all ranks, in any order.
+            here: The present position of the loader.
+
+        Raises:
+            StateMismatchError: A rank is missing, the states are not of one step, or they do not fit the loader.
+        """
+        ranks = {state.rank: state for state in states}
+        if not states or sorted(ranks) != list(range(states[0].world_size)) or len(ranks) != len(states):
+            raise StateMismatchError(
+                f"the states of all ranks are needed, one of each; found ranks {sorted(s.rank for s in states)}"
+                + (f" of {states[0].world_size}" if states else "")
+            )
+        for state in states:
+            check_same(state, states[0], _SAME_ORDER | _SAME_STEP, hint=". All ranks must save their state at one step")
+        saved = states[0]
+        total, rows = saved.batch_size * saved.world_size, here.batch_size * here.world_size
+        differences = [f"rows (of all ranks): {total} in the state, {rows} here"] if total != rows else []
+        check_same(saved, here, _SAME_ORDER, more=differences)
+        starts = [state.starts() for _, state in sorted(ranks.items())]
+        mine = [
+            starts[row % saved.world_size][row // saved.world_size] for row in range(here.rank, rows, here.world_size)
+        ]
+        return dataclasses.replace(
+            here,
+            epoch=saved.epoch,
+            step=saved.step,
+            rows=tuple(start.position for start in mine),
+            streams=tuple(start.state for start in mine),
+        )
 
 
-def _is_cursor(value: Any) -> bool:
+def _is_position(value: Any) -> bool:
     return (
         isinstance(value, (list, tuple))
-        and len(cast("list[Any]", value)) == 3
-        and all(map(is_count, cast("list[Any]", value)))
+        and len(numbers := cast("list[Any]", value)) == 3
+        and all(map(is_count, numbers))
     )

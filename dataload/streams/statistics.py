@@ -1,27 +1,27 @@
-"""Which rows a multi-stream loader has waited for."""
+"""The statistics of a multi-stream loader."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from dataload.loader.statistics import Statistics
+
 __all__ = ["MultiStreamStatistics"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MultiStreamStatistics:
-    """Where the time went since the loader was made.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MultiStreamStatistics(Statistics):
+    """What a multi-stream loader has done since it was built. Its rows are those of batches.
 
     Attributes:
-        steps: Batches that the consumer received.
-        wait_seconds: What it waited for them.
-        row_seconds: (rows,) float64, what the streams of each row took for these.
+        row_seconds: (rows,) float64, time taken by the streams of each row.
     """
 
-    steps: int
-    wait_seconds: float
     row_seconds: npt.NDArray[np.float64]
 
     @property
@@ -29,9 +29,23 @@ class MultiStreamStatistics:
         """The row whose streams took the longest."""
         return int(self.row_seconds.argmax())
 
+    @classmethod
+    def of(cls, statistics: Statistics, row_seconds: npt.NDArray[np.float64]) -> Self:
+        """Return statistics with the times of rows."""
+        fields = {f.name: getattr(statistics, f.name) for f in dataclasses.fields(Statistics)}
+        return cls(**fields, row_seconds=row_seconds)
+
+    def since(self, earlier: Self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride] # of one loader
+        """See `Statistics.since`."""
+        recent = Statistics.since(self, earlier)
+        return self.of(recent, self.row_seconds - earlier.row_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Statistics.to_json`."""
+        return {**Statistics.to_json(self), "row_seconds": self.row_seconds.tolist()}
+
     def __str__(self) -> str:
-        row = self.slowest_row
-        return (
-            f"{self.steps} steps, {self.wait_seconds:.2f} s waited for them; the slowest is row {row} with "
-            f"{self.row_seconds[row]:.2f} s, the mean of all rows is {self.row_seconds.mean():.2f} s"
-        )
+        row, *lines = self.slowest_row, *Statistics.__str__(self).splitlines()
+        slowest = f"the slowest row is {row} with {self.row_seconds[row]:.2f} s, the mean is"
+        lines.insert(-1, f"{slowest} {self.row_seconds.mean():.2f} s")
+        return "\n".join(lines)

@@ -121,7 +121,7 @@ def test_a_killed_worker_is_an_error_that_names_the_stream_and_the_next_for_goes
         assert [next(batches)["x"].tolist() for _ in range(2)] == [[0, 0], [1, 1]]
         with pytest.raises(
             WorkerError,
-            match=r"step 2 of epoch 0 failed in row 1, at sequence 1, 4: dataload-0 \(.* was killed by SIGKILL",
+            match=r"step 2 of epoch 0 failed in row 1, at sequence 1, 4: dataload-1 \(.* was killed by SIGKILL",
         ) as caught:
             next(batches)
         assert caught.value.indices == (1,)
@@ -138,7 +138,7 @@ def test_a_stuck_worker_is_warned_of_then_given_up_and_named(tmp_path):
         pytest.warns(
             RuntimeWarning, match="is at step 2 of epoch 0, index 1\nin row 1, at sequence 1, 4\n(.|\n)*streams.py"
         ),
-        pytest.raises(WorkerError, match=r"step 2 of epoch 0 failed in row 1, at sequence 1, 4: .* has given no batch"),
+        pytest.raises(WorkerError, match=r"step 2 of epoch 0 failed in row 1, at sequence 1, 4: .* returned no batch"),
     ):
         list(loader)
 

@@ -20,6 +20,7 @@ from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
 from dataload.loader.base import Progress
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import StageStatistics, Statistics
+from dataload.streams import MultiStreamLoader
 
 
 class Step:
@@ -193,6 +194,33 @@ def test_a_loader_is_recorded_and_gives_the_same_batches(workers, executor, in_o
     assert sum(event["name"] == "wait" for event in events) == 24
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_loader_of_iterators_is_recorded_with_the_share_of_each_worker(workers):
+    with MultiStreamLoader(
+        iter, [range(5), range(100, 105)], batch_size=2, mode="split", shuffle=False, max_workers=workers
+    ) as loader:
+        with record_timeline(loader) as timeline:
+            assert sum(len(batch["data"]) for batch in loader) == 10
+        statistics = loader.statistics()
+        progress = loader.progress()
+    assert {step.step for step in timeline.steps} == set(range(5))
+    assert timeline.workers == [f"dataload-{worker}" for worker in range(workers)]
+    assert sum(step.rows for step in timeline.steps) == 10
+    assert sum(step.nbytes for step in timeline.steps) == statistics.nbytes
+    for worker in timeline.workers or [CONSUMER]:
+        assert timeline.busy_seconds(worker) > 0
+    assert len([event for event in timeline.to_trace()["traceEvents"] if event["name"] == "wait"]) == 5
+    assert (statistics.steps, statistics.rows, statistics.workers) == (5, 10, workers)
+    assert statistics.stages["read"].runs == 5 * max(1, workers)
+    assert statistics.work_seconds == pytest.approx(
+        sum(timeline.busy_seconds(worker) for worker in [*timeline.workers, CONSUMER])
+    )
+    assert "verdict" in statistics.to_json()
+    json.dumps(statistics.to_json())
+    assert statistics.since(statistics).row_seconds.tolist() == [0, 0]
+    assert describe(progress, statistics)[0].startswith("epoch 1, step 0: ")
+
+
 def test_recording_is_off_unless_asked_for_and_ends_with_an_error_too():
     def fail(sample):
         raise ValueError("no")
@@ -209,7 +237,7 @@ def test_one_recording_at_a_time():
     loader = Loader(RangeSource(4), batch_size=2)
     with (
         record_timeline(loader) as timeline,
-        pytest.raises(RuntimeError, match="a timeline of this loader is being recorded already"),
+        pytest.raises(RuntimeError, match="a timeline of this loader is already being recorded"),
         record_timeline(loader),
     ):
         pass
@@ -322,7 +350,7 @@ def test_a_terminal_that_fails_ends_the_view_and_not_the_loop(quick):
 
 
 def test_a_terminal_that_is_stopped_does_not_stop_the_loop(quick, monkeypatch):
-    monkeypatch.setattr(live_module, "_GOODBYE_SECONDS", 0.01)
+    monkeypatch.setattr(live_module, "_CLOSE_SECONDS", 0.01)
     goes_on = threading.Event()
 
     class Stopped(Terminal):

@@ -1,5 +1,6 @@
 """The loader of iterators, in threads and without: orders, ends, states, errors; processes are in tests/integration."""
 
+import contextlib
 import gc
 import itertools
 import json
@@ -622,8 +623,8 @@ def test_statistics_tell_the_slowest_row():
     assert statistics.steps == 20
     assert statistics.slowest_row == 2
     assert statistics.row_seconds.shape == (4,)
-    assert str(statistics).startswith("20 steps, ")
-    assert "the slowest is row 2 with" in str(statistics)
+    assert str(statistics).startswith("20 batches, 80 rows, ")
+    assert "the slowest row is 2 with" in str(statistics)
 
 
 # --- states --------------------------------------------------------------------------------------------------------
@@ -661,10 +662,10 @@ def test_a_state_that_does_not_fit_the_stream_is_an_error():
         state = loader.state_dict()
     with MultiStreamLoader(lambda n: (i for i in range(n)), [10], batch_size=1) as loader:
         loader.load_state_dict(state)
-        with pytest.raises(WorkerError, match="generator has no state_dict and load_state_dict"):
+        with pytest.raises(WorkerError, match="generator has no state_dict and load"):
             next(iter(loader))
         loader.load_state_dict({**state, "rows": [[0, 0, 12]], "streams": []})
-        with pytest.raises(WorkerError, match=r"12 items of this sequence were consumed when .* and now it has 10"):
+        with pytest.raises(WorkerError, match=r"12 items of this sequence were consumed .* but now it has only 10"):
             next(iter(loader))
 
 
@@ -675,16 +676,16 @@ SAVED = {"batch_size": 2, "seed": 4}
     ("changes", "match"),
     [
         ({"seed": 5}, r"seed \(the seed\): 4 in the state, 5 here"),
-        ({"batch_size": 3}, r"batch_size \(rows of this rank\): 2 in the state, 3 here"),
+        ({"batch_size": 3}, r"rows \(of all ranks\): 2 in the state, 3 here"),
         ({"mode": "split"}, r"mode \(how rows .*\): independent in the state, split here"),
         ({"shuffle": False}, r"shuffle \(.*\): True in the state, False here"),
         (
             {"rank": 1, "world_size": 2},
-            r"rank \(whose rows these are\): 0 in the state, 1 here\n.*world_size \(ranks\): 1 in",
+            r"rows \(of all ranks\): 2 in the state, 4 here",
         ),
         (
             {"sequences": LISTS[:3]},
-            r"sequences \(how many there are, or their own fingerprint\): \w+ in the state, \w+ here",
+            r"sequences \(their number, or their own fingerprint\): \w+ in the state, \w+ here",
         ),
     ],
 )
@@ -705,7 +706,7 @@ def test_a_state_of_something_else_is_refused(changes, match):
         ({"step": -1}, "step in the state must be an integer >= 0, found -1"),
         ({"epoch": 1.0}, r"epoch in the state must be .*, found 1\.0"),
         ({"rows": [[0, 0]]}, "rows in the state must be a list of three integers for each row"),
-        ({"rows": [[0, 0, 0]]}, "the state has 1 rows, and its batch_size is 2"),
+        ({"rows": [[0, 0, 0]]}, "the state has 1 rows, but its batch_size is 2"),
         ({"streams": [1]}, "streams in the state must be empty or have one state for each row"),
     ],
 )
@@ -734,6 +735,94 @@ def test_sequences_with_a_fingerprint_are_known_by_it():
 
     with MultiStreamLoader(iter, Files(LISTS), batch_size=2) as loader:
         assert loader.state_dict()["sequences"] == "these files"
+
+
+def make_ranks(world, rows=4, **settings_):
+    return [
+        MultiStreamLoader(
+            MAKE[settings_["mode"]],
+            [7, 9, 8, 8, 7, 9, 8, 8, 7],
+            batch_size=rows // world,
+            rank=rank,
+            world_size=world,
+            seed=3,
+            max_workers=1,
+            **settings_,
+        )
+        for rank in range(world)
+    ]
+
+
+MAKE = {"independent": streams.Counting, "split": streams.count_up}
+
+
+def interleave(batches):
+    """The rows of all ranks of one step, as one rank has them."""
+    return {
+        name: [value for values in zip(*(batch[name] for batch in batches), strict=True) for value in values]
+        for name in batches[0]
+    }
+
+
+@pytest.mark.parametrize("mode", ["independent", "split"])
+def test_ranks_may_change_at_a_resume(mode):
+    steps = 14
+    (whole,) = make_ranks(1, mode=mode)
+    expected = take(whole, steps)
+    found, state = [], None
+    for world in (4, 2, 1, 2):
+        with contextlib.ExitStack() as stack:
+            ranks = [stack.enter_context(loader) for loader in make_ranks(world, mode=mode)]
+            for loader in ranks if state else ():
+                loader.load_state_dict(json.loads(json.dumps(state)))
+                assert (loader.epoch, loader.step) == (0, len(found))
+            batches = zip(*(map(plain, itertools.islice(loader, 3)) for loader in ranks), strict=True)
+            found += map(interleave, batches)
+            state = [loader.state_dict() for loader in ranks][::-1]
+    assert found == expected[:12]
+    (alone,) = make_ranks(1, mode=mode)
+    with alone, contextlib.ExitStack() as stack:
+        ranks = [stack.enter_context(loader) for loader in make_ranks(2, mode=mode)]
+        alone.load_state_dict(state)
+        for loader in ranks:
+            loader.load_state_dict(alone.state_dict())  # the state of one rank that has all rows
+        assert [loader.state_dict() for loader in ranks] == state[::-1]
+        assert [plain(batch) for batch in itertools.islice(alone, 2)] == expected[12:]
+
+
+def test_states_of_ranks_must_fit_together():
+    with contextlib.ExitStack() as stack:
+        ranks = [stack.enter_context(loader) for loader in make_ranks(2, mode="split")]
+        first, second = (loader.state_dict() for loader in ranks)
+        (alone,) = make_ranks(1, mode="split")
+        (smaller,) = make_ranks(1, rows=2, mode="split")
+        for state, match in [
+            ([first], r"all ranks are needed, one of each; found ranks \[0\] of 2"),
+            ([first, first], r"found ranks \[0, 0\] of 2"),
+            ([], r"found ranks \[\]"),
+            ([first, {**second, "step": 2}], r"save their state at one step\n  step \(step\): 2 in the state, 0 here"),
+            ([first, {**second, "seed": 2}], r"seed \(the seed\): 2 in the state, 3 here"),
+            (first, r"load a list of all ranks' states\n  batch_size .*: 2 in the state, 4 here\n  world_size"),
+            (4, "the state of a MultiStreamLoader is a dict, found int"),
+        ]:
+            with pytest.raises(StateMismatchError, match=match):
+                alone.load_state_dict(state)
+        with pytest.raises(StateMismatchError, match=r"rows \(of all ranks\): 4 in the state, 2 here"):
+            smaller.load_state_dict([first, second])
+
+
+def test_set_epoch():
+    with MultiStreamLoader(iter, LISTS, batch_size=2, mode="split", epochs=4) as loader:
+        epochs = [[plain(batch) for batch in loader] for _ in range(4)]
+        loader.set_epoch(2)
+        assert [plain(batch) for batch in loader] == epochs[2]
+        for _ in loader:
+            loader.set_epoch(1)
+        assert [plain(batch) for batch in loader] == epochs[1]
+    with MultiStreamLoader(iter, LISTS, batch_size=2) as loader:
+        loader.set_epoch(0)
+        with pytest.raises(ConfigError, match="mode='independent' has no epochs"):
+            loader.set_epoch(1)
 
 
 # --- what goes wrong -----------------------------------------------------------------------------------------------
@@ -821,7 +910,7 @@ def test_nothing_but_empty_sequences_is_an_error_and_no_hang(lengths, settings_,
     ("lengths", "settings_", "match"),
     [
         ([0, 0, 0], {}, "epoch 0 has no step: no sequence of these rows gave an item"),
-        ([2, 1], {"chunk": 3, "ends": "drop"}, "epoch 0 has no step: no sequence .* or a chunk of them"),
+        ([2, 1], {"chunk": 3, "ends": "drop"}, "epoch 0 has no step: no sequence .* or a chunk of items"),
         (
             [2, 0],
             {"tail": "drop", "shuffle": False},
@@ -839,18 +928,18 @@ def test_an_epoch_without_a_step_is_an_error_each_time(lengths, settings_, match
 @pytest.mark.parametrize(
     ("settings_", "key", "match"),
     [
-        ({"make_stream": 3}, "make_stream", "make_stream is a function of a sequence, got 3"),
-        ({"sequences": "abc"}, "sequences", "sequences is a list of what streams are made of, got 'abc'"),
-        ({"sequences": iter(LISTS)}, "sequences", "sequences is a list of what streams are made of"),
-        ({"sequences": []}, "sequences", "sequences is empty, and a row needs one to follow"),
+        ({"make_stream": 3}, "make_stream", "make_stream must be a function of a sequence, got 3"),
+        ({"sequences": "abc"}, "sequences", "sequences must be a list of arguments for make_stream, got 'abc'"),
+        ({"sequences": iter(LISTS)}, "sequences", "sequences must be a list of arguments for make_stream"),
+        ({"sequences": []}, "sequences", "sequences is empty, but a row needs one to follow"),
         ({"batch_size": 0}, "batch_size", "batch_size must be an integer >= 1"),
         ({"mode": "splitt"}, "mode", "mode is 'splitt': did you mean 'split'"),
         ({"ends": "stop"}, "ends", "ends is 'stop': .*Known: drop, next, pad"),
         ({"tail": "partial", "mode": "split"}, "tail", "tail is 'partial'"),
         ({"executor": "thread"}, "executor", "executor is 'thread': did you mean 'threads'"),
         ({"start_method": "x"}, "start_method", "start_method is 'x'"),
-        ({"epochs": 2}, "epochs", "epochs goes with mode='split': rows of mode='independent' end at no common step"),
-        ({"tail": "pad"}, "tail", "tail goes with mode='split'"),
+        ({"epochs": 2}, "epochs", "epochs needs mode='split': rows of mode='independent' never end"),
+        ({"tail": "pad"}, "tail", "tail needs mode='split'"),
         ({"tail": "drop", "mode": "split", "batch_size": 5}, "tail", "4 sequences do not fill 5 rows"),
         ({"chunk": 0}, "chunk", "chunk must be an integer >= 1"),
         ({"max_workers": -1}, "max_workers", "max_workers must be an integer >= 0"),
@@ -862,12 +951,12 @@ def test_an_epoch_without_a_step_is_an_error_each_time(lengths, settings_, match
         (
             {"make_stream": lambda n: n, "executor": "processes"},
             "make_stream",
-            "a copy of make_stream, which cannot be pickled",
+            "a copy of make_stream, and .* cannot be pickled",
         ),
         (
             {"sequences": [lambda: 0], "executor": "processes"},
             "sequences",
-            "a copy of the sequences, which cannot be pickled",
+            "a copy of sequences, and .* cannot be pickled",
         ),
     ],
 )
@@ -963,12 +1052,12 @@ def test_a_stuck_stream_is_warned_of_then_given_up_and_named(tmp_path):
     with (
         pytest.warns(RuntimeWarning) as warned,
         pytest.raises(
-            WorkerError, match=rf"step 2 of epoch 0 failed {where}: dataload-0 has returned no batch for"
+            WorkerError, match=rf"step 2 of epoch 0 failed {where}: dataload-1 has returned no batch for"
         ) as caught,
     ):
         next(batches)
     texts = [str(warning.message) for warning in warned]
-    assert any("dataload-0 is at step 2 of epoch 0, index 1\nin row 1, at sequence 1, 4\n" in text for text in texts)
+    assert any("dataload-1 is at step 2 of epoch 0, index 1\nin row 1, at sequence 1, 4\n" in text for text in texts)
     assert any("threads did not stop and are left behind" in text for text in texts)
     assert caught.value.indices == (1,)
     assert "streams.py" in caught.value.traceback_text

@@ -341,22 +341,16 @@ def expect(condition: object, message: str) -> None:
         raise AssertionError(message)
 
 
-def expect_equal(got: Any, want: Any, place: str) -> None:
+def expect_equal(got: Any, want: Any, label: str) -> None:
     """Fail unless two values are bitwise equal; see `difference`."""
-    found = difference(got, want, place)
+    found = difference(got, want, label)
     expect(found is None, found or "")
 
 
 def expect_raises(
     expected: type[BaseException] | tuple[type[BaseException], ...], call: Callable[[], Any], what: str
 ) -> BaseException:
-    """Fail unless `call` raises one of the `expected` exceptions; return the exception.
-
-    Args:
-        expected: Exception classes.
-        call: Called without arguments.
-        what: The call in words, for the message: ``"source[37]"``.
-    """
+    """Fail unless `call` raises one of the `expected` exceptions; return it. `what` is the call in words."""
     kinds = expected if isinstance(expected, tuple) else (expected,)
     names = " or ".join(kind.__name__ for kind in kinds)
     try:
@@ -371,14 +365,7 @@ def expect_raises(
 def expect_each_raises(
     expected: type[BaseException], call: Callable[[Any], Any], arguments: Iterable[Any], what: str
 ) -> None:
-    """Fail unless `call` raises `expected` for each of the arguments.
-
-    Args:
-        expected: An exception class.
-        call: Called with one argument.
-        arguments: The arguments to try.
-        what: The call in words, with ``{}`` for the argument: ``"source[{}]"``.
-    """
+    """Fail unless `call` raises `expected` for each of `arguments`; `what` has ``{}`` for the argument."""
     for argument in arguments:
         expect_raises(expected, partial(call, argument), what.format(repr(argument)))
 

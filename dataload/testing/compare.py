@@ -14,7 +14,7 @@ __all__ = ["arrays_in", "difference", "overwrite", "record_digest", "show", "sna
 _SHOWN = 60
 
 
-def difference(got: Any, want: Any, place: str) -> str | None:
+def difference(got: Any, want: Any, label: str) -> str | None:
     """Describe the first difference of two records or batches; return None if they are equal.
 
     Stricter than ``==``: 1 is not 1.0, b"" is not bytearray(), -0.0 is not 0.0, and NaN equals the same NaN.
@@ -22,35 +22,35 @@ def difference(got: Any, want: Any, place: str) -> str | None:
     Args:
         got: The value that was read.
         want: The expected value.
-        place: The name of the value in the message: ``"record 3"``.
+        label: A name for the value in the message: ``"record 3"``.
     """
     if type(got) is not type(want):
-        return f"{place} is {show(got)}, expected {show(want)}"
+        return f"{label} is {show(got)}, expected {show(want)}"
     if isinstance(want, np.ndarray):
-        return _array_difference(got, want, place)
+        return _array_difference(got, want, label)
     if isinstance(want, Mapping):
-        return _mapping_difference(got, cast("Mapping[Any, Any]", want), place)
+        return _mapping_difference(got, cast("Mapping[Any, Any]", want), label)
     if isinstance(want, (list, tuple)):
         expected = cast("list[Any] | tuple[Any, ...]", want)
         if len(got) != len(expected):
-            return f"{place} has {len(got)} parts, expected {len(expected)}"
-        parts = (difference(a, b, f"{place}[{i}]") for i, (a, b) in enumerate(zip(got, expected, strict=True)))
+            return f"{label} has {len(got)} parts, expected {len(expected)}"
+        parts = (difference(a, b, f"{label}[{i}]") for i, (a, b) in enumerate(zip(got, expected, strict=True)))
         return next((part for part in parts if part), None)
     # repr distinguishes -0.0 from 0.0, and is equal for NaNs.
     same = repr(got) == repr(want) if isinstance(want, float) else bool(got == want)
-    return None if same else f"{place} is {show(got)}, expected {show(want)}"
+    return None if same else f"{label} is {show(got)}, expected {show(want)}"
 
 
-def _mapping_difference(got: Mapping[Any, Any], want: Mapping[Any, Any], place: str) -> str | None:
+def _mapping_difference(got: Mapping[Any, Any], want: Mapping[Any, Any], label: str) -> str | None:
     if got.keys() != want.keys():
-        return f"{place} has fields {sorted(map(str, got))}, expected {sorted(map(str, want))}"
-    parts = (difference(got[name], want[name], f"{place}, field {name!r}") for name in want)
+        return f"{label} has fields {sorted(map(str, got))}, expected {sorted(map(str, want))}"
+    parts = (difference(got[name], want[name], f"{label}, field {name!r}") for name in want)
     return next((part for part in parts if part), None)
 
 
-def _array_difference(got: Any, want: Any, place: str) -> str | None:
+def _array_difference(got: Any, want: Any, label: str) -> str | None:
     if (got.dtype, got.shape) != (want.dtype, want.shape):
-        return f"{place} is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}"
+        return f"{label} is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}"
     if got.dtype == np.longdouble or got.dtype.hasobject:
         # A long double has 80 bits in 16 bytes, the rest is padding; objects are pointers.
         same = bool(np.array_equal(got, want, equal_nan=got.dtype == np.longdouble))
@@ -59,7 +59,7 @@ def _array_difference(got: Any, want: Any, place: str) -> str | None:
     if same:
         return None
     where = [tuple(map(int, at)) for at in np.argwhere(got != want)[:1]]
-    return f"{place} differs at {where[0] if where else 'NaNs or signs of zero'}: {show(got)}, expected {show(want)}"
+    return f"{label} differs at {where[0] if where else 'NaNs or signs of zero'}: {show(got)}, expected {show(want)}"
 
 
 def show(value: Any) -> str:

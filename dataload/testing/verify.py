@@ -13,7 +13,7 @@ from dataload.testing.checks import CHECKS
 from dataload.testing.compare import snapshot
 from dataload.testing.traits import SourceTraits
 
-__all__ = ["check_source", "run_source_checks", "source_checks"]
+__all__ = ["check_source"]
 
 _MOST_AT_SHARDS = 32
 
@@ -47,22 +47,14 @@ def check_source(
         []
     """
     results: list[CheckResult] = []
-    for result in run_source_checks(source, expected, sample=sample, traits=traits):
+    for result in _results(source, expected, sample, traits):
         if report is not None:
             report(result)
         results.append(result)
     return results
 
 
-def source_checks() -> tuple[Check, ...]:
-    """Return the checks that `check_source` runs."""
-    return tuple(check for check in CHECKS if check.needs == "source")
-
-
-def run_source_checks(
-    source: Any, expected: Any = None, *, sample: int = 64, traits: SourceTraits | None = None
-) -> Iterator[CheckResult]:
-    """Run the checks of `check_source` and yield each result, to show progress."""
+def _results(source: Any, expected: Any, sample: int, traits: SourceTraits | None) -> Iterator[CheckResult]:
     try:
         oracle = _Itself(source) if expected is None else expected
         indices = _sample(source, min(len(source), len(oracle)), sample)
@@ -70,8 +62,7 @@ def run_source_checks(
     except Exception as error:
         yield CheckResult("check_length", "Reads", "failed", _text(error), "the source opens and has a length")
         return
-    for check in source_checks():
-        yield _run(check, case)
+    yield from (_run(check, case) for check in CHECKS if check.needs == "source")
 
 
 def _run(check: Check, case: Case) -> CheckResult:

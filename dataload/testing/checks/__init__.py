@@ -1,4 +1,4 @@
-"""The checks, by group: plain functions, each with its rule, the reason for it, and the release that brought it."""
+"""The checks, by group: plain functions, each documented with its rule and the reason for it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,6 @@ from dataload.testing.checks import (
 __all__ = ["CHECKS"]
 
 CHECKS: tuple[Check, ...] = checks_in(
-    reads,
-    columns,
-    sizes,
-    bounds,
-    ownership,
-    lifecycle,
-    concurrency,
-    processes,
-    identity,
-    damage,
-    round_trip,
+    reads, columns, sizes, bounds, ownership, lifecycle, concurrency, processes, identity, damage, round_trip
 )
-"""All of them, in the order in which a report lists them."""
+"""All checks, in the order of reports."""

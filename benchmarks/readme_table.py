@@ -11,11 +11,13 @@ from pathlib import Path
 from statistics import median
 
 from dataload.bench.results import Measurement, Results
-from dataload.bench.table import Baselines, baselines, by_workload
+from dataload.bench.table import RATE_COLUMNS, by_workload, rate_rows
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 README = Path(__file__).parents[1] / "README.md"
 _ORDERS = ("sequential", "pool", "global")
+_COLUMNS = ("reader", "format", "order", "workers", "records/s", "x limit", "x peer")
+_READERS = {"limit": "limit: {}", "dataload": "**{}**", "peer": "{}"}
 
 
 def best(measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -59,7 +61,11 @@ def _lines(results: Results) -> Iterator[str]:
         yield "| reader | format | order | workers | records/s | of limit | of best peer |"
         yield "|---|---|---|---:|---:|---:|---:|"
         limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
-        yield from (_row(m, baselines(measurements)) for m in (*limits, *best(measurements)))
+        rows = dict(zip(map(id, measurements), rate_rows(measurements), strict=True))
+        for measurement in (*limits, *best(measurements)):
+            row = dict(zip(RATE_COLUMNS, rows[id(measurement)], strict=True))
+            row["reader"] = _READERS[measurement.task.kind].format(row["reader"])
+            yield f"| {' | '.join(_cell(row[heading]) for heading in _COLUMNS)} |"
         yield ""
     machine = results.machine
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
@@ -69,16 +75,6 @@ def _lines(results: Results) -> Iterator[str]:
         f"{_cell(str(machine.get('system')))}; {_cell(versions)}. Ratios are taken within each round; the limit is the "
         f"first row.\n\n```\n{results.command}\n```"
     )
-
-
-def _row(measurement: Measurement, compared: Baselines) -> str:
-    task = measurement.task
-    data = ["", ""] if task.kind == "limit" else [task.format, task.order]
-    reader = {"limit": "limit: {}", "dataload": "**{}**", "peer": "{}"}[task.kind].format(task.name)
-    ratios = [measurement.ratio_to(other) for other in compared]
-    figures = ["" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios]
-    cells = [reader, *data, str(task.workers), f"{median(measurement.rates):,.0f}", *figures]
-    return f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _cell(text: str) -> str:

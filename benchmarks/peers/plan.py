@@ -75,8 +75,8 @@ class _Plan:
     @property
     def row(self) -> Task:
         """The task that stands for the peer where it is not measured; the others differ in a few settings."""
-        return Task(
-            workload=self.data.name,
+        return self.choices.task(
+            self.data,
             kind="peer",
             name=self.peer.name,
             reading="benchmarks.peers:open_peer",
@@ -84,9 +84,6 @@ class _Plan:
             format=self.peer.own_format or next(iter(self.peer.readings)),
             order=self.choices.orders[0],
             workers=self.choices.workers[0],
-            batch_size=self.choices.batch_size,
-            seed=self.choices.seed,
-            seconds=self.choices.seconds,
         )
 
     def tasks(self) -> Iterator[Task]:

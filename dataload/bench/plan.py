@@ -36,27 +36,18 @@ class Choices:
     cold: bool = False
     seed: int = 0
 
-    def task(self, data: Data, written: Written, **settings: Any) -> Task:
-        """Return a task of these choices; `settings` replace single ones."""
-        values: dict[str, Any] = {
-            "workload": data.name,
-            "path": written.path,
-            "format": written.facts.format,
-            "order": "global",
-            "workers": 0,
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "seconds": self.seconds,
-            "options": {"open": written.options},
-        }
-        return Task(**{**values, **settings})
+    def task(self, data: Data, **settings: Any) -> Task:
+        """Return a task with these choices and other settings."""
+        return Task(workload=data.name, batch_size=self.batch_size, seed=self.seed, seconds=self.seconds, **settings)
 
 
 def plan_limits(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
     """Plan the limits of the machine and of the formats' own libraries. Every row is compared with the first one."""
 
     def limit(one: Written, name: str, reading: str, workers: int = 0) -> Task:
-        return choices.task(data, one, kind="limit", name=name, reading=f"{_READINGS}:{reading}", workers=workers)
+        settings: dict[str, Any] = {"path": one.path, "format": one.facts.format, "options": {"open": one.options}}
+        reading = f"{_READINGS}:{reading}"
+        return choices.task(data, kind="limit", name=name, reading=reading, order="global", workers=workers, **settings)
 
     if "generator" in written:
         return [limit(written["generator"], "bare generators, 1 process", "bare_generators")]
@@ -83,9 +74,10 @@ def plan_loaders(data: Data, written: Mapping[str, Written], choices: Choices) -
     return [
         choices.task(
             data,
-            one,
             kind="dataload",
             name="dataload",
+            path=one.path,
+            format=one.facts.format,
             reading=f"{_READINGS}:{'multistream' if made else 'loader'}",
             order=order,
             workers=workers,

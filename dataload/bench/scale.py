@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,46 +20,33 @@ from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, Sequenti
 from dataload.sources.range import RangeSource
 from dataload.types import Sampler
 
-__all__ = ["Sizes", "measure_scale"]
+__all__ = ["measure_scale"]
 
 _BLOCK = 16_384
 _SHARD_RECORDS = 65_536
 _BATCH = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """The points of the curves.
+def measure_scale(
+    directory: Path,
+    *,
+    ordered: Sequence[int] = tuple(10**power for power in range(3, 11)),
+    loaded: Sequence[int] = tuple(10**power for power in range(3, 9)),
+    shards: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+    ranks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
+    records_of_ranks: int = 10**8,
+) -> tuple[Curve, ...]:
+    """Measure all curves, in about a minute.
 
-    Attributes:
+    Args:
+        directory: Directory for small files.
         ordered: Numbers of records for orders.
         loaded: Numbers of records for loaders.
         shards: Numbers of files.
         ranks: Numbers of ranks.
         records_of_ranks: Number of records that the ranks share.
     """
-
-    ordered: tuple[int, ...] = tuple(10**power for power in range(3, 11))
-    loaded: tuple[int, ...] = tuple(10**power for power in range(3, 9))
-    shards: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    ranks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    records_of_ranks: int = 10**8
-
-
-def measure_scale(directory: Path, sizes: Sizes | None = None) -> tuple[Curve, ...]:
-    """Measure all curves, in about a minute.
-
-    Args:
-        directory: Directory for small files.
-        sizes: The points; None for the default ones.
-    """
-    sizes = sizes or Sizes()
-    return (
-        *_orders(sizes.ordered),
-        _loader(sizes.loaded),
-        *_shards(sizes.shards, directory),
-        _ranks(sizes.ranks, sizes.records_of_ranks),
-    )
+    return *_orders(ordered), _loader(loaded), *_shards(shards, directory), _ranks(ranks, records_of_ranks)
 
 
 class _Lines(defaultdict[str, list[tuple[float, float]]]):
@@ -85,7 +71,7 @@ def _samplers(records: int) -> Mapping[str, Callable[[], Sampler]]:
     }
 
 
-def _orders(sizes: tuple[int, ...]) -> tuple[Curve, Curve]:
+def _orders(sizes: Sequence[int]) -> tuple[Curve, Curve]:
     """Measure nanoseconds and bytes of orders, for a block in the middle of the epoch."""
     times, memory = _Lines(), _Lines()
     for records in sizes:
@@ -103,7 +89,7 @@ def _orders(sizes: tuple[int, ...]) -> tuple[Curve, Curve]:
     )
 
 
-def _loader(sizes: tuple[int, ...]) -> Curve:
+def _loader(sizes: Sequence[int]) -> Curve:
     """Measure one sample through the loader, over records that cost nothing."""
     lines = _Lines()
     for records in sizes:
@@ -122,7 +108,7 @@ def _take(loader: Loader[Any], steps: int) -> None:
         pass
 
 
-def _shards(numbers: tuple[int, ...], directory: Path) -> tuple[Curve, Curve]:
+def _shards(numbers: Sequence[int], directory: Path) -> tuple[Curve, Curve]:
     """Measure opening Syrah files, and reading from them."""
     opening, reading = _Lines(), _Lines()
     record = {"x": np.zeros(16, np.float32)}
@@ -143,7 +129,7 @@ def _shards(numbers: tuple[int, ...], directory: Path) -> tuple[Curve, Curve]:
     )
 
 
-def _ranks(numbers: tuple[int, ...], records: int) -> Curve:
+def _ranks(numbers: Sequence[int], records: int) -> Curve:
     """Measure the plan of one rank of many."""
     lines = _Lines()
     steps = range(100, 100 + _BLOCK // _BATCH)

@@ -1,11 +1,11 @@
 """Curves of tiny sizes: every point is there."""
 
-from dataload.bench.scale import Sizes, measure_scale
+from dataload.bench.scale import measure_scale
 
 
 def test_every_size_has_a_point(tmp_path):
-    sizes = Sizes(ordered=(1000, 10**9), loaded=(1000, 2000), shards=(1, 2), ranks=(1, 3), records_of_ranks=200_000)
-    times, memory, loader, opening, reading, ranks = measure_scale(tmp_path, sizes)
+    sizes = {"ordered": (1000, 10**9), "loaded": (1000, 2000), "shards": (1, 2), "ranks": (1, 3)}
+    times, memory, loader, opening, reading, ranks = measure_scale(tmp_path, **sizes, records_of_ranks=200_000)
     orders = {"sequential", "global", "shards, pool of 1,024"}
     for curve, names, xs in (
         (times, orders, [1000, 10**9]),

@@ -5,18 +5,18 @@ from __future__ import annotations
 from contextlib import closing
 from itertools import islice
 from time import sleep
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 from dataload._util.checks import check_directory
 from dataload.analysis.pictures import check_picture, timeline_figure
 from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
-from dataload.api import record_loader
+from dataload.api import from_config
 from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture
 from dataload.cli.output import count_of, print_json, print_line
 from dataload.errors import ConfigError
-from dataload.loader.loader import Loader
+from dataload.loader.base import LoaderBase
 
 
 def timeline_command(
@@ -38,7 +38,7 @@ def timeline_command(
         check_picture(picture)
     if trace is not None:
         check_directory(trace, "trace")
-    with record_loader(config, overrides=overrides or ()) as loader, closing(cast("Any", loader.source)):
+    with from_config(config, overrides=overrides or ()) as loader, closing(getattr(loader, "source", loader)):
         loader.set_epoch(epoch)
         with record_timeline(loader) as timeline:
             _consume(loader, steps, model_ms / 1000)
@@ -62,7 +62,7 @@ def timeline_command(
         print_line(f"wrote {path}")
 
 
-def _consume(loader: Loader[Any], steps: int, model_seconds: float) -> None:
+def _consume(loader: LoaderBase[Any, Any], steps: int, model_seconds: float) -> None:
     """Take this many batches, or all there are."""
     while steps:
         before = steps

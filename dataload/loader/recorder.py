@@ -1,4 +1,4 @@
-"""What happens to a loader's consumer, as it happens: added up, and told to whoever wants all of it."""
+"""Records what a loader's consumer receives, how long it waits, and how long it works in between."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dataload.loader.statistics import StageStatistics, Statistics, Workplace
 
 __all__ = ["Listener", "Recorder", "StepRecord"]
 
-_MOST_ASKED = 4096
-_CPU_CLOCK_SECONDS = 0.2  # between two looks at it
-_CPU_CLOCK_COST = 1e-3  # of the time, at most: with hundreds of threads a look takes milliseconds
+_MAX_REQUESTS = 4096
+_CPU_CLOCK_SECONDS = 0.2  # between two readings
+_CPU_CLOCK_COST = 1e-3  # maximum part of the time: with hundreds of threads a reading takes milliseconds
 
 
 class StepRecord(Protocol):
-    """What a step tells of itself."""
+    """The result of a step, as far as it is recorded."""
 
     @property
     def epoch(self) -> int:
@@ -34,27 +34,27 @@ class StepRecord(Protocol):
 
     @property
     def error(self) -> Exception | None:
-        """Why there is no batch; None if there is one."""
+        """Why the step failed; None if it did not."""
         ...
 
     @property
     def rows(self) -> int:
-        """Rows of its plan."""
+        """Number of rows."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its batch."""
+        """Bytes of the batch."""
         ...
 
     @property
     def spans(self) -> Sequence[tuple[str, float, float]]:
-        """Stage, begin and end in seconds of the recorder's clock, one after another."""
+        """Stage, begin and end in seconds of the recorder's clock; the last one ends when the batch is ready."""
         ...
 
     @property
     def bad(self) -> Sequence[Any]:
-        """Records that were left out or replaced."""
+        """Records that were dropped or replaced."""
         ...
 
     @property
@@ -64,30 +64,30 @@ class StepRecord(Protocol):
 
 
 class Listener(Protocol):
-    """Is told everything, by the consumer's thread."""
+    """Called with every event, by the consumer's thread."""
 
     def waited(self, step: StepRecord, asked: float, received: float) -> None:
-        """The consumer waited for a step from `asked` to `received`; must not keep `step`, which holds a batch."""
+        """Handle a wait from `asked` to `received`; must not keep `step`, which holds a batch."""
         ...
 
     def worked(self, begun: float, ended: float) -> None:
-        """The consumer did something else."""
+        """Handle work of the consumer between batches."""
         ...
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Adds up what `Statistics` shows. Used by the consumer's thread; `snapshot` by any.
+    """Adds up `Statistics`. Used by the consumer's thread; any thread may call `snapshot`.
 
     Attributes:
         executor: Where batches are made.
         transforms: Names of the transforms.
-        clock: Seconds; the clock of the steps' spans.
-        cpu_clock: Seconds, as `cpu_demand` counts them.
-        listener: Is told everything; None, as a rule.
+        clock: Returns seconds; the clock of the steps' spans.
+        cpu_clock: Returns seconds; see `cpu_demand`.
+        listener: Called with every event; usually None.
         steps: Batches received.
-        wait_seconds: What the consumer waited.
-        consumer_seconds: What it did in between.
+        wait_seconds: Time that the consumer waited.
+        consumer_seconds: Time that the consumer spent between batches.
     """
 
     executor: Workplace = "serial"
@@ -108,30 +108,30 @@ class Recorder:
     _cpu_seconds: float = field(default=0.0, init=False)
     _cpu_clock_seconds: float = field(default=0.0, init=False)
     _cpus: int = field(default_factory=usable_cpus, init=False)
-    _asked: list[float] = field(default_factory=list[float], init=False)  # the times of the last few requests
+    _asked: list[float] = field(default_factory=list[float], init=False)  # times of the last requests
     _delivered: float | None = field(default=None, init=False)
-    _cpu_looked: tuple[float, float] | None = field(default=None, init=False)
+    _cpu_read: tuple[float, float] | None = field(default=None, init=False)
     _cpu_pause: float = field(default=_CPU_CLOCK_SECONDS, init=False)
 
     @property
     def work_seconds(self) -> float:
-        """What all stages took, of all workers together."""
+        """Time of all stages, of all workers together."""
         return sum(seconds for _, seconds in self._stages.values())
 
     def resume(self) -> None:
-        """The consumer begins an epoch: what it did since the last does not count."""
-        self._delivered = self._cpu_looked = None
+        """Start an epoch: the consumer's time since the last one does not count."""
+        self._delivered = self._cpu_read = None
 
     def begin_wait(self) -> None:
-        """The consumer asks for a batch."""
+        """Start a wait: the consumer requests a batch."""
         now = self.clock()
         self._end_work(now)
         self._asked.append(now)
-        if len(self._asked) > _MOST_ASKED:
-            del self._asked[: _MOST_ASKED // 2]
+        if len(self._asked) > _MAX_REQUESTS:
+            del self._asked[: _MAX_REQUESTS // 2]
 
     def end_wait(self, step: StepRecord) -> None:
-        """It has it, or why there is none."""
+        """End a wait: the consumer has the batch, or the error."""
         now = self._delivered = self.clock()
         asked = self._asked
         wait = now - asked[-1]
@@ -150,17 +150,18 @@ class Recorder:
         self.steps += 1
         self._rows += step.rows
         self._nbytes += step.nbytes
-        # The requests that found it made: their sum over batches is the sum over requests of the batches they found.
+        # Count the requests since the batch was ready. Summed over batches, this is the number of ready batches summed
+        # over requests.
         self._ready += len(asked) - bisect_left(asked, made)
         if step.bad:
             self._bad += len(step.bad)
             self._retries += 1
-        looked = self._cpu_looked
-        if looked is None or now - looked[0] > self._cpu_pause:
-            self._look_at_cpu(now)
+        last = self._cpu_read
+        if last is None or now - last[0] > self._cpu_pause:
+            self._read_cpu_clock(now)
 
     def pause(self) -> None:
-        """The consumer is through with an epoch."""
+        """End an epoch."""
         self._end_work(self.clock())
 
     def _end_work(self, now: float) -> None:
@@ -170,13 +171,13 @@ class Recorder:
                 self.listener.worked(self._delivered, now)
             self._delivered = None
 
-    def _look_at_cpu(self, now: float) -> None:
-        """From one batch to a later one of the same epoch, so that what a process does between epochs is not in it."""
+    def _read_cpu_clock(self, now: float) -> None:
+        """Measure between batches of one epoch, so that the time between epochs does not count."""
         used = self.cpu_clock()
-        if self._cpu_looked is not None:
-            self._cpu_clock_seconds += now - self._cpu_looked[0]
-            self._cpu_seconds += max(0.0, used - self._cpu_looked[1])  # threads that ended are not in it any more
-        self._cpu_looked = now, used
+        if self._cpu_read is not None:
+            self._cpu_clock_seconds += now - self._cpu_read[0]
+            self._cpu_seconds += max(0.0, used - self._cpu_read[1])  # ended threads no longer count
+        self._cpu_read = now, used
         self._cpu_pause = max(_CPU_CLOCK_SECONDS, (self.clock() - now) / _CPU_CLOCK_COST)
 
     def snapshot(self, workers: int) -> Statistics:
@@ -189,7 +190,7 @@ class Recorder:
             wait_seconds=self.wait_seconds,
             first_wait_seconds=self._first_wait,
             consumer_seconds=self.consumer_seconds,
-            # A list at once, for the consumer's thread may add a stage meanwhile.
+            # A list, because the consumer's thread may add a stage meanwhile.
             stages={name: StageStatistics(runs, seconds) for name, (runs, seconds) in list(self._stages.items())},
             workers=workers,
             executor=self.executor if workers else "serial",

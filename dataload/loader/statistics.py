@@ -1,4 +1,4 @@
-"""What a loader has done, where the time went, and what is its limit. Pure (no clock)."""
+"""What a loader has done, where the time went, and what limits it. Pure (no clock)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, Literal, Self, TypeAlias
 __all__ = ["StageStatistics", "Statistics", "Workplace"]
 
 Workplace: TypeAlias = Literal["serial", "threads", "processes"]
-"""Where batches are made; serial is the consumer's own thread."""
+"""Where batches are made; `serial` is the consumer's thread."""
 
 _NOT_COUNTED = {"counted": False}
 """Metadata of a number that is not a total, so that the difference of two says nothing."""
 
 _FEW_STEPS = 3  # with fewer there is no verdict
-_WAITS = 0.05  # of the time: a consumer that waits less than this is the limit
-_DOES_NOTHING = 0.05  # of the time: a consumer that does less than this only reads
-_BUSY = 0.6  # of their time: workers that are at work less than this are not what is waited for
-_QUICK = 2e-4  # seconds: what a batch must take for its hand-over not to matter
-_COMPUTES = 0.5  # of the work: workers that use less CPU than this mostly wait for something else
-_MOST_WAITING = 4  # times as many workers are worth a try where they mostly wait
-_TOGETHER = 1.5  # busy workers: what threads must be for the CPUs that they use to tell anything
-_ONE_CPU = (0.8, 1.2)  # CPUs that threads use together when they take turns
+_WAITS = 0.05  # part of the time: a consumer that waits less is the limit
+_DOES_NOTHING = 0.05  # part of the time: a consumer that works less only reads
+_BUSY = 0.6  # part of the time: workers that work less are not the limit
+_QUICK = 2e-4  # seconds: for batches that take less, the hand-over matters
+_COMPUTES = 0.5  # part of the work: workers that use less CPU mostly wait for something else
+_MOST_WAITING = 4  # times as many workers are worth a try if they mostly wait
+_TOGETHER = 1.5  # busy threads: with fewer, the CPUs that they use tell nothing about the GIL
+_ONE_CPU = (0.8, 1.2)  # CPUs that threads use together if they take turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class StageStatistics:
     """One stage of the work.
 
     Attributes:
-        runs: How often it ran: once a step, or once a record where a step was made record by record.
-        seconds: What it took, of all workers together.
+        runs: Number of runs: one per step, or one per record if a step was made record by record.
+        seconds: Time of all workers together.
     """
 
     runs: int = 0
@@ -44,26 +44,26 @@ class StageStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What a loader has done since it was made.
+    """What a loader has done since it was built.
 
     Attributes:
         steps: Batches that the consumer received.
-        rows: Rows of these.
+        rows: Rows of these batches.
         nbytes: Bytes of their arrays.
-        wait_seconds: What the consumer waited for them.
-        first_wait_seconds: Of these, for the first: workers start, and files are opened.
-        consumer_seconds: What it did in between.
-        stages: What was done for these batches, by stage: read, transform, collate, batch_transform.
-        workers: Number of workers, as chosen so far if that is ``"auto"``; 0 for the consumer's own thread.
+        wait_seconds: Time that the consumer waited for them.
+        first_wait_seconds: The part of it for the first batch, while workers start and files are opened.
+        consumer_seconds: Time that the consumer spent between batches.
+        stages: The work on these batches, by stage: read, transform, collate, batch_transform.
+        workers: Number of workers, the present one with ``"auto"``; 0 for the consumer's thread.
         executor: Where the work was done.
-        transforms: Names of the transforms of samples, which are one stage together.
-        bad: Records that were left out or replaced.
-        retries: Steps that were made again, record by record, for some of their records were bad.
-        depth: Mean number of batches that were ready when the consumer asked for one.
+        transforms: Names of the transforms of samples, which together are one stage.
+        bad: Records that were dropped or replaced.
+        retries: Steps that were made again, record by record, because of bad records.
+        depth: Mean number of batches that were ready when the consumer requested one.
         cpus: CPUs that this process may use.
-        cpu_seconds: What the threads of this process computed, or waited for a CPU, in `cpu_clock_seconds` of the
-            loop; 0 if unknown, or if the work is done in processes.
-        cpu_clock_seconds: How long that was looked at.
+        cpu_seconds: Time that the threads of this process used a CPU or waited for one during `cpu_clock_seconds`; 0 if
+            unknown, or if the work is done in processes.
+        cpu_clock_seconds: Length of that measurement.
     """
 
     steps: int
@@ -85,22 +85,22 @@ class Statistics:
 
     @property
     def work_seconds(self) -> float:
-        """What all stages took, of all workers together."""
+        """Time of all stages, of all workers together."""
         return sum(stage.seconds for stage in self.stages.values())
 
     @property
     def rows_per_second(self) -> float:
-        """As the consumer saw it."""
+        """Rows per second as the consumer saw them."""
         return _ratio(self.rows, self.wait_seconds + self.consumer_seconds)
 
     @property
     def wait_share(self) -> float:
-        """The part of its time that the consumer waits, in [0, 1], without the first batch."""
+        """The part of its time that the consumer waits, in [0, 1], without the wait for the first batch."""
         return _ratio(self.wait_seconds - self.first_wait_seconds, self._loop_seconds)
 
     @property
     def busy_cpus(self) -> float | None:
-        """CPUs that the threads of this process would keep busy if nobody else used them; None if unknown."""
+        """CPUs that the threads of this process would keep busy on an idle machine; None if unknown."""
         return self.cpu_seconds / self.cpu_clock_seconds if self.cpu_clock_seconds else None
 
     @property
@@ -117,29 +117,30 @@ class Statistics:
 
     @property
     def verdict(self) -> str:
-        """What the limit is and what would help, in a line.
+        """One line that says what the limit is and what would help.
 
-        *Work* is what all stages took, of all workers together: so work divided by the time of the loop is the number
-        of workers that were busy, and work divided by the consumer's own time is the number that would keep up with
-        it. The wait for the first batch is left out. The first rule that fits decides what the limit is:
+        *Work* is the time of all stages and workers together. Divided by the time of the loop it is the number of busy
+        workers, and divided by the consumer's own time it is the number that would keep up with the consumer. The
+        wait for the first batch does not count. The first rule that applies decides what the limit is:
 
         1. Fewer than 3 batches: unknown.
-        2. The consumer waits less than 5% of the time: the consumer. (Threads that hold the GIL slow it down, too.)
-        3. It waits, and workers are busy less than 60% of the time: no stage. Batches that take less than 200 us are
-           as quick as their hand-over; others are of unequal cost, or too few are made ahead.
-        4. The stage with the most work. ``read`` is called storage; ``transform`` goes by its functions' names.
+        2. The consumer waits less than 5% of the time: the consumer. (Threads that hold the GIL also slow it down.)
+        3. Workers are busy less than 60% of the time: not a stage. Batches that take under 200 us are as quick as
+           their hand-over; others are of unequal cost, or too few are made ahead.
+        4. Otherwise the stage with the most work. ``read`` is called storage; ``transform`` is shown by the names of
+           its functions.
 
-        And where it is a stage, the first of these says what would help:
+        If the limit is a stage, the first rule that applies decides what would help:
 
-        1. Threads that are busy together, and together use no more than one CPU of several, hold the GIL: processes.
-        2. The consumer does nothing in between, so that no number of workers would feed it: how fast it goes, and
-           how fast it could with one worker for each CPU.
+        1. Threads are busy together, but use only one of several CPUs, so they hold the GIL: processes.
+        2. The consumer does nothing between batches, so no number of workers would feed it. The line says how fast it
+           is, and how fast it could be with one worker per CPU.
         3. As many workers as would keep up with the consumer, if there are CPUs for them.
-        4. One worker for each CPU, if there are fewer.
+        4. One worker per CPU, if there are fewer.
         5. Nothing: this process may not use more CPUs.
 
-        In the last four, up to four times as many workers as now pass for one for each CPU if the CPUs' clock says
-        that threads mostly wait for something else: storage, as a rule.
+        For the last four, if the CPU clock shows that threads mostly wait for something else, such as storage, the
+        limit is four times the present number of workers instead of one per CPU.
         """
         if self.steps < _FEW_STEPS or not self._loop_seconds:
             received = {0: "no batch was received", 1: "1 batch is too few to tell"}
@@ -155,19 +156,19 @@ class Statistics:
 
     @property
     def _busy(self) -> float:
-        """Workers at work, in the mean; without workers, while the consumer waits."""
+        """Mean number of busy workers; without workers, of those while the consumer waits."""
         return _ratio(self.work_seconds, self._loop_seconds - (0 if self.workers else self.consumer_seconds))
 
     @property
     def _computes(self) -> bool:
-        """Whether work takes CPUs; if not, it mostly waits."""
+        """Whether the work uses CPUs; if not, it mostly waits."""
         used = self.busy_cpus
         working = _ratio(self.work_seconds, self._loop_seconds)
         return used is None or used >= _COMPUTES * min(working, self.cpus)
 
     @property
     def _takes_turns(self) -> bool:
-        """Whether threads go as if one could run at a time."""
+        """Whether threads behave as if only one could run at a time."""
         used = self.busy_cpus
         several = self.executor == "threads" and self.cpus > 1 and self._busy > _TOGETHER
         return several and used is not None and _ONE_CPU[0] <= used <= _ONE_CPU[1]
@@ -182,7 +183,7 @@ class Statistics:
         return f"{name} ({share})"
 
     def _idle(self) -> str:
-        """Why the consumer waits, though workers do not work."""
+        """Return why the consumer waits although workers are idle."""
         each = self.work_seconds / self.steps
         if each < _QUICK:
             return f"the hand-over of batches, which take {1e6 * each:.0f} us to make; larger ones would help"
@@ -195,20 +196,20 @@ class Statistics:
         )
 
     def _advice(self, stage: str) -> str:
-        """What would help against a stage that is the limit."""
+        """Return what would help if a stage is the limit."""
         if self._takes_turns:
             return self._turns("it holds the GIL or waits" if stage == "read" else "it holds the GIL")
         most = self.cpus if self._computes else _MOST_WAITING * max(1, self.workers)
         possible = max(0, most - self.workers)
         if self.consumer_seconds < _DOES_NOTHING * self._loop_seconds:
             return self._throughput(stage, possible)
-        # Workers that share CPUs take longer each; what counts is what they would take alone.
+        # Workers that share CPUs are slower; what counts is their speed alone.
         alone = max(1.0, self._busy / self.cpus) if self._computes else 1.0
         needed = math.ceil(self.work_seconds / alone / self.consumer_seconds)
-        wanted = max(needed - self.workers, 1)  # it waits, so one in any case
+        wanted = max(needed - self.workers, 1)  # at least one, because the consumer waits
         if wanted <= possible:
             return f"{self._more(wanted)} would feed it"
-        takes = f", and to feed it takes {needed} {'CPUs' if self._computes else 'workers'}" if needed > most else ""
+        takes = f", and feeding it takes {needed} {'CPUs' if self._computes else 'workers'}" if needed > most else ""
         if not possible:
             return self._no_more(stage) + takes
         return f"{self._more(possible)} would give up to {most / max(1, self.workers):.1f} times as much{takes}"
@@ -223,7 +224,7 @@ class Statistics:
             faster = f"the work keeps {self.busy_cpus:.1f} CPUs busy and mostly waits, so more workers may help"
         elif possible:
             most = rate * self.cpus / max(1, self.workers)
-            faster = f"{self._more(possible)}, one for each CPU, would make that {most:,.0f} at most"
+            faster = f"{self._more(possible)}, one per CPU, would make that {most:,.0f} at most"
         else:
             faster = self._no_more(stage)
         return f"it only reads, at {rate:,.0f} rows/s; {faster}"
@@ -235,10 +236,10 @@ class Statistics:
     def _no_more(self, stage: str) -> str:
         unless = " unless reads wait for storage" if stage == "read" and self.busy_cpus is None else ""
         cpus = f"{self.cpus} CPU{'' if self.cpus == 1 else 's'}"
-        return f"one worker more cannot help{unless}: this process may use {cpus}"
+        return f"another worker cannot help{unless}: this process may use {cpus}"
 
     def since(self, earlier: Self) -> Self:
-        """Return the statistics of what was done after `earlier`, which is of the same loader.
+        """Return what was done after `earlier`, which must be of the same loader.
 
         Every field that is a number is a total, and is subtracted, unless it is marked as `_NOT_COUNTED`.
         """
@@ -252,7 +253,7 @@ class Statistics:
         return dataclasses.replace(self, **totals, stages=stages, depth=depth)
 
     def to_json(self) -> dict[str, Any]:
-        """As a dict of numbers and text."""
+        """Return a dict of numbers and text."""
         return {
             **dataclasses.asdict(self),
             "transforms": list(self.transforms),

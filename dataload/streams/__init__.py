@@ -1,4 +1,4 @@
-"""Batch rows that continue the sequence they follow, for models that carry state."""
+"""Batches whose rows each follow a sequence from batch to batch, for models that carry state."""
 
 from dataload.samplers.streams.mixture import RowMixture
 from dataload.samplers.streams.sampler import StreamSampler

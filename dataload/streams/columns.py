@@ -1,4 +1,4 @@
-"""Samples stacked by several workers, joined to what one would have stacked. Pure (no I/O)."""
+"""Samples stacked by several workers and joined into what one worker would have stacked. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NUMBERS = (bool, int, float)
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """Samples of a worker's rows.
+    """The samples of a worker's rows, stacked if they are alike.
 
     Attributes:
-        count: How many there are.
-        columns: What `default_collate` makes of them, if they are stacked.
-        form: What all of them look like; None if they are not stacked.
-        samples: They themselves, if they are not.
+        count: Number of samples.
+        columns: The stacked samples, as from `default_collate`.
+        form: The common form of all samples; None if they are not stacked.
+        samples: The samples, if they are not stacked.
     """
 
     count: int
@@ -36,7 +36,7 @@ class Stacked:
 
 
 def stack(samples: list[Any]) -> Stacked:
-    """Stack samples that look alike; leave others, for only all samples of a batch tell what becomes of them."""
+    """Stack samples if they are alike; otherwise leave that to `join`, which has all samples of the batch."""
     form = _form(samples[0]) if samples else None
     if form is None or any(_form(sample) != form for sample in samples[1:]):
         return Stacked(len(samples), samples=samples)
@@ -44,11 +44,11 @@ def stack(samples: list[Any]) -> Stacked:
 
 
 def join(parts: Sequence[Stacked], valid: BoolArray) -> Any:
-    """What `default_collate` makes of all samples, with blank ones where there is none.
+    """Return what `default_collate` makes of all samples, with blanks for missing ones.
 
     Args:
-        parts: Samples of consecutive places.
-        valid: (places,) bool, at which of all places there is one.
+        parts: The samples of consecutive cells.
+        valid: (cells,) bool, True where there is a sample.
 
     Raises:
         ConfigError: Samples differ in fields, dtypes or shapes.
@@ -61,7 +61,7 @@ def join(parts: Sequence[Stacked], valid: BoolArray) -> Any:
 
 
 def samples_of(parts: Sequence[Stacked]) -> list[Any]:
-    """The samples of all parts, one after another."""
+    """Return the samples of all parts, one after another."""
     return [
         sample
         for part in parts
@@ -70,7 +70,7 @@ def samples_of(parts: Sequence[Stacked]) -> list[Any]:
 
 
 def spread(samples: list[Any], valid: BoolArray) -> list[Any]:
-    """Samples at their places, blank ones at others."""
+    """Return a list with the samples in valid cells and blanks in others."""
     if valid.all():
         return samples
     rest = iter(samples)
@@ -78,7 +78,7 @@ def spread(samples: list[Any], valid: BoolArray) -> list[Any]:
 
 
 def blank(sample: Any) -> Any:
-    """A sample of the same form: zeros, empty text, None for what has neither."""
+    """Return a blank of the same form: zeros, empty text, or None for anything else."""
     if isinstance(sample, Mapping):
         return {name: blank(value) for name, value in cast("Mapping[str, Any]", sample).items()}
     if isinstance(sample, tuple):
@@ -87,12 +87,12 @@ def blank(sample: Any) -> Any:
         return type(sample)()
     if isinstance(sample, (np.ndarray, np.generic)):
         return np.zeros_like(sample)[()]
-    zeros = getattr(sample, "new_zeros", None)  # a tensor of torch
+    zeros = getattr(sample, "new_zeros", None)  # a torch tensor
     return zeros(sample.shape) if callable(zeros) else None
 
 
 def _form(sample: Any) -> Any:
-    """What decides how a sample is stacked: equal forms stack alike."""
+    """Return what decides how a sample is stacked."""
     if isinstance(sample, np.ndarray):
         return sample.dtype, sample.shape
     if isinstance(sample, (dict, Mapping)):
@@ -108,7 +108,7 @@ def _form(sample: Any) -> Any:
 
 
 def _alike(part: Stacked, other: Stacked) -> bool:
-    # Numbers of Python are 64 bits with a sign where that suffices.
+    # Columns of Python ints are int64 only if that suffices.
     return part.form == other.form and _dtypes(part.columns) == _dtypes(other.columns)
 
 

@@ -1,4 +1,4 @@
-"""What a model does where a row does not continue."""
+"""Resets a model's state for rows that do not continue."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ StateT = TypeVar("StateT")
 
 
 def reset_state(state: StateT, is_first: Any, *, axis: int = 0, initial: Any = 0) -> StateT:
-    """The state that a model should begin a step with: where a row begins anew, the initial one.
+    """Return the state for a model to start a step with: the initial state for each row that starts a sequence.
 
     Args:
-        state: A numpy array or torch tensor with an axis for the rows; or a tuple, list or dict of such, as an LSTM
-            has; None stays None. It is not changed; gradients flow through a tensor.
-        is_first: A batch's ``is_first``, (rows,) or (rows, chunk): array or tensor. Of a chunk the first place counts,
-            for a model that takes whole chunks: where others may begin anew, too (``ends="next"``), either let it, or
-            run the model record by record, each with its column.
+        state: A numpy array or torch tensor with an axis for the rows; or a tuple, list or dict of these, as an LSTM
+            has; None stays None. It is not modified; gradients flow through a tensor.
+        is_first: A batch's ``is_first``, (rows,) or (rows, chunk): array or tensor. Only the first column of a chunk
+            counts, for a model that takes whole chunks. If sequences may also start inside a chunk (``ends="next"``),
+            either accept that, or run the model record by record, each with its column.
         axis: The axis of the rows: 0, or 1 for the ``(layers, rows, hidden)`` of torch's LSTM and GRU.
-        initial: What rows that begin anew start with: a number, or something that broadcasts to `state`.
+        initial: The initial state: a number, or something that broadcasts to `state`.
 
     Example:
         >>> import numpy as np
@@ -45,7 +45,7 @@ def _reset(state: Any, rows: Any, axis: int, initial: Any) -> Any:
     shape[axis] = -1
     if not hasattr(state, "new_tensor"):
         return np.where(np.asarray(rows).reshape(shape), initial, state).astype(state.dtype, copy=False)
-    # torch, which is not imported here: its own methods make tensors on the state's device.
+    # A torch tensor. torch is not imported here: the tensor's methods make others on its device.
     flags = rows.to(state.device) if hasattr(rows, "new_tensor") else state.new_tensor(np.asarray(rows, np.float32))
     start = state.new_tensor(initial) if isinstance(initial, np.ndarray) else initial
     return state.where((flags == 0).reshape(shape), start).to(state.dtype)

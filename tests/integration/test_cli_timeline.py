@@ -171,3 +171,17 @@ def test_many_steps_have_no_numbers():
     timeline.steps = [step(n, "dataload-0", n, n + 0.5, ("read", n, n + 0.5)) for n in range(500)]
     axes, _ = drawn(timeline)
     assert not axes.texts
+
+
+def test_a_timeline_of_iterators(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "letters.py").write_text("def letters(word):\n    return iter(word)\n")
+    config = tmp_path / "streams.toml"
+    config.write_text(
+        '[sampler]\nkind = "iterators"\nmake_stream = "letters:letters"\nsequences = ["abc", "defg", "hij", "klmn"]\n'
+        "[loader]\nbatch_size = 4\nnum_workers = 2\n"
+    )
+    found = json.loads(ok(config, "--steps", 6, "--json"))
+    assert found["statistics"]["steps"] == 6
+    assert len(found["statistics"]["row_seconds"]) == 4
+    assert found["timeline"]["workers"] == ["dataload-0", "dataload-1"]

@@ -393,7 +393,7 @@ VERDICTS = {
         statistics(read=32.0, transform=0.0, collate=8.0, cpus=3),
         "storage (read, 80% of worker time)",
         HALF,
-        "1 more worker would give up to 1.5 times as much, and to feed it takes 4 CPUs",
+        "1 more worker would give up to 1.5 times as much, and feeding it takes 4 CPUs",
     ),
     "collate": (
         statistics(read=1.0, transform=2.0, collate=27.0),
@@ -417,27 +417,27 @@ VERDICTS = {
         statistics(cpus=2),
         "transform (83% of worker time)",
         HALF,
-        "one worker more cannot help: this process may use 2 CPUs, and to feed it takes 4 CPUs",
+        "another worker cannot help: this process may use 2 CPUs, and feeding it takes 4 CPUs",
     ),
     "one CPU": (
         statistics(workers=1, read=1.0, transform=15.0, cpus=1),
         "transform (83% of worker time)",
         "the consumer waits 50% of the time",
-        "one worker more cannot help: this process may use 1 CPU, and to feed it takes 2 CPUs",
+        "another worker cannot help: this process may use 1 CPU, and feeding it takes 2 CPUs",
     ),
     "more workers than CPUs, which slow each other down": (
         statistics(workers=4, transform=74.0, cpus=2),
         "transform (92% of worker time)",
         HALF,
-        "one worker more cannot help: this process may use 2 CPUs, and to feed it takes 4 CPUs",
+        "another worker cannot help: this process may use 2 CPUs, and feeding it takes 4 CPUs",
     ),
     "processes that read on all CPUs": (
         statistics(read=24.0, transform=0.0, collate=6.0, cpus=2, executor="processes"),
         "storage (read, 80% of worker time)",
         HALF,
         (
-            "one worker more cannot help unless reads wait for storage: this process may use 2 CPUs, "
-            "and to feed it takes 3 CPUs"
+            "another worker cannot help unless reads wait for storage: this process may use 2 CPUs, "
+            "and feeding it takes 3 CPUs"
         ),
     ),
     "threads that hold the GIL": (
@@ -462,7 +462,7 @@ VERDICTS = {
         statistics(cpus=1, **using(1.0)),
         "transform (83% of worker time)",
         HALF,
-        "one worker more cannot help: this process may use 1 CPU, and to feed it takes 2 CPUs",
+        "another worker cannot help: this process may use 1 CPU, and feeding it takes 2 CPUs",
     ),
     "threads that wait for storage": (
         statistics(read=38.0, transform=0.0, cpus=2, **using(0.2)),
@@ -474,7 +474,7 @@ VERDICTS = {
         statistics(read=38.0, transform=0.0, cpus=2, wait_seconds=17.0, consumer_seconds=3.0, **using(0.2)),
         "storage (read, 95% of worker time)",
         "the consumer waits 85% of the time",
-        "6 more workers would give up to 4.0 times as much, and to feed it takes 14 workers",
+        "6 more workers would give up to 4.0 times as much, and feeding it takes 14 workers",
     ),
     "serial": (
         statistics(workers=0, executor="serial", read=1.0, transform=8.0, collate=1.0, **using(1.0)),
@@ -503,7 +503,7 @@ VERDICTS = {
         ),
         "transform (54% of the work)",
         "the consumer waits 75% of the time",
-        "2 workers (processes, if it holds the GIL) would give up to 2.0 times as much, and to feed it takes 3 CPUs",
+        "2 workers (processes, if it holds the GIL) would give up to 2.0 times as much, and feeding it takes 3 CPUs",
     ),
     "serial, the loader's own cost": (
         statistics(workers=0, executor="serial", read=1.0, transform=2.0, collate=1.0),
@@ -534,14 +534,14 @@ VERDICTS = {
         "transform (85% of worker time)",
         "the consumer waits 100% of the time",
         "it only reads, at 50 rows/s",
-        "6 more workers, one for each CPU, would make that 199 at most",
+        "6 more workers, one per CPU, would make that 199 at most",
     ),
     "only reads, on all CPUs": (
         statistics(**READS, transform=34.0, cpus=2),
         "transform (85% of worker time)",
         "the consumer waits 100% of the time",
         "it only reads, at 50 rows/s",
-        "one worker more cannot help: this process may use 2 CPUs",
+        "another worker cannot help: this process may use 2 CPUs",
     ),
     "only reads, from slow storage": (
         statistics(**READS, read=38.0, transform=0.0, **using(0.1)),
@@ -555,7 +555,7 @@ VERDICTS = {
         "storage (read, 89% of the work)",
         "the consumer waits 100% of the time",
         "it only reads, at 50 rows/s",
-        "8 workers (processes, if it holds the GIL), one for each CPU, would make that 398 at most",
+        "8 workers (processes, if it holds the GIL), one per CPU, would make that 398 at most",
     ),
 }
 

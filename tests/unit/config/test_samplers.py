@@ -249,7 +249,7 @@ def test_arrays_that_do_not_fit(tmp_path):
     refuse(np.ones((20, 1), int), r"a\.npy holds an array of shape \(20, 1\): expected one dimension")
     (tmp_path / "text.npy").write_text("1 2 3")
     with pytest.raises(
-        ConfigError, match=r"^sampler\.indices: .*text\.npy is not a \.npy array: a \.npy file starts with"
+        ConfigError, match=r"^sampler\.indices: .*text\.npy is not a \.npy array: a \.npy file must start with"
     ):
         build({"kind": "subset", "indices": str(tmp_path / "text.npy")}, FILES)
 

@@ -246,7 +246,7 @@ def test_damaged_files(tmp_path):
     with pytest.raises(CorruptFileError, match=r"9 tokens of uint16 have 18 bytes, found 16"):
         len(TokenSource(path, window=2))
     path.write_bytes(bytes(len(data)))
-    with pytest.raises(CorruptFileError, match=r"a\.npy, byte 0: a \.npy file starts with"):
+    with pytest.raises(CorruptFileError, match=r"a\.npy, byte 0: a \.npy file must start with"):
         len(TokenSource(path, window=2))
     with pytest.raises(SourceNotFoundError, match=r"there is no .*gone\.bin"):
         len(TokenSource(tmp_path / "gone.bin", window=2))
@@ -266,7 +266,7 @@ def test_damaged_files_of_starts(tmp_path):
     with pytest.raises(SourceNotFoundError, match=r"there is no .*starts\.npy"):
         len(source)
     starts.write_bytes(b"no array")
-    with pytest.raises(CorruptFileError, match=r"starts\.npy: a \.npy file starts with"):
+    with pytest.raises(CorruptFileError, match=r"starts\.npy: a \.npy file must start with"):
         len(source)
     np.save(starts, [0, 5, 4])
     with pytest.raises(CorruptFileError, match=r"starts\.npy: documents of a\.bin: expected rising starts"):

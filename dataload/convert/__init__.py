@@ -9,8 +9,8 @@ with dataload.open("train.tar", decode="auto") as source:
 ```
 
 A shard gets its final name once it is complete. A hidden journal beside the destination,
-``.<destination>.convert.json``, records the plan and the size and SHA-256 of each finished shard. It stays after the
-conversion ends: resuming a finished conversion does nothing, so a restarted job need not know how the last run ended.
+``.<destination>.convert.json``, stays after the conversion ends: resuming a finished conversion does nothing, so a
+restarted job need not know how the last run ended.
 """
 
 from __future__ import annotations
@@ -112,17 +112,17 @@ def convert(
     entry, destination = find_destination(destination, format)
     plan = plan_shards(destination, entry, len(source), shards=shards, records_per_shard=records_per_shard)
     writing = _prepare(source, entry, dict(writer_options or {}), keep_key)
-    requested = Journal.of(
-        plan,
+    requested = Journal(
         source=identify(source),
         records=len(source),
         format=entry.name,
         options={name: _describe(value) for name, value in {**writing.options, "keep_key": keep_key}.items()},
+        shards=tuple((shard.name, shard.start, shard.stop) for shard in plan),
     )
     path = journal_path(destination)
     notes = list(writing.notes)
     journal = _without_damaged(_begin(path, requested, plan, resume=resume, overwrite=overwrite), plan, notes)
-    todo = [shard for shard in plan if os.path.basename(shard.path) not in journal.finished]
+    todo = [shard for shard in plan if shard.name not in journal.finished]
     done = resumed = len(source) - sum(shard.stop - shard.start for shard in todo)
 
     def advance(records: int) -> None:
@@ -157,7 +157,6 @@ class _Writing:
 
 def _prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, Any], keep_key: bool) -> _Writing:
     takes_bytes, has_keys = entry.content == "bytes", entry.key_field is not None
-    writer_options = entry.writer_options.names()
     notes: list[str] = []
     first = source[0] if len(source) else None
     has_fields = isinstance(first, Mapping)
@@ -173,6 +172,7 @@ def _prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, 
         notes.append(f"the field {_KEY!r} of tar samples is dropped; keep_key=True keeps it")
     # By default a tar writer numbers the samples of each shard from 0.
     numbers = has_keys and "key" not in options and not keyed
+    counts = "num_records" in entry.writer_options.names() and "num_records" not in options
 
     def adapt(record: Any, index: int) -> Any:
         if wraps:
@@ -181,7 +181,6 @@ def _prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, 
             return {_KEY: f"{index:0{_KEY_DIGITS}d}", **record}
         return {name: value for name, value in record.items() if name != _KEY} if drops else record
 
-    counts = "num_records" in writer_options and "num_records" not in options
     return _Writing(entry, options, counts, adapt, tuple(notes))
 
 
@@ -198,36 +197,29 @@ def _begin(path: str, requested: Journal, plan: Sequence[Shard], *, resume: bool
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
         raise SourceNotFoundError(f"there is no directory {directory} to write to", path=directory)
-    begun = None if overwrite else Journal.load(path)
+    if overwrite:
+        return requested
+    begun = Journal.load(path)
     if begun is not None and resume:
-        differences = "".join(f"\n  {line}" for line in begun.differences(requested))
-        if differences:
-            raise ConfigError(
-                f"cannot resume: {path} is the journal of a different conversion{differences}", key="resume"
-            )
+        if differences := "".join(f"\n  {line}" for line in begun.differences(requested)):
+            message = f"cannot resume: {path} is the journal of a different conversion{differences}"
+            raise ConfigError(message, key="resume")
         return begun
-    taken = [] if overwrite else [shard.path for shard in plan if os.path.exists(shard.path)]
-    if taken:
+    if taken := [shard.path for shard in plan if os.path.exists(shard.path)]:
         several = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
         unfinished = begun is not None and len(begun.finished) < len(begun.shards)
         resuming = "resume=True to continue the interrupted conversion, or " if unfinished else ""
-        raise ConfigError(
-            f"{taken[0]} exists{several}: choose another name, or pass {resuming}overwrite=True to replace it",
-            key="overwrite",
-            value=taken[0],
-        )
+        message = f"{taken[0]} exists{several}: choose another name, or pass {resuming}overwrite=True to replace it"
+        raise ConfigError(message, key="overwrite", value=taken[0])
     return requested
 
 
 def _without_damaged(journal: Journal, plan: Sequence[Shard], notes: list[str]) -> Journal:
     """Return `journal` without the shards that have changed since they were finished, and note each."""
-    intact: dict[str, FinishedShard] = {}
+    intact = dict(journal.finished)
     for shard in plan:
-        name = os.path.basename(shard.path)
-        finished = journal.finished.get(name)
-        if finished is not None and finished.matches(shard.path):
-            intact[name] = finished
-        elif finished is not None:
+        if shard.name in intact and not intact[shard.name].matches(shard.path):
+            del intact[shard.name]
             notes.append(f"{shard.path} has changed since it was finished and was written again")
     return replace(journal, finished=intact)
 
@@ -251,7 +243,7 @@ def _write_shards(
     try:
         for shard in shards:
             _write_shard(source, shard, writing, overwrite, advance)
-            journal = journal.with_finished(os.path.basename(shard.path), FinishedShard.of(shard.path))
+            journal = replace(journal, finished={**journal.finished, shard.name: FinishedShard.of(shard.path)})
             journal.save(path)
     except BaseException:
         if not journal.finished:  # there is nothing to resume
@@ -263,8 +255,7 @@ def _write_shards(
 def _write_shard(
     source: RandomAccessSource[Any], shard: Shard, writing: _Writing, overwrite: bool, advance: Callable[[int], None]
 ) -> None:
-    count = {"num_records": shard.stop - shard.start} if writing.counts else {}
-    options = {**writing.options, **count}
+    options = {**writing.options, **({"num_records": shard.stop - shard.start} if writing.counts else {})}
     with writing.entry.create(shard.path, overwrite=overwrite, options=options) as writer:
         for first, records in read_ahead(source, shard.start, shard.stop):
             for index, record in enumerate(records, first):

@@ -16,12 +16,9 @@ _MAX_RECORDS = 4096
 
 
 class BlockSize:
-    """The number of records to read at once, adapted so that a block holds about 16 MiB.
+    """The number of `records` to read at once, adapted so that a block holds about 16 MiB.
 
     Large blocks share the fixed cost of a read; the byte target keeps memory independent of the record size.
-
-    Attributes:
-        records: Number of records for the next block.
     """
 
     def __init__(self) -> None:

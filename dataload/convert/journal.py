@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dataload.convert.plan import Shard
 from dataload.errors import ConfigError
 
 _VERSION = 1
@@ -22,13 +21,7 @@ _LOCK_FILE = "lock.mdb"  # LMDB rewrites it whenever the environment is opened
 
 @dataclass(frozen=True, slots=True)
 class FinishedShard:
-    """A shard that is complete and has its final name.
-
-    Attributes:
-        bytes: Size of the file, or of all files in the directory.
-        sha256: Hash of the file, or of all files in the directory in order of name.
-        mtime_ns: Time of the last modification.
-    """
+    """Size, hash and time of the last modification of a complete shard: of its file, or of all in its directory."""
 
     bytes: int
     sha256: str
@@ -51,42 +44,22 @@ class FinishedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """The identity of a conversion and the shards it has finished.
+    """The identity of a conversion and the shards it has finished."""
 
-    Attributes:
-        source: Fingerprint of the source.
-        records: Number of records in the source.
-        format: Name of the format being written.
-        options: Everything else that decides the content: the writer's options, as text.
-        shards: (file name, first record, last record + 1) of each shard.
-        finished: The finished shards by file name.
-    """
-
-    source: str
+    source: str  # fingerprint
     records: int
-    format: str
-    options: dict[str, str]
-    shards: tuple[tuple[str, int, int], ...]
-    finished: dict[str, FinishedShard] = dataclasses.field(default_factory=dict[str, FinishedShard])
+    format: str  # name of the format being written
+    options: dict[str, str]  # everything else that decides the content: the writer's options, as text
+    shards: tuple[tuple[str, int, int], ...]  # (file name, first record, last record + 1)
+    finished: dict[str, FinishedShard] = dataclasses.field(default_factory=dict[str, FinishedShard])  # by file name
     version: int = _VERSION
-
-    @classmethod
-    def of(cls, plan: Sequence[Shard], *, source: str, records: int, format: str, options: dict[str, str]) -> Self:  # noqa: A002
-        """Return the journal of a conversion that has finished nothing yet."""
-        shards = tuple((os.path.basename(shard.path), shard.start, shard.stop) for shard in plan)
-        return cls(source=source, records=records, format=format, options=options, shards=shards)
-
-    def with_finished(self, name: str, shard: FinishedShard) -> Journal:
-        """Return this journal with one more finished shard."""
-        return dataclasses.replace(self, finished={**self.finished, name: shard})
 
     def differences(self, now: Journal) -> Iterator[str]:
         """Yield a line for each way in which the requested conversion, `now`, differs from this one."""
-        for name in ("source", "records", "format"):
-            if getattr(self, name) != getattr(now, name):
-                yield f"{name}: {getattr(self, name)} when it began, {getattr(now, name)} now"
+        pairs = [(name, getattr(self, name), getattr(now, name)) for name in ("source", "records", "format")]
         for name in sorted(self.options.keys() | now.options.keys()):
-            before, after = self.options.get(name, "not set"), now.options.get(name, "not set")
+            pairs.append((name, self.options.get(name, "not set"), now.options.get(name, "not set")))
+        for name, before, after in pairs:
             if before != after:
                 yield f"{name}: {before} when it began, {after} now"
         if self.shards != now.shards:
@@ -119,11 +92,8 @@ class Journal:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(
-                f"{path} is not a conversion journal ({error}): delete it, or pass overwrite=True to start over",
-                key="resume",
-                value=path,
-            ) from error
+            message = f"{path} is not a conversion journal ({error}): delete it, or pass overwrite=True to start over"
+            raise ConfigError(message, key="resume", value=path) from error
 
 
 def _summary(shards: Sequence[tuple[str, int, int]]) -> str:

@@ -24,19 +24,18 @@ class Shard:
     start: int
     stop: int
 
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return os.path.basename(self.path)
+
 
 def plan_shards(
     destination: str, entry: Format, length: int, *, shards: int | None, records_per_shard: int | None
 ) -> tuple[Shard, ...]:
-    """Return the files to write, in index order.
+    """Return the files to write, in index order; see `dataload.convert.convert` for the names.
 
-    Args:
-        destination: A path. If its name contains ``{shard}`` (and ``{shards}``), as in ``"train-{shard:05d}.tar"``,
-            it is the pattern of the shard names; otherwise ``-00000-of-00008`` goes before the suffix.
-        entry: The format to write.
-        length: Number of records in the source.
-        shards: Number of files, whose lengths differ by at most one; None writes one file with exactly this name.
-        records_per_shard: Maximum number of records per file, instead of `shards`.
+    Without `shards` and `records_per_shard`, it is one file with exactly the name of the destination.
 
     Raises:
         ConfigError: Both numbers are given, one is less than 1, there are more shards than records, or two shards
@@ -52,30 +51,21 @@ def plan_shards(
         name = f"{_literal(stem)}{_DEFAULT_NAME}{_literal(name[len(stem) :])}"
     names = [_fill(name, shard, count or 1) for shard in range(count or 1)]
     if len(set(names)) < len(names):
-        raise ConfigError(
-            f"all {len(names)} shards would be called {names[0]!r}: put {{shard:05d}} into the name",
-            key="destination",
-            value=destination,
-        )
+        message = f"all {len(names)} shards would be called {names[0]!r}: put {{shard:05d}} into the name"
+        raise ConfigError(message, key="destination", value=destination)
     spans = even_split(length, len(names))
     return tuple(Shard(os.path.join(directory, path), *span) for path, span in zip(names, spans, strict=True))
 
 
 def _count_shards(length: int, shards: int | None, records_per_shard: int | None) -> int | None:
     if shards is not None and records_per_shard is not None:
-        raise ConfigError(
-            "shards and records_per_shard both determine the number of files: pass only one of them",
-            key="records_per_shard",
-            value=records_per_shard,
-        )
+        message = "shards and records_per_shard both determine the number of files: pass only one of them"
+        raise ConfigError(message, key="records_per_shard", value=records_per_shard)
     if records_per_shard is not None:
         return -(-max(1, length) // check_count("records_per_shard", records_per_shard, least=1))
     if shards is not None and check_count("shards", shards, least=1) > max(1, length):
-        raise ConfigError(
-            f"cannot split {length} records into {shards} shards: each needs at least one record",
-            key="shards",
-            value=shards,
-        )
+        message = f"cannot split {length} records into {shards} shards: each needs at least one record"
+        raise ConfigError(message, key="shards", value=shards)
     return shards
 
 
@@ -87,12 +77,9 @@ def _fill(name: str, shard: int, shards: int) -> str:
     try:
         return name.format(shard=shard, shards=shards)
     except (KeyError, IndexError, ValueError) as error:
-        raise ConfigError(
-            f"{name!r} is not a valid pattern for shard names ({error}): only {{shard}} and {{shards}} may stand in "
-            "braces, as in 'train-{shard:05d}-of-{shards:05d}.tar'",
-            key="destination",
-            value=name,
-        ) from None
+        allowed = "only {shard} and {shards} may stand in braces, as in 'train-{shard:05d}-of-{shards:05d}.tar'"
+        message = f"{name!r} is not a valid pattern for shard names ({error}): {allowed}"
+        raise ConfigError(message, key="destination", value=name) from None
 
 
 def journal_path(destination: str) -> str:
@@ -102,12 +89,7 @@ def journal_path(destination: str) -> str:
 
 
 def summarize_paths(paths: Sequence[str]) -> str:
-    """Return paths as one string: a brace range, which `dataload.open` takes, if the paths are numbered.
-
-    Example:
-        >>> summarize_paths(["a-000.tar", "a-001.tar", "a-002.tar"])
-        'a-{000..002}.tar'
-    """
+    """Return paths as one string: if numbered, as the range ``a-{000..002}.tar``, which `dataload.open` takes."""
     first, last = paths[0], paths[-1]
     if len(paths) == 1:
         return first

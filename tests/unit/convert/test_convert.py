@@ -13,7 +13,7 @@ import dataload
 from dataload.convert import convert
 from dataload.convert.blocks import read_ahead
 from dataload.convert.journal import FinishedShard, Journal, remove_temporaries
-from dataload.convert.plan import Shard, journal_path, plan_shards, summarize_paths
+from dataload.convert.plan import journal_path, plan_shards, summarize_paths
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.registry import get_format
 
@@ -161,9 +161,8 @@ def test_an_error_of_the_source_comes_out_and_the_thread_ends():
 
 
 def journal(**changes):
-    first = Journal.of(
-        [Shard("d/a-0", 0, 2), Shard("d/a-1", 2, 5)], source="f1", records=5, format="syrah", options={"codec": "None"}
-    )
+    shards = (("a-0", 0, 2), ("a-1", 2, 5))
+    first = Journal(source="f1", records=5, format="syrah", options={"codec": "None"}, shards=shards)
     return replace(first, **changes)
 
 

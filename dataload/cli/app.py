@@ -16,10 +16,10 @@ from dataload.cli.convert import convert_command
 from dataload.cli.index import index_command
 from dataload.cli.inspect import inspect_command
 from dataload.cli.order import order_command
-from dataload.cli.output import as_typed, print_error, print_warning
-from dataload.cli.schema import schema_command
+from dataload.cli.output import as_typed, print_error, print_json, print_warning
 from dataload.cli.timeline import timeline_command
 from dataload.cli.verify import verify_command
+from dataload.config import json_schema
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceNotFoundError
 
 BAD_DATA = 1
@@ -102,6 +102,14 @@ def options(
     debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
 ) -> None:
     """Inspect, verify and convert training data, and analyze how it is loaded."""
+
+
+def schema_command() -> None:
+    """Print the JSON schema of a config, for editors that check and complete TOML or YAML.
+
+    Example: dataload schema > dataload.schema.json
+    """
+    print_json(json_schema())
 
 
 for _command in (

@@ -1,4 +1,4 @@
-"""``dataload bench``."""
+"""``dataload bench``, and ``dataload bench --loader``, which shows where the time of a config goes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,7 @@ import typer
 
 from dataload._util.checks import check_directory
 from dataload.analysis.pictures import check_picture
+from dataload.bench import table
 from dataload.bench.data import Data, Written, made_data, own_data, write
 from dataload.bench.html import report
 from dataload.bench.machine import describe_run
@@ -27,22 +28,13 @@ from dataload.bench.plan import Choices, plan_limits, plan_loaders
 from dataload.bench.results import Curve, Measurement, Results
 from dataload.bench.runner import agreeing, measure_all, run_task
 from dataload.bench.scale import measure_scale
-from dataload.bench.table import (
-    FILE_COLUMNS,
-    RATE_COLUMNS,
-    curve_table,
-    file_rows,
-    problems,
-    rate_rows,
-    settings,
-    shortened,
-)
+from dataload.bench.stages import StageReport, measure_stages
 from dataload.bench.task import Order, Task
 from dataload.bench.workloads import WORKLOADS, get_workload
-from dataload.cli.bench_stages import time_stages
 from dataload.cli.options import Codec, Decode, Fields, Options, Overrides, Picture, SourceFormat, SourceOptions
 from dataload.cli.output import ProgressBar, print_line, print_table, print_warning
 from dataload.errors import ConfigError, closest
+from dataload.loader.workers import ExecutorName
 
 
 def bench_command(
@@ -57,7 +49,7 @@ def bench_command(
     records: Annotated[int | None, typer.Option("--records", min=1, help="Number of records.")] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds; tables show medians.")] = 3,
     seconds: Annotated[float, typer.Option("--seconds", min=0.05, help="Seconds per measurement, about.")] = 2.0,
-    executor: Annotated[str, typer.Option("--executor", help="threads or processes.")] = "threads",
+    executor: Annotated[ExecutorName, typer.Option("--executor", help="Kind of workers.")] = "threads",
     cold: Annotated[
         bool, typer.Option("--cold", help="Drop files from the page cache before each measurement.")
     ] = False,
@@ -89,7 +81,7 @@ def bench_command(
     if loader is not None:
         given = {"PATH": path, "--made": made, "--formats": formats, "--batch-size": batch_size, "--records": records}
         given |= {"--peers": peers, "--scale": scale, "--cold": cold, "--picture": picture, "--html": html}
-        time_stages(loader, overrides or (), seconds, repeats, json, given)
+        _time_stages(loader, overrides or (), seconds, repeats, json, given)
         return
     if overrides:
         raise ConfigError("--set changes a config: give one with --loader", key="set", value=overrides)
@@ -97,7 +89,6 @@ def bench_command(
         raise ConfigError(f"--made makes data instead of {path}: give one of the two", key="made", value=made)
     # Every argument is checked before the first measurement.
     _check_targets(json, picture, html)
-    _choose("executor", executor, ("threads", "processes"))
     run = describe_run(shlex.join(["dataload", *sys.argv[1:]]))
     plan_peers, interpreters = _peers(peers, peer_python or ())
     choices = Choices(
@@ -120,7 +111,10 @@ def bench_command(
         found: list[tuple[dict[str, Written], tuple[Measurement, ...]]] = []
         for data, names in zip(all_data, every, strict=True):
             own = replace(choices, batch_size=batch_size or data.batch_size)
-            written = {name: _write(data, name, directory) for name in names}
+            written: dict[str, Written] = {}
+            for name in names:
+                with ProgressBar(f"writing {data.name} as {name}"):
+                    written[name] = write(data, name, directory)
             tasks, missing = plan_peers(data, written, own, directory)
             tasks = [*plan_limits(data, written, own), *plan_loaders(data, written, own), *tasks]
             found.append((written, (*_measure(data.name, tasks, repeats, interpreters), *missing)))
@@ -132,6 +126,36 @@ def bench_command(
         curves=_curves() if scale else (),
     )
     _save(results, json, picture, html)
+
+
+def _time_stages(
+    config: str, overrides: Sequence[str], seconds: float, repeats: int, json: str | None, given: Mapping[str, Any]
+) -> None:
+    """Measure the stages of a config and print them; none of the other options, `given`, may be set."""
+    for name, value in given.items():
+        if value:
+            raise ConfigError(f"--loader measures a config and nothing else: leave {name} out", key="loader")
+    _check_targets(json, None, None)
+    with ProgressBar(f"measuring {config}"):
+        report = measure_stages(config, overrides=overrides, seconds=seconds, repeats=repeats)
+    print_table({"stage": "left", "records/s": "right", "us/batch": "right", "more": "right"}, _rows(report))
+    for note in report.notes:
+        print_line(f"note: {note}")
+    print_line(report.verdict, "bold")
+    if json is not None:
+        Path(json).write_text(json_module.dumps(asdict(report), indent=1), "utf-8")
+        print_line(f"written to {json}")
+
+
+def _rows(report: StageReport) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    before = 0.0
+    for stage in report.stages:
+        took = stage.batch_seconds.median * 1e6
+        more = f"{took - before:+,.1f}" if stage.name.startswith("+") else ""
+        rows.append((stage.name, f"{stage.rows_per_second:,.0f}", f"{took:,.1f}", more))
+        before = took
+    return rows
 
 
 def _own_data(source: SourceOptions, records: int | None, opened: ExitStack) -> Data:
@@ -164,11 +188,6 @@ def _save(results: Results, json: str | None, picture: str | None, html: str | N
         print_line(f"written to {html}")
 
 
-def _write(data: Data, name: str, cache: Path) -> Written:
-    with ProgressBar(f"writing {data.name} as {name}"):
-        return write(data, name, cache)
-
-
 def _measure(
     name: str, tasks: Sequence[Task], repeats: int, interpreters: Mapping[str, str]
 ) -> tuple[Measurement, ...]:
@@ -183,25 +202,21 @@ def _curves() -> tuple[Curve, ...]:
         curves = measure_scale(Path(directory))
     for curve in curves:
         print_line(curve.title, "bold")
-        print_table(*curve_table(curve))
+        print_table(*table.curve_table(curve))
         print_line()
     return curves
-
-
-def _no_peers(*_: Any) -> tuple[list[Task], list[Measurement]]:
-    return [], []
 
 
 def _peers(names: str | None, pythons: Sequence[str]) -> tuple[Any, dict[str, str]]:
     """Return a function that plans the measurements of the peers, and the Python of those that have their own."""
     if names is None and not pythons:
-        return _no_peers, {}
+        return lambda _data, _written, _choices, _cache: ((), ()), {}
     package = _import_peers()
     known = tuple(package.PEERS)
     interpreters = dict(_interpreters(pythons, known))
-    if names is None:
-        return _no_peers, interpreters
-    chosen = known if names == "all" else _known("peers", names, list(_split(names, known)), known)
+    chosen = known if names == "all" else ()
+    if names is not None and names != "all":
+        chosen = _known("peers", names, list(_split(names, known)), known)
     return partial(package.plan.plan_peers, chosen, interpreters=interpreters), interpreters
 
 
@@ -214,11 +229,9 @@ def _import_peers() -> Any:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("benchmarks"):
             raise
-        raise ConfigError(
-            "--peers needs benchmarks/peers, which the repository has and the installed package does not: run the "
-            "command in a clone of the repository, or put the clone on PYTHONPATH",
-            key="peers",
-        ) from error
+        message = "--peers needs benchmarks/peers, which the repository has and the installed package does not: "
+        advice = "run the command in a clone of the repository, or put the clone on PYTHONPATH"
+        raise ConfigError(message + advice, key="peers") from error
 
 
 def _split(names: str, known: Sequence[str]) -> Iterator[str]:
@@ -234,23 +247,20 @@ def _interpreters(settings: Sequence[str], known: Sequence[str]) -> Iterator[tup
     for setting in settings:
         name, _, python = setting.partition("=")
         if not python or name not in known:
-            raise ConfigError(
-                f"--peer-python must be NAME=PATH with the name of a peer, got {setting!r}: {closest(name, known)}",
-                key="peer_python",
-                value=setting,
-            )
+            message = f"--peer-python must be NAME=PATH with the name of a peer, got {setting!r}"
+            raise ConfigError(f"{message}: {closest(name, known)}", key="peer_python", value=setting)
         yield name, python
 
 
 def _print(data: Data, written: dict[str, Written], measured: Sequence[Measurement], *, wide: bool) -> None:
     print_line(data.name, "bold")
-    print_table(FILE_COLUMNS, file_rows([one.facts for one in written.values()]))
+    print_table(table.FILE_COLUMNS, table.file_rows([one.facts for one in written.values()]))
     print_line()
-    rows = rate_rows(measured)
-    print_table(*((RATE_COLUMNS, rows) if wide else shortened(RATE_COLUMNS, rows)))
-    for problem in problems(measured):
+    rows = table.rate_rows(measured)
+    print_table(*((table.RATE_COLUMNS, rows) if wide else table.shortened(table.RATE_COLUMNS, rows)))
+    for problem in table.problems(measured):
         print_warning(problem)
-    for line in settings(measured) if wide else ():
+    for line in table.settings(measured) if wide else ():
         print_line(line)
     print_line()
 
@@ -274,7 +284,6 @@ def _numbers(key: str, text: str) -> tuple[int, ...]:
     except ValueError:
         numbers = [-1]
     if min(numbers) < 0:
-        raise ConfigError(
-            f"--{key} must be numbers of 0 or more, separated by commas, got {text!r}", key=key, value=text
-        )
+        message = f"--{key} must be numbers of 0 or more, separated by commas, got {text!r}"
+        raise ConfigError(message, key=key, value=text)
     return tuple(numbers)

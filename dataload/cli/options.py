@@ -43,17 +43,11 @@ Picture: TypeAlias = Annotated[str | None, typer.Option("--picture", help="Save 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """A data set and how to open it.
+    """A data set and how to open it."""
 
-    Attributes:
-        path: Any path that `dataload.open` takes, without a format prefix.
-        format: Name of the format, or None.
-        options: Options of the format, including ``fields``.
-    """
-
-    path: str
+    path: str  # any path that `dataload.open` takes, without a format prefix
     format: str | None
-    options: dict[str, Any]
+    options: dict[str, Any]  # including `fields`
 
     @classmethod
     def parse(
@@ -66,11 +60,7 @@ class SourceOptions:
         decode: Sequence[str] | None = None,
         options: Sequence[str] | None = None,
     ) -> SourceOptions:
-        """Parse the arguments of a command.
-
-        Raises:
-            ConfigError: An option is not ``key=value``, or names a function that does not exist.
-        """
+        """Parse the arguments of a command."""
         entry, path = split_format(path, format)
         parsed = parse_options(options)
         if fields:

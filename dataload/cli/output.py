@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, cast
 
@@ -43,12 +43,12 @@ def print_line(text: str = "", style: str = "") -> None:
 
 
 def print_error(message: str) -> None:
-    """Print ``error: message`` to stderr, in red."""
+    """Print ``error: message`` to stderr."""
     _console(stderr=True).print(Text(f"error: {_safe(message)}", "red"), soft_wrap=True)
 
 
 def print_warning(message: str) -> None:
-    """Print ``warning: message`` to stderr, in yellow."""
+    """Print ``warning: message`` to stderr."""
     _console(stderr=True).print(Text(f"warning: {_safe(message)}", "yellow"), soft_wrap=True)
 
 
@@ -58,13 +58,8 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=str).replace("\x7f", "\\u007f"))
 
 
-def print_table(columns: Mapping[str, str], rows: list[tuple[str, ...]]) -> None:
-    """Print a table to stdout.
-
-    Args:
-        columns: Heading -> ``"left"`` or ``"right"``.
-        rows: One text per column each.
-    """
+def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]]) -> None:
+    """Print a table to stdout; `columns` maps each heading to ``"left"`` or ``"right"``."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for heading, side in columns.items():
         table.add_column(heading, justify=cast("Any", side), overflow="fold")

@@ -57,8 +57,8 @@ class Journal:
     def differences(self, now: Journal) -> Iterator[str]:
         """Yield a line for each way in which the requested conversion, `now`, differs from this one."""
         pairs = [(name, getattr(self, name), getattr(now, name)) for name in ("source", "records", "format")]
-        for name in sorted(self.options.keys() | now.options.keys()):
-            pairs.append((name, self.options.get(name, "not set"), now.options.get(name, "not set")))
+        options = sorted(self.options.keys() | now.options.keys())
+        pairs += [(name, self.options.get(name, "not set"), now.options.get(name, "not set")) for name in options]
         for name, before, after in pairs:
             if before != after:
                 yield f"{name}: {before} when it began, {after} now"

@@ -67,7 +67,7 @@ def test_a_small_run(tmp_path):
         (["--formats", ","], "--formats is empty: give some of syrah"),
         (["--made", "tokens", "--formats", "tar"], "--formats has 'tar'"),
         (["--made", "floats-64", "--made", "tokens", "--formats", "syrah"], "--formats has 'syrah'"),
-        (["--executor", "fibres"], "--executor has 'fibres'"),
+        (["--executor", "fibres"], "'fibres' is not one of 'threads', 'processes'"),
         (["x.syr", "--made", "tokens"], "--made makes data instead of x.syr: give one of the two"),
         (["--orders", "globl"], "--orders has 'globl'"),
         (["--workers", "1,two"], "--workers must be numbers of 0 or more, separated by commas, got '1,two'"),

@@ -183,7 +183,7 @@ def test_a_journal_of_version_0_1_loads(tmp_path):
         '{"source": "f1", "records": 5, "format": "syrah", "options": {"codec": "None"}, "shards": [["a-0", 0, 2], '
         '["a-1", 2, 5]], "finished": {"a-0": {"bytes": 3, "sha256": "ab", "mtime_ns": 17}}, "version": 1}'
     )
-    expected = journal().with_finished("a-0", FinishedShard(3, "ab", 17))
+    expected = journal(finished={"a-0": FinishedShard(3, "ab", 17)})
     assert Journal.load(str(path)) == expected
     expected.save(str(path))
     assert Journal.load(str(path)) == expected

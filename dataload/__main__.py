@@ -7,8 +7,6 @@ import sys
 from dataload._util.optional import load_optional
 from dataload.errors import MissingDependencyError
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Run the command line with the arguments of this process.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from dataload.loader.loader import Loader
     from dataload.streams import MultiStreamLoader
 
-__all__ = ["create", "from_config", "open_source", "record_loader"]
-
 Path: TypeAlias = "str | os.PathLike[str]"
 
 

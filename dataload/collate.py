@@ -11,18 +11,6 @@ import numpy as np
 from dataload.errors import ConfigError, closest
 from dataload.types import Array, Batch, Int64Array
 
-__all__ = [
-    "Collate",
-    "Pack",
-    "Packing",
-    "Policy",
-    "Ragged",
-    "default_collate",
-    "empty_like",
-    "in_chunks",
-    "scatter_columns",
-]
-
 Policy: TypeAlias = Literal["stack", "pad", "ragged", "list"]
 """How to combine the values of one field if their shapes differ; `stack` refuses."""
 

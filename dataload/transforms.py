@@ -14,8 +14,6 @@ from dataload._util.randomness import generator
 from dataload.errors import ConfigError
 from dataload.types import Transform
 
-__all__ = ["NamedTransform", "SampleContext", "compose"]
-
 
 @dataclass(frozen=True)
 class SampleContext:

@@ -19,8 +19,6 @@ from dataload.bench.runner import child_environment
 from dataload.bench.task import Task
 from dataload.errors import ConfigError, printable, text_of
 
-__all__ = ["plan_peers"]
-
 _OF_BYTES = ("lmdb", "array_record")
 _MESSAGE_CHARACTERS = 300
 _PREPARE_SECONDS = 3600.0

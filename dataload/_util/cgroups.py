@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-__all__ = ["available_bytes", "cgroup_quota"]
-
 
 class _ControlGroup(NamedTuple):
     """A control group.

@@ -9,8 +9,6 @@ from typing import Any
 
 from dataload.errors import ConfigError, closest
 
-__all__ = ["check_choice", "check_count", "check_directory", "check_fields", "check_seconds"]
-
 
 def check_count(name: str, value: Any, *, least: int, below: int | None = None) -> int:
     """Return `value` as an int in [least, below), or in [least, infinity) if `below` is None.

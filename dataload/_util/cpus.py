@@ -9,8 +9,6 @@ from time import process_time
 
 from dataload._util.cgroups import cgroup_quota
 
-__all__ = ["cpu_demand", "usable_cpus"]
-
 
 def usable_cpus() -> int:
     """Return the number of CPUs that this process is bound to, or its control groups' quota, rounded up, if less."""

@@ -11,8 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 
-__all__ = ["digest", "fingerprint", "identify", "shows_address"]
-
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+", re.IGNORECASE)
 _MAX_DEPTH = 32
 

@@ -12,8 +12,6 @@ import numpy as np
 
 from dataload.types import Int64Array
 
-__all__ = ["as_indices", "check_index", "even_split", "expand_braces", "split_by_shard"]
-
 
 def check_index(index: SupportsIndex, length: int) -> int:
     """Return `index` as an int in [0, length); a negative index counts from the end.

@@ -10,8 +10,6 @@ import numpy as np
 
 from dataload.types import BytesArray
 
-__all__ = ["BufferLeases"]
-
 
 class BufferLeases:
     """The blocks that are lent at present. Thread-safe."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Memo"]
-
 T = TypeVar("T")
 
 

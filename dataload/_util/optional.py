@@ -7,8 +7,6 @@ from typing import Any
 
 from dataload.errors import MissingDependencyError
 
-__all__ = ["load_optional"]
-
 
 def load_optional(module: str, *, needed_by: str, extra: str | None, package: str | None = None) -> Any:
     """Import a module of an optional package and return it.

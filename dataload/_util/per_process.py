@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["PerProcess", "is_current", "on_fork", "process_id"]
-
 T = TypeVar("T")
 
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from dataload.errors import ConfigError
 
-__all__ = ["ORDER_VERSION", "check_seed", "derive_key", "generator", "hash64"]
-
 ORDER_VERSION = 1
 """Version of all orders, raised when any order changes for the same seed. A state of another version is refused."""
 

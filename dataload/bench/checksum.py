@@ -9,8 +9,6 @@ import numpy as np
 
 from dataload.types import Array
 
-__all__ = ["MODULUS", "check_batch", "check_record"]
-
 MODULUS = 2**64
 
 

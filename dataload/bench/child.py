@@ -21,8 +21,6 @@ from typing import Any
 from dataload.bench.checksum import MODULUS
 from dataload.bench.task import Answer, Reading, Task
 
-__all__ = ["drop_cached", "main", "measure"]
-
 
 def measure(task: Task) -> Answer:
     """Open the data, take batches for about ``task.seconds``, and return the figures.

@@ -23,8 +23,6 @@ from dataload.sources.base import Source
 from dataload.sources.registry import added_formats, built_in_formats, get_format
 from dataload.types import RandomAccessSource
 
-__all__ = ["Data", "Written", "made_data", "own_data", "write", "write_once"]
-
 _SPARE_BYTES = 1 << 30
 
 

@@ -23,8 +23,6 @@ from dataload.bench.table import (
 )
 from dataload.errors import printable
 
-__all__ = ["report"]
-
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #5c6670; --page: #fff; --line: #d8dde2; --mark: #eef3f8 }
 @media (prefers-color-scheme: dark) {

@@ -11,8 +11,6 @@ from typing import Any
 
 from dataload._util.cpus import usable_cpus
 
-__all__ = ["describe_run", "versions"]
-
 _PACKAGES = ("dataload", "numpy", "lmdb", "array-record", "pymongo", "protobuf", "simplejpeg", "torch")
 
 

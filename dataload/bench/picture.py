@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["as_svg", "curves_figure", "rates_figure"]
-
 _COLOURS = {"dataload": "tab:blue", "peer": "tab:orange"}
 _DASHES = ("-", "--", ":", "-.")
 _LIMIT = "tab:red"

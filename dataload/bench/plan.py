@@ -9,8 +9,6 @@ from typing import Any
 from dataload.bench.data import Data, Written
 from dataload.bench.task import Order, Task
 
-__all__ = ["Choices", "plan_limits", "plan_loaders"]
-
 _READINGS = "dataload.bench.readings"
 
 

@@ -23,18 +23,6 @@ from dataload.sources.base import Source
 from dataload.streams import MultiStreamLoader
 from dataload.types import Int64Array, Sampler
 
-__all__ = [
-    "array_record_read",
-    "bare_generators",
-    "decode_loop",
-    "gather",
-    "generators",
-    "lmdb_get",
-    "loader",
-    "multistream",
-    "stack_rows",
-]
-
 _AHEAD = 8
 _READER_BUFFER = 4096
 

@@ -10,8 +10,6 @@ from typing import Any, Self
 from dataload.bench.task import Answer, Task
 from dataload.bench.timing import Spread, ratios_of
 
-__all__ = ["RESULTS_VERSION", "Curve", "FileFacts", "Measurement", "Results"]
-
 RESULTS_VERSION = 1
 
 

@@ -18,8 +18,6 @@ from dataload.bench.results import Measurement
 from dataload.bench.task import Answer, Task
 from dataload.errors import printable
 
-__all__ = ["agreeing", "child_environment", "measure_all", "run_task"]
-
 _LEAST_TIMEOUT = 120.0
 _MESSAGE_CHARACTERS = 300
 

@@ -20,8 +20,6 @@ from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, Sequenti
 from dataload.sources.range import RangeSource
 from dataload.types import Sampler
 
-__all__ = ["measure_scale"]
-
 _BLOCK = 16_384
 _SHARD_RECORDS = 65_536
 _BATCH = 256

@@ -20,8 +20,6 @@ from dataload.loader.step import nbytes
 if TYPE_CHECKING:
     from dataload.config.models import DataloadConfig
 
-__all__ = ["StageReport", "StageTime", "as_list", "measure_stages", "stage_overrides"]
-
 _KEPT_BATCHES = 64
 _KEPT_BYTES = 1 << 28
 _ALONE = "loader.num_workers=0"

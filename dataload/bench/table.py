@@ -9,22 +9,6 @@ from typing import NamedTuple, TypeAlias
 from dataload.bench.results import Curve, FileFacts, Measurement
 from dataload.bench.task import Task
 
-__all__ = [
-    "FILE_COLUMNS",
-    "RATE_COLUMNS",
-    "Baselines",
-    "Table",
-    "baselines",
-    "by_workload",
-    "curve_table",
-    "describe_task",
-    "file_rows",
-    "problems",
-    "rate_rows",
-    "settings",
-    "shortened",
-]
-
 Table: TypeAlias = tuple[dict[str, str], list[tuple[str, ...]]]
 """Heading -> ``"left"`` or ``"right"``; and the rows."""
 

@@ -10,8 +10,6 @@ from typing import Any, Literal, TypeAlias
 from dataload.bench.checksum import check_batch
 from dataload.errors import ConfigError
 
-__all__ = ["Answer", "Kind", "Order", "Reading", "Task"]
-
 Order: TypeAlias = Literal["global", "pool", "sequential"]
 """All records shuffled; shuffled shards behind a shuffle pool; the order in the file."""
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Self
 
-__all__ = ["Spread", "median_seconds", "peak_bytes", "ratios_of", "seconds_of", "time_rounds"]
-
 
 @dataclass(frozen=True, slots=True)
 class Spread:

@@ -15,8 +15,6 @@ from dataload._util.optional import load_optional
 from dataload.errors import ConfigError, closest
 from dataload.types import Array
 
-__all__ = ["WORKLOADS", "Workload", "blobs", "busy_numbers", "floats", "get_workload"]
-
 Records: TypeAlias = list[Mapping[str, Any]]
 
 _DIFFERENT = 1000

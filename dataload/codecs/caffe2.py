@@ -11,23 +11,6 @@ from dataload.codecs.varints import parse_varint
 from dataload.codecs.wire import FIXED32, FIXED64, LENGTH, VARINT, walk
 from dataload.errors import CorruptFileError
 
-__all__ = [
-    "BYTE",
-    "BYTE_DATA",
-    "DATA_TYPE",
-    "DIMS",
-    "MAX_DIMS",
-    "NAME",
-    "STRING",
-    "STRING_DATA",
-    "TENSOR",
-    "TYPES",
-    "UINT8",
-    "DataType",
-    "Tensor",
-    "scan_record",
-]
-
 TENSOR = 1  # the only field of TensorProtos; those of TensorProto:
 DIMS, DATA_TYPE, _FLOAT_DATA, _INT32_DATA, BYTE_DATA, STRING_DATA, NAME = range(1, 8)
 _DOUBLE_DATA, _INT64_DATA = 9, 10

@@ -23,8 +23,6 @@ from typing import Any, TypeAlias, cast
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, closest
 from dataload.types import Batch, Codec
 
-__all__ = ["CODEC_NAMES", "CodecLike", "decode_batch", "decode_records", "resolve_codec", "takes_views"]
-
 CodecLike: TypeAlias = str | Codec | Callable[[bytes], Any] | None
 """Values for ``codec=``."""
 

@@ -20,8 +20,6 @@ from dataload.codecs.npy import parse_npy
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
 from dataload.types import Array
 
-__all__ = ["DECODERS", "Decoder", "decode_image", "find_decoder", "known_extension"]
-
 GREATEST_IMAGE = (1 << 30) // 12
 """Pixel limit of an image, 89 million, at which Pillow warns too: a larger image is a damaged or malicious file."""
 

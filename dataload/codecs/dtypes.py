@@ -10,8 +10,6 @@ import numpy as np
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.types import Array
 
-__all__ = ["parse_dtype", "plain_array"]
-
 _NAME = re.compile(r"[<>|=][biufcmMSU]\d{1,9}(\[\w{1,9}\])?")
 """Values of `dtype.str`, except objects, which would have to be unpickled, and structures."""
 

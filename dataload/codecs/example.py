@@ -29,8 +29,6 @@ from dataload.codecs.wire import LENGTH, build_field, payload_span
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.types import Array, Batch
 
-__all__ = ["decode", "decode_batch", "encode"]
-
 _BYTES: Final = 1  # field numbers in Feature
 _FLOAT: Final = 2
 _INT64: Final = 3

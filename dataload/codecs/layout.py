@@ -16,8 +16,6 @@ import numpy as np
 from dataload.errors import CorruptFileError
 from dataload.types import Array, Batch, BytesArray, Int64Array
 
-__all__ = ["Layout", "RecordTable", "Span", "columns_by_layout"]
-
 _Data = bytes | memoryview
 
 _FEWEST_ROWS = 4

@@ -23,8 +23,6 @@ from dataload._util.optional import load_optional
 from dataload.codecs.dtypes import parse_dtype, plain_array
 from dataload.errors import ConfigError, CorruptFileError
 
-__all__ = ["decode", "encode"]
-
 
 def decode(data: bytes | memoryview) -> dict[str, Any]:
     """Decode a msgpack map to its fields.

@@ -15,8 +15,6 @@ from dataload.codecs.dtypes import parse_dtype
 from dataload.errors import CorruptFileError
 from dataload.types import Array
 
-__all__ = ["MAGIC", "NpyLayout", "build_npy", "npy_layout", "parse_npy"]
-
 MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 10_000  # bytes, as in numpy: parsing time grows faster than the length
 _KEYS = {"descr", "fortran_order", "shape"}

@@ -26,8 +26,6 @@ from dataload.codecs.dtypes import plain_array
 from dataload.codecs.npy import parse_npy
 from dataload.errors import ConfigError, CorruptFileError
 
-__all__ = ["decode", "encode"]
-
 # signature, version, flags, method, time, date, CRC, compressed size, size, lengths of name and extra
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")

@@ -49,8 +49,6 @@ from dataload.codecs.wire import VARINT, build_field
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.types import Array, Batch, BytesArray, Int64Array, Value
 
-__all__ = ["decode", "decode_batch", "encode"]
-
 _Data = bytes | memoryview
 
 # by kind and size, as in dtype.str, because dtype.name is slow

@@ -7,8 +7,6 @@ import numpy as np
 from dataload.errors import CorruptFileError
 from dataload.types import BytesArray, Int64Array
 
-__all__ = ["encode_varint", "encode_varints", "parse_packed", "parse_varint", "parse_varints"]
-
 _MAX_BYTES = 10  # 64 bits
 _MASK = 2**64 - 1
 _FEW = 16  # numbers for which a Python loop beats numpy's fixed costs, when writing

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataload.codecs.varints import encode_varint, parse_varint
 from dataload.errors import CorruptFileError
 
-__all__ = ["FIXED32", "FIXED64", "LENGTH", "VARINT", "build_field", "payload_span", "walk"]
-
 VARINT, FIXED64, LENGTH, _GROUP, _END_GROUP, FIXED32 = range(6)
 
 _MAX_FIELD = (1 << 29) - 1

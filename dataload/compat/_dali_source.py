@@ -18,8 +18,6 @@ from dataload.sources.tar.table import load_table
 from dataload.storage.local.mapped import MappedFile
 from dataload.types import Array, Int64Array
 
-__all__ = ["Missing", "Output", "OutputSource", "parse_outputs"]
-
 Missing: TypeAlias = Literal["empty", "skip", "error"]
 """The treatment of a sample that lacks an output: an empty array, no sample, or an error."""
 

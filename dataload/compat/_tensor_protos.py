@@ -8,8 +8,6 @@ from typing import Any, Final
 from dataload._util.optional import load_optional
 from dataload.codecs.caffe2 import TYPES
 
-__all__ = ["BYTE", "message_class"]
-
 BYTE: Final = 3  # TensorProto.BYTE
 
 _PACKAGE: Final = "torchrecord"

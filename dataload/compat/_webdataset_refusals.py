@@ -10,8 +10,6 @@ from typing import Any, Literal, TypeAlias, get_args
 from dataload._util.indexing import expand_braces
 from dataload.errors import ConfigError
 
-__all__ = ["OnFailure", "archives", "check_handler", "refuse_arguments", "refuse_method"]
-
 OnFailure: TypeAlias = Literal["raise", "skip"]
 
 _BY_INDEX = "choose samples by position with slice(start, stop, step), or use a dataload.Loader with a Subset"

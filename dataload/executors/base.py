@@ -14,21 +14,6 @@ import numpy as np
 
 from dataload.types import BytesArray
 
-__all__ = [
-    "Executor",
-    "Place",
-    "Result",
-    "SerialExecutor",
-    "StallMonitor",
-    "StartMethod",
-    "TimeoutPolicy",
-    "WorkerLostError",
-    "WorkerStatus",
-    "check_process",
-    "raise_closed",
-    "worker_name",
-]
-
 TaskT = TypeVar("TaskT")
 TaskT_contra = TypeVar("TaskT_contra", contravariant=True)
 ResultT = TypeVar("ResultT")

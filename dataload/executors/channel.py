@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias
 
-__all__ = ["Inbox", "Message", "Outbox", "receive_descriptor", "send"]
-
 Message: TypeAlias = tuple[Any, list[bytearray]]
 """The unpickled content and the buffers sent with it."""
 

@@ -17,8 +17,6 @@ from dataload.executors.serialization import take_apart
 from dataload.executors.shared_memory import Slot
 from dataload.executors.worker import DUMP_SIGNAL, NewSlot, TaskMessage, serve
 
-__all__ = ["GUARD", "WorkerHandle"]
-
 GUARD = (
     "each worker process imports the main module, so guard its top-level code with "
     "`if __name__ == \"__main__\":`, or use start_method='fork'"

@@ -14,8 +14,6 @@ from dataload.executors.base import StartMethod
 from dataload.executors.handle import GUARD, WorkerHandle
 from dataload.executors.shared_memory import Slot
 
-__all__ = ["check_parent", "within_descriptors"]
-
 _SPARE_DESCRIPTORS = 16
 
 

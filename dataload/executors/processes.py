@@ -33,8 +33,6 @@ from dataload.executors.serialization import put_together
 from dataload.executors.shared_memory import Ring
 from dataload.executors.worker import ResultMessage, TaskMessage
 
-__all__ = ["ProcessExecutor"]
-
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
@@ -193,6 +191,7 @@ class ProcessPool:
         return not self._stopped and self._pid == os.getpid()
 
     def submit(self, task: Any) -> _Pending:
+        """Give a task to a worker."""
         with self._transaction():
             while len(self._workers) < self.size:
                 self._start()

@@ -11,8 +11,6 @@ from collections import ChainMap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["check_pickle", "put_together", "take_apart"]
-
 _SMALL_BYTES = 16 << 10
 """Smaller arrays are copied into the pickle, so that keeping the labels of a batch does not keep all of its memory."""
 

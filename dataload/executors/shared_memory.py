@@ -21,8 +21,6 @@ from dataload._util.cgroups import available_bytes
 from dataload._util.leases import BufferLeases
 from dataload.types import BytesArray
 
-__all__ = ["Extent", "Ring", "Slot"]
-
 Extent = tuple[int, int]
 """Offset and size in bytes of a buffer in a slot."""
 

@@ -26,8 +26,6 @@ from dataload.executors.base import (
     raise_closed,
 )
 
-__all__ = ["ThreadExecutor"]
-
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 

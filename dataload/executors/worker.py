@@ -23,8 +23,6 @@ from dataload.executors.channel import Inbox, receive_descriptor, send
 from dataload.executors.serialization import put_together, take_apart
 from dataload.executors.shared_memory import Extent, Slot
 
-__all__ = ["DUMP_SIGNAL", "SMALL_RESULT", "NewSlot", "ResultMessage", "TaskMessage", "limit_threads", "serve"]
-
 DUMP_SIGNAL = signal.SIGUSR2
 """Makes a worker write the stack traces of its threads, whatever holds the GIL."""
 

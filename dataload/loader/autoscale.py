@@ -10,8 +10,6 @@ from typing import NamedTuple
 from dataload._util.cpus import usable_cpus
 from dataload.loader.recorder import Recorder
 
-__all__ = ["Scaling", "ThroughputSample", "workers_to_use"]
-
 _LEAST_WAIT = 0.1  # part of the time that the consumer waits; below it, more workers are not worth it
 _LEAST_OF_EXPECTED = 0.3  # part of the speed-up that workers would bring if nothing else were a limit
 _LEAST_STEPS, _STEPS_PER_WORKER, _LEAST_SECONDS = 8, 4, 0.2  # for a sample to be reliable

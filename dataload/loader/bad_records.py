@@ -18,8 +18,6 @@ from dataload.storage import absolute, base_name
 from dataload.storage.local.text import append_text, read_text
 from dataload.types import Int64Array
 
-__all__ = ["BadRecord", "Budget", "append_report", "read_excluded"]
-
 _SHOWN_ITEMS = 3
 
 

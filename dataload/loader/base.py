@@ -15,8 +15,6 @@ from dataload.loader.recorder import Recorder, StepRecord
 from dataload.loader.state import Cursor
 from dataload.loader.statistics import Statistics
 
-__all__ = ["Delivery", "EpochIteration", "LoaderBase", "Progress"]
-
 BatchT = TypeVar("BatchT")
 StepT = TypeVar("StepT", bound=StepRecord)
 StepT_co = TypeVar("StepT_co", bound=StepRecord, covariant=True)

@@ -19,8 +19,6 @@ from dataload.sources.base import Source, select_fields
 from dataload.transforms import NamedTransform, SampleContext
 from dataload.types import BatchReader, ColumnReader, Int64Array
 
-__all__ = ["Fetcher", "Trace", "choose_collate", "complete"]
-
 
 class Trace:
     """The progress of one step: its stages, how long each took, and its bad records.

@@ -33,8 +33,6 @@ from dataload.sources.base import Source
 from dataload.transforms import compose
 from dataload.types import RandomAccessSource, Sampler, Transform
 
-__all__ = ["Loader"]
-
 BatchT = TypeVar("BatchT")
 
 _ADDRESS_HINT = (

@@ -21,17 +21,6 @@ from dataload.samplers import (
 from dataload.samplers.batch import Tail
 from dataload.types import RandomAccessSource, Sampler, Sharded
 
-__all__ = [
-    "BLOCK_ROWS",
-    "BlockedPlans",
-    "Shuffle",
-    "default_pool_size",
-    "plan_batches",
-    "rank_and_world_size",
-    "shard_lengths",
-    "shuffled",
-]
-
 Shuffle: TypeAlias = Literal["global", "shards"]
 """Shuffle all records at once; or read shards in a random order, through a pool."""
 

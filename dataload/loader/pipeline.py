@@ -12,8 +12,6 @@ from dataload.loader.rescue import shorten
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.loader.step import JobResult, StepRange, StepResult
 
-__all__ = ["StepDelivery", "TaskSizer", "apply_in_consumer", "lost_step", "ordered_map", "unordered_map"]
-
 Task = TypeVar("Task")
 T = TypeVar("T")
 

@@ -12,8 +12,6 @@ from typing import Any, Protocol
 from dataload._util.cpus import cpu_demand, usable_cpus
 from dataload.loader.statistics import StageStatistics, Statistics, Workplace
 
-__all__ = ["Listener", "Recorder", "StepRecord"]
-
 _MAX_REQUESTS = 4096
 _CPU_CLOCK_SECONDS = 0.2  # between two readings
 _CPU_CLOCK_COST = 1e-3  # maximum part of the time: with hundreds of threads a reading takes milliseconds

@@ -33,8 +33,6 @@ from dataload.types import Int64Array
 if TYPE_CHECKING:
     from dataload.loader.fetch import Fetcher, Trace
 
-__all__ = ["ErrorPolicy", "OnError", "Rescue", "StageError", "is_for_consumer", "shorten", "substitute"]
-
 OnError: TypeAlias = Literal["raise", "skip", "replace"]
 """What to do about a record that fails."""
 

@@ -12,8 +12,6 @@ from dataload._util.randomness import ORDER_VERSION
 from dataload.errors import StateMismatchError
 from dataload.samplers import BatchPlanner
 
-__all__ = ["Cursor", "EpochPlanners", "LoaderState", "check_same", "is_count", "upgrade"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cursor:

@@ -7,8 +7,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeAlias
 
-__all__ = ["StageStatistics", "Statistics", "Workplace"]
-
 Workplace: TypeAlias = Literal["serial", "threads", "processes"]
 """Where batches are made; `serial` is the consumer's thread."""
 

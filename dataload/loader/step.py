@@ -20,8 +20,6 @@ from dataload.loader.order import BlockedPlans
 from dataload.loader.rescue import is_for_consumer
 from dataload.samplers import BatchPlan, BatchPlanner
 
-__all__ = ["JobResult", "StepRange", "StepResult", "StepWork"]
-
 
 class StepRange(NamedTuple):
     """Consecutive steps of an epoch.

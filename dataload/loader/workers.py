@@ -11,8 +11,6 @@ from dataload.executors import Executor, SerialExecutor, StartMethod, ThreadExec
 from dataload.executors.serialization import check_pickle
 from dataload.loader.step import StepWork
 
-__all__ = ["ExecutorName", "check_pickles", "make_executor", "parts_of_work"]
-
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 

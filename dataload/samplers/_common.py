@@ -14,21 +14,6 @@ from dataload.errors import ConfigError
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.types import Int64Array, Sampler
 
-__all__ = [
-    "ArrayValue",
-    "BoolArray",
-    "Float64Array",
-    "OverParent",
-    "check_length",
-    "check_lengths",
-    "check_record_lengths",
-    "check_sampler",
-    "divide",
-    "records_of",
-    "set_fields",
-    "split_by_group",
-]
-
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -23,8 +23,6 @@ from dataload.samplers._common import (
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.types import Int64Array, Sampler
 
-__all__ = ["Repeat", "Sequential", "Subset", "indices_without_end"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sequential:

@@ -16,8 +16,6 @@ from dataload.errors import ConfigError
 from dataload.samplers._common import BoolArray, check_sampler, records_of, set_fields
 from dataload.types import Array, Int64Array, Sampler
 
-__all__ = ["BatchPlan", "BatchPlanner", "BatchSampler", "Tail"]
-
 Tail: TypeAlias = Literal["drop", "pad", "partial"]
 """How an epoch ends when its positions do not fill a batch on every rank."""
 

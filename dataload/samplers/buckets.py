@@ -17,8 +17,6 @@ from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array
 
-__all__ = ["BucketBatchSampler"]
-
 _GROWTH = 1.25
 
 

@@ -13,8 +13,6 @@ from dataload.samplers.basic import Sequential
 from dataload.samplers.pool import PoolShuffle, check_pool_size
 from dataload.types import Int64Array, Sampler
 
-__all__ = ["Lanes"]
-
 _MOST_LANES = 65_536  # each may have a pool, which is an object of its own
 
 

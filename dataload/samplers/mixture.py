@@ -26,8 +26,6 @@ from dataload.samplers.permutation import MAX_LENGTH
 from dataload.samplers.weighted import check_weights, uniform
 from dataload.types import Int64Array, Sampler
 
-__all__ = ["Mixture", "Stop"]
-
 Stop: TypeAlias = Literal["first", "longest", "never"]
 """When an epoch of a mixture ends."""
 

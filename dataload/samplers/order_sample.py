@@ -15,18 +15,6 @@ from dataload.samplers._common import Float64Array, check_lengths
 from dataload.samplers.batch import BatchPlanner, BatchSampler
 from dataload.types import Int64Array
 
-__all__ = [
-    "PLACES",
-    "WHOLE_UP_TO",
-    "GlobalBatches",
-    "OrderSample",
-    "Shards",
-    "displacements",
-    "expected_shards",
-    "sample_order",
-    "shards_per_batch",
-]
-
 WHOLE_UP_TO = 2**20
 """Epochs of up to this many positions are measured completely."""
 

@@ -16,8 +16,6 @@ from dataload.samplers._common import ArrayValue, check_record_lengths, check_sa
 from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.types import Int64Array, Sampler
 
-__all__ = ["Overlong", "PackedBatchSampler", "first_fit"]
-
 Overlong: TypeAlias = Literal["error", "truncate"]
 """How to treat records longer than a row."""
 

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from dataload._util.randomness import hash64
 from dataload.types import Int64Array
 
-__all__ = ["KEY_WORDS", "MAX_LENGTH", "permute"]
-
 KEY_WORDS = 2
 """Number of uint64 words in a key for `permute`."""
 

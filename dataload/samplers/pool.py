@@ -15,8 +15,6 @@ from dataload.samplers._common import OverParent, check_sampler, set_fields
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array, Sampler
 
-__all__ = ["PoolShuffle", "check_pool_size"]
-
 _LARGEST_POOL = 2**31
 _BLOCK = 65_536
 

@@ -17,8 +17,6 @@ from dataload.samplers.shuffle import ShardSequential
 from dataload.samplers.weighted import uniform
 from dataload.types import Int64Array
 
-__all__ = ["PoolTrial", "pool_size_for"]
-
 _EPOCHS = 16
 _ROWS = 2**16
 _MOST_BATCHES, _FEWEST_BATCHES = 4096, 16

@@ -22,18 +22,6 @@ from dataload.samplers.order_sample import (
 )
 from dataload.types import Int64Array
 
-__all__ = [
-    "Decay",
-    "Displacement",
-    "Figure",
-    "Mixing",
-    "Multiplicity",
-    "OrderReport",
-    "Repeats",
-    "judge_order",
-    "order_report",
-]
-
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 _TOLERANCE = 0.05  # relative difference that counts as none
 _SIGMAS = 3

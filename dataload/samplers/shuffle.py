@@ -14,8 +14,6 @@ from dataload.samplers._common import check_length, check_lengths, check_sampler
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array, Sampler
 
-__all__ = ["GlobalShuffle", "ShardSequential"]
-
 
 @dataclass(frozen=True, slots=True)
 class GlobalShuffle:

@@ -15,8 +15,6 @@ from dataload.samplers._common import ArrayValue, Float64Array, set_fields
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.types import Int64Array
 
-__all__ = ["Weighted", "check_weights", "uniform"]
-
 _LINEAR_STEPS = 8
 
 

@@ -15,8 +15,6 @@ from dataload.collate import default_collate
 from dataload.errors import ConfigError, closest
 from dataload.types import Batch, FieldSpec, Int64Array
 
-__all__ = ["Location", "SliceSource", "Source", "locate", "select_fields", "shard_of", "spec_of"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 _ITERATION_BLOCK = 256

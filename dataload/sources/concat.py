@@ -14,8 +14,6 @@ from dataload.errors import ConfigError
 from dataload.sources.base import Location, Source, shard_of
 from dataload.types import Batch, FieldSpec, Int64Array
 
-__all__ = ["ConcatSource"]
-
 
 class ConcatSource(Source[Any]):
     """The records of `sources` in turn; formats may differ, as long as records have the same fields.

@@ -28,8 +28,6 @@ from dataload.storage.errors import file_errors
 from dataload.storage.local.files import open_files_limit
 from dataload.types import Batch, FieldSpec, Int64Array
 
-__all__ = ["FileSource", "ShardReader"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are open before threads would have started

@@ -15,8 +15,6 @@ from dataload.sources.head import describe_head
 from dataload.sources.registry import added_formats, built_in_formats, by_suffix, get_format
 from dataload.storage import join, storage_of
 
-__all__ = ["HEAD_BYTES", "detect", "find_destination", "find_shards", "split_format", "split_prefix"]
-
 HEAD_BYTES = 512
 """Number of bytes at the start of a file from which its format is detected."""
 

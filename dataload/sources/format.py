@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from dataload.sources.base import Source
     from dataload.sources.writer import Writer
 
-__all__ = ["Content", "Format"]
-
 Content: TypeAlias = Literal["fields", "bytes"]
 """What the records of a format are: fields, or bytes that a codec turns into fields."""
 

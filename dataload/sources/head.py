@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataload.codecs.npy import MAGIC
 
-__all__ = ["describe_head"]
-
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 

@@ -10,8 +10,6 @@ from dataload.errors import ConfigError
 from dataload.sources.base import Source, select_fields
 from dataload.types import Int64Array
 
-__all__ = ["record_lengths"]
-
 
 def record_lengths(source: Source[Any], field: str) -> Int64Array:
     """The length of each record: the extent of a field's first axis, or its bytes or characters.

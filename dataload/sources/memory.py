@@ -13,8 +13,6 @@ from dataload.errors import ConfigError, closest
 from dataload.sources.base import Source, select_fields, spec_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array
 
-__all__ = ["MemorySource"]
-
 
 class MemorySource(Source[Any]):
     """Records from a list, or rows of columns.

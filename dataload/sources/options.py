@@ -8,8 +8,6 @@ from typing import Any, Self
 
 from dataload.errors import ConfigError, closest
 
-__all__ = ["Options", "describe_value"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:

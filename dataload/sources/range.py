@@ -11,8 +11,6 @@ from dataload.errors import ConfigError, closest
 from dataload.sources.base import Source
 from dataload.types import Batch, FieldSpec, Int64Array
 
-__all__ = ["RangeSource"]
-
 
 class RangeSource(Source[dict[str, int]]):
     """Record i is ``{"index": start + i * step}``.

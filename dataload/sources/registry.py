@@ -29,15 +29,6 @@ from dataload.sources.tokens.format import TOKENS
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = [
-    "ENTRY_POINT_GROUP",
-    "added_formats",
-    "built_in_formats",
-    "by_suffix",
-    "format_names",
-    "get_format",
-]
-
 ENTRY_POINT_GROUP = "dataload.sources"
 
 

@@ -14,8 +14,6 @@ from dataload.errors import ConfigError
 from dataload.sources.base import Source, locate, select_fields
 from dataload.types import BatchReader, ColumnReader, Int64Array
 
-__all__ = ["SequenceKey", "sequence_lengths"]
-
 SequenceKey: TypeAlias = "str | re.Pattern[str] | Literal[True]"
 """What of a key names the sequence; see `sequence_lengths`."""
 

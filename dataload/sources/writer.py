@@ -16,8 +16,6 @@ from dataload.sources.options import Options
 from dataload.storage import storage_of
 from dataload.storage.local.parts import write_errors
 
-__all__ = ["Writer", "encode_bytes", "require_fields"]
-
 
 class Writer(ABC):
     """Writes records to a hidden temporary; `close` makes it durable and renames it to its destination.

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from dataload.errors import CorruptFileError, SourceError, SourceNotFoundError
 
-__all__ = ["changed_error", "file_errors", "rewritten_error"]
-
 
 def changed_error(path: str, was: int, now: int, *, index: int | None = None) -> CorruptFileError:
     """Return the error for a file of `now` bytes that had more, `was`, when it was opened."""

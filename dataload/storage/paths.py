@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["absolute", "base_name", "join", "parent"]
-
 
 def base_name(path: str) -> str:
     """Return the last part of a path, with or without a slash at its end."""

@@ -11,8 +11,6 @@ from dataload.storage.local.mapped import MappedFile
 from dataload.storage.local.parts import Part
 from dataload.types import Int64Array
 
-__all__ = ["Storage", "storage_of"]
-
 
 class Storage(Protocol):
     """Bytes by path. A backend knows files, not formats.

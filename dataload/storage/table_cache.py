@@ -30,8 +30,6 @@ import numpy as np
 
 from dataload.types import Array
 
-__all__ = ["CachedTable", "IndexKey", "load_cached", "store_cached", "within"]
-
 _MAGIC = b"\x93dataload-index\n"
 _HEAD = struct.Struct("<16sII")
 _VERSION = 1

@@ -17,8 +17,6 @@ from dataload.streams.columns import join, samples_of, spread
 from dataload.streams.parts import Part, Rows, Span
 from dataload.streams.rows import RowStart
 
-__all__ = ["ADDED", "BatchMaker", "StreamStep", "deliver"]
-
 ADDED = ("stream_id", "offset", "is_first", "valid")
 """Fields that each batch has in addition to those of its samples."""
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from dataload.collate import default_collate
 
-__all__ = ["Stacked", "blank", "join", "samples_of", "spread", "stack"]
-
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 _NUMBERS = (bool, int, float)

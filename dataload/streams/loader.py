@@ -30,8 +30,6 @@ from dataload.streams.statistics import MultiStreamStatistics
 from dataload.streams.workers import StreamWorkers
 from dataload.transforms import compose
 
-__all__ = ["MultiStreamLoader", "SplitTail"]
-
 SplitTail: TypeAlias = Literal["pad", "drop"]
 """What to do with an epoch once a row has run out: fill the row with blanks, or end the epoch."""
 

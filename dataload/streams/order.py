@@ -12,8 +12,6 @@ from dataload._util.randomness import derive_key
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array
 
-__all__ = ["RowOrder", "RowPosition", "SequenceMode", "SequenceOrder"]
-
 SequenceMode: TypeAlias = Literal["independent", "split"]
 """`independent`: each row goes through all sequences, again and again. `split`: each sequence belongs to one row, once
 per epoch."""

@@ -18,8 +18,6 @@ from dataload.streams.order import RowPosition
 from dataload.streams.rows import Item, RowStart, RowStream, StreamPlan, describe
 from dataload.types import Int64Array
 
-__all__ = ["Part", "PartTask", "PartWork", "Rows", "Span"]
-
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Span: TypeAlias = tuple[str, float, float]
 """A stage, and its begin and end in seconds of `time.perf_counter`."""

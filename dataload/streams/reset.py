@@ -7,8 +7,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-__all__ = ["reset_state"]
-
 StateT = TypeVar("StateT")
 
 

@@ -17,8 +17,6 @@ from dataload.samplers.streams.sampler import ChunkEnd
 from dataload.streams.order import RowOrder, RowPosition, SequenceOrder
 from dataload.transforms import NamedTransform
 
-__all__ = ["Item", "RowStart", "RowStream", "StreamContext", "StreamPlan", "describe"]
-
 _REPR_CHARACTERS = 80
 _MISSING = object()
 

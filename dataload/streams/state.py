@@ -14,8 +14,6 @@ from dataload.loader.state import check_same, is_count, upgrade
 from dataload.streams.order import RowPosition
 from dataload.streams.rows import RowStart
 
-__all__ = ["MultiStreamState", "identify_sequences"]
-
 _MIGRATIONS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = ()  # see `dataload.loader.state.upgrade`
 _SAME_ORDER = {
     "sequences": "their number, or their own fingerprint",

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from dataload.loader.statistics import Statistics
 
-__all__ = ["MultiStreamStatistics"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MultiStreamStatistics(Statistics):

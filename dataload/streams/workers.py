@@ -11,8 +11,6 @@ from dataload.loader.workers import ExecutorName, make_executor
 from dataload.streams.parts import Part, PartTask, PartWork
 from dataload.streams.rows import RowStart, StreamPlan, describe
 
-__all__ = ["StreamLocator", "StreamWorkers", "parts_of"]
-
 
 def parts_of(rows: int, most: int) -> int:
     """Return the largest number of equal parts of `rows` that is at most `most`."""

@@ -21,25 +21,6 @@ from dataload.sources.memory import MemorySource
 from dataload.testing.compare import difference, show
 from dataload.testing.traits import SourceTraits, sample_records
 
-__all__ = [
-    "Backend",
-    "Case",
-    "Check",
-    "CheckResult",
-    "Maker",
-    "NotApplicable",
-    "Paths",
-    "checks_in",
-    "close",
-    "expect",
-    "expect_each_raises",
-    "expect_equal",
-    "expect_raises",
-    "maker_check",
-    "run_check",
-    "source_check",
-]
-
 Paths: TypeAlias = "Path | list[Path]"
 
 STANDARD_RECORDS = 37

@@ -22,8 +22,6 @@ from typing import Any, NoReturn
 
 from dataload.testing.compare import record_digest
 
-__all__ = ["Reading", "failed_reading", "main", "pickled", "read_in_fork", "read_in_new_process", "read_whole"]
-
 _TIMEOUT_SECONDS = 20
 
 

@@ -9,8 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 
-__all__ = ["arrays_in", "difference", "overwrite", "record_digest", "show", "snapshot"]
-
 _SHOWN = 60
 
 

@@ -17,8 +17,6 @@ from dataload.sources.files import FileSource, ShardReader
 from dataload.testing.traits import SourceTraits
 from dataload.types import FieldSpec, Int64Array
 
-__all__ = ["LineBackend", "LineFile", "LineSource", "line_record", "parse_line"]
-
 _END = b"end"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["pytest_configure"]
-
 
 def pytest_configure(config: Any) -> None:
     """Register the marker. pytest calls this at start-up in every project where dataload is installed."""

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from dataload.testing.traits import SourceTraits
 
-__all__ = ["arrays", "records_for", "requests_for"]
-
 _MAX_RECORDS = 12
 _NAMES = ("a", "b1", "image", "x_y")
 

@@ -13,8 +13,6 @@ from dataload.testing.cases import Check, NotApplicable, run_check
 from dataload.testing.checks import CHECKS
 from dataload.testing.traits import SourceTraits
 
-__all__ = ["SourceSuite"]
-
 
 class SourceSuite:
     """The conformance suite for sources. Subclass it in a class whose name begins with ``Test``.

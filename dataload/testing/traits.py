@@ -11,8 +11,6 @@ import numpy as np
 from dataload._util.randomness import generator
 from dataload.types import Array
 
-__all__ = ["SourceTraits", "sample_records"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTraits:

@@ -13,8 +13,6 @@ from dataload.testing.checks import CHECKS
 from dataload.testing.compare import snapshot
 from dataload.testing.traits import SourceTraits
 
-__all__ = ["check_source"]
-
 _MOST_AT_SHARDS = 32
 
 

@@ -9,8 +9,6 @@ from torch.utils.data import Dataset
 
 from dataload.types import RandomAccessSource
 
-__all__ = ["SourceDataset"]
-
 
 class SourceDataset(Dataset[Any]):
     """A source as a map-style dataset for PyTorch's own `DataLoader`.

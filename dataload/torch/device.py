@@ -12,8 +12,6 @@ from dataload._util.checks import check_count
 from dataload.errors import ConfigError
 from dataload.torch.tensors import map_leaves, pin, to_tensors
 
-__all__ = ["DeviceLoader"]
-
 
 class _EpochLoader(Protocol):
     """The methods of a loader that `DeviceLoader` uses."""

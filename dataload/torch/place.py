@@ -9,8 +9,6 @@ from torch import distributed
 from dataload.errors import ConfigError
 from dataload.loader.order import rank_and_world_size
 
-__all__ = ["DistributedPlace", "distributed_place"]
-
 
 class DistributedPlace(TypedDict):
     """The rank of a process in a distributed training job.

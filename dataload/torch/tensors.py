@@ -10,8 +10,6 @@ import torch
 
 from dataload.errors import ConfigError
 
-__all__ = ["map_leaves", "pin", "to_pinned", "to_tensors"]
-
 
 def to_tensors(batch: Any) -> Any:
     """Convert the arrays of a batch to tensors without copying. Text, bytes and other objects are left alone.

@@ -10,8 +10,6 @@ from dataload.samplers._common import BoolArray
 from dataload.samplers.batch import BatchPlan
 from dataload.types import Array, Int64Array
 
-__all__ = ["Cells", "check_rows", "plans_of"]
-
 
 class Cells(NamedTuple):
     """The content of several rows at several steps.

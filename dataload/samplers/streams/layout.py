@@ -17,8 +17,6 @@ from dataload._util.memo import Memo
 from dataload.samplers.permutation import permute
 from dataload.types import Int64Array
 
-__all__ = ["Found", "Listed", "Shuffled", "balance"]
-
 _SLOTS = 64
 _FIRST_SLOTS = 32 * _SLOTS
 

@@ -15,8 +15,6 @@ from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.streams.cells import Cells, check_rows, plans_of
 from dataload.samplers.streams.sampler import StreamSampler
 
-__all__ = ["RowMixture"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowMixture(ArrayValue, BatchPlanner):

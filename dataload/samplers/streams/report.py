@@ -14,8 +14,6 @@ from dataload.samplers.streams.mixture import RowMixture
 from dataload.samplers.streams.sampler import StreamSampler
 from dataload.types import Int64Array
 
-__all__ = ["Followed", "StreamPlanner", "StreamReport", "follow", "stream_report"]
-
 StreamPlanner: TypeAlias = StreamSampler | RowMixture
 """A batch sampler whose rows continue."""
 

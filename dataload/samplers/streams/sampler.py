@@ -20,8 +20,6 @@ from dataload.samplers.streams.cells import Cells, check_rows, plans_of
 from dataload.samplers.streams.layout import Listed, Shuffled, balance
 from dataload.types import Int64Array
 
-__all__ = ["ChunkEnd", "StreamMode", "StreamSampler"]
-
 StreamMode: TypeAlias = Literal["split", "independent", "pack", "shuffled"]
 """How sequences are assigned to rows."""
 

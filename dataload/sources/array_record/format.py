@@ -10,8 +10,6 @@ from dataload.sources.array_record.layout import SIGNATURE, parse_selection
 from dataload.sources.format import Format
 from dataload.sources.options import Options
 
-__all__ = ["ARRAY_RECORD", "ArrayRecordOptions", "ArrayRecordWriterOptions", "load_array_record"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayRecordOptions(Options):

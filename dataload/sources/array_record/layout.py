@@ -12,17 +12,6 @@ from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatErro
 from dataload.sources.head import describe_head
 from dataload.types import Int64Array
 
-__all__ = [
-    "BLOCK_SIZE",
-    "SIGNATURE",
-    "Selection",
-    "check_head",
-    "footer_offset",
-    "group_size",
-    "parse_selection",
-    "plan_reads",
-]
-
 SIGNATURE = bytes.fromhex(
     "83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9"  # header of the first block
     "0000000000000000e19f13c0e9b1c37273000000000000000000000000000000"  # a chunk without data

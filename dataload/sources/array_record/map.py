@@ -20,8 +20,6 @@ from dataload.sources.array_record.riegeli import (
 from dataload.storage import MappedFile, storage_of
 from dataload.types import Int64Array
 
-__all__ = ["MappedRecords"]
-
 _TABLE_BYTES = 1 << 14  # larger records are copied once more than they need be
 _CUT = struct.Struct("<8xQQ")  # a block header: from the start of the chunk to it, from it to the end of the chunk
 

@@ -30,8 +30,6 @@ from dataload.storage import storage_of
 from dataload.storage.errors import changed_error, rewritten_error
 from dataload.types import Batch, Codec, FieldSpec, Int64Array
 
-__all__ = ["ArrayRecordSource", "FileInstruction"]
-
 _READER_OPTIONS = "readahead_buffer_size:0"  # the package's default reads 16 MiB ahead of each random access
 _FILE_BUFFER_BYTES = 4096
 _AROUND_BYTES = 4096

@@ -33,8 +33,6 @@ from dataload.codecs.wire import LENGTH, VARINT, walk
 from dataload.errors import CorruptFileError
 from dataload.types import BytesArray, Int64Array
 
-__all__ = ["BLOCK_HEADER_BYTES", "BLOCK_SIZE", "HEAD_BYTES", "Chunks", "Spans", "parse_chunks", "pieces"]
-
 BLOCK_SIZE = 65536
 """A file is a whole number of these."""
 

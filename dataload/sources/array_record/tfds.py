@@ -11,8 +11,6 @@ from dataload.sources.array_record.tfds_features import FEATURES_NAME, parse_fea
 from dataload.sources.array_record.tfds_info import INFO_NAME, parse_info, select_records
 from dataload.storage import join, storage_of
 
-__all__ = ["TfdsSource", "split_names"]
-
 
 class TfdsSource(ArrayRecordSource):
     """Records of a split: the features that ``features.json`` lists, with the values that ``tfds.data_source`` gives.

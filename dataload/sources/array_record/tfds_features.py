@@ -26,8 +26,6 @@ from dataload.errors import ConfigError, CorruptFileError, DataloadError, Unsupp
 from dataload.sources.array_record.tfds_info import parse_json
 from dataload.types import Array
 
-__all__ = ["FEATURES_NAME", "FeaturesCodec", "parse_features"]
-
 FEATURES_NAME = "features.json"
 
 _TEXT = "string"  # the dtype of bytes

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
 
-__all__ = ["INFO_NAME", "ShardPart", "Split", "parse_info", "parse_json", "select_records"]
-
 INFO_NAME = "dataset_info.json"
 
 _FILE_FORMAT = "array_record"

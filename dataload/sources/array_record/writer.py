@@ -9,8 +9,6 @@ from dataload.errors import ConfigError, SourceError
 from dataload.sources.array_record.format import ArrayRecordWriterOptions, load_array_record
 from dataload.sources.writer import Writer, encode_bytes
 
-__all__ = ["ArrayRecordWriter"]
-
 
 class ArrayRecordWriter(Writer):
     """Writes one ArrayRecord file; the same records and options give the same bytes.

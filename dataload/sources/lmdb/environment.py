@@ -27,8 +27,6 @@ from dataload.sources.format import Format
 from dataload.sources.lmdb.file import FileInfo, Subdatabase, check_whole, subdatabases
 from dataload.storage import absolute, storage_of
 
-__all__ = ["Database", "Environment", "Transaction", "lmdb_errors", "open_environment"]
-
 Transaction = Any
 """A read transaction of lmdb."""
 

@@ -18,17 +18,6 @@ from dataclasses import dataclass
 from dataload.errors import CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.storage import LocalFile, join, storage_of
 
-__all__ = [
-    "DATA_FILE",
-    "FileInfo",
-    "Subdatabase",
-    "check_whole",
-    "data_file",
-    "is_lmdb",
-    "is_torchrecord",
-    "subdatabases",
-]
-
 DATA_FILE = "data.mdb"
 
 _MAGIC = 0xBEEFC0DE

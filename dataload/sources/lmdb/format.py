@@ -12,8 +12,6 @@ from dataload.sources.format import Format
 from dataload.sources.lmdb.file import DATA_FILE, is_lmdb, is_torchrecord
 from dataload.sources.options import Options
 
-__all__ = ["LMDB", "TORCHRECORD", "LMDBOptions", "LMDBWriterOptions", "TorchRecordOptions", "TorchRecordWriterOptions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LMDBOptions(Options):

@@ -16,8 +16,6 @@ import numpy as np
 from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached, within
 from dataload.types import Array, BytesArray, Int64Array
 
-__all__ = ["KeyOrder", "KeyTable", "build_keys", "decimal_keys"]
-
 KeyOrder: TypeAlias = Literal["number", "bytes"]
 """By number, or as LMDB orders the keys' bytes."""
 

@@ -16,8 +16,6 @@ from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
 from dataload.storage.table_cache import IndexKey
 from dataload.types import Batch, Codec, FieldSpec, Int64Array
 
-__all__ = ["LMDBSource"]
-
 _DUPSORT = 4
 
 T = TypeVar("T")

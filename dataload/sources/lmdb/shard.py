@@ -16,8 +16,6 @@ from dataload.storage import storage_of
 from dataload.storage.errors import rewritten_error
 from dataload.types import Int64Array
 
-__all__ = ["LMDBFileSource", "LMDBShard"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

@@ -21,8 +21,6 @@ from dataload.sources.lmdb.keys import decimal_keys
 from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
 from dataload.types import Batch, FieldSpec, Int64Array, Record
 
-__all__ = ["TorchRecordSource"]
-
 
 class TorchRecordSource(LMDBFileSource[Record]):
     """Records of TorchRecord directories.

@@ -13,8 +13,6 @@ from dataload.sources.lmdb.format import TORCHRECORD, TorchRecordWriterOptions
 from dataload.sources.lmdb.write_environment import NewEnvironment
 from dataload.sources.writer import Writer, require_fields
 
-__all__ = ["TorchRecordWriter"]
-
 _SPOOL_BYTES = 1 << 26
 
 

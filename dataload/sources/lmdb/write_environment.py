@@ -7,8 +7,6 @@ from typing import Any
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.format import Format
 
-__all__ = ["MAX_KEY_BYTES", "NewEnvironment"]
-
 MAX_KEY_BYTES = 511
 _MAX_VALUE_BYTES = 2**32 - 1
 

@@ -8,8 +8,6 @@ from dataload.sources.lmdb.format import LMDB, LMDBWriterOptions
 from dataload.sources.lmdb.write_environment import NewEnvironment
 from dataload.sources.writer import Writer, encode_bytes
 
-__all__ = ["LMDBWriter"]
-
 
 class LMDBWriter(Writer):
     """Writes one LMDB directory with ``data.mdb``, and no lock file.

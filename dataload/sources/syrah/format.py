@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from dataload.sources.format import Format
 from dataload.sources.options import Options
 
-__all__ = ["SYRAH", "SyrahOptions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyrahOptions(Options):

@@ -24,17 +24,6 @@ from dataload.errors import CorruptFileError
 from dataload.sources.syrah.format import SYRAH
 from dataload.types import Int64Array
 
-__all__ = [
-    "BSON_LIMIT",
-    "DTYPES",
-    "HEADER_SIZE",
-    "Column",
-    "build_header",
-    "build_metadata",
-    "parse_header",
-    "parse_metadata",
-]
-
 MAGIC = b"GS"
 HEADER_SIZE = 22
 _HEADER = struct.Struct("<2s4Bqq")

@@ -15,8 +15,6 @@ from dataload.sources.syrah.layout import DTYPES, HEADER_SIZE, Column, parse_hea
 from dataload.storage import MappedFile, storage_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
-__all__ = ["SyrahSource"]
-
 
 class SyrahSource(FileSource[Record]):
     """Records of Syrah files.

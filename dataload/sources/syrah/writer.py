@@ -21,8 +21,6 @@ from dataload.sources.syrah.layout import (
 from dataload.sources.writer import Writer, require_fields
 from dataload.types import Array
 
-__all__ = ["SyrahWriter"]
-
 _BYTES_PER_ENTRY = 16  # offset and size
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}  # `dtype.name` is slow enough to notice
 

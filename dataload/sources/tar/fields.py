@@ -25,8 +25,6 @@ from dataload.codecs.decoders import known_extension
 from dataload.codecs.npy import build_npy
 from dataload.errors import ConfigError
 
-__all__ = ["encode_field", "name_fields"]
-
 
 def name_fields(
     extensions: Sequence[str], *, shorten: bool, case_sensitive: bool, meet: Callable[[tuple[int, ...]], bool]

@@ -12,8 +12,6 @@ from dataload.sources.format import Format
 from dataload.sources.options import Options
 from dataload.sources.tar.header import OnDamage, is_tar
 
-__all__ = ["KEY", "TAR", "Decode", "Missing", "TarOptions", "TarWriterOptions"]
-
 KEY = "__key__"
 """The field that holds what the names of a sample's files have in common."""
 

@@ -16,8 +16,6 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 
-__all__ = ["BLOCK", "END", "Header", "Member", "OnDamage", "build_header", "is_tar", "padded", "parse_header", "scan"]
-
 BLOCK = 512
 END = bytes(2 * BLOCK)
 """What stands after the last member."""

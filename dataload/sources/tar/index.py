@@ -35,8 +35,6 @@ from dataload.sources.tar.samples import (
 )
 from dataload.types import Array, BytesArray, Int64Array
 
-__all__ = ["build_head", "build_line", "index_path", "parse_index"]
-
 _VERSION = "v1.2"
 _FIELDS = {b"v1.2": (4, 3), b"v1.1": (3,)}  # fields of a component; for v1.2 what its documentation shows, too
 _STRETCH = 1 << 19  # bytes of text parsed at once

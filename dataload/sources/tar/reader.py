@@ -12,8 +12,6 @@ from dataload.sources.tar.format import TarOptions
 from dataload.sources.tar.shard import TarReader, TarSettings, plan_decoders
 from dataload.types import FieldSpec, Record
 
-__all__ = ["TarSource", "pair_indexes"]
-
 
 class TarSource(FileSource[Record]):
     """Samples of tar archives.

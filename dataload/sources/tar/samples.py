@@ -18,8 +18,6 @@ import numpy.typing as npt
 from dataload.sources.tar.header import BLOCK, Member
 from dataload.types import Array, Int64Array
 
-__all__ = ["Keys", "SampleTable", "build_table", "code_array", "decode_name", "group_members", "narrow", "split_name"]
-
 _UnsignedArray = npt.NDArray[np.unsignedinteger[Any]]
 
 

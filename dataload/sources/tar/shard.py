@@ -21,8 +21,6 @@ from dataload.sources.tar.table import load_table, name_from_archive
 from dataload.storage import storage_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
-__all__ = ["TarReader", "TarSettings", "plan_decoders"]
-
 _END_BYTES = 4096
 
 

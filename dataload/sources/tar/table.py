@@ -17,8 +17,6 @@ from dataload.storage.errors import file_errors
 from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached, within
 from dataload.types import Array
 
-__all__ = ["load_table", "name_from_archive"]
-
 _MEMBERS_VERIFIED = 16  # at even distances, the first and the last among them: a page fault each
 _LEAST_CACHED = {True: 2_000, False: 100_000}
 """Components of a table that is kept, scanned or not: about 30 ms of work, and of a far disk a read for each."""

@@ -16,8 +16,6 @@ from dataload.sources.tar.samples import decode_name, split_name
 from dataload.sources.writer import Writer, require_fields
 from dataload.storage import storage_of
 
-__all__ = ["TarWriter", "write_index"]
-
 
 class TarWriter(Writer):
     """Writes one archive; the same records give the same bytes.

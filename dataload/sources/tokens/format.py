@@ -17,8 +17,6 @@ from dataload.sources.format import Format
 from dataload.sources.options import Options
 from dataload.types import Array
 
-__all__ = ["COUNT_FIELD", "TOKENS", "DocumentEnd", "Documents", "TokenOptions"]
-
 DocumentEnd: TypeAlias = Literal["across", "drop", "pad"]
 Documents: TypeAlias = str | PathLike[str] | Array | Sequence[Any]
 

@@ -18,8 +18,6 @@ from dataload.sources.tokens.windows import TokenWindows, check_starts, find_end
 from dataload.storage import MappedFile, storage_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
-__all__ = ["TokenSource"]
-
 _HEADER_BYTES = 1 << 14  # more than the header of a .npy file may have
 
 

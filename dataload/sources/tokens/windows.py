@@ -12,8 +12,6 @@ from dataload.errors import ConfigError, CorruptFileError
 from dataload.storage import base_name, storage_of
 from dataload.types import Array, Int64Array
 
-__all__ = ["TokenWindows", "check_starts", "find_ends", "load_starts"]
-
 _SCANNED_BYTES = 1 << 22
 
 

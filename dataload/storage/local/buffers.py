@@ -15,8 +15,6 @@ import numpy.typing as npt
 from dataload._util.leases import BufferLeases
 from dataload.types import Array, BytesArray
 
-__all__ = ["BufferPool"]
-
 _SMALLEST = 1 << 18  # malloc itself keeps what is smaller
 _KEPT_BYTES = 1 << 25
 _KEPT_SIZES = 4  # steps are read several at a time, and not always as many

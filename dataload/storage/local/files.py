@@ -16,8 +16,6 @@ from dataload.storage.local.mapped import MappedFile
 from dataload.storage.local.parts import Part, remove
 from dataload.types import Int64Array
 
-__all__ = ["FileIdentity", "LocalFile", "LocalStorage", "open_files_limit"]
-
 
 class FileIdentity(NamedTuple):
     """What tells one version of a file from another.

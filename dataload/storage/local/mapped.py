@@ -14,8 +14,6 @@ from dataload.storage.local.buffers import BufferPool
 from dataload.storage.local.readahead import is_cold, will_need
 from dataload.types import Array, BytesArray, Int64Array
 
-__all__ = ["MappedFile"]
-
 # numpy's fancy indexing holds the GIL below this many indices (NPY_BEGIN_THREADS_THRESHOLDED), so that two
 # reading threads take turns.
 _RELEASES_GIL_FROM = 500

@@ -12,8 +12,6 @@ from typing import IO
 
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 
-__all__ = ["Part", "remove", "write_errors"]
-
 _BUFFER_BYTES = 1 << 20
 
 

@@ -14,8 +14,6 @@ import numpy as np
 
 from dataload.types import Int64Array
 
-__all__ = ["is_cold", "will_need"]
-
 _PAGE = mmap.PAGESIZE
 _WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)
 _DO_NOT_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)

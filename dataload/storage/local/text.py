@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["append_text", "read_text"]
-
 
 def append_text(path: str, text: str) -> None:
     """Append `text` to a file as UTF-8, in one write, so that several processes can share the file.

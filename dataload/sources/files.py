@@ -6,7 +6,7 @@ import hashlib
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ from dataload.storage.errors import file_errors
 from dataload.storage.local.files import open_files_limit
 from dataload.types import Batch, FieldSpec, Int64Array
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are open before threads would have started
@@ -106,13 +107,28 @@ class _DataSet(Generic[T_co]):
 
     ends: Int64Array
     fields: Mapping[str, FieldSpec]
-    readers: list[ShardReader[T_co]]
+    readers: Sequence[ShardReader[T_co]]
     most_open: int
     recent: OrderedDict[int, None]
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def read(self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]) -> Iterator[tuple[Any, T]]:
+        """Yield for each shard that `indices` touch their rows in the request and what `read` returns for them."""
+        for shard, local, rows in split_by_shard(self.ends, indices):
+            try:
+                yield rows, read(self.reader(shard), local)
+            finally:
+                if len(self.readers) > self.most_open:
+                    self._release_if_evicted(shard)
+
+    def _release_if_evicted(self, shard: int) -> None:
+        """Close the files of a shard that other threads evicted while it was read, and the read opened again."""
+        with self.lock:
+            if shard not in self.recent:
+                self.readers[shard].release()
+
     def reader(self, shard: int) -> ShardReader[T_co]:
-        """Return the reader of a shard, and close the files of the one that was used longest ago."""
+        """Return the reader of a shard, and close the files of the least recently used one."""
         if len(self.readers) > self.most_open:
             with self.lock:
                 self.recent[shard] = None
@@ -206,18 +222,21 @@ class FileSource(Source[T_co]):
         if self._closed:
             raise ClosedSourceError(f"{self!r} is closed: open it again to read", path=self._paths[0])
         most_open = _most_open_shards()
-        readers = self._open_readers(most_open)
+        readers, fields = zip(*self._open_readers(most_open), strict=True)
         ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
         recent = OrderedDict.fromkeys(range(min(len(readers), most_open)))
-        return _DataSet(ends, self._known_fields(readers), readers, most_open, recent)
+        return _DataSet(ends, self._known_fields(readers, fields), readers, most_open, recent)
 
-    def _open_readers(self, most_open: int) -> list[ShardReader[T_co]]:
-        def opened(shard: int) -> ShardReader[T_co]:
+    def _open_readers(self, most_open: int) -> list[tuple[ShardReader[T_co], Mapping[str, FieldSpec]]]:
+        """Return the reader and the fields of each shard."""
+
+        def opened(shard: int) -> tuple[ShardReader[T_co], Mapping[str, FieldSpec]]:
             with file_errors(self._paths[shard]):
                 reader = self._open_shard(self._paths[shard])
+            fields = reader.fields  # may read a record
             if shard >= most_open:
                 reader.release()
-            return reader
+            return reader, fields
 
         shards = range(len(self._paths))
         if len(shards) < _FEWEST_OPENED_IN_PARALLEL:
@@ -230,13 +249,15 @@ class FileSource(Source[T_co]):
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _known_fields(self, readers: Sequence[ShardReader[T_co]]) -> Mapping[str, FieldSpec]:
-        """Return the fields of the data set, and check that each shard has those selected."""
-        for reader, path in zip(readers, self._paths, strict=True):
-            if len(reader):
-                self._check_fields(reader.fields, path)
-        # An empty file may not know the fields it would have had.
-        return next((reader for reader in readers if len(reader)), readers[0]).fields
+    def _known_fields(
+        self, readers: Sequence[ShardReader[T_co]], fields: Sequence[Mapping[str, FieldSpec]]
+    ) -> Mapping[str, FieldSpec]:
+        """Return the fields of the data set, given those of each shard, and check that each has the selected ones."""
+        # An empty file may not know the fields that its records would have.
+        filled = [shard for shard, reader in enumerate(readers) if len(reader)]
+        for shard in filled:
+            self._check_fields(fields[shard], self._paths[shard])
+        return fields[filled[0] if filled else 0]
 
     def _check_fields(self, known: Mapping[str, FieldSpec], path: str) -> None:
         for name in self._selected or ():
@@ -248,9 +269,8 @@ class FileSource(Source[T_co]):
         if len(opened.ends) == 1:
             return opened.reader(0).read(indices, self._selected)
         records: list[Any] = [None] * len(indices)
-        for shard, local, where in split_by_shard(opened.ends, indices):
-            found = opened.reader(shard).read(local, self._selected)
-            for row, record in zip(where.tolist(), found, strict=True):
+        for rows, found in opened.read(indices, lambda reader, local: reader.read(local, self._selected)):
+            for row, record in zip(rows.tolist(), found, strict=True):
                 records[row] = record
         return records
 
@@ -266,10 +286,7 @@ class FileSource(Source[T_co]):
             return opened.reader(0).read_batch(indices, chosen)
         if not opened.fields:  # plain bytes: no columns to put together
             return super()._read_columns(indices, chosen)
-        pieces = (
-            (where, opened.reader(shard).read_batch(local, chosen))
-            for shard, local, where in split_by_shard(opened.ends, indices)
-        )
+        pieces = opened.read(indices, lambda reader, local: reader.read_batch(local, chosen))
         return scatter_columns(pieces, len(indices))
 
     def _choose(self, fields: tuple[str, ...] | None, opened: _DataSet[T_co]) -> tuple[str, ...] | None:

@@ -97,7 +97,9 @@ class ArrayRecordSource(FileSource[Any]):
         # Whether the first file knows its fields is enough; asking each file would read a record of each.
         return _ArrayRecordFile(path, self.options, has_fields=path == self.paths[0])
 
-    def _known_fields(self, readers: Sequence[ShardReader[Any]]) -> Mapping[str, FieldSpec]:
+    def _known_fields(
+        self, readers: Sequence[ShardReader[Any]], fields: Sequence[Mapping[str, FieldSpec]]
+    ) -> Mapping[str, FieldSpec]:
         groups = {} if self._warned else self._groups(readers)
         self._warned = True
         for file, size in groups.items():
@@ -107,7 +109,7 @@ class ArrayRecordSource(FileSource[Any]):
                 UserWarning,
                 stacklevel=2,
             )
-        return super()._known_fields(readers)
+        return super()._known_fields(readers, fields)
 
     @staticmethod
     def _groups(readers: Sequence[ShardReader[Any]]) -> dict[str, int]:

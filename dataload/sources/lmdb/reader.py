@@ -64,6 +64,7 @@ class _LMDBShard(LMDBShard[Any]):
         self._views = takes_views(self._codec)
         self._file = environment.path
         self._name = _choose(environment, path, options.subdatabase)
+        self._databases = (self._name,)
         database = environment.database(self._name)
         with environment.reading(buffers=False) as txn:
             self._length: int = txn.stat(database)["entries"]

@@ -27,6 +27,9 @@ class LMDBShard(ShardReader[T_co]):
         entry: The format that is read.
     """
 
+    _databases: tuple[bytes | None, ...] = ()
+    """Names of the databases that are read: a transaction only sees those opened before it begins."""
+
     def __init__(self, path: str, entry: Format) -> None:
         self._path = path
         self._format = entry
@@ -44,6 +47,8 @@ class LMDBShard(ShardReader[T_co]):
             environment = open_environment(self._path, self._format)
             if storage_of(environment.path).identity(environment.path) != self._identity:
                 raise rewritten_error(environment.path)
+            for name in self._databases:
+                environment.database(name)
             self._environment = environment
         return environment
 

@@ -74,6 +74,7 @@ class _TorchRecord(LMDBShard[Record]):
             )
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._parts = [self._open_part(number, count) for number, count in enumerate(counts)]
+        self._databases = tuple(part.name.encode() for part in self._parts)
         self._fields = self.first_fields()
 
     def _open_part(self, number: int, count: int) -> _Part:

@@ -53,13 +53,15 @@ class TarSource(FileSource[Record]):
         index = self._index[path] if isinstance(self._index, dict) else self._index
         return TarReader(path, index, self._settings, self._selected)
 
-    def _known_fields(self, readers: Sequence[ShardReader[Record]]) -> Mapping[str, FieldSpec]:
+    def _known_fields(
+        self, readers: Sequence[ShardReader[Record]], fields: Sequence[Mapping[str, FieldSpec]]
+    ) -> Mapping[str, FieldSpec]:
         if self.options.missing == "error":
-            super()._known_fields(readers)
-        # Archives may differ in fields (a class to an archive): known is what one of them has.
+            super()._known_fields(readers, fields)
+        # Archives may differ in their fields, for example if each holds one class.
         known: dict[str, FieldSpec] = {}
-        for reader in readers:
-            for name, spec in reader.fields.items():
+        for specs in fields:
+            for name, spec in specs.items():
                 known.setdefault(name, spec)
         self._check_fields(known, repr(self))
         return known

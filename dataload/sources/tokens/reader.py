@@ -83,17 +83,19 @@ class TokenSource(FileSource[Record]):
     def _open_shard(self, path: str) -> ShardReader[Record]:
         return _TokenFile(path, self.options, self._documents.get(path))
 
-    def _known_fields(self, readers: Sequence[ShardReader[Record]]) -> Mapping[str, FieldSpec]:
-        with_windows = [(path, reader) for path, reader in zip(self._paths, readers, strict=True) if len(reader)]
-        dtypes = [(path, reader.fields[self.options.field].dtype) for path, reader in with_windows]
+    def _known_fields(
+        self, readers: Sequence[ShardReader[Record]], fields: Sequence[Mapping[str, FieldSpec]]
+    ) -> Mapping[str, FieldSpec]:
+        shards = zip(self._paths, readers, fields, strict=True)
+        dtypes = [(path, specs[self.options.field].dtype) for path, reader, specs in shards if len(reader)]
         for path, dtype in dtypes[1:]:
             if dtype != dtypes[0][1]:
                 raise ConfigError(
-                    f"{dtypes[0][0]} holds tokens of {dtypes[0][1]}, {path} of {dtype}: files of one source have one "
-                    "dtype; open them apart, or convert one",
+                    f"{dtypes[0][0]} contains {dtypes[0][1]} tokens, {path} {dtype}: the files of a source have one "
+                    "dtype; open them separately, or convert one",
                     key="paths",
                 )
-        return super()._known_fields(readers)
+        return super()._known_fields(readers, fields)
 
 
 class _TokenFile(ShardReader[Record]):

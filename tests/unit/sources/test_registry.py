@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 import dataload
 from dataload.errors import ConfigError, MissingDependencyError
 from dataload.sources.find import find_destination
-from dataload.sources.registry import by_suffix, format_names, get_format
+from dataload.sources.format import Format
+from dataload.sources.registry import built_in_formats, by_suffix, format_names, get_format
 
 PLUGIN = Path(__file__).parents[2] / "plugin_package"
 
@@ -142,3 +144,15 @@ def test_the_same_distribution_found_twice_is_no_conflict(plugin, monkeypatch, t
     add_distribution(tmp_path, "countdown_plugin", "countdown = countdown_plugin:CountdownSource")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert get_format("countdown").source == "countdown_plugin:CountdownSource"
+
+
+def test_every_extra_of_a_format_can_be_installed():
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    extras = {entry.extra for entry in built_in_formats()} - {None}
+    assert len(extras) >= 3
+    assert extras <= project["optional-dependencies"].keys()
+
+
+def test_a_package_without_an_extra_is_installed_by_its_own_name():
+    with pytest.raises(MissingDependencyError, match=r"^format 'x' needs nowhere: pip install nowhere$"):
+        Format(name="x", source="x:X").require("nowhere.module")

@@ -227,7 +227,7 @@ def test_documents_of_several_files_are_a_list_of_as_many(tmp_path):
 
 def test_files_of_one_source_have_one_dtype(tmp_path):
     wide, narrow = write(tmp_path / "a.npy", range(9), "<i4"), write(tmp_path / "b.bin", range(9))
-    with pytest.raises(ConfigError, match=r"a\.npy holds tokens of int32, .*b\.bin of uint16: .* one dtype"):
+    with pytest.raises(ConfigError, match=r"a\.npy contains int32 tokens, .*b\.bin uint16: .* one dtype"):
         len(TokenSource([wide, narrow], window=3))
     assert len(TokenSource([wide, write(tmp_path / "none.npy", [], "<i8")], window=3)) == 4
 

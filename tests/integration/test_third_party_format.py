@@ -1,0 +1,99 @@
+"""A format that another package adds works wherever a built-in one does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import dataload
+from dataload.cli.app import app
+from dataload.errors import ConfigError
+
+PLUGIN = Path(__file__).parents[1] / "plugin_package"
+
+
+@pytest.fixture(autouse=True)
+def plugin(monkeypatch):
+    """The package, as pip would have installed it."""
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    yield
+    sys.modules.pop("countdown_plugin", None)
+
+
+@pytest.fixture
+def path(tmp_path):
+    with dataload.create(tmp_path / "a.countdown2") as writer:
+        writer.extend({"number": number} for number in range(9, 0, -1))
+    return tmp_path / "a.countdown2"
+
+
+def numbers(source):
+    return source.read_batch(range(len(source)))["number"].tolist()
+
+
+def cli(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return result.stdout
+
+
+def test_open_by_suffix_name_directory_and_content(path, tmp_path):
+    unnamed = tmp_path / "unnamed"
+    unnamed.write_bytes(path.read_bytes())
+    expected = list(range(9, 0, -1))
+    for paths in (path, f"countdown2:{unnamed}", unnamed, tmp_path, f"{tmp_path}/*.countdown2"):
+        with dataload.open(paths) as source:
+            assert type(source).__name__ == "Countdown2Source"
+            assert numbers(source) == expected
+    assert numbers(dataload.open([path, unnamed])) == 2 * expected
+
+
+def test_options_are_typed_and_checked(path):
+    assert numbers(dataload.open(path, step=4)) == [9, 5, 1]
+    with pytest.raises(ConfigError, match=r"format 'countdown2' has no option 'stepp': did you mean 'step'\?"):
+        dataload.open(path, stepp=2)
+    with pytest.raises(ConfigError, match="step must be at least 1, got 0"):
+        dataload.open(path, step=0)
+    assert dataload.open(path, step=2).fingerprint() != dataload.open(path).fingerprint()
+
+
+def test_create(tmp_path):
+    with dataload.create(tmp_path / "x", format="countdown2", width=3) as writer:
+        writer.write({"number": 7})
+    assert (tmp_path / "x").read_bytes() == b"C2\n007\n"
+    with pytest.raises(ConfigError, match=r"writer of format 'countdown2' has no option 'with': did you mean 'width'"):
+        dataload.create(tmp_path / "y.countdown2", **{"with": 3})
+    with pytest.raises(ConfigError, match=r"pass format=, one of syrah, .*, countdown2$"):
+        dataload.create(tmp_path / "y.unknown")
+
+
+def test_a_config(path, tmp_path):
+    (tmp_path / "own-key.toml").write_text(
+        '[source]\npath = "a.countdown2"\nformat = "countdown2"\nstep = 2\nskip = [5]\n[loader]\nbatch_size = 2\n'
+    )
+    (tmp_path / "options.toml").write_text(
+        '[source]\npath = "a.countdown2"\n[source.options]\nstep = 2\nskip = [5]\n[loader]\nbatch_size = 2\n'
+    )
+    for name in ("own-key.toml", "options.toml"):
+        with dataload.from_config(tmp_path / name) as loader:
+            assert [batch["number"].tolist() for batch in loader] == [[9, 7], [3, 1]]
+    with pytest.raises(ConfigError, match="stepp"):
+        dataload.from_config({"source": {"path": f"countdown2:{path}", "stepp": 2}, "loader": {"batch_size": 2}})
+
+
+def test_the_command_line(path, tmp_path):
+    facts = json.loads(cli("inspect", path, "-o", "step=2", "--json"))
+    assert (facts["format"], facts["records"]) == ("countdown2", 5)
+    assert facts["fields"] == {"number": {"dtype": "int64", "shape": []}}
+    assert "9 records in 1 file: all can be read" in cli("verify", path)
+    cli("convert", path, tmp_path / "b.syr")
+    assert numbers(dataload.open(tmp_path / "b.syr")) == list(range(9, 0, -1))
+    cli("convert", tmp_path / "b.syr", tmp_path / "c.countdown2", "--shards", 2, "--to-option", "width=2")
+    shards = sorted(tmp_path.glob("c-*.countdown2"))
+    assert [shard.read_bytes()[:6] for shard in shards] == [b"C2\n09\n", b"C2\n05\n"]
+    np.testing.assert_equal(numbers(dataload.open(shards)), list(range(9, 0, -1)))

@@ -6,7 +6,7 @@ import json as json_module
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -207,10 +207,12 @@ def _curves() -> tuple[Curve, ...]:
     return curves
 
 
-def _peers(names: str | None, pythons: Sequence[str]) -> tuple[Any, dict[str, str]]:
+def _peers(
+    names: str | None, pythons: Sequence[str]
+) -> tuple[Callable[..., tuple[Sequence[Task], Sequence[Measurement]]], dict[str, str]]:
     """Return a function that plans the measurements of the peers, and the Python of those that have their own."""
     if names is None and not pythons:
-        return lambda _data, _written, _choices, _cache: ((), ()), {}
+        return lambda *_: ((), ()), {}
     package = _import_peers()
     known = tuple(package.PEERS)
     interpreters = dict(_interpreters(pythons, known))

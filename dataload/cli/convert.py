@@ -7,15 +7,7 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from dataload.cli.options import (
-    Codec,
-    Decode,
-    Fields,
-    Options,
-    SourceOptions,
-    parse_options,
-    resolve_codec,
-)
+from dataload.cli.options import Codec, Decode, Fields, Options, SourceOptions, parse_options, resolve_codec
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line
 from dataload.convert import convert
 from dataload.sources.find import find_destination

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json as json_module
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeAlias, cast
 
+import numpy as np
 import typer
 
-from dataload.analysis.pictures import check_picture, order_figure
+from dataload.analysis.pictures import check_picture, order_figure, stream_figure
 from dataload.api import record_loader
 from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture
-from dataload.cli.order_streams import Judgement, judge_streams
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
@@ -22,13 +22,16 @@ from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler
 from dataload.samplers.order_sample import WHOLE_UP_TO, GlobalBatches, Shards, sample_order
 from dataload.samplers.pool_quality import pool_size_for
 from dataload.samplers.quality import Figure, OrderReport, judge_order
-from dataload.samplers.streams.report import StreamPlanner
+from dataload.samplers.streams.report import StreamPlanner, StreamReport, follow, stream_report
 from dataload.types import Sharded
 
 _SHOWN_STEPS = 3
 _SHOWN_INDICES = 10
 _SHOWN_CHARACTERS = 200
 _BLOCK_ROWS = 16_384
+
+Judgement: TypeAlias = tuple[dict[str, Any], Callable[[str], Any], Callable[[], None]]
+"""The facts that ``--json`` prints, a function that draws them under a title, and one that prints them as text."""
 
 
 def order_command(
@@ -66,7 +69,7 @@ def order_command(
         if isinstance(planner, StreamPlanner):
             if quality is not None:
                 raise ConfigError("--quality is for shuffled orders, but the rows of this config are streams: omit it")
-            facts, draw, show = judge_streams(planner, epoch)
+            facts, draw, show = _judge_streams(planner, epoch)
         else:
             facts, draw, show = _judge(loader, epoch, quality)
         if picture is not None:
@@ -95,11 +98,7 @@ def _check(
 
 
 def _parse_steps(text: str, total: int, epoch: int) -> range:
-    """Parse ``"10"`` as one step, ``"0:5"`` as the first five.
-
-    Raises:
-        ConfigError: The text is neither, or goes beyond the epoch.
-    """
+    """Parse ``"10"`` as one step, ``"0:5"`` as the first five."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     if match is None:
         raise ConfigError(f"--steps must be a step or start:stop, such as 10 or 0:5, got {text!r}")
@@ -248,3 +247,50 @@ def _print_pool(pool: dict[str, Any], report: OrderReport) -> None:
     reached = "an unknown fraction" if pool["present_quality"] is None else f"{pool['present_quality']:.3f}"
     present = f", with a pool of {pool['present_pool_size']:,}," if pool["present_pool_size"] else ""
     print_line(f"pool: the current order{present} mixes to {reached} of the ideal there")
+
+
+def _judge_streams(planner: StreamPlanner, epoch: int) -> Judgement:
+    """Judge the streams of an epoch. In ``first_rows``, each row of a step is its ``stream_id`` and ``offset``."""
+    report = stream_report(planner, epoch=epoch)
+    first = follow(planner, range(min(_SHOWN_STEPS, report.steps)), epoch=report.epoch)
+    facts = {
+        "order": repr(planner),
+        "records": planner.records,
+        "steps": report.steps,
+        "world_size": planner.world_size,
+        "first_rows": np.stack([first.stream_id, first.offset], axis=2)[:, :_SHOWN_INDICES].tolist(),
+        "streams": report.to_json(),
+    }
+    return facts, partial(stream_figure, planner, report), partial(_print_streams, facts, report)
+
+
+def _print_streams(facts: dict[str, Any], report: StreamReport) -> None:
+    lengths = f"{report.shortest:,} to {report.longest:,} records"
+    if report.shortest == report.longest:
+        lengths = count_of(report.longest, "record")
+    chunks = f", {report.chunk:,} records per row" if report.chunk > 1 else ""
+    print_line(facts["order"], "bold")
+    print_line(
+        f"{count_of(facts['records'], 'record')} in {count_of(report.sequences, 'sequence')} of {lengths}; "
+        f"epoch {report.epoch} has {count_of(report.steps, 'step')} of {count_of(report.rows, 'row')} on "
+        f"{count_of(facts['world_size'], 'rank')}{chunks}"
+    )
+    print_line("sequence:offset of the first record in each row")
+    for step, rows in enumerate(facts["first_rows"]):
+        shown = ("-" if stream_id < 0 else f"{stream_id}:{offset}" for stream_id, offset in rows)
+        print_line(f"step {step}: {' '.join(shown)}{' ...' if len(rows) < report.rows else ''}")
+    print_line()
+    continuing = f"{report.continuing:,} of {count_of(report.rows, 'row')}; the others take chunks from anywhere"
+    print_line(f"continuing: {'all rows' if report.continuing == report.rows else continuing}")
+    beginnings = "none" if report.continuing else "every chunk, because no row continues"
+    if report.run_steps is not None:
+        beginnings = (
+            f"a row starts a new sequence every {report.run_steps:.1f} steps ({report.run_records:.1f} records) on "
+            f"average, {count_of(report.beginnings, 'time')} in total"
+        )
+    print_line(f"beginnings: {beginnings}")
+    print_line(f"sequences: each step has rows from {report.per_batch:.1f} different sequences")
+    print_line(f"filler: {f'{report.filler:.1%} of the slots hold no record' if report.filler else 'none'}")
+    print_line(f"multiplicity: {report.multiplicity.verdict}")
+    if report.sampled:
+        print_line(f"note: all figures are from a sample of {count_of(report.looked_at, 'step')}")

@@ -16,21 +16,11 @@ from typing import Annotated, Any, Self
 import numpy as np
 import typer
 
-from dataload.cli.options import (
-    Codec,
-    Decode,
-    Fields,
-    JsonFlag,
-    Options,
-    SourceFormat,
-    SourceOptions,
-    parse_options,
-)
+from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, SourceFormat, SourceOptions, parse_options
 from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line
 from dataload.config.references import REFERENCE_PATTERN, resolve_reference
 from dataload.convert.blocks import BlockSize, read_records
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceError, SourceNotFoundError
-from dataload.sources.base import Source
 from dataload.sources.registry import format_names
 
 # These errors mean a wrong command or a missing package, not bad data.
@@ -39,23 +29,14 @@ _NOT_THE_DATA = (ConfigError, MissingDependencyError, SourceNotFoundError)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A record or a file that cannot be read.
+    """A record or a file that cannot be read."""
 
-    Attributes:
-        path: The file, if known.
-        index: Index of the record in the data set; None if this file, or one before it, cannot be opened.
-        record: Index of the record in the file; None if the file cannot be opened.
-        offset: Byte offset of the damage, if known.
-        error: Name of the exception.
-        cause: Message of the exception.
-    """
-
-    path: str | None
-    index: int | None
-    record: int | None
-    offset: int | None
-    error: str
-    cause: str
+    path: str | None  # the file, if known
+    index: int | None  # of the record in the data set; None if this file, or one before it, cannot be opened
+    record: int | None  # index of the record in the file; None if the file cannot be opened
+    offset: int | None  # of the damage, in bytes, if known
+    error: str  # name of the exception
+    cause: str  # its message
 
     @classmethod
     def of(cls, error: Exception, path: str | None, *, index: int | None = None, record: int | None = None) -> Self:
@@ -108,7 +89,7 @@ def _verify_files(name: str, wanted: SourceOptions, limit: int | None, *, json: 
     wanted = dataclasses.replace(wanted, options={**entry.verify_options, **wanted.options})
     with ProgressBar("verifying") as bar:
         reading = _Reading(bar)
-        with closing(_file_findings(wanted, entry.name, paths, reading)) as findings:
+        with closing(reading.findings(wanted, entry.name, paths)) as findings:
             found = _collect(findings, limit, bar, quiet=json)
     files, records = max(1, len(paths)), reading.records
     if json:
@@ -162,12 +143,7 @@ def _names_object(path: str) -> bool:
 
 
 def _open_own(reference: str, options: Mapping[str, Any]) -> Any:
-    """Return the source that a function or class makes, or the object itself if `reference` names a source.
-
-    Raises:
-        ConfigError: There is no such name, it does not take these options, or it does not return a source.
-        SourceError: The function raised an error that is not one of dataload's.
-    """
+    """Return the source that a function or class makes, or the object itself if `reference` names a source."""
     found = resolve_reference(reference, "PATH")
     if callable(found):
         try:
@@ -202,11 +178,7 @@ def _collect(findings: Iterator[Finding], limit: int | None, bar: ProgressBar, *
 
 
 class _Reading:
-    """Reads sources from front to back.
-
-    Attributes:
-        records: Number of records read so far, good or bad.
-    """
+    """Reads sources from front to back, and counts the `records` read so far, good or bad."""
 
     def __init__(self, bar: ProgressBar) -> None:
         self._bar = bar
@@ -221,6 +193,33 @@ class _Reading:
             yield from _failures(source, start, stop, size)
             start = stop
             self._bar(start, length)
+
+    def findings(self, wanted: SourceOptions, format_name: str, paths: Sequence[str]) -> Generator[Finding]:
+        """Yield the findings of a data set in index order."""
+        first: int | None = 0
+        pending: list[str | None] = [None]  # None stands for the whole data set
+        while pending:
+            path = pending.pop(0)
+            try:
+                source = wanted.open(path, path and format_name)
+            except _NOT_THE_DATA:
+                raise
+            except SourceError as error:
+                if path is None and len(paths) > 1:
+                    pending += paths  # one of the files does not open: check each by itself
+                else:
+                    yield Finding.of(error, path or wanted.path)
+                    first = None  # the number of records that it should have is unknown
+                continue
+            with source:
+                ends = np.cumsum(source.shard_lengths)
+                files = paths if path is None else [path]
+                for index, error in self.failures(source):
+                    shard = int(np.searchsorted(ends, index, side="right"))
+                    file = files[shard] if len(files) == len(ends) else None
+                    record = index - (int(ends[shard - 1]) if shard else 0)
+                    yield Finding.of(error, file, index=None if first is None else first + index, record=record)
+                first = None if first is None else first + len(source)
 
 
 def _failures(source: Any, start: int, stop: int, size: BlockSize) -> Iterator[tuple[int, Exception]]:
@@ -238,40 +237,3 @@ def _failures(source: Any, start: int, stop: int, size: BlockSize) -> Iterator[t
         yield from _failures(source, middle, stop, size)
     else:
         size.learn(records)
-
-
-def _file_findings(
-    wanted: SourceOptions, format_name: str, paths: Sequence[str], reading: _Reading
-) -> Generator[Finding]:
-    """Yield the findings of a data set in index order."""
-    first: int | None = 0
-    pending: list[str | None] = [None]  # None stands for the whole data set
-    while pending:
-        path = pending.pop(0)
-        try:
-            source = wanted.open(path, path and format_name)
-        except _NOT_THE_DATA:
-            raise
-        except SourceError as error:
-            if path is None and len(paths) > 1:
-                pending += paths  # one of the files does not open: check each by itself
-            else:
-                yield Finding.of(error, path or wanted.path)
-                first = None  # the number of records that it should have is unknown
-        else:
-            with source:
-                yield from _bad_records(source, paths if path is None else [path], first, reading)
-                first = None if first is None else first + len(source)
-
-
-def _bad_records(source: Source[Any], paths: Sequence[str], first: int | None, reading: _Reading) -> Iterator[Finding]:
-    """Yield the findings of an open source whose record 0 has the index `first` in the data set."""
-    ends = np.cumsum(source.shard_lengths)
-    for index, error in reading.failures(source):
-        shard = int(np.searchsorted(ends, index, side="right"))
-        yield Finding.of(
-            error,
-            paths[shard] if len(paths) == len(ends) else None,
-            index=None if first is None else first + index,
-            record=index - (int(ends[shard - 1]) if shard else 0),
-        )

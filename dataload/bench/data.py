@@ -95,7 +95,7 @@ def own_data(path: str, records: int | None, options: Mapping[str, Any]) -> tupl
 
 def _data_of(path: str, source: Source[Any], records: int | None) -> Data:
     if not len(source):
-        raise ConfigError(f"{path} holds no record to measure with", key="path", value=path)
+        raise ConfigError(f"{path} has no records to measure", key="path", value=path)
     first = source[0]
     if not isinstance(first, Mapping):
         raise ConfigError(

@@ -48,8 +48,8 @@ details details { margin-left: 1rem }
 _READING_IT = (
     "Each row is the median of its repeats; each repeat runs in a process of its own, and the repeats of all rows are "
     "interleaved. Spread: lowest and highest repeat over the median; of four or more repeats, the quartiles. Ratios "
-    "are taken within each round. CPU s/GB includes the workers. The last column is the part of peak MB that holds "
-    "pages of mapped files, which the system takes back when it needs them."
+    "are taken within each round. CPU s/GB includes the workers. Mapped MB is memory of mapped files, which is part of "
+    "peak MB, and which the system takes back when it needs it."
 )
 
 
@@ -93,7 +93,7 @@ def _workload(name: str, measurements: Sequence[Measurement], files: Sequence[Fi
         _table(FILE_COLUMNS, file_rows(files)) if files else "",
         _table(RATE_COLUMNS, rate_rows(measurements), [m.task.kind for m in measurements]),
         f'<p class="note">{"; ".join(compared)}</p>' if compared else "",
-        f"<p>Not measured, or not to the end:</p>\n<ul>{failed}</ul>" if failed else "",
+        f"<p>Missing or incomplete:</p>\n<ul>{failed}</ul>" if failed else "",
         _details("Settings of each reading", "\n".join(map(_setup, measurements))),
     ]
 

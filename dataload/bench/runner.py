@@ -121,7 +121,7 @@ def agreeing(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
     ours = (_checksum(measurement) for measurement in measurements if measurement.task.kind == "dataload")
     expected = next((checksum for checksum in ours if checksum is not None), None)
     return tuple(
-        replace(m, answers=(), error=f"read something else: checksum {_checksum(m)}, expected {expected}")
+        replace(m, answers=(), error=f"read other records: checksum {_checksum(m)}, expected {expected}")
         if m.task.kind != "limit" and _checksum(m) not in (None, expected)
         else m
         for m in measurements

@@ -83,7 +83,7 @@ def _orders(sizes: Sequence[int]) -> tuple[Curve, Curve]:
     size = "records of the data"
     return (
         times.curve(f"Orders: one index, in blocks of {_BLOCK:,}", size, "ns"),
-        memory.curve("Orders: most memory, from making the order to the first block", size, "bytes"),
+        memory.curve("Orders: peak memory to the first block", size, "bytes"),
     )
 
 
@@ -122,7 +122,7 @@ def _shards(numbers: Sequence[int], directory: Path) -> tuple[Curve, Curve]:
             seconds = median_seconds(lambda source=source: [source.read_batch(rows) for rows in batches])
             reading["read_batch"].append((shards, seconds / total * 1e9))
     return (
-        opening.curve(f"Syrah, {total:,} records: to open", "shards", "ms"),
+        opening.curve(f"Syrah, {total:,} records: time to open", "shards", "ms"),
         reading.curve(f"Syrah, {total:,} records of 64 B: one record, shuffled", "shards", "ns"),
     )
 

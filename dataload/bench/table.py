@@ -26,13 +26,13 @@ RATE_COLUMNS = {
     "first ms": "right",
     "CPU s/GB": "right",
     "peak MB": "right",
-    "of it files": "right",
+    "mapped MB": "right",
 }
 """Heading -> side, for `rate_rows`. "x limit" and "x peer" are ratios to `Baselines`."""
 
 _SHORT = ("reader", "format", "order", "workers", "records/s", "spread", "x limit", "x peer")
 
-FILE_COLUMNS = {"format": "left", "records": "right", "MB": "right", "bytes/record": "right", "written MB/s": "right"}
+FILE_COLUMNS = {"format": "left", "records": "right", "MB": "right", "bytes/record": "right", "write MB/s": "right"}
 """Heading -> side, for `file_rows`."""
 
 

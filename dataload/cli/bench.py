@@ -134,11 +134,11 @@ def _time_stages(
     """Measure the stages of a config and print them; none of the other options, `given`, may be set."""
     for name, value in given.items():
         if value:
-            raise ConfigError(f"--loader measures a config and nothing else: leave {name} out", key="loader")
+            raise ConfigError(f"--loader measures a config and nothing else: remove {name}", key="loader")
     _check_targets(json, None, None)
     with ProgressBar(f"measuring {config}"):
         report = measure_stages(config, overrides=overrides, seconds=seconds, repeats=repeats)
-    print_table({"stage": "left", "records/s": "right", "us/batch": "right", "more": "right"}, _rows(report))
+    print_table({"stage": "left", "records/s": "right", "us/batch": "right", "added": "right"}, _rows(report))
     for note in report.notes:
         print_line(f"note: {note}")
     print_line(report.verdict, "bold")
@@ -152,8 +152,8 @@ def _rows(report: StageReport) -> list[tuple[str, ...]]:
     before = 0.0
     for stage in report.stages:
         took = stage.batch_seconds.median * 1e6
-        more = f"{took - before:+,.1f}" if stage.name.startswith("+") else ""
-        rows.append((stage.name, f"{stage.rows_per_second:,.0f}", f"{took:,.1f}", more))
+        added = f"{took - before:+,.1f}" if stage.name.startswith("+") else ""
+        rows.append((stage.name, f"{stage.rows_per_second:,.0f}", f"{took:,.1f}", added))
         before = took
     return rows
 

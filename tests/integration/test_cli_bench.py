@@ -228,7 +228,7 @@ def test_where_the_time_of_a_config_goes(tmp_path, config):
     names = ["source", "+ transform", "+ collate", "the config as it is", "the same batches from memory"]
     assert [stage["name"] for stage in told["stages"]] == names
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["stage", "records/s", "us/batch", "more"]
+    assert lines[0].split() == ["stage", "records/s", "us/batch", "added"]
     assert all(line.startswith(name) for line, name in zip(lines[1:], names, strict=False))
     for line, stage, before in zip(lines[1:], told["stages"], [None, *told["stages"]], strict=False):
         figures = [float(word.replace(",", "")) for word in line.removeprefix(stage["name"]).split()]
@@ -245,16 +245,16 @@ def test_where_the_time_of_a_config_goes(tmp_path, config):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--made", "tokens"], "--loader measures a config and nothing else: leave --made out"),
-        (["x.syr"], "leave PATH out"),
-        (["--formats", "tar"], "leave --formats out"),
-        (["--batch-size", 4], "leave --batch-size out"),
-        (["--records", 4], "leave --records out"),
-        (["--peers", "Grain"], "leave --peers out"),
-        (["--scale"], "leave --scale out"),
-        (["--cold"], "leave --cold out"),
-        (["--picture", "x.svg"], "leave --picture out"),
-        (["--html", "x.html"], "leave --html out"),
+        (["--made", "tokens"], "--loader measures a config and nothing else: remove --made"),
+        (["x.syr"], "remove PATH"),
+        (["--formats", "tar"], "remove --formats"),
+        (["--batch-size", 4], "remove --batch-size"),
+        (["--records", 4], "remove --records"),
+        (["--peers", "Grain"], "remove --peers"),
+        (["--scale"], "remove --scale"),
+        (["--cold"], "remove --cold"),
+        (["--picture", "x.svg"], "remove --picture"),
+        (["--html", "x.html"], "remove --html"),
         (["--json", "/no/such/place/x.json"], "there is no directory /no/such/place"),
         (["--set", "loader.batch_size=0"], "loader.batch_size"),
     ],

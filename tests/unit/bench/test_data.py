@@ -114,7 +114,7 @@ def test_own_data_are_known_by_their_content(tmp_path, own):
 def test_no_record(tmp_path):
     path = str(tmp_path / "empty.syr")
     dataload.create(path).close()
-    with pytest.raises(ConfigError, match=r"empty\.syr holds no record to measure with"):
+    with pytest.raises(ConfigError, match=r"empty\.syr has no records to measure"):
         own_data(path, None, {})
 
 

@@ -53,8 +53,8 @@ def test_a_reading_of_something_else_loses_its_figures(made):
     found = agreeing([limit, unknown, good, wrong, torn])
     assert found[:3] == (limit, unknown, good)
     assert [m.answers for m in found[3:]] == [(), ()]
-    assert found[3].error == "read something else: checksum 6, expected 5"
-    assert found[4].error == "read something else: checksum -1, expected 5"
+    assert found[3].error == "read other records: checksum 6, expected 5"
+    assert found[4].error == "read other records: checksum -1, expected 5"
 
 
 # Processes

@@ -53,7 +53,7 @@ def test_a_row(made):
         "first ms": "500.0",
         "CPU s/GB": "1,000.00",  # 4 s for the 4 MB of the median
         "peak MB": "30",
-        "of it files": "10",
+        "mapped MB": "10",
     }
 
 
@@ -61,7 +61,7 @@ def test_what_the_system_does_not_tell_is_left_empty(made):
     answers = made.answer(1000, peak_rss=None, cached_rss=None), made.answer(1000, peak_rss=5_000_000, cached_rss=None)
     measured = made.ours()
     found = columns([type(measured)(measured.task, answers)])
-    assert (found["peak MB"], found["of it files"]) == (("5",), ("",))
+    assert (found["peak MB"], found["mapped MB"]) == (("5",), ("",))
 
 
 def test_what_has_no_rate_says_so_and_why_below_the_table(made):

@@ -27,6 +27,7 @@ from dataload.convert.plan import Shard, journal_path, plan_shards, summarize_pa
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.sources.find import find_destination
 from dataload.sources.format import Format
+from dataload.storage import storage_of
 from dataload.types import RandomAccessSource
 
 __all__ = ["ConvertReport", "convert"]
@@ -104,7 +105,7 @@ def convert(
         ConfigError: The destination exists; a record does not fit the format; or, with `resume`, the source or the
             plan has changed since the conversion began (one line per difference).
         SourceNotFoundError: The destination's directory does not exist.
-        SourceError: The source cannot be read.
+        SourceError: The source cannot be read, or another process is converting to the same destination.
     """
     destination = os.fspath(destination)
     if resume and overwrite:
@@ -121,9 +122,7 @@ def convert(
     )
     path = journal_path(destination)
     notes = list(writing.notes)
-    journal = _without_damaged(_begin(path, requested, plan, resume=resume, overwrite=overwrite), plan, notes)
-    todo = [shard for shard in plan if shard.name not in journal.finished]
-    done = resumed = len(source) - sum(shard.stop - shard.start for shard in todo)
+    done = resumed = 0
 
     def advance(records: int) -> None:
         nonlocal done
@@ -131,8 +130,13 @@ def convert(
         if progress is not None:
             progress(done, len(source))
 
-    advance(0)
-    journal = _write_shards(source, todo, writing, journal, path, overwrite=resume or overwrite, advance=advance)
+    _check_directory(path)
+    with storage_of(path).lock(path):
+        journal = _without_damaged(_begin(path, requested, plan, resume=resume, overwrite=overwrite), plan, notes)
+        todo = [shard for shard in plan if shard.name not in journal.finished]
+        resumed = len(source) - sum(shard.stop - shard.start for shard in todo)
+        advance(resumed)
+        journal = _write_shards(source, todo, writing, journal, path, overwrite=resume or overwrite, advance=advance)
     return ConvertReport(
         paths=tuple(shard.path for shard in plan),
         format=entry.name,
@@ -192,11 +196,14 @@ def _describe(option: Any) -> str:
     return repr(option)
 
 
-def _begin(path: str, requested: Journal, plan: Sequence[Shard], *, resume: bool, overwrite: bool) -> Journal:
-    """Return the journal at `path` if it can be resumed, else `requested`."""
+def _check_directory(path: str) -> None:
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
         raise SourceNotFoundError(f"there is no directory {directory} to write to", path=directory)
+
+
+def _begin(path: str, requested: Journal, plan: Sequence[Shard], *, resume: bool, overwrite: bool) -> Journal:
+    """Return the journal at `path` if it can be resumed, else `requested`."""
     if overwrite:
         return requested
     begun = Journal.load(path)

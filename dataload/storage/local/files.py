@@ -135,20 +135,33 @@ class LocalStorage:
 
     @contextmanager
     def lock(self, path: str) -> Generator[None]:
-        """See `Storage.lock`. The lock goes with the process, however that ends."""
-        name = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.lock")
-        with file_errors(name), open(name, "wb") as stream:
+        """See `Storage.lock`. The lock ends with the process, even if that is killed."""
+        name = os.path.join(os.path.dirname(path), f".{os.path.basename(path).lstrip('.')}.lock")
+        descriptor = _lock_file(name, path)
+        try:
+            yield
+        finally:
+            remove(name)
+            os.close(descriptor)
+
+
+def _lock_file(name: str, path: str) -> int:
+    """Create and lock the file `name`, and return its descriptor."""
+    with file_errors(name):
+        while True:
+            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The previous holder may have deleted the file between the two calls: the next one would not see it.
+                if os.path.exists(name) and os.path.samestat(os.fstat(descriptor), os.stat(name)):
+                    return descriptor
             except BlockingIOError:
+                os.close(descriptor)
                 raise SourceError(f"another process is writing to {path}: wait until it has ended", path=path) from None
-            try:
-                yield
-            finally:
-                remove(name)
+            os.close(descriptor)
 
 
 def open_files_limit() -> int:
-    """Return how many files this process may open."""
+    """Return the number of files that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 32 if soft == resource.RLIM_INFINITY else soft

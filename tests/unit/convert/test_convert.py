@@ -14,7 +14,7 @@ from dataload.convert import convert
 from dataload.convert.blocks import read_ahead
 from dataload.convert.journal import FinishedShard, Journal, remove_temporaries
 from dataload.convert.plan import journal_path, plan_shards, summarize_paths
-from dataload.errors import ConfigError, CorruptFileError
+from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.registry import get_format
 
 SYRAH = get_format("syrah")
@@ -437,3 +437,19 @@ def test_functions_and_objects_among_the_options_do_not_keep_from_resuming(tmp_p
 def test_resume_and_overwrite_contradict():
     with pytest.raises(ConfigError, match="resume keeps existing files, overwrite replaces them: pass only one"):
         convert(source_of(1), "a.syr", resume=True, overwrite=True)
+
+
+def test_a_second_conversion_to_the_same_destination_is_refused(tmp_path):
+    refused = []
+
+    def start_another(done, total):
+        if done == total:
+            with pytest.raises(SourceError, match=r"another process is writing to .*a\.syr.*: wait until it has ended"):
+                convert(source_of(5), tmp_path / "a.syr", overwrite=True)
+            refused.append(done)
+
+    convert(source_of(9), tmp_path / "a.syr", progress=start_another)
+    assert refused
+    assert len(dataload.open(tmp_path / "a.syr")) == 9
+    convert(source_of(5), tmp_path / "a.syr", overwrite=True)  # the first one has ended
+    assert sorted(os.listdir(tmp_path)) == [".a.syr.convert.json", "a.syr"]

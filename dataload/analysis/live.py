@@ -52,12 +52,7 @@ def live_view(loader: LoaderBase[Any, Any], *, stream: TextIO | None = None) -> 
 
 
 def describe(progress: Progress, recent: Statistics) -> list[str]:
-    """Return the lines of the view.
-
-    Args:
-        progress: The position of the loader.
-        recent: Its recent statistics.
-    """
+    """Return the lines of the view."""
     position = str(progress).rpartition(", ")[0]
     stages = ", ".join(
         f"{name} {stage.seconds / recent.work_seconds:.0%}" for name, stage in recent.stages.items() if stage.seconds

@@ -18,7 +18,6 @@ from dataload.samplers.streams.report import StreamPlanner, StreamReport, follow
 from dataload.types import Int64Array
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _SUFFIXES = (".pdf", ".png", ".svg")
@@ -54,22 +53,14 @@ def check_picture(path: str) -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure; `width` and `height` are in inches.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Return an empty figure; `width` and `height` are in inches."""
     # pyplot would keep every figure alive and select a backend for the whole process.
     module = load_optional("matplotlib.figure", needed_by="a picture", extra="plot")
     return module.Figure(figsize=(width, height), dpi=120, layout="constrained")
 
 
 def order_figure(sample: OrderSample, shards: Shards, title: str) -> Figure:
-    """Draw where records end up, how far they move, and how many shards each batch mixes, side by side.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Draw where records end up, how far they move, and how many shards each batch mixes, side by side."""
     figure = new_figure(_WIDTH, 5)
     title = textwrap.fill(title, 120)
     figure.suptitle(title if sample.whole else f"{title}\n{len(sample.indices):,} positions of {sample.length:,}")
@@ -120,14 +111,7 @@ def stream_figure(planner: StreamPlanner, report: StreamReport, title: str) -> F
     """Draw which sequence each row follows: rows over steps, coloured by sequence, a line where a row starts anew.
 
     A long epoch is cut after the steps in which a row starts about ten sequences; of many rows the first 64 are shown.
-
-    Args:
-        planner: The plan of any rank.
-        report: Report on the epoch to draw.
-        title: Title of the picture.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
+    `planner` may be that of any rank.
     """
     run = report.run_steps or (report.steps if report.continuing else 1)
     steps = min(report.steps, max(20, math.ceil(_ROW_BEGINNINGS * run)))
@@ -161,9 +145,6 @@ def timeline_figure(timeline: Timeline, title: str) -> Figure:
     """Draw who worked when: a line per worker, coloured by stage, and the consumer's line below them.
 
     Batches that the consumer makes itself are drawn on its own line, over its wait.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     names = [*timeline.workers, CONSUMER]
     figure = new_figure(_WIDTH, 2 + 0.5 * len(names))
@@ -188,20 +169,14 @@ def timeline_figure(timeline: Timeline, title: str) -> Figure:
                 label=what,
                 linewidth=0,
             )
-    if len(timeline.steps) <= _NUMBERED_STEPS:
-        _number_steps(axes, timeline, heights)
-    axes.set(
-        title=title, xlabel="time (s)", xlim=(0, max(timeline.ended - origin, 1e-6)), ylim=(-0.6, len(names) - 0.4)
-    )
-    axes.set_yticks(list(heights.values()), list(heights))
+    for step in timeline.steps if len(timeline.steps) <= _NUMBERED_STEPS else ():
+        if step.spans:
+            middle = (step.spans[0][1] + step.spans[-1][2]) / 2 - origin
+            axes.text(middle, heights[step.worker], str(step.step), ha="center", va="center", size=7, clip_on=True)
+    seconds = max(timeline.ended - origin, 1e-6)
+    axes.set(title=title, xlabel="time (s)", xlim=(0, seconds), ylim=(-0.6, len(names) - 0.4))
+    axes.set_yticks(list(heights.values()), names)
     entries = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # one entry per label
     if entries:
         figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=len(entries))
     return figure
-
-
-def _number_steps(axes: Axes, timeline: Timeline, heights: dict[str, int]) -> None:
-    for step in timeline.steps:
-        if step.spans:
-            middle = (step.spans[0][1] + step.spans[-1][2]) / 2 - timeline.begun
-            axes.text(middle, heights[step.worker], str(step.step), ha="center", va="center", size=7, clip_on=True)

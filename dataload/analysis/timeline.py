@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dataload.loader.base import LoaderBase
@@ -113,16 +113,10 @@ class Timeline:
             "workers": self.workers,
             "steps": [
                 {
-                    "epoch": step.epoch,
-                    "step": step.step,
-                    "worker": step.worker,
+                    **asdict(step),
                     "spans": [[stage, begun - origin, ended - origin] for stage, begun, ended in step.spans],
                     "asked": step.asked - origin,
                     "received": step.received - origin,
-                    "rows": step.rows,
-                    "nbytes": step.nbytes,
-                    "bad": step.bad,
-                    "failed": step.failed,
                 }
                 for step in self.steps
             ],

@@ -16,7 +16,7 @@ from dataload.errors import DataloadError
 from dataload.sources.base import Source, spec_of
 from dataload.types import BatchReader, ColumnReader, Sharded
 
-_PROTOCOLS = {"BatchReader": BatchReader, "ColumnReader": ColumnReader, "Sharded": Sharded}
+_PROTOCOLS: tuple[type[Any], ...] = (BatchReader, ColumnReader, Sharded)
 _SHOWN_SHARDS = 10
 _SHOWN_VALUES = 6
 _SHOWN_CHARACTERS = 60
@@ -42,41 +42,35 @@ def inspect_command(
         _print(facts)
 
 
-def _protocols(source: Any) -> list[str]:
-    return [name for name, protocol in _PROTOCOLS.items() if isinstance(source, protocol)]
-
-
 def _facts(source: Source[Any], format_name: str, paths: list[str]) -> dict[str, Any]:
     """Return everything that ``--json`` prints."""
-    sample, problem = _first_record(source)
+    first = sample = None
+    try:
+        if len(source):
+            first = source[0]
+            sample = _shorten(first)
+    except DataloadError as error:  # the other facts are still worth showing
+        sample = f"cannot be read: {error}"
     lengths = source.shard_lengths
     names = paths if len(paths) == len(lengths) else [repr(source)] * len(lengths)
     shards: list[dict[str, Any]] = [
         {"path": name, "records": length, "bytes": _size(name)} for name, length in zip(names, lengths, strict=True)
     ]
     specs = source.fields
-    if not specs and isinstance(sample, Mapping):
-        specs = {name: spec_of(value) for name, value in cast("Mapping[str, Any]", sample).items()}
+    if not specs and isinstance(first, Mapping):
+        specs = {name: spec_of(value) for name, value in cast("Mapping[str, Any]", first).items()}
     key_order = getattr(source, "key_order", None)
     return {
         "format": format_name,
         "records": len(source),
         "bytes": sum(shard["bytes"] for shard in shards),
         "fields": {name: {"dtype": spec.dtype, "shape": spec.shape} for name, spec in specs.items()},
-        "protocols": _protocols(source),
+        "protocols": [protocol.__name__ for protocol in _PROTOCOLS if isinstance(source, protocol)],
         "notes": [] if key_order is None else [f"records are ordered by key, compared by {key_order}"],
         "fingerprint": source.fingerprint(),
         "shards": shards,
-        "sample": problem or (_shorten(sample) if len(source) else None),
+        "sample": sample,
     }
-
-
-def _first_record(source: Source[Any]) -> tuple[Any, str | None]:
-    """Return record 0, or the reason why it cannot be read: the other facts are still worth showing."""
-    try:
-        return source[0] if len(source) else None, None
-    except DataloadError as error:
-        return None, f"cannot be read: {error}"
 
 
 def _size(path: str) -> int:

@@ -19,7 +19,7 @@ _RECENT_SAMPLES = 20  # the view shows the last ten seconds
 
 
 @contextmanager
-def live_view(loader: LoaderBase[Any, Any], *, stream: TextIO | None = None) -> Generator[None]:
+def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None) -> Generator[None]:
     """Show a few lines about a loader while it is used: its position, its speed, who waits, and what the limit is.
 
     Rates, waits and the verdict cover the last ten seconds. Nothing is shown if `stream` is not a terminal. An error
@@ -69,7 +69,7 @@ def describe(progress: Progress, recent: Statistics) -> list[str]:
 class _View:
     """Refreshes the lines in its own thread, so that they change even while the consumer waits."""
 
-    def __init__(self, loader: LoaderBase[Any, Any], stream: TextIO) -> None:
+    def __init__(self, loader: LoaderBase[Any], stream: TextIO) -> None:
         live: Any = load_optional("rich.live", needed_by="the live view", extra="cli")
         console: Any = load_optional("rich.console", needed_by="the live view", extra="cli")
         self._text: Any = load_optional("rich.text", needed_by="the live view", extra="cli").Text

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dataload.loader.base import LoaderBase
-from dataload.loader.recorder import Recorder, StepRecord
+from dataload.loader.recorder import Recorder
+from dataload.loader.step import StepResult
 
 CONSUMER = "consumer"
 """The name of the consumer's thread in a timeline."""
@@ -62,9 +63,9 @@ class Timeline:
         self.steps: list[TimelineStep] = []
         self.work: list[tuple[float, float]] = []
 
-    def waited(self, step: StepRecord, asked: float, received: float) -> None:
+    def waited(self, step: StepResult, asked: float, received: float) -> None:
         """Add a step; called by the loader."""
-        for worker, rows, spans in getattr(step, "shares", ((step.worker, step.rows, step.spans),)):
+        for worker, rows, spans in step.shares or [(step.worker, step.rows, step.spans)]:
             self.steps.append(
                 TimelineStep(
                     epoch=step.epoch,
@@ -170,7 +171,7 @@ class Timeline:
 
 
 @contextmanager
-def record_timeline(loader: LoaderBase[Any, Any]) -> Generator[Timeline]:
+def record_timeline(loader: LoaderBase[Any]) -> Generator[Timeline]:
     """Record what a loader's workers and its consumer do inside the ``with``.
 
     Recording takes about a microsecond and 500 bytes per step.

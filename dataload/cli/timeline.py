@@ -62,7 +62,7 @@ def timeline_command(
         print_line(f"wrote {path}")
 
 
-def _consume(loader: LoaderBase[Any, Any], steps: int, model_seconds: float) -> None:
+def _consume(loader: LoaderBase[Any], steps: int, model_seconds: float) -> None:
     """Take this many batches, or all there are."""
     while steps:
         before = steps

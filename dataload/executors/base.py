@@ -104,10 +104,12 @@ class TimeoutPolicy:
         timeout: Seconds after which to give up; None waits for ever.
         warn_after: Seconds until the first warning, or half of `timeout` if that is less. The interval doubles with
             each warning.
+        locate: Returns for a place the index to show instead, and a description; by default the index is shown.
     """
 
     timeout: float | None = None
     warn_after: float = 60.0
+    locate: Callable[[Place], tuple[int, str]] | None = None
 
     def watch(self) -> StallMonitor:
         """Return a monitor for one wait, which starts now."""
@@ -119,6 +121,7 @@ class StallMonitor:
 
     def __init__(self, timeouts: TimeoutPolicy) -> None:
         self._timeout = timeouts.timeout
+        self._locate = timeouts.locate
         self._begun = monotonic()
         self._next = timeouts.warn_after
         if self._timeout is not None:
@@ -149,7 +152,9 @@ class StallMonitor:
             )
         self._next = 2 * self._next if self._timeout is None else min(2 * self._next, self._timeout)
         at = f"is at step {place.step} of epoch {place.epoch}" if place.step >= 0 else "has not started it"
-        index = f", index {place.index}" if place.index >= 0 else ""
+        number, where = (place.index, "") if self._locate is None else self._locate(place)
+        index = f", index {number}" if number >= 0 else ""
+        stacks = f"{where}\n{stacks}" if where else stacks
         warnings.warn(f"no batch for {waited:.1f} s: {worker} {at}{index}\n{stacks}", RuntimeWarning, stacklevel=2)
 
 

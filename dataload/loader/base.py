@@ -6,28 +6,18 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from dataload._util.checks import check_count
 from dataload.errors import ClosedSourceError, WorkerError
 from dataload.executors import WorkerLostError
-from dataload.loader.recorder import Recorder, StepRecord
+from dataload.loader.pipeline import StepDelivery
+from dataload.loader.recorder import Recorder
 from dataload.loader.state import Cursor
 from dataload.loader.statistics import Statistics
+from dataload.loader.step import StepResult
 
 BatchT = TypeVar("BatchT")
-StepT = TypeVar("StepT", bound=StepRecord)
-StepT_co = TypeVar("StepT_co", bound=StepRecord, covariant=True)
-
-
-class Delivery(Protocol[StepT_co]):
-    """An iterator of steps that works ahead of the consumer."""
-
-    def __next__(self) -> StepT_co: ...
-
-    def close(self) -> None:
-        """Cancel the steps that have not started."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +59,7 @@ class Progress:
         return f"epoch {self.epoch}{epochs}, step {self.step:,}{steps}, {self.rows_per_second:,.0f} rows/s"
 
 
-class LoaderBase(ABC, Generic[BatchT, StepT]):
+class LoaderBase(ABC, Generic[BatchT]):
     """An iterable of batches that is resumable at any step.
 
     Args:
@@ -85,7 +75,7 @@ class LoaderBase(ABC, Generic[BatchT, StepT]):
         self._epochs = None if epochs is None else check_count("epochs", epochs, least=0)
         self._release = release
         weakref.finalize(self, release)
-        self._delivery: Delivery[StepT] | None = None
+        self._delivery: StepDelivery | Generator[StepResult] | None = None
         self._cursor = Cursor(0, 0)
         self._upcoming: Cursor | None = None  # where the next `for` starts, if that was set
         self._now: EpochIteration | None = None  # the `for` in progress
@@ -158,7 +148,7 @@ class LoaderBase(ABC, Generic[BatchT, StepT]):
     def _next(self, now: EpochIteration) -> list[BatchT]:
         """Return the next batch in a list, empty if the epoch is over. If this fails, the cursor does not move."""
         delivery = self._delivery or self._deliver()
-        step: StepT | None = None
+        step: StepResult | None = None
         self._recorder.begin_wait()
         try:
             step = next(delivery, None)
@@ -177,11 +167,11 @@ class LoaderBase(ABC, Generic[BatchT, StepT]):
             raise
 
     @abstractmethod
-    def _deliver(self) -> Delivery[StepT]:
+    def _deliver(self) -> StepDelivery | Generator[StepResult]:
         """Start to work ahead from the cursor; sets and returns `_delivery`."""
 
     @abstractmethod
-    def _accept(self, step: StepT, now: EpochIteration) -> BatchT:
+    def _accept(self, step: StepResult, now: EpochIteration) -> BatchT:
         """Move past a step, and return its batch."""
 
     def _end_epoch(self, now: EpochIteration) -> list[BatchT]:

@@ -41,7 +41,7 @@ _ADDRESS_HINT = (
 )
 
 
-class Loader(LoaderBase[BatchT, StepResult]):
+class Loader(LoaderBase[BatchT]):
     """Batches of a source, in an order that depends only on the seed and the epoch.
 
     A ``for`` over the loader is one epoch; the next ``for`` is the next epoch, also after a ``break``. Batches are

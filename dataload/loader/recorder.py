@@ -4,67 +4,24 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
 from dataload._util.cpus import cpu_demand, usable_cpus
 from dataload.loader.statistics import StageStatistics, Statistics, Workplace
+from dataload.loader.step import StepResult
 
 _MAX_REQUESTS = 4096
 _CPU_CLOCK_SECONDS = 0.2  # between two readings
 _CPU_CLOCK_COST = 1e-3  # maximum part of the time: with hundreds of threads a reading takes milliseconds
 
 
-class StepRecord(Protocol):
-    """The result of a step, as far as it is recorded."""
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch."""
-        ...
-
-    @property
-    def step(self) -> int:
-        """Number of the step."""
-        ...
-
-    @property
-    def error(self) -> Exception | None:
-        """Why the step failed; None if it did not."""
-        ...
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the batch."""
-        ...
-
-    @property
-    def spans(self) -> Sequence[tuple[str, float, float]]:
-        """Stage, begin and end in seconds of the recorder's clock; the last one ends when the batch is ready."""
-        ...
-
-    @property
-    def bad(self) -> Sequence[Any]:
-        """Records that were dropped or replaced."""
-        ...
-
-    @property
-    def worker(self) -> str:
-        """Name of the worker."""
-        ...
-
-
 class Listener(Protocol):
     """Called with every event, by the consumer's thread."""
 
-    def waited(self, step: StepRecord, asked: float, received: float) -> None:
+    def waited(self, step: StepResult, asked: float, received: float) -> None:
         """Handle a wait from `asked` to `received`; must not keep `step`, which holds a batch."""
         ...
 
@@ -128,7 +85,7 @@ class Recorder:
         if len(self._asked) > _MAX_REQUESTS:
             del self._asked[: _MAX_REQUESTS // 2]
 
-    def end_wait(self, step: StepRecord) -> None:
+    def end_wait(self, step: StepResult) -> None:
         """End a wait: the consumer has the batch, or the error."""
         now = self._delivered = self.clock()
         asked = self._asked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple, cast
 
@@ -50,6 +50,7 @@ class StepResult(NamedTuple):
         spans: Stage, begin and end in seconds of `time.perf_counter`.
         bad: Records that were left out or replaced.
         worker: Name of the worker.
+        shares: Of a step that several workers made together, for each its name, its rows and its spans.
     """
 
     epoch: int
@@ -61,6 +62,7 @@ class StepResult(NamedTuple):
     spans: list[tuple[str, float, float]]
     bad: list[BadRecord]
     worker: str
+    shares: Sequence[tuple[str, int, list[tuple[str, float, float]]]] = ()
 
 
 class JobResult(NamedTuple):

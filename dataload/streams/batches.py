@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from dataload.collate import default_collate, in_chunks
 from dataload.errors import ConfigError, WorkerError, message_of, traceback_of
 from dataload.executors import Result, worker_name
 from dataload.loader.pipeline import ordered_map
-from dataload.loader.step import nbytes
+from dataload.loader.step import StepResult, nbytes
 from dataload.streams.columns import join, samples_of, spread
 from dataload.streams.parts import Part, Rows, Span
 from dataload.streams.rows import RowStart
@@ -21,36 +21,6 @@ ADDED = ("stream_id", "offset", "is_first", "valid")
 """Fields that each batch has in addition to those of its samples."""
 
 T = TypeVar("T")
-
-
-class StreamStep(NamedTuple):
-    """The result of a step; see `dataload.loader.recorder.StepRecord`.
-
-    Attributes:
-        epoch: Number of the epoch.
-        step: Number of the step.
-        batch: The batch; None if the step failed.
-        error: Why it failed; None if it did not.
-        rows: Rows of the batch.
-        nbytes: Bytes of its arrays.
-        spans: The stages of all workers and of the consumer; the last one is the last to end in a worker.
-        worker: Name of the worker that was the last to finish.
-        received: The rows; None if the step failed.
-        shares: For each worker its name, its number of rows and its spans; then the same for the consumer.
-        bad: Always empty: a failing stream is an error.
-    """
-
-    epoch: int
-    step: int
-    batch: Any
-    error: WorkerError | None
-    rows: int
-    nbytes: int
-    spans: list[Span]
-    worker: str
-    received: Rows | None
-    shares: list[tuple[str, int, list[Span]]]
-    bad: tuple[()] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +44,8 @@ class BatchMaker:
         """Whether workers stack their samples, so that only the results are joined here."""
         return self.collate is default_collate
 
-    def __call__(self, parts: Sequence[Part], rows: Rows, epoch: int, step: int) -> StreamStep:
-        """Return a step with its batch.
+    def __call__(self, parts: Sequence[Part], rows: Rows, epoch: int, step: int) -> StepResult:
+        """Return a step whose `batch` is a pair of the batch and the rows.
 
         Args:
             parts: The results of all workers.
@@ -116,7 +86,7 @@ class BatchMaker:
         transform = self.transform
         if transform is not None:
             batch = run("batch_transform", lambda: transform(batch))
-        return self.step(parts, epoch, step, batch=batch, received=rows, size=size, spans=spans)
+        return self.step(parts, epoch, step, batch=(batch, rows), size=size, spans=spans)
 
     def _collate(self, parts: Sequence[Part], rows: Rows) -> dict[str, Any]:
         stacked, valid = [part.stacked for part in parts], rows.valid.ravel()
@@ -133,14 +103,16 @@ class BatchMaker:
         *,
         batch: Any = None,
         error: WorkerError | None = None,
-        received: Rows | None = None,
         size: int = 0,
         spans: Sequence[Span] = (),
-    ) -> StreamStep:
-        """Return a step with a batch or an error, and who worked on it when."""
+    ) -> StepResult:
+        """Return a step with a batch or an error, and who worked on it when.
+
+        Its spans end with that of the last worker to finish.
+        """
         ends = sorted(parts, key=lambda part: part.spans[-1][2])
         shares = [(part.worker, len(parts) and self.rows // len(parts), part.spans) for part in parts]
-        return StreamStep(
+        return StepResult(
             epoch=epoch,
             step=step,
             batch=batch,
@@ -148,8 +120,8 @@ class BatchMaker:
             rows=self.rows,
             nbytes=size,
             spans=[*spans, *(span for part in ends for span in part.spans)],
+            bad=[],
             worker=ends[-1].worker,
-            received=received,
             shares=[*shares, (worker_name(), 0, list(spans))],
         )
 
@@ -163,7 +135,7 @@ def deliver(
     step: int,
     starts: tuple[RowStart, ...],
     window: int,
-) -> Generator[StreamStep]:
+) -> Generator[StepResult]:
     """Yield the steps of an epoch, working ahead of the consumer.
 
     No name here may refer to a batch or an error while the consumer has it.

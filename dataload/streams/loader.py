@@ -19,9 +19,10 @@ from dataload.loader.fetch import choose_collate
 from dataload.loader.order import rank_and_world_size
 from dataload.loader.recorder import Recorder
 from dataload.loader.state import Cursor
+from dataload.loader.step import StepResult
 from dataload.loader.workers import ExecutorName
 from dataload.samplers.streams.sampler import ChunkEnd
-from dataload.streams.batches import BatchMaker, StreamStep, deliver
+from dataload.streams.batches import BatchMaker, deliver
 from dataload.streams.order import RowPosition, SequenceMode, SequenceOrder
 from dataload.streams.parts import Rows
 from dataload.streams.rows import RowStart, StreamPlan
@@ -34,7 +35,7 @@ SplitTail: TypeAlias = Literal["pad", "drop"]
 """What to do with an epoch once a row has run out: fill the row with blanks, or end the epoch."""
 
 
-class MultiStreamLoader(LoaderBase[Any, StreamStep]):
+class MultiStreamLoader(LoaderBase[Any]):
     """Batches whose rows continue: row b of a step goes on where row b of the step before stopped.
 
     Each row follows one sequence after another, through iterators that need not seek: decoders, sockets, generators.
@@ -202,7 +203,7 @@ class MultiStreamLoader(LoaderBase[Any, StreamStep]):
     def _steps(self, cursor: Cursor) -> None:  # noqa: ARG002 - lengths are not known in advance
         return None
 
-    def _deliver(self) -> Generator[StreamStep]:
+    def _deliver(self) -> Generator[StepResult]:
         epoch, session = self._cursor.epoch, next(self._sessions)
         workers = self._stream_workers
         self._delivery = delivery = deliver(
@@ -216,13 +217,12 @@ class MultiStreamLoader(LoaderBase[Any, StreamStep]):
         )
         return delivery
 
-    def _accept(self, step: StreamStep, now: EpochIteration) -> Any:
-        assert step.received is not None, "it has a batch"
-        self._received = step.received
-        self._row_seconds += step.received.seconds
+    def _accept(self, step: StepResult, now: EpochIteration) -> Any:
+        batch, self._received = step.batch
+        self._row_seconds += step.batch[1].seconds
         now.step += 1
         self._cursor = Cursor(self._cursor.epoch, step.step + 1)
-        return step.batch
+        return batch
 
     def _end_epoch(self, now: EpochIteration) -> list[Any]:
         if not self._cursor.begun:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dataload.executors import Place, Result, StartMethod, TimeoutPolicy, WorkerLostError
-from dataload.executors.base import StallMonitor
+from dataload.executors import Place, Result, StartMethod, TimeoutPolicy
 from dataload.loader.workers import ExecutorName, make_executor
 from dataload.streams.parts import Part, PartTask, PartWork
 from dataload.streams.rows import RowStart, StreamPlan, describe
@@ -31,44 +30,16 @@ class StreamLocator:
         """Return the sequence that the worker is at; -1 if unknown."""
         return place.index % self.plan.order.sequences if place.index >= 0 else -1
 
+    def __call__(self, place: Place) -> tuple[int, str]:
+        """Return the sequence and the text; see `TimeoutPolicy`."""
+        return self.sequence(place), self.text(place)
+
     def text(self, place: Place) -> str:
         """Return the row of the batch and the sequence in words; empty if unknown."""
         if place.index < 0:
             return ""
         row = place.index // self.plan.order.sequences
         return f"in row {row}, at {describe(self.plan.sequences, self.sequence(place))}"
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamTimeoutPolicy(TimeoutPolicy):
-    """Names the stream that delays a step.
-
-    Attributes:
-        locator: Finds the stream.
-    """
-
-    locator: StreamLocator | None = None
-
-    def watch(self) -> StallMonitor:
-        """See `TimeoutPolicy`."""
-        return _StreamStallMonitor(self, self.locator)
-
-
-class _StreamStallMonitor(StallMonitor):
-    def __init__(self, timeouts: TimeoutPolicy, locator: StreamLocator | None) -> None:
-        super().__init__(timeouts)
-        self._locator = locator
-
-    def look(self, describe: Callable[[], tuple[str, Place, str]]) -> None:
-        """See `StallMonitor`."""
-        locator, (worker, place, stacks) = self._locator, describe()
-        assert locator is not None, "the policy has one"
-        named = Place(place.epoch, place.step, locator.sequence(place))
-        try:
-            super().look(lambda: (worker, named, f"{locator.text(place)}\n{stacks}"))
-        except WorkerLostError as lost:
-            lost.place, lost.stacks = place, stacks
-            raise
 
 
 class StreamWorkers:
@@ -104,7 +75,7 @@ class StreamWorkers:
     ) -> None:
         self.workers = parts_of(len(rows), workers) if workers else 0
         self.locator = StreamLocator(plan)
-        self._timeouts = _StreamTimeoutPolicy(timeout=timeout, locator=self.locator)
+        self._timeouts = TimeoutPolicy(timeout, locate=self.locator)
         self._executor: ExecutorName = executor
         self._start_method: StartMethod = start_method
         self._window = window

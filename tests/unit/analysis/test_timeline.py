@@ -28,7 +28,7 @@ class Step:
 
     def __init__(self, step, worker, *spans, error=None, bad=()):
         self.epoch, self.step, self.worker, self.spans, self.error, self.bad = 2, step, worker, spans, error, bad
-        self.rows, self.nbytes, self.batch = 4, 32, object()
+        self.rows, self.nbytes, self.batch, self.shares = 4, 32, object(), ()
 
 
 def scripted():

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Generic, Literal, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
 from dataload.types import BytesArray
 
 TaskT = TypeVar("TaskT")
-TaskT_contra = TypeVar("TaskT_contra", contravariant=True)
 ResultT = TypeVar("ResultT")
-ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 """How worker processes are started."""
@@ -158,16 +158,18 @@ class StallMonitor:
         warnings.warn(f"no batch for {waited:.1f} s: {worker} {at}{index}\n{stacks}", RuntimeWarning, stacklevel=2)
 
 
-class Result(Protocol[ResultT_co]):
-    """The result of a submitted task."""
+class Result(Generic[ResultT]):
+    """The result of a submitted task. This base class is that of a task that runs on request."""
 
-    def result(self) -> ResultT_co:
+    __slots__ = ()
+
+    def result(self) -> ResultT:
         """Wait for the task, and return its value or raise its exception. May be called once."""
-        ...
+        raise NotImplementedError
 
     def done(self) -> bool:
         """Return True if `result` would not wait."""
-        ...
+        return True
 
     def run(self) -> bool:
         """Run the task in the calling thread if no worker has started it. Return True if it was run here.
@@ -175,35 +177,36 @@ class Result(Protocol[ResultT_co]):
         Raises:
             BaseException: An exception of the task that is not an `Exception`, such as Ctrl-C.
         """
-        ...
+        return False
 
     def cancel(self) -> None:
         """Cancel the task if it has not started."""
-        ...
 
 
-class Executor(Protocol[TaskT_contra, ResultT_co]):
+class Executor(ABC, Generic[TaskT, ResultT]):
     """Applies one function to many tasks."""
 
-    def submit(self, task: TaskT_contra, /) -> Result[ResultT_co]:
-        """Schedule a task."""
-        ...
+    @abstractmethod
+    def submit(self, task: TaskT, /) -> Result[ResultT]:
+        """Schedule a task.
+
+        Raises:
+            ConfigError: No worker could be started.
+            RuntimeError: The executor is closed.
+        """
 
     def wait_for_any(self, results: Iterable[Result[Any]], /) -> None:
         """Wait until at least one of `results` is done."""
-        ...
 
     def grow(self, workers: int, /) -> None:
         """Raise the number of workers to `workers`; never lower it."""
-        ...
 
     def close(self) -> None:
         """Stop after the tasks that have started. May be called twice."""
-        ...
 
 
 @dataclass(slots=True)
-class _Deferred(Generic[TaskT, ResultT]):
+class _Deferred(Result[ResultT], Generic[TaskT, ResultT]):
     work: Callable[[TaskT, WorkerStatus], ResultT]
     task: TaskT
     status: WorkerStatus
@@ -211,17 +214,8 @@ class _Deferred(Generic[TaskT, ResultT]):
     def result(self) -> ResultT:
         return self.work(self.task, self.status)
 
-    def done(self) -> bool:
-        return True  # whoever asks for the result computes it
 
-    def run(self) -> bool:
-        return False
-
-    def cancel(self) -> None:
-        pass
-
-
-class SerialExecutor(Generic[TaskT, ResultT]):
+class SerialExecutor(Executor[TaskT, ResultT]):
     """Runs each task in the consumer's thread when its result is requested.
 
     Args:
@@ -236,14 +230,54 @@ class SerialExecutor(Generic[TaskT, ResultT]):
         """See `Executor`."""
         return _Deferred(self._work, task, self._status)
 
-    def wait_for_any(self, results: Iterable[Result[Any]]) -> None:
+
+class PoolExecutor(Executor[TaskT, ResultT]):
+    """Runs tasks in workers that live until `close`, until this object is dropped, or until the interpreter exits.
+
+    Workers start with the first task, and again in a forked child or after they were lost.
+
+    Args:
+        start: Starts a number of workers. Returns their pool, which has the methods of an executor with `stop` instead
+            of `close`, and `is_usable`, which returns False in a forked child or after `stop`.
+        workers: Number of workers, at least 1.
+    """
+
+    def __init__(self, start: Callable[[int], Any], workers: int) -> None:
+        self._start = start
+        self._workers = workers
+        self._pool: Any = None
+        self._stop: weakref.finalize[[], Any] | None = None
+        self._closed = False
+
+    def submit(self, task: TaskT) -> Result[ResultT]:
         """See `Executor`."""
+        pool = self._pool
+        if pool is None or not pool.is_usable():
+            if self._closed or not threading.main_thread().is_alive():
+                raise_closed()
+            if self._stop is not None:
+                self._stop.detach()
+            pool = self._pool = self._start(self._workers)
+            self._stop = weakref.finalize(self, pool.stop)
+        return pool.submit(task)
 
     def grow(self, workers: int) -> None:
         """See `Executor`."""
+        self._workers = max(workers, self._workers)
+        if self._pool is not None:
+            self._pool.grow(self._workers)
+
+    def wait_for_any(self, results: Iterable[Result[Any]]) -> None:
+        """See `Executor`."""
+        if self._pool is not None:
+            self._pool.wait_for_any(list(results))
 
     def close(self) -> None:
         """See `Executor`."""
+        self._closed = True
+        if self._stop is not None:
+            self._stop()
+        self._pool = self._stop = None
 
 
 def worker_name() -> str:

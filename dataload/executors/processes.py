@@ -9,15 +9,16 @@ import selectors
 import threading
 import traceback
 import warnings
-import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
+from functools import partial
 from multiprocessing import forkserver
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from dataload._util.cgroups import available_bytes
 from dataload.errors import ConfigError
 from dataload.executors.base import (
+    PoolExecutor,
     Result,
     StartMethod,
     TimeoutPolicy,
@@ -42,8 +43,8 @@ _POLL_SECONDS = 0.5
 _PRELOAD = ("dataload.executors.worker", "threadpoolctl")
 
 
-class ProcessExecutor(Generic[TaskT, ResultT]):
-    """Runs tasks in processes that live until `close`, until this object is dropped, or until either side dies.
+class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
+    """Runs tasks in processes, which also end when this process dies; see `PoolExecutor`.
 
     Results come back in shared memory: the large arrays of a result are views of a slot, which is reused once the
     last view is gone, so arrays that are kept are never overwritten. (Being kept by a fork of this process does not
@@ -51,7 +52,7 @@ class ProcessExecutor(Generic[TaskT, ResultT]):
 
     Args:
         work: The function to apply; pickled once per worker unless workers are forked.
-        workers: Number of processes, at least 1. They start with the first task, and after a loss with the next.
+        workers: Number of processes, at least 1.
         slots: Number of slots: tasks in flight plus results that the consumer holds.
         start_method: See `StartMethod`. `fork` copies the process as it is, with its threads and locks.
         timeouts: When to warn about a task and when to give up on it.
@@ -68,63 +69,11 @@ class ProcessExecutor(Generic[TaskT, ResultT]):
         timeouts: TimeoutPolicy | None = None,
         first: int = 0,
     ) -> None:
-        self._work = work
-        self._workers = workers
-        self._first = first
-        self._slots = slots
-        self._start_method: StartMethod = start_method
-        self._timeouts = timeouts or TimeoutPolicy()
-        self._pool: ProcessPool | None = None
-        self._stop: weakref.finalize[[], Any] | None = None
-        self._closed = False
-
-    def submit(self, task: TaskT) -> Result[ResultT]:
-        """See `Executor`.
-
-        Raises:
-            ConfigError: No worker could be started.
-            RuntimeError: The executor is closed.
-        """
-        pool = self._pool
-        if pool is None or not pool.is_usable():
-            if self._closed or not threading.main_thread().is_alive():
-                raise_closed()
-            if self._stop is not None:
-                self._stop.detach()
-            pool = self._pool = self._make_pool()
-            self._stop = weakref.finalize(self, pool.stop)
-        return pool.submit(task)
-
-    def _make_pool(self) -> ProcessPool:
-        return ProcessPool(
-            self._work,
-            self._workers,
-            slots=self._slots,
-            start_method=self._start_method,
-            timeouts=self._timeouts,
-            first=self._first,
-        )
-
-    def grow(self, workers: int) -> None:
-        """See `Executor`."""
-        self._workers = max(workers, self._workers)
-        if self._pool is not None:
-            self._pool.size = self._workers
-
-    def wait_for_any(self, results: Iterable[Result[Any]]) -> None:
-        """See `Executor`."""
-        if self._pool is not None:
-            self._pool.wait_for_any(list(results))
-
-    def close(self) -> None:
-        """See `Executor`."""
-        self._closed = True
-        if self._stop is not None:
-            self._stop()
-        self._pool = self._stop = None
+        settings = {"slots": slots, "start_method": start_method, "timeouts": timeouts or TimeoutPolicy()}
+        super().__init__(partial(ProcessPool, work, first=first, **settings), workers)
 
 
-class _Pending:
+class _Pending(Result[Any]):
     """A task that was given to a worker."""
 
     __slots__ = ("_pool", "cancelled", "errors", "finished", "number", "slot", "value", "worker")
@@ -149,9 +98,6 @@ class _Pending:
         if not self.finished:
             self._pool.receive(0)
         return self.finished
-
-    def run(self) -> bool:
-        return False  # the consumer's process may lack what workers need
 
     def cancel(self) -> None:
         self._pool.cancel(self)
@@ -187,8 +133,12 @@ class ProcessPool:
         self._selector = selectors.DefaultSelector()
 
     def is_usable(self) -> bool:
-        """Return True if the pool accepts tasks and belongs to this process."""
+        """See `PoolExecutor`."""
         return not self._stopped and self._pid == os.getpid()
+
+    def grow(self, size: int) -> None:
+        """See `PoolExecutor`."""
+        self.size = size
 
     def submit(self, task: Any) -> _Pending:
         """Give a task to a worker."""

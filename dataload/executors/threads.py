@@ -8,15 +8,16 @@ import sys
 import threading
 import traceback
 import warnings
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from dataload._util.cpus import usable_cpus
 from dataload.executors.base import (
     Place,
+    PoolExecutor,
     Result,
     StallMonitor,
     TimeoutPolicy,
@@ -32,7 +33,7 @@ ResultT = TypeVar("ResultT")
 _CLOSE_SECONDS = 10.0
 
 
-class _Task:
+class _Task(Result[Any]):
     """A submitted task. Uses bare locks because a `Future` costs 20 us a batch, a fifth of a small one."""
 
     __slots__ = ("_cancelled", "_errors", "_finished", "_pool", "_task", "_unclaimed", "_value", "status", "thread")
@@ -104,7 +105,7 @@ class _Pool:
     """The threads of one executor in one process."""
 
     def __init__(
-        self, work: Callable[[Any, WorkerStatus], Any], timeouts: TimeoutPolicy, size: int, first: int
+        self, work: Callable[[Any, WorkerStatus], Any], timeouts: TimeoutPolicy, first: int, size: int
     ) -> None:
         self.work = work
         self._first = first
@@ -122,6 +123,27 @@ class _Pool:
         for number in range(self.size, size):
             self._start(f"dataload-{self._first + number}")
         self.size = max(self.size, size)
+
+    def is_usable(self) -> bool:
+        return self.pid == os.getpid()  # threads do not survive a fork
+
+    def submit(self, task: Any) -> _Task:
+        submitted = _Task(self, task)
+        self.queue.put(submitted)
+        return submitted
+
+    def wait_for_any(self, waiting: list[Any]) -> None:
+        if self.finished is None:
+            self.finished = SimpleQueue()
+        watch = self.timeouts.watch()
+        with contextlib.suppress(Empty):
+            while True:
+                self.finished.get_nowait()  # drop items of tasks whose results are already taken
+        while waiting and not any(result.done() for result in waiting):
+            try:
+                self.finished.get(timeout=watch.next_look() + 1e-3)
+            except Empty:
+                self.look(watch, waiting[0])
 
     def _start(self, name: str) -> None:
         # Daemons, because the interpreter joins other threads before it runs what would stop them.
@@ -154,7 +176,7 @@ class _Pool:
             raise
 
     def stop(self) -> None:
-        if self.pid != os.getpid():
+        if not self.is_usable():
             return
         with contextlib.suppress(Empty):
             while (task := self.queue.get_nowait()) is not None:
@@ -174,12 +196,12 @@ class _Pool:
             )
 
 
-class ThreadExecutor(Generic[TaskT, ResultT]):
-    """Runs tasks in threads that live until `close`, until this object is dropped, or until the interpreter exits.
+class ThreadExecutor(PoolExecutor[TaskT, ResultT]):
+    """Runs tasks in threads; see `PoolExecutor`.
 
     Args:
         work: The function to apply; called by several threads at once.
-        workers: Number of threads, at least 1. They start with the first task.
+        workers: Number of threads, at least 1.
         timeouts: When to warn about a task and when to give up on it.
         first: Number of the first thread, for names.
     """
@@ -192,56 +214,7 @@ class ThreadExecutor(Generic[TaskT, ResultT]):
         timeouts: TimeoutPolicy | None = None,
         first: int = 0,
     ) -> None:
-        self._work = work
-        self._workers = workers
-        self._first = first
-        self._timeouts = timeouts or TimeoutPolicy()
-        self._pool: _Pool | None = None
-        self._stop: Callable[[], Any] | None = None
-        self._closed = False
-
-    def submit(self, task: TaskT) -> Result[ResultT]:
-        """See `Executor`."""
-        pool = self._pool
-        if pool is None or pool.pid != os.getpid():  # threads do not survive a fork
-            if self._closed or not threading.main_thread().is_alive():
-                raise_closed()
-            pool = self._pool = _Pool(self._work, self._timeouts, self._workers, self._first)
-            self._stop = weakref.finalize(self, pool.stop)
-        submitted = _Task(pool, task)
-        pool.queue.put(submitted)
-        return submitted
-
-    def grow(self, workers: int) -> None:
-        """See `Executor`."""
-        self._workers = max(workers, self._workers)
-        if self._pool is not None:
-            self._pool.grow(self._workers)
-
-    def wait_for_any(self, results: Iterable[Result[Any]]) -> None:
-        """See `Executor`."""
-        waiting = list(results)
-        pool = self._pool
-        if pool is None or not waiting:
-            return
-        if pool.finished is None:
-            pool.finished = SimpleQueue()
-        watch = self._timeouts.watch()
-        with contextlib.suppress(Empty):
-            while True:
-                pool.finished.get_nowait()  # drop items of tasks whose results are already taken
-        while not any(result.done() for result in waiting):
-            try:
-                pool.finished.get(timeout=watch.next_look() + 1e-3)
-            except Empty:
-                pool.look(watch, waiting[0])
-
-    def close(self) -> None:
-        """See `Executor`."""
-        self._closed = True
-        if self._stop is not None:
-            self._stop()
-        self._pool = self._stop = None
+        super().__init__(partial(_Pool, work, timeouts or TimeoutPolicy(), first), workers)
 
 
 def _work(queue: SimpleQueue[_Task | None]) -> None:

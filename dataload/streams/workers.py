@@ -131,7 +131,7 @@ class StreamWorkers:
         ]
 
 
-class _AllParts:
+class _AllParts(Result[list[Part]]):
     """The result of one step of all workers."""
 
     def __init__(self, results: list[Result[Part]]) -> None:
@@ -142,9 +142,6 @@ class _AllParts:
 
     def done(self) -> bool:
         return all(result.done() for result in self._results)
-
-    def run(self) -> bool:
-        return False  # a stream stays in its worker
 
     def cancel(self) -> None:
         for result in self._results:

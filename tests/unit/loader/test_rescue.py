@@ -512,7 +512,7 @@ def test_a_failure_that_does_not_come_again_is_no_bad_record():
 @pytest.mark.parametrize(
     "settings",
     [{}, {"exclude": [2]}, {"transform": failing(0)}, {"collate": failing("x")}, {"batch_transform": failing("x")}],
-    ids=str,
+    ids=lambda settings: next(iter(settings), "nothing"),
 )
 def test_nothing_is_left_for_the_garbage_collector(action, settings):
     gc.collect()

@@ -39,37 +39,29 @@ from dataload.loader.workers import ExecutorName
 
 def bench_command(
     path: Annotated[str | None, typer.Argument(help="Your own data: any path that `dataload inspect` takes.")] = None,
-    made: Annotated[
-        list[str] | None, typer.Option("--made", help=f"Made data instead: {', '.join(WORKLOADS)}. Repeatable.")
-    ] = None,
-    formats: Annotated[str | None, typer.Option("--formats", help="Formats to compare, separated by commas.")] = None,
-    orders: Annotated[str, typer.Option("--orders", help="Any of global, pool, sequential.")] = "global",
-    workers: Annotated[str, typer.Option("--workers", help="Numbers of workers.")] = "0,1,2",
-    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Records per batch.")] = None,
-    records: Annotated[int | None, typer.Option("--records", min=1, help="Number of records.")] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds; tables show medians.")] = 3,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.05, help="Seconds per measurement, about.")] = 2.0,
-    executor: Annotated[ExecutorName, typer.Option("--executor", help="Kind of workers.")] = "threads",
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Drop files from the page cache before each measurement.")
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the orders.")] = 0,
-    cache: Annotated[str | None, typer.Option("--cache", help="Directory that keeps the written files.")] = None,
-    json: Annotated[str | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    made: Annotated[list[str] | None, typer.Option(help=f"Or made data: {', '.join(WORKLOADS)}. Repeatable.")] = None,
+    formats: Annotated[str | None, typer.Option(help="Formats to compare, separated by commas.")] = None,
+    orders: Annotated[str, typer.Option(help="Any of global, pool, sequential.")] = "global",
+    workers: Annotated[str, typer.Option(help="Numbers of workers.")] = "0,1,2",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Records per batch.")] = None,
+    records: Annotated[int | None, typer.Option(min=1, help="Number of records.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; tables show medians.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds per measurement, about.")] = 2.0,
+    executor: Annotated[ExecutorName, typer.Option(help="Kind of workers.")] = "threads",
+    cold: Annotated[bool, typer.Option("--cold", help="Drop files from the page cache before measuring.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the orders.")] = 0,
+    cache: Annotated[str | None, typer.Option(help="Directory that keeps the written files.")] = None,
+    json: Annotated[str | None, typer.Option(help="Write the figures to this file.")] = None,
     picture: Picture = None,
-    html: Annotated[str | None, typer.Option("--html", help="Write a report with everything to this file.")] = None,
+    html: Annotated[str | None, typer.Option(help="Write a report with everything to this file.")] = None,
     wide: Annotated[bool, typer.Option("--wide", help="Show all columns of the tables.")] = False,
     peers: Annotated[
         str | None,
-        typer.Option("--peers", help="Also measure other loaders: all, or names. Needs a clone of the repository."),
+        typer.Option(help="Also measure other loaders: all, or names. Needs a clone of the repository."),
     ] = None,
-    peer_python: Annotated[
-        list[str] | None, typer.Option("--peer-python", help="NAME=PATH: Python to run a peer with. Repeatable.")
-    ] = None,
+    peer_python: Annotated[list[str] | None, typer.Option(help="NAME=PATH: the Python of a peer. Repeatable.")] = None,
     scale: Annotated[bool, typer.Option("--scale", help="Also measure costs against records, shards, ranks.")] = False,
-    loader: Annotated[
-        str | None, typer.Option("--loader", help="Show where the time of this config goes, and nothing else.")
-    ] = None,
+    loader: Annotated[str | None, typer.Option(help="Show where the time of a config goes, and nothing else.")] = None,
     overrides: Overrides = None,
     format: SourceFormat = None,  # noqa: A002 - the option's name
     field: Fields = None,

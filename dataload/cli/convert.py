@@ -19,28 +19,22 @@ def convert_command(
         str, typer.Argument(help="A path or format:path. Shard names may contain {shard:05d}.", metavar="DST")
     ],
     format: Annotated[  # noqa: A002 - the option's name
-        str | None, typer.Option("--format", help="Format to write. Default: detected from the suffix of DST.")
+        str | None, typer.Option(help="Format to write. Default: detected from the suffix of DST.")
     ] = None,
     from_format: Annotated[
         str | None, typer.Option("--from", help="Format of SRC. Default: detected from the name or content.")
     ] = None,
-    shards: Annotated[int | None, typer.Option("--shards", help="Number of files to write.")] = None,
-    records_per_shard: Annotated[
-        int | None, typer.Option("--records-per-shard", help="Maximum number of records per file.")
-    ] = None,
+    shards: Annotated[int | None, typer.Option(help="Number of files to write.")] = None,
+    records_per_shard: Annotated[int | None, typer.Option(help="Maximum number of records per file.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted conversion.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     keep_key: Annotated[bool, typer.Option("--keep-key", help="Keep the __key__ of tar samples as a field.")] = False,
     field: Fields = None,
     codec: Codec = None,
-    to_codec: Annotated[
-        str | None, typer.Option("--to-codec", help="Codec for writing, if it differs from the one for reading.")
-    ] = None,
+    to_codec: Annotated[str | None, typer.Option(help="Codec for writing, if not the one for reading.")] = None,
     decode: Decode = None,
     option: Options = None,
-    to_option: Annotated[
-        list[str] | None, typer.Option("--to-option", help="An option of the writer, as key=value. Repeatable.")
-    ] = None,
+    to_option: Annotated[list[str] | None, typer.Option(help="Option of the writer, as key=value. Repeatable.")] = None,
 ) -> None:
     """Convert a data set to another format, in shards, keeping the order of its records.
 

@@ -18,16 +18,16 @@ from dataload.sources.format import Format
 from dataload.sources.registry import get_format
 
 SourceFormat: TypeAlias = Annotated[
-    str | None, typer.Option("--format", help="Format of the data. Default: detected from the name or content.")
+    str | None, typer.Option(help="Format of the data. Default: detected from the name or content.")
 ]
-Fields: TypeAlias = Annotated[list[str] | None, typer.Option("--field", help="Read only this field. Repeatable.")]
+Fields: TypeAlias = Annotated[list[str] | None, typer.Option(help="Read only this field. Repeatable.")]
 Codec: TypeAlias = Annotated[
     str | None,
-    typer.Option("--codec", help="Codec of byte records: tensorprotos, example, msgpack, npz, or module:function."),
+    typer.Option(help="Codec of byte records: tensorprotos, example, msgpack, npz, or module:function."),
 ]
 Decode: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--decode", help="Decoder for tar members: 'auto', or extension=decoder. Repeatable."),
+    typer.Option(help="Decoder for tar members: 'auto', or extension=decoder. Repeatable."),
 ]
 Options: TypeAlias = Annotated[
     list[str] | None,
@@ -38,7 +38,7 @@ ConfigFile: TypeAlias = Annotated[str, typer.Argument(help="A config file: TOML,
 Overrides: TypeAlias = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, such as loader.batch_size=64. Repeatable.")
 ]
-Picture: TypeAlias = Annotated[str | None, typer.Option("--picture", help="Save a picture: .png, .svg or .pdf.")]
+Picture: TypeAlias = Annotated[str | None, typer.Option(help="Save a picture: .png, .svg or .pdf.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,17 +37,15 @@ Judgement: TypeAlias = tuple[dict[str, Any], Callable[[str], Any], Callable[[], 
 def order_command(
     config: ConfigFile,
     overrides: Overrides = None,
-    epoch: Annotated[int, typer.Option("--epoch", min=0, help="Epoch to show.")] = 0,
-    steps: Annotated[
-        str | None, typer.Option("--steps", help="Print the indices of a step, such as 10, or of a range, such as 0:5.")
-    ] = None,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Print the indices of this rank only.")] = None,
-    world_size: Annotated[int | None, typer.Option("--world-size", min=1, help="Number of ranks.")] = None,
+    epoch: Annotated[int, typer.Option(min=0, help="Epoch to show.")] = 0,
+    steps: Annotated[str | None, typer.Option(help="Print the indices of a step (10) or a range (0:5).")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Print the indices of this rank only.")] = None,
+    world_size: Annotated[int | None, typer.Option(min=1, help="Number of ranks.")] = None,
     json: JsonFlag = False,
     picture: Picture = None,
     quality: Annotated[
         float | None,
-        typer.Option("--quality", help="Find the pool size that mixes shards to this fraction of a uniform shuffle."),
+        typer.Option(help="Find the pool size that mixes shards to this fraction of a uniform shuffle."),
     ] = None,
 ) -> None:
     """Show the order in which a config serves its records, and how well it mixes them.

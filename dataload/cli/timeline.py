@@ -22,15 +22,11 @@ from dataload.loader.base import LoaderBase
 def timeline_command(
     config: ConfigFile,
     overrides: Overrides = None,
-    epoch: Annotated[int, typer.Option("--epoch", min=0, help="First epoch.")] = 0,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Number of steps, over several epochs if needed.")] = 50,
-    model_ms: Annotated[
-        float, typer.Option("--model-ms", min=0, help="Simulate a model that takes this many milliseconds per batch.")
-    ] = 0.0,
+    epoch: Annotated[int, typer.Option(min=0, help="First epoch.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps, over several epochs if needed.")] = 50,
+    model_ms: Annotated[float, typer.Option(min=0, help="Milliseconds that a simulated model takes per batch.")] = 0.0,
     picture: Picture = None,
-    trace: Annotated[
-        str | None, typer.Option("--trace", help="Save a .json trace for ui.perfetto.dev or chrome://tracing.")
-    ] = None,
+    trace: Annotated[str | None, typer.Option(help="Save a trace for ui.perfetto.dev or chrome://tracing.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Run a loader for some steps and show who worked, who waited, and what limits it."""

@@ -62,10 +62,8 @@ def verify_command(
     codec: Codec = None,
     decode: Decode = None,
     option: Options = None,
-    limit: Annotated[int | None, typer.Option("--limit", help="Stop after this many bad records.", min=1)] = None,
-    sample: Annotated[
-        int, typer.Option("--sample", help="With module:function: number of records per check.", min=1)
-    ] = 64,
+    limit: Annotated[int | None, typer.Option(help="Stop after this many bad records.", min=1)] = None,
+    sample: Annotated[int, typer.Option(help="With module:function: number of records per check.", min=1)] = 64,
     json: JsonFlag = False,
 ) -> None:
     """Read and decode every record, and report those that cannot be read.

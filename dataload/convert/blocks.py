@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
-
-from dataload.executors import ThreadExecutor, WorkerStatus
-from dataload.loader.pipeline import ordered_map
 
 _TARGET_BYTES = 16 << 20
 _MAX_RECORDS = 4096
@@ -51,25 +48,20 @@ def read_records(source: Any, start: int, stop: int) -> list[Any]:
 def read_ahead(source: Any, start: int, stop: int) -> Iterator[tuple[int, list[Any]]]:
     """Yield records [start, stop) in blocks: the index of the first record, and the records.
 
-    A thread reads the next block while the current one is in use; at most three blocks are in memory.
+    A thread reads the next block while the current one is in use, so that two blocks are in memory.
     """
     size = BlockSize()
 
-    def spans() -> Iterator[tuple[int, int]]:
-        first = start
-        while first < stop:
-            last = min(first + size.records, stop)
-            yield first, last
-            first = last
-
-    def read(span: tuple[int, int], _: WorkerStatus) -> tuple[int, list[Any]]:
-        records = read_records(source, *span)
+    def read(first: int) -> list[Any]:
+        records = read_records(source, first, min(first + size.records, stop))
         size.learn(records)
-        return span[0], records
+        return records
 
-    executor = ThreadExecutor(read, 1)
-    try:
-        with closing(ordered_map(executor.submit, spans(), window=lambda: 1)) as blocks:
-            yield from blocks
-    finally:
-        executor.close()
+    with ThreadPoolExecutor(1) as pool:
+        block = pool.submit(read, start)
+        while start < stop:
+            first, records = start, block.result()
+            start += len(records)
+            if start < stop:
+                block = pool.submit(read, start)
+            yield first, records

@@ -74,10 +74,6 @@ def test_steps_and_work_of_a_script():
     assert repr(timeline) == "Timeline(4 steps, 2 workers, 8.000 s)"
 
 
-def test_batches_are_not_kept():
-    assert not any(hasattr(step, "batch") for step in scripted().steps)
-
-
 def test_as_json():
     data = json.loads(json.dumps(scripted().to_json()))
     assert (data["seconds"], data["workers"]) == (8.0, ["dataload-9", "dataload-10"])
@@ -152,12 +148,6 @@ def test_the_trace_of_a_script():
     }
     (step,) = (e["args"] for e in events if e["name"] == "step 2")
     assert step == {"epoch": 2, "step": 2, "rows": 4, "nbytes": 32, "bad": 1, "failed": False}
-
-
-def test_the_trace_is_written(tmp_path):
-    timeline = scripted()
-    timeline.save_trace(tmp_path / "trace.json")
-    assert json.loads((tmp_path / "trace.json").read_text()) == timeline.to_trace()
 
 
 # Of a loader

@@ -173,35 +173,12 @@ def test_resuming_at_every_step_gives_the_rest_and_reads_nothing(workers):
             assert indices(after) == epochs[epoch + 1]
 
 
-def test_a_state_saved_after_a_resume_is_as_good():
-    loader = Loader(RangeSource(10), batch_size=2, shuffle=True)
-    whole = indices(loader)
-    state = None
-    seen = []
-    while len(seen) < 5:
-        loader = Loader(RangeSource(10), batch_size=2, shuffle=True, num_workers=1)
-        if state is not None:
-            loader.load_state_dict(state)
-        with loader:
-            seen.append(next(iter(loader))["index"].tolist())
-            state = loader.state_dict()
-    assert seen == whole
-    assert (state["epoch"], state["position"]) == (1, 0)
-
-
 def test_the_state_counts_what_was_received_not_what_was_prefetched():
     with Loader(RangeSource(100), batch_size=5, num_workers=2, prefetch=8) as loader:
         batches = iter(loader)
         for received in range(1, 5):
             next(batches)
             assert loader.state_dict()["position"] == 5 * received
-
-
-def test_the_last_batch_ends_the_epoch():
-    loader = Loader(RangeSource(4), batch_size=2)
-    positions = [(loader.state_dict()["epoch"], loader.state_dict()["position"]) for _ in loader]
-    assert positions == [(0, 2), (1, 0)]
-    assert loader.epoch == 1
 
 
 def test_after_a_break_the_next_for_is_the_next_epoch():
@@ -518,13 +495,6 @@ def test_leaving_a_loader_behind_leaves_no_process(leave, no_collector):
     for process in processes:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
-
-
-def test_an_empty_source_has_no_batches():
-    for tail in ("drop", "pad", "partial"):
-        loader = Loader(RangeSource(0), batch_size=3, tail=tail)
-        assert len(loader) == 0
-        assert list(loader) == list(loader) == []
 
 
 @pytest.mark.parametrize(
@@ -1038,15 +1008,6 @@ def test_set_epoch_with_a_break():
     assert loader.epoch == 6  # the next one, as after any `break`
     loader.set_epoch(5)
     assert indices(loader) == epochs[5]
-
-
-def test_set_epoch_to_what_comes_anyway_keeps_what_is_prefetched():
-    source = Counting(12)
-    with Loader(source, batch_size=2, num_workers=1, epochs=4) as loader:
-        for epoch in range(4):
-            loader.set_epoch(epoch)
-            assert len(list(loader)) == 6
-    assert source.reads == 4 * 12
 
 
 def test_progress_within_and_between_loops():

@@ -2,9 +2,7 @@
 
 import gc
 import itertools
-import weakref
 
-import numpy as np
 import pytest
 
 from dataload.errors import WorkerError
@@ -19,7 +17,7 @@ from dataload.loader.pipeline import (
 )
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.loader.step import JobResult, StepResult
-from dataload.samplers import BatchSampler, GlobalShuffle, PackedBatchSampler, Sequential
+from dataload.samplers import BatchSampler, Sequential
 
 PLANNERS = EpochPlanners(BatchSampler(sampler=Sequential(7), batch_size=2))  # four steps an epoch
 
@@ -106,15 +104,6 @@ def test_steps_come_in_order_and_are_begun_ahead_across_the_epoch():
     assert all(job.stop == job.start + 1 for job in workers.jobs)
 
 
-def test_nothing_is_begun_behind_the_last_epoch():
-    workers = Workers()
-    delivery = deliver(workers, epochs=2, window=100)
-    assert len(places(delivery, 8)) == 8
-    assert len(workers.jobs) == 8
-    with pytest.raises(StopIteration):
-        next(delivery)
-
-
 def test_goes_on_where_the_consumer_stands_with_what_it_lacks_first():
     for in_order in (True, False):
         workers = Workers(order=[(5, 0), (5, 2), (5, 3), (6, 0)])
@@ -161,19 +150,6 @@ def test_ends_before_an_epoch_without_steps():
     assert len(workers.jobs) == 2
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize(("most_bytes", "ahead"), [(1000, 10), (450, 4), (250, 2), (100, 1), (1, 1)])
-def test_bytes_bound_what_is_ahead(most_bytes, ahead, in_order):
-    workers = Workers(nbytes=100, order=[(epoch, step) for epoch in range(20) for step in range(4)])
-    delivery = deliver(workers, window=50, max_bytes=most_bytes, in_order=in_order)
-    next(delivery)
-    assert workers.in_flight() == 1  # its size was not known before
-    for _ in range(30):
-        next(delivery)
-        # The one that was waited for counts too, until it is received.
-        assert workers.in_flight() == max(1, ahead - 1)
-
-
 def test_bytes_bound_what_is_ahead_when_steps_are_made_several_at_a_time():
     workers, pace = Workers(nbytes=100, seconds=1e-6), TaskSizer()
     planners = EpochPlanners(BatchSampler(sampler=Sequential(10_000), batch_size=1))
@@ -185,14 +161,6 @@ def test_bytes_bound_what_is_ahead_when_steps_are_made_several_at_a_time():
         most = max(most, begun - received)
     assert 50 < most < 100
     assert max(job.stop - job.start for job in workers.jobs) == 20  # five jobs may be there at once
-
-
-def test_what_was_learned_of_size_and_time_serves_the_next_delivery():
-    pace = TaskSizer()
-    next(deliver(Workers(nbytes=100), pace=pace))
-    workers = Workers(nbytes=100)
-    next(deliver(workers, pace=pace, window=50, max_bytes=500))
-    assert workers.in_flight() == 4
 
 
 def test_the_steps_before_a_lost_one_of_the_same_job_are_made_again():
@@ -253,15 +221,6 @@ def test_the_window_can_be_widened():
     assert workers.in_flight() == 5
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_quick_jobs_are_offered_to_the_consumer(quick):
-    pace = paced()
-    pace.learn(2, 1e-6 if quick else 1.0, 200)
-    workers = Workers()
-    next(deliver(workers, pace=pace))
-    assert bool(workers.helped) == quick
-
-
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("drop", [True, False])
 def test_closing_or_dropping_it_cancels_what_is_in_flight(in_order, drop):
@@ -277,13 +236,6 @@ def test_closing_or_dropping_it_cancels_what_is_in_flight(in_order, drop):
         assert [(job.epoch, job.start) for job in workers.cancelled] == [(0, 2), (0, 3), (1, 0)]
     finally:
         gc.enable()
-
-
-def test_a_batch_is_not_kept():
-    delivery = deliver(Workers())
-    for _ in range(3):
-        batch = weakref.ref(next(delivery).batch)
-        assert batch() is None
 
 
 def test_plans_of_a_resumed_epoch_and_of_the_others():
@@ -333,14 +285,6 @@ def test_a_lost_worker_is_an_error_of_a_step_that_is_wanted(place, step, indices
     assert (error.step, error.epoch, error.indices, error.worker) == (step, 3, indices, "dataload-3")
 
 
-def test_a_lost_worker_when_only_missing_steps_are_left():
-    lost = WorkerLostError("dataload-0", "is stuck", Place(0, -1, -1), "its stacks")
-    error = lost_step(lost, PLANNERS, Cursor(0, 4, frozenset({1, 2})))
-    assert (error.step, error.indices) == (1, (2, 3))
-    assert str(error).endswith("\nits stacks")
-    assert error.traceback_text == "its stacks"
-
-
 def test_what_fails_in_the_consumers_process_is_an_error_of_its_step():
     loaded = next(deliver(Workers(), start=Cursor(1, 2)))
     assert apply_in_consumer(loaded, lambda batch: [batch], PLANNERS) == [loaded.batch]
@@ -354,15 +298,6 @@ def test_what_fails_in_the_consumers_process_is_an_error_of_its_step():
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert "in finish" in caught.value.traceback_text
     assert "traceback" not in str(caught.value).lower()
-
-
-def test_packed_epochs_have_as_many_steps_as_each_needs():
-    lengths = np.arange(40) % 9 + 1
-    planner = PackedBatchSampler(sampler=GlobalShuffle(40, 3), lengths=lengths, row_length=10, batch_size=2, window=8)
-    steps = [planner.steps(epoch) for epoch in range(6)]
-    assert len(set(steps)) > 1, "the example does not show what it should"
-    delivery = deliver(Workers(), EpochPlanners(planner), window=5)
-    assert places(delivery, sum(steps)) == [(epoch, step) for epoch, n in enumerate(steps) for step in range(n)]
 
 
 # ordered_map, unordered_map and the sizes of tasks
@@ -413,20 +348,6 @@ def test_yields_in_order_with_a_bounded_window(window):
     assert submit.cancelled == []
 
 
-def test_takes_no_more_tasks_than_the_window_needs():
-    taken = []
-
-    def endless():
-        while True:
-            taken.append(len(taken))
-            yield taken[-1]
-
-    results = ordered_map(Recorded(), endless(), window=lambda: 2)
-    assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
-    assert len(taken) == 7
-    results.close()
-
-
 def test_an_error_comes_at_its_place_and_cancels_what_is_ahead():
     submit = Recorded()
     seen = []
@@ -434,26 +355,6 @@ def test_an_error_comes_at_its_place_and_cancels_what_is_ahead():
         seen.extend(ordered_map(submit, [0, 1, "bad", 3, 4, 5], window=lambda: 2))
     assert submit.asked == [0, 1, "bad"]
     assert submit.cancelled == [3, 4]
-
-
-def test_closing_cancels_what_is_in_flight():
-    submit = Recorded()
-    results = ordered_map(submit, range(10), window=lambda: 3)
-    next(results)
-    results.close()
-    assert submit.cancelled == [1, 2, 3]
-
-
-def test_serial_tasks_run_when_they_are_asked_for():
-    done = []
-    executor = SerialExecutor(lambda task, status: done.append(task))
-    results = ordered_map(executor.submit, range(3), window=lambda: 0)
-    next(results)
-    assert done == [0]
-    results.close()
-    assert executor.submit(3).cancel() is None
-    assert done == [0]
-    executor.close()
 
 
 class Settling(Recorded):
@@ -497,14 +398,6 @@ def test_an_unordered_error_comes_when_its_task_is_done_and_cancels_the_others()
     with pytest.raises(ValueError, match="bad task"):
         next(results)
     assert submit.cancelled == [0, 3]
-
-
-def test_closing_an_unordered_map_cancels_what_is_in_flight():
-    submit = Settling([1, 0])
-    results = unordered(submit, range(10), 3)
-    assert next(results) == 1
-    results.close()
-    assert submit.cancelled == [0, 2, 3]
 
 
 @pytest.mark.parametrize("mapping", ["ordered", "unordered"])
@@ -561,25 +454,6 @@ def test_the_consumer_helps_instead_of_waiting_and_only_as_long_as_it_would_wait
     assert next(results) == 1  # finished: no help is needed
     assert submit.helped == [1, 2]
     results.close()
-
-
-def test_the_consumer_waits_when_tasks_are_long_or_all_have_begun():
-    submit = Recorded()
-    next(ordered_map(submit, range(10), window=lambda: 4))
-    assert submit.helped == []
-    submit = Recorded()
-    submit.begun = set(range(10))
-    assert list(ordered_map(submit, range(10), window=lambda: 4, helps=lambda: True)) == list(range(10))
-    assert submit.helped == []
-
-
-def test_only_short_tasks_are_helped_with():
-    pace = TaskSizer()
-    assert not pace.is_quick()
-    pace.learn(1, 1e-4, 0)
-    assert pace.is_quick()
-    pace.learn(2, 0.1, 0)
-    assert not pace.is_quick()
 
 
 def test_a_group_is_no_larger_than_there_is_room_for_but_one_step():

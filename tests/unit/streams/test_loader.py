@@ -64,64 +64,11 @@ def test_ebook_one_list_in_batches_of_four():
     assert data(loader) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9, 10, 11]]]
 
 
-def test_ebook_words_of_a_text_file_again_and_again(tmp_path):
-    path = tmp_path / "file.txt"
-    path.write_text("the cat sat on the mat\nand the dog\nlay on the rug\n")
-
-    def parse_file(name):
-        with open(name) as lines:
-            for line in lines:
-                yield from line.strip("\n").split(" ")
-
-    loader = MultiStreamLoader(parse_file, [path], batch_size=1, chunk=5)
-    assert data(loader, 8) == [
-        [["the", "cat", "sat", "on", "the"]],
-        [["mat", "and", "the", "dog", "lay"]],
-        [["on", "the", "rug", "the", "cat"]],
-        [["sat", "on", "the", "mat", "and"]],
-        [["the", "dog", "lay", "on", "the"]],
-        [["rug", "the", "cat", "sat", "on"]],
-        [["the", "mat", "and", "the", "dog"]],
-        [["lay", "on", "the", "rug", "the"]],
-    ]
-
-
-def test_ebook_lists_chained_and_cycled():
-    loader = MultiStreamLoader(iter, LISTS, batch_size=1, chunk=4, shuffle=False)
-    assert [rows[0] for rows in data(loader, 8)] == [
-        [12, 13, 14, 15],
-        [16, 17, 27, 28],
-        [29, 31, 32, 33],
-        [34, 35, 36, 37],
-        [38, 39, 40, 41],
-        [42, 43, 12, 13],
-        [14, 15, 16, 17],
-        [27, 28, 29, 31],
-    ]
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 def test_ebook_one_stream_for_each_place_of_the_batch(workers):
     loader = MultiStreamLoader(iter, LISTS, batch_size=4, shuffle=False, max_workers=workers)
     numbers = [12, 13, 14, 15, 16, 17, 27, 28, 29, 31, 32, 33]
     assert data(loader, 12) == [[number] * 4 for number in numbers]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_ebook_each_row_goes_through_whole_lists_in_an_order_of_its_own(workers):
-    rows = list(zip(*data(MultiStreamLoader(iter, LISTS, batch_size=4, max_workers=workers), 3 * 22), strict=True))
-    orders = []
-    for row in rows:
-        found, rest = [], list(row)
-        while rest:
-            (index,) = [index for index, values in enumerate(LISTS) if values[0] == rest[0]]
-            assert rest[: len(LISTS[index])] == LISTS[index]
-            found.append(index)
-            del rest[: len(LISTS[index])]
-        assert [Counter(found[turn : turn + 4]) for turn in (0, 4, 8)] == 3 * [Counter(range(4))]
-        orders.append(tuple(found))
-    assert len(set(orders)) == 4
-    assert any(order[:4] != order[4:8] for order in orders)
 
 
 @pytest.mark.parametrize(
@@ -256,52 +203,6 @@ def test_a_resume_at_any_step_gives_what_is_left(case, draw):
         while len(found) < left:
             found += map(plain, itertools.islice(loader, left - len(found)))
         assert found == expected[step:]
-
-
-def test_in_split_each_item_comes_once_an_epoch():
-    lengths = [0, 5, 1, 150, 3, 3, 0, 17]
-    with MultiStreamLoader(streams.count_up, lengths, batch_size=3, mode="split", max_workers=3) as loader:
-        orders = []
-        for _ in range(3):
-            seen = Counter()
-            followed = []
-            for batch in loader:
-                here = batch["valid"]
-                seen.update(zip(batch["stream_id"][here].tolist(), batch["x"][here].tolist(), strict=True))
-                followed.append(tuple(batch["stream_id"][batch["is_first"]].tolist()))
-            assert seen == Counter((s, i) for s, length in enumerate(lengths) for i in range(length))
-            orders.append(tuple(followed))
-        assert len(set(orders)) == 3
-
-
-def test_rows_go_on_across_steps_until_a_sequence_begins():
-    with MultiStreamLoader(streams.count_up, [3, 0, 50, 1, 8], batch_size=4, max_workers=2) as loader:
-        batches = list(itertools.islice(loader, 200))
-    for before, batch in itertools.pairwise(batches):
-        goes_on = ~batch["is_first"]
-        assert (batch["stream_id"] == before["stream_id"])[goes_on].all()
-        assert (batch["offset"] == before["offset"] + 1)[goes_on].all()
-        assert (batch["offset"] == 0)[batch["is_first"]].all()
-        assert (batch["x"] == batch["offset"]).all()
-
-
-def test_ranks_together_have_the_rows_of_one():
-    whole = take(MultiStreamLoader(streams.count_up, [3, 5, 9], batch_size=4, seed=5), 30)
-    for world_size in (2, 4):
-        parts = [
-            take(
-                MultiStreamLoader(
-                    streams.count_up, [3, 5, 9], batch_size=4 // world_size, seed=5, rank=r, world_size=world_size
-                ),
-                30,
-            )
-            for r in range(world_size)
-        ]
-        for step, batch in enumerate(whole):
-            for name, column in batch.items():
-                assert column == [
-                    value for values in zip(*(p[step][name] for p in parts), strict=True) for value in values
-                ]
 
 
 def test_the_rank_comes_from_the_environment(monkeypatch):
@@ -967,15 +868,6 @@ def test_settings_are_checked(settings_, key, match):
 
 
 # --- streams are closed, and nothing is left -----------------------------------------------------------------------
-
-
-def test_an_iterator_that_says_it_is_empty_is_asked_all_the_same():
-    class Rest(streams.Counting):
-        def __len__(self):
-            return 0
-
-    with MultiStreamLoader(Rest, [3], batch_size=1) as loader:
-        assert [batch["x"].tolist() for batch in itertools.islice(loader, 5)] == [[0], [1], [2], [0], [1]]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

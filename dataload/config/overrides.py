@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Sequence
-from typing import Any, NoReturn, cast
+from types import NoneType
+from typing import Any, cast
 
 from dataload.config.problems import shorten
 from dataload.errors import ConfigError
@@ -77,31 +79,25 @@ def parse_assignment(text: str) -> tuple[tuple[str, ...], Any]:
 
 def parse_value(text: str) -> Any:
     """Parse a value from the command line: as JSON, else TOML, else a list in brackets, else text."""
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        table = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        table = {}
-    # Dates, nan and inf of TOML are more likely names; and a line break could add keys.
-    if table.keys() == {"value"} and _is_plain(table["value"]):
-        return table["value"]
+    for parse in (json.loads, _parse_toml):
+        try:
+            value = parse(text)
+        except (ValueError, RecursionError):
+            continue
+        if _is_plain(value):  # dates, nan and inf are more likely names
+            return value
     if text.startswith("[") and text.endswith("]") and not set(text[1:-1]) & set("[]{}"):
         return [parse_value(item.strip()) for item in text[1:-1].split(",") if item.strip()]
     return text
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)
+def _parse_toml(text: str) -> Any:
+    table = tomllib.loads(f"value = {text}")
+    return table["value"] if len(table) == 1 else math.nan  # a line break can add keys
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(map(_is_plain, cast("list[Any]", value)))
-    if isinstance(value, dict):
-        return all(map(_is_plain, cast("dict[str, Any]", value).values()))
-    if isinstance(value, float):
-        return abs(value) < float("inf")
-    return isinstance(value, (str, bool, int))
+    if isinstance(value, (list, dict)):
+        items = cast("list[Any]", list(value.values()) if isinstance(value, dict) else value)
+        return all(map(_is_plain, items))
+    return math.isfinite(value) if isinstance(value, float) else isinstance(value, (str, int, NoneType))

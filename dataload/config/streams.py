@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
@@ -52,14 +53,8 @@ class _Streams(SamplerSection):
         streams = StreamSampler(**arguments, rows=(rows - others) * context.world_size)
         if not others:
             return streams
-        shuffled = StreamSampler(
-            sequence_lengths=streams.sequence_lengths,
-            rows=others * context.world_size,
-            chunk=streams.chunk,
-            mode="shuffled",
-            ends=streams.ends,
-            seed=streams.seed,
-        )
+        rows = others * context.world_size
+        shuffled = replace(streams, rows=rows, mode="shuffled", random_start=False, epoch_steps=None)
         return RowMixture(parts=(streams, shuffled))
 
     def _lengths(self, context: BuildContext) -> Any:

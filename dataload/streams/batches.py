@@ -110,8 +110,8 @@ class BatchMaker:
 
         Its spans end with that of the last worker to finish.
         """
-        ends = sorted(parts, key=lambda part: part.spans[-1][2])
-        shares = [(part.worker, len(parts) and self.rows // len(parts), part.spans) for part in parts]
+        ends = parts if len(parts) == 1 else sorted(parts, key=lambda part: part.spans[-1][2])
+        shares = [(part.worker, self.rows // len(parts), part.spans) for part in parts]
         return StepResult(
             epoch=epoch,
             step=step,

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import typer
 from rich.console import Console
@@ -77,13 +77,13 @@ def count_of(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-class ProgressBar:
+class ProgressBar(Progress):
     """A transient progress bar on stderr; it shows nothing if stderr is not a terminal."""
 
     def __init__(self, description: str) -> None:
         console = _console(stderr=True)
         # With redirection, rich would send stdout to its own console, which writes to stderr.
-        self._progress = Progress(
+        super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
@@ -95,26 +95,19 @@ class ProgressBar:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._progress.add_task(_safe(description), total=None, rate="")
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._task = self.add_task(_safe(description), total=None, rate="")
 
     def __call__(self, done: int, total: int) -> None:
         """Show that `done` of `total` units are done."""
-        speed = self._progress.tasks[0].speed
+        speed = self.tasks[0].speed
         rate = f"{speed:,.0f}/s" if speed else ""
-        self._progress.update(self._task, completed=done, total=total, rate=rate)
+        self.update(self._task, completed=done, total=total, rate=rate)
 
     @contextmanager
     def hidden(self) -> Generator[None]:
         """Hide the bar while something else is printed."""
-        self._progress.stop()
+        self.stop()
         try:
             yield
         finally:
-            self._progress.start()
+            self.start()

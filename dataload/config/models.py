@@ -105,17 +105,16 @@ def _unless(kind: str, requirement: dict[str, Any]) -> dict[str, Any]:
     return {"if": {"properties": {"sampler": sampler}, "required": ["sampler"]}, "else": requirement}
 
 
+_REQUIRED: list[Any] = [
+    _unless("length_buckets", {"properties": {"loader": {"required": ["batch_size"]}}}),
+    _unless("iterators", {"required": ["source"]}),
+]
+
+
 class DataloadConfig(Section):
     """Settings of a training job's data."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "allOf": [
-                _unless("length_buckets", {"properties": {"loader": {"required": ["batch_size"]}}}),
-                _unless("iterators", {"required": ["source"]}),
-            ]
-        }
-    )
+    model_config = ConfigDict(json_schema_extra={"allOf": _REQUIRED})
 
     source: SourceConfig | Annotated[tuple[SourceConfig, ...], Field(strict=False, min_length=1)] | None = Field(
         None, description="The data to read; several tables [[source]] are joined in their order."

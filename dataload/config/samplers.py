@@ -125,13 +125,10 @@ SECTIONS: dict[str, type[SamplerSection]] = {}  # by kind
 def kind_of(
     kind: str, builds: Any, *, order: str | None = None, only: tuple[str, ...] | None = None
 ) -> Callable[[type[SectionT]], type[SectionT]]:
-    """Add the arguments of a class to the section that configures it, and register the section.
+    """Add the arguments of the class `builds` to the section that configures it, and register the section as `kind`.
 
-    Args:
-        kind: The value of the key ``kind``.
-        builds: The class.
-        order: The default kind of the order that the sampler builds upon.
-        only: The arguments that are settings; None takes all that do not come from the data or the loader.
+    `order` is the default kind of the order that the sampler builds upon. `only` names the arguments that are settings;
+    None takes all that do not come from the data or the loader.
     """
 
     def register(section: type[SectionT]) -> type[SectionT]:

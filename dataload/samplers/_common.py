@@ -1,4 +1,4 @@
-"""What samplers share: validation of settings, equality by content, and integer arithmetic. Pure (no I/O)."""
+"""Helpers of samplers: validation of settings, equality by content, and integer arithmetic. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -53,39 +53,43 @@ def set_fields(value: Any, **fields: Any) -> None:
         object.__setattr__(value, name, field)
 
 
+def setting_error(name: str, value: Any, rule: str) -> ConfigError:
+    """Return the error for a setting that breaks a rule, such as "must ascend"."""
+    return ConfigError(f"{name} {rule}{';' if ',' in rule else ','} got {value!r}", key=name, value=value)
+
+
+def as_tuple(values: Any) -> tuple[Any, ...]:
+    """Return the elements of a setting, or () if it has none or is not a sequence."""
+    try:
+        return tuple(values)
+    except TypeError:
+        return ()
+
+
 def check_length(length: Any) -> int:
     """Return `length` as a number of records, 0 to 2^48; raise ConfigError otherwise."""
     return check_count("length", length, least=0, below=MAX_LENGTH + 1)
 
 
 def check_lengths(name: str, lengths: Any) -> tuple[int, ...]:
-    """Return `lengths`, one number of records per shard or source, as a tuple of ints.
-
-    Raises:
-        ConfigError: `lengths` is empty, an entry is not a number of records, or the sum exceeds 2^48.
-    """
-    try:
-        given = tuple(lengths)
-    except TypeError:
-        given = ()
-    if not given:
-        raise ConfigError(f"{name} must hold at least one number of records, got {lengths!r}", key=name, value=lengths)
-    checked = given
-    if not all(type(length) is int and length >= 0 for length in given):  # quick: there may be a million
-        checked = tuple(check_count(f"{name}[{i}]", length, least=0) for i, length in enumerate(given))
-    if sum(checked) > MAX_LENGTH:
-        raise ConfigError(
-            f"{name} must have a sum of at most {MAX_LENGTH}, got {sum(checked)}", key=name, value=lengths
-        )
+    """Return `lengths`, at least one number of records per shard or source, as a tuple of ints."""
+    checked = as_tuple(lengths)
+    if not checked:
+        raise setting_error(name, lengths, "must hold at least one number of records")
+    if not all(type(length) is int and length >= 0 for length in checked):  # quick: there may be a million
+        checked = tuple(check_count(f"{name}[{i}]", length, least=0) for i, length in enumerate(checked))
+    check_sum(name, sum(checked))
     return checked
 
 
-def check_record_lengths(lengths: Any, *, name: str = "lengths", of: str = "record") -> Int64Array:
-    """Return `lengths` as a read-only int64 array with one entry per record, or per whatever `of` names.
+def check_sum(name: str, total: int) -> None:
+    """Raise ConfigError if the lengths of the setting `name` add up to more than 2^48."""
+    if total > MAX_LENGTH:
+        raise ConfigError(f"{name} must have a sum of at most {MAX_LENGTH}, got {total}", key=name, value=total)
 
-    Raises:
-        ConfigError: `lengths` is not a sequence of integers of 0 or more.
-    """
+
+def check_record_lengths(lengths: Any, *, name: str = "lengths", of: str = "record") -> Int64Array:
+    """Return `lengths` as a read-only int64 array with one entry per record, or per whatever `of` names."""
     try:
         given = np.asarray(lengths)
         checked = given.astype(np.int64) if given.dtype.kind in "iu" or not given.size else None
@@ -95,9 +99,7 @@ def check_record_lengths(lengths: Any, *, name: str = "lengths", of: str = "reco
         raise ConfigError(f"{name} must be integers, one per {of}", key=name, value=lengths)
     if checked.size and checked.min() < 0:
         at = int(np.argmin(checked))
-        raise ConfigError(
-            f"{name} must be 0 or more, got {checked[at]} for {of} {at}", key=name, value=int(checked[at])
-        )
+        raise ConfigError(f"{name} must be 0 or more, got {checked[at]} for {of} {at}", key=name, value=checked[at])
     checked.setflags(write=False)
     return checked
 
@@ -105,11 +107,7 @@ def check_record_lengths(lengths: Any, *, name: str = "lengths", of: str = "reco
 def check_sampler(name: str, sampler: Any) -> None:
     """Raise ConfigError unless `sampler` is a sampler."""
     if isinstance(sampler, type) or not isinstance(sampler, Sampler):  # a class has the methods, too
-        raise ConfigError(
-            f"{name} must be a sampler, with __len__ and indices(positions, epoch=), got {sampler!r}",
-            key=name,
-            value=sampler,
-        )
+        raise setting_error(name, sampler, "must be a sampler, with __len__ and indices(positions, epoch=)")
 
 
 def records_of(sampler: Sampler) -> int:
@@ -122,14 +120,7 @@ def records_of(sampler: Sampler) -> int:
 
 
 def split_by_group(groups: Int64Array) -> Iterator[tuple[int, Int64Array]]:
-    """Split rows by group.
-
-    Args:
-        groups: (n,) int64, the group number of each row, 0 or more.
-
-    Yields:
-        Each group number that occurs, ascending, with its rows, (k,) int64, ascending.
-    """
+    """Yield each number in `groups`, (n,) int64 of 0 or more, with its rows, (k,) int64; both ascend."""
     if not groups.size:
         return
     last = int(groups.max())

@@ -88,19 +88,14 @@ class Subset(ArrayValue, OverParent):
         set_fields(self, selection=chosen)
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(cast("range | Int64Array", self.selection))
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""
-        chosen = self._positions
+        chosen = cast("range | Int64Array", self.selection)  # see `__post_init__`
         if isinstance(chosen, range):
             return self.parent.indices(positions * chosen.step + chosen.start, epoch=epoch)
         return self.parent.indices(chosen[positions], epoch=epoch)
-
-    @property
-    def _positions(self) -> range | Int64Array:
-        """`selection` in the form in which `__post_init__` stored it."""
-        return cast("range | Int64Array", self.selection)
 
 
 def _select(selection: Any, length: int) -> range | Int64Array:
@@ -146,16 +141,7 @@ class Repeat(OverParent):
 
 
 def indices_without_end(sampler: Sampler, positions: Int64Array, *, first_epoch: int) -> Int64Array:
-    """Return indices of an order that starts its own next epoch whenever it ends.
-
-    Args:
-        sampler: The order. It may be empty only if `positions` is.
-        positions: (n,) int64, 0 or more, without an upper limit.
-        first_epoch: The sampler's epoch at position 0.
-
-    Returns:
-        (n,) int64.
-    """
+    """Return the indices at any positions, for an order that starts its next epoch whenever it ends."""
     if not positions.size:
         return np.empty(0, np.int64)
     length = len(sampler)

@@ -12,8 +12,7 @@ import numpy as np
 
 from dataload._util.checks import check_choice, check_count
 from dataload.collate import Packing
-from dataload.errors import ConfigError
-from dataload.samplers._common import BoolArray, check_sampler, records_of, set_fields
+from dataload.samplers._common import BoolArray, check_sampler, records_of, set_fields, setting_error
 from dataload.types import Array, Int64Array, Sampler
 
 Tail: TypeAlias = Literal["drop", "pad", "partial"]
@@ -56,10 +55,8 @@ class BatchPlan:
         good = ~bad
         if self.packing is None:
             return replace(self, indices=self.indices[good], valid=None if self.valid is None else self.valid[good])
-        rows, starts, lengths, shape = self.packing
-        return replace(
-            self, indices=self.indices[good], packing=Packing(rows[good], starts[good], lengths[good], shape)
-        )
+        packing = Packing(*(column[good] for column in self.packing[:3]), shape=self.packing.shape)
+        return replace(self, indices=self.indices[good], packing=packing)
 
     def filled(self, bad: BoolArray, index: int) -> BatchPlan:
         """Return the plan with record `index` as filler for those marked in `bad`, (records,) bool."""
@@ -194,8 +191,26 @@ class BatchPlanner(ABC):
         return type(self).__name__, *named
 
 
+class OverSampler(BatchPlanner):
+    """The range of indices and the items per step of a planner with a `sampler` and a `batch_size`."""
+
+    __slots__ = ()
+    sampler: Sampler
+    batch_size: int
+
+    @property
+    def records(self) -> int:
+        """Upper bound (exclusive) of the indices."""
+        return records_of(self.sampler)
+
+    @property
+    def items_per_step(self) -> int:
+        """Items per step of one rank, which is the batch size."""
+        return self.batch_size
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSampler(BatchPlanner):
+class BatchSampler(OverSampler):
     """Batches of a fixed number of rows, in the order of a sampler.
 
     With ``G = batch_size * world_size``, step k covers positions [k G, (k + 1) G) of the order, and rank r gets the
@@ -225,27 +240,13 @@ class BatchSampler(BatchPlanner):
         BatchPlanner.check_dealing(self)
         lanes = getattr(self.sampler, "lanes", self.world_size)
         if lanes % self.world_size:
-            raise ConfigError(
-                f"lanes must be a multiple of world_size, {self.world_size}, so that each rank has its own; got "
-                f"{lanes}",
-                key="lanes",
-                value=lanes,
-            )
+            rule = f"must be a multiple of world_size, {self.world_size}, so that each rank has its own"
+            raise setting_error("lanes", lanes, rule)
 
     @property
     def order(self) -> Sampler:
         """The sampler."""
         return self.sampler
-
-    @property
-    def records(self) -> int:
-        """Upper bound (exclusive) of the indices."""
-        return records_of(self.sampler)
-
-    @property
-    def items_per_step(self) -> int:
-        """Positions per step of one rank, which is the batch size."""
-        return self.batch_size
 
     @property
     def global_batch_size(self) -> int:

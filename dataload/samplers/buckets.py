@@ -12,7 +12,15 @@ import numpy as np
 from dataload._util.checks import check_count
 from dataload._util.randomness import check_seed, derive_key
 from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, check_record_lengths, divide, set_fields, split_by_group
+from dataload.samplers._common import (
+    ArrayValue,
+    as_tuple,
+    check_record_lengths,
+    divide,
+    set_fields,
+    setting_error,
+    split_by_group,
+)
 from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array
@@ -21,19 +29,12 @@ _GROWTH = 1.25
 
 
 class _Buckets(NamedTuple):
-    """Records grouped by length.
+    """Records grouped by length; all but `members` have one entry per bucket."""
 
-    Attributes:
-        members: (records,) int64, indices bucket by bucket, ascending within a bucket.
-        firsts: (buckets,) int64, offset of each bucket in `members`.
-        counts: (buckets,) int64, records per bucket.
-        rows: (buckets,) int64, rows of a full batch per bucket.
-    """
-
-    members: Int64Array
-    firsts: Int64Array
-    counts: Int64Array
-    rows: Int64Array
+    members: Int64Array  # (records,), indices bucket by bucket, ascending within a bucket
+    firsts: Int64Array  # offset of the bucket in `members`
+    counts: Int64Array  # records
+    rows: Int64Array  # rows of a full batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,11 +88,7 @@ class BucketBatchSampler(ArrayValue, BatchPlanner):
                 key="max_tokens",
                 value=self.max_tokens,
             )
-        longest = int(lengths.max(initial=0))
-        boundaries = self.boundaries
-        if boundaries is None:
-            boundaries = _default_boundaries(int(lengths.min(initial=longest)), longest)
-        boundaries = _check_boundaries(boundaries, longest)
+        boundaries = _boundaries(self.boundaries, lengths)
         set_fields(self, boundaries=boundaries, _buckets=self._divide(lengths, np.array(boundaries, np.int64)))
 
     def _divide(self, lengths: Int64Array, boundaries: Int64Array) -> _Buckets:
@@ -103,19 +100,10 @@ class BucketBatchSampler(ArrayValue, BatchPlanner):
             budget = check_count("max_tokens", self.max_tokens, least=1)
             too_long = boundaries[(counts > 0) & (boundaries > budget)]
             if too_long.size:
-                raise ConfigError(
-                    f"max_tokens must be at least {too_long[-1]}, the boundary of the longest bucket that has records, "
-                    f"got {budget}",
-                    key="max_tokens",
-                    value=budget,
-                )
+                rule = f"must be at least {too_long[-1]}, the boundary of the longest bucket that has records"
+                raise setting_error("max_tokens", budget, rule)
             rows = np.maximum(1, budget // np.maximum(1, boundaries))
-        return _Buckets(
-            members=np.argsort(bucket, kind="stable"),
-            firsts=np.cumsum(counts) - counts,
-            counts=counts,
-            rows=rows,
-        )
+        return _Buckets(np.argsort(bucket, kind="stable"), np.cumsum(counts) - counts, counts, rows)
 
     def _batches(self) -> Int64Array:
         """Number of batches per bucket, (buckets,) int64."""
@@ -206,30 +194,19 @@ def _find_run(counts: Int64Array, numbers: Int64Array) -> tuple[Int64Array, Int6
     return run, numbers - (ends - counts)[run]
 
 
-def _default_boundaries(shortest: int, longest: int) -> tuple[int, ...]:
-    """Return boundaries that grow by a quarter from the shortest length to the longest."""
-    boundaries = [max(1, longest)]
-    while boundaries[-1] > max(1, shortest):
-        boundaries.append(min(boundaries[-1] - 1, int(boundaries[-1] / _GROWTH)))
-    return tuple(reversed(boundaries))
-
-
-def _check_boundaries(boundaries: Any, longest: int) -> tuple[int, ...]:
-    try:
-        given = tuple(boundaries)
-    except TypeError:
-        given = ()
-    if not given:
-        raise ConfigError(
-            f"boundaries must hold at least one length, got {boundaries!r}", key="boundaries", value=boundaries
-        )
-    checked = tuple(check_count(f"boundaries[{i}]", value, least=0) for i, value in enumerate(given))
+def _boundaries(given: Any, lengths: Int64Array) -> tuple[int, ...]:
+    """Return the boundaries given, or boundaries that grow by a quarter from the shortest length to the longest."""
+    longest = int(lengths.max(initial=0))
+    if given is None:
+        found, shortest = [max(1, longest)], int(lengths.min(initial=longest))
+        while found[-1] > max(1, shortest):
+            found.append(min(found[-1] - 1, int(found[-1] / _GROWTH)))
+        return tuple(reversed(found))
+    checked = tuple(check_count(f"boundaries[{i}]", value, least=0) for i, value in enumerate(as_tuple(given)))
+    if not checked:
+        raise setting_error("boundaries", given, "must hold at least one length")
     if any(b <= a for a, b in pairwise(checked)):
-        raise ConfigError(f"boundaries must ascend, got {checked}", key="boundaries", value=checked)
+        raise setting_error("boundaries", checked, "must ascend")
     if checked[-1] < longest:
-        raise ConfigError(
-            f"boundaries must reach the longest record, {longest}, got {checked[-1]} as the last",
-            key="boundaries",
-            value=checked,
-        )
+        raise setting_error("boundaries", checked, f"must reach the longest record, {longest}")
     return checked

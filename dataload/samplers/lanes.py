@@ -47,11 +47,10 @@ class Lanes(OverParent):
         set_fields(self, lanes=lanes, seed=check_seed(self.seed))
         if self.pool_size is not None:
             pool_size = check_pool_size(self.pool_size)
-            set_fields(self, pool_size=pool_size, _pools=tuple(self._pool(lane, pool_size) for lane in range(lanes)))
-
-    def _pool(self, lane: int, pool_size: int) -> PoolShuffle:
-        start, stop = self._starts(np.array([lane, lane + 1])).tolist()
-        return PoolShuffle(Sequential(stop - start), pool_size, int(derive_key(self.seed, "lane", lane, words=1)[0]))
+            lengths = np.diff(self._starts(np.arange(lanes + 1))).tolist()
+            seeds = [int(derive_key(self.seed, "lane", lane, words=1)[0]) for lane in range(lanes)]
+            pools = [PoolShuffle(Sequential(n), pool_size, seed) for n, seed in zip(lengths, seeds, strict=True)]
+            set_fields(self, pool_size=pool_size, _pools=tuple(pools))
 
     def _starts(self, lanes: Int64Array) -> Int64Array:
         """First parent position of each lane."""

@@ -14,11 +14,13 @@ from dataload._util.checks import check_choice, check_count
 from dataload._util.randomness import check_seed, derive_key
 from dataload.errors import ConfigError
 from dataload.samplers._common import (
+    as_tuple,
     check_lengths,
     check_sampler,
     divide,
     records_of,
     set_fields,
+    setting_error,
     split_by_group,
 )
 from dataload.samplers.basic import indices_without_end
@@ -34,17 +36,11 @@ _LONGEST_WINDOW = 10_000
 
 
 class _Pattern(NamedTuple):
-    """The parts in one window, which an epoch repeats.
+    """The parts in one window, which an epoch repeats."""
 
-    Attributes:
-        parts: (window,) int64, part at each offset.
-        nth: (window,) int64, number of earlier offsets with the same part.
-        counts: (parts,) int64, offsets per part.
-    """
-
-    parts: Int64Array
-    nth: Int64Array
-    counts: Int64Array
+    parts: Int64Array  # (window,), part at each offset
+    nth: Int64Array  # (window,), number of earlier offsets with the same part
+    counts: Int64Array  # (parts,), offsets per part
 
     def position(self, part: int, draw: int) -> int:
         """Return the position of a part's draw number `draw`, counted from 0."""
@@ -91,9 +87,8 @@ class Mixture:
     lengths: tuple[int, ...] | None = None
     _patterns: tuple[_Pattern, ...] = field(init=False, repr=False, compare=False)  # one per row of weights
     _length: int = field(init=False, repr=False, compare=False)
-    _epochs: tuple[int, ...] = field(
-        init=False, repr=False, compare=False
-    )  # epochs of each part per epoch of the mixture
+    # Epochs of each part in one epoch of the mixture, so that no two of these share a part's epoch.
+    _epochs: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _firsts: Int64Array = field(init=False, repr=False, compare=False)  # (parts + 1,), first index of each part
 
     def __post_init__(self) -> None:
@@ -101,57 +96,45 @@ class Mixture:
         rows = _rows(self.weights)
         window = _window(rows) if self.window is None else check_count("window", self.window, least=1)
         seed = check_seed(self.seed)
-        patterns = tuple(
-            _pattern(_counts(row, window), derive_key(seed, "mixture", i, words=1)) for i, row in enumerate(rows)
-        )
+        keys = [derive_key(seed, "mixture", i, words=1) for i in range(len(rows))]
+        patterns = tuple(_pattern(_counts(row, window), key) for row, key in zip(rows, keys, strict=True))
         set_fields(self, window=None if self.window is None else window, seed=seed, _patterns=patterns)
         set_fields(self, _length=self._measure())
-        set_fields(self, _epochs=self._count_epochs())
+        draws = np.max([pattern.draws(self._length) for pattern in patterns], axis=0).tolist()
+        epochs = tuple(-(-draw // max(1, len(sampler))) for draw, sampler in zip(draws, self.samplers, strict=True))
+        set_fields(self, _epochs=epochs)
 
     def _check(self) -> None:
-        try:
-            set_fields(self, samplers=tuple(self.samplers))
-        except TypeError:
-            raise ConfigError(
-                f"samplers must hold one sampler per part, got {self.samplers!r}", key="samplers", value=self.samplers
-            ) from None
-        for i, sampler in enumerate(self.samplers):
+        samplers = as_tuple(self.samplers)
+        for i, sampler in enumerate(samplers):
             check_sampler(f"samplers[{i}]", sampler)
-        set_fields(self, weights=_check_rows(self.weights, len(self.samplers)))
-        lengths = tuple(map(records_of, self.samplers)) if self.lengths is None else self.lengths
+        if not samplers:
+            raise setting_error("samplers", self.samplers, "must hold one sampler per part")
+        weights = _check_rows(self.weights, len(samplers))
+        lengths = tuple(map(records_of, samplers)) if self.lengths is None else self.lengths
         lengths = check_lengths("lengths", lengths)
-        self._check_lengths(lengths)
-        set_fields(self, lengths=lengths, _firsts=np.cumsum([0, *lengths], dtype=np.int64))
-        check_choice("stop", self.stop, get_args(Stop))
-
-    def _check_lengths(self, lengths: tuple[int, ...]) -> None:
-        if len(lengths) != len(self.samplers):
-            raise ConfigError(
-                f"lengths must hold one length for each of the {len(self.samplers)} samplers, got {len(lengths)}",
-                key="lengths",
-                value=lengths,
-            )
-        for i, (sampler, length) in enumerate(zip(self.samplers, lengths, strict=True)):
+        if len(lengths) != len(samplers):
+            rule = f"must hold one length for each of the {len(samplers)} samplers"
+            raise setting_error("lengths", lengths, rule)
+        for i, (sampler, length) in enumerate(zip(samplers, lengths, strict=True)):
             # A sampler without `records` may repeat a few, so its length says nothing.
             records = getattr(sampler, "records", None) or 0
             if records > length:
-                raise ConfigError(
-                    f"lengths[{i}] must be at least {records}, the records that samplers[{i}] chooses from, "
-                    f"got {length}",
-                    key=f"lengths[{i}]",
-                    value=length,
-                )
+                rule = f"must be at least {records}, the records that samplers[{i}] chooses from"
+                raise setting_error(f"lengths[{i}]", length, rule)
+        firsts = np.cumsum([0, *lengths], dtype=np.int64)
+        set_fields(self, samplers=samplers, weights=weights, lengths=lengths, _firsts=firsts)
+        check_choice("stop", self.stop, get_args(Stop))
 
     def _measure(self) -> int:
-        """Positions per epoch."""
+        """Return the number of positions per epoch."""
         ends: list[int] = []
         for pattern in self._patterns:
             used = [(j, len(sampler)) for j, sampler in enumerate(self.samplers) if pattern.counts[j]]
             for part, length in used:
                 if not length:
-                    raise ConfigError(
-                        f"samplers[{part}] is empty: set its weight to 0", key=f"samplers[{part}]", value=length
-                    )
+                    key = f"samplers[{part}]"
+                    raise ConfigError(f"{key} is empty: set its weight to 0", key=key, value=length)
             if self.stop == "first":
                 ends.append(min(pattern.position(part, length) for part, length in used))
             else:
@@ -164,11 +147,6 @@ class Mixture:
                 value=self.stop,
             )
         return length
-
-    def _count_epochs(self) -> tuple[int, ...]:
-        """Most epochs of each part in one epoch of the mixture, so that no two of these share a part's epoch."""
-        draws = np.max([pattern.draws(self._length) for pattern in self._patterns], axis=0).tolist()
-        return tuple(-(-draw // max(1, len(sampler))) for draw, sampler in zip(draws, self.samplers, strict=True))
 
     def __len__(self) -> int:
         return self._length
@@ -193,22 +171,14 @@ class Mixture:
 
 def _check_rows(weights: Any, parts: int) -> Any:
     """Return weights as floats in tuples, with the nesting they were given in."""
-    try:
-        given = tuple(weights)
-    except TypeError:
-        given = ()
+    given = as_tuple(weights)
     # Anything that is not a row of rows is checked as a single row.
-    is_nested = bool(given) and all(
-        isinstance(row, (Sequence, np.ndarray)) and not isinstance(row, str) for row in given
-    )
+    is_row = [isinstance(row, (Sequence, np.ndarray)) and not isinstance(row, str) for row in given]
+    is_nested = bool(given) and all(is_row)
     rows = tuple(tuple(check_weights(row).tolist()) for row in (given if is_nested else (given or weights,)))
     for row in rows:
         if len(row) != parts:
-            raise ConfigError(
-                f"weights must hold one weight for each of the {parts} samplers, got {len(row)}: {row!r}",
-                key="weights",
-                value=row,
-            )
+            raise setting_error("weights", row, f"must hold one weight for each of the {parts} samplers")
     return rows if is_nested else rows[0]
 
 
@@ -238,11 +208,8 @@ def _counts(row: tuple[float, ...], window: int) -> list[int]:
     for j, weight in enumerate(row):
         if weight and not counts[j]:
             least = ceil(window / exact[j])
-            raise ConfigError(
-                f"window must be at least {least}, so that weights[{j}], {weight}, gets a position; got {window}",
-                key="window",
-                value=window,
-            )
+            rule = f"must be at least {least}, so that weights[{j}], {weight}, gets a position"
+            raise setting_error("window", window, rule)
     return counts
 
 

@@ -28,11 +28,7 @@ _FACTORS = 256
 
 
 class GlobalBatches:
-    """The global batches: those of all ranks together.
-
-    Args:
-        planner: The planner of any rank.
-    """
+    """The batches of all ranks together, from the planner of any rank."""
 
     def __init__(self, planner: BatchPlanner) -> None:
         self._planner = planner
@@ -41,15 +37,7 @@ class GlobalBatches:
         self._alone = planner.with_ranks(rank=0, world_size=1, tail=tail) if planner.world_size > 1 else planner
 
     def rows(self, steps: range, *, epoch: int) -> tuple[Int64Array, Int64Array]:
-        """Return the rows of consecutive steps.
-
-        Args:
-            steps: A range of steps with stride 1, within [0, planner.steps(epoch)).
-            epoch: Number of the epoch, from 0.
-
-        Returns:
-            Indices step by step, (rows,) int64; and the number of rows per step, (steps,) int64.
-        """
+        """Return the indices of consecutive steps, (rows,) int64, and the number of rows per step, (steps,) int64."""
         planner = self._planner
         if isinstance(planner, BatchSampler):  # avoids one object per step
             bounds = planner.origin + np.arange(steps.start, steps.stop + 1) * planner.global_batch_size
@@ -66,41 +54,21 @@ class GlobalBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderSample:
-    """All steps of an epoch, or runs of consecutive steps from all over it, for all ranks together.
-
-    Attributes:
-        epoch: Number of the epoch.
-        whole: Whether the sample has all steps of the epoch.
-        epoch_steps: Steps in the epoch.
-        length: Positions in the epoch.
-        records: Upper bound (exclusive) of the indices.
-        steps: (batches,) int64, the steps in the sample, ascending.
-        batches: (rows,) int64, the offset in `steps` of each row's step.
-        positions: (rows,) int64, estimated if batches differ in size and only some are sampled.
-        indices: (rows,) int64.
-    """
+    """All steps of an epoch, or runs of consecutive steps from all over it, for all ranks together."""
 
     epoch: int
-    whole: bool
+    whole: bool  # whether the sample has all steps of the epoch
     epoch_steps: int
-    length: int
-    records: int
-    steps: Int64Array
-    batches: Int64Array
-    positions: Int64Array
-    indices: Int64Array
+    length: int  # positions in the epoch
+    records: int  # upper bound (exclusive) of the indices
+    steps: Int64Array  # (batches,), the steps in the sample, ascending
+    batches: Int64Array  # (rows,), the offset in `steps` of each row's step
+    positions: Int64Array  # (rows,), estimated if batches differ in size and only some are sampled
+    indices: Int64Array  # (rows,)
 
 
 def sample_order(planner: BatchPlanner, *, epoch: int = 0) -> OrderSample:
-    """Sample an epoch: all of it up to `WHOLE_UP_TO` positions, otherwise 20 runs, at the same steps in each epoch.
-
-    Args:
-        planner: The planner of any rank.
-        epoch: Number of the epoch, from 0.
-
-    Raises:
-        ConfigError: The epoch has no steps.
-    """
+    """Sample an epoch: all of it up to `WHOLE_UP_TO` positions, otherwise 20 runs, at the same steps in each epoch."""
     check_count("epoch", epoch, least=0)
     total, items = planner.steps(epoch), planner.items(epoch)
     if not total:
@@ -113,6 +81,7 @@ def sample_order(planner: BatchPlanner, *, epoch: int = 0) -> OrderSample:
     indices, counts = zip(*(batches.rows(run, epoch=epoch) for run in runs), strict=True)
     firsts = [planner.position(run.start, epoch=epoch) * length // items for run in runs]
     sizes = np.concatenate(counts)
+    positions = [np.arange(first, first + len(run)) for first, run in zip(firsts, indices, strict=True)]
     return OrderSample(
         epoch=epoch,
         whole=whole,
@@ -121,9 +90,7 @@ def sample_order(planner: BatchPlanner, *, epoch: int = 0) -> OrderSample:
         records=planner.records,
         steps=np.concatenate([np.arange(run.start, run.stop) for run in runs]),
         batches=np.repeat(np.arange(len(sizes)), sizes),
-        positions=np.concatenate(
-            [np.arange(first, first + len(run)) for first, run in zip(firsts, indices, strict=True)]
-        ),
+        positions=np.concatenate(positions),
         indices=np.concatenate(indices),
     )
 
@@ -143,33 +110,20 @@ def _runs(total: int, rows: int) -> list[range]:
 
 
 def displacements(sample: OrderSample) -> Float64Array:
-    """Return how far each record is from index order, (rows,) float64 in [0, 1).
-
-    That is ``|index / records - position / positions|``; as fractions, so that an epoch may be shorter or longer than
-    the data.
-    """
+    """Return how far each record is from index order as a fraction of the data, (rows,) float64 in [0, 1)."""
     return np.abs((sample.indices + 0.5) / sample.records - (sample.positions + 0.5) / sample.length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shards:
-    """Consecutive parts of the index range, whose mixing is measured.
+    """Consecutive parts of the index range, whose mixing is measured."""
 
-    Attributes:
-        ends: (shards,) int64, the index after the last record of each shard.
-        files: Whether these are the files of the data set. If False, they are equal parts of it.
-    """
-
-    ends: Int64Array
-    files: bool
+    ends: Int64Array  # (shards,), the index after the last record of each shard
+    files: bool  # whether these are the files of the data set; otherwise they are equal parts of it
 
     @classmethod
     def of(cls, records: int, shard_lengths: Sequence[int] | None = None) -> Shards:
-        """Return the shards of the first `records` records, or 100 equal parts if there is only one shard.
-
-        Raises:
-            ConfigError: `shard_lengths` are not numbers of records.
-        """
+        """Return the shards of the first `records` records, or 100 equal parts if there is only one shard."""
         if shard_lengths is not None:
             ends = np.minimum(np.cumsum(check_lengths("shard_lengths", shard_lengths)), records)
             ends = ends[np.diff(ends, prepend=0) > 0]
@@ -200,15 +154,7 @@ def shards_per_batch(sample: OrderSample, shards: Shards) -> Int64Array:
 
 
 def expected_shards(shards: Shards, sizes: Int64Array) -> Float64Array:
-    """Return the expected number of shards in batches drawn from all records without replacement.
-
-    Args:
-        shards: The shards.
-        sizes: (batches,) int64, rows of each batch.
-
-    Returns:
-        (batches,) float64.
-    """
+    """Return the expected number of shards in batches of these sizes, drawn from all records without replacement."""
     lengths, times = np.unique(shards.lengths, return_counts=True)
     known = np.unique(sizes)
     if len(known) > _SIZES:

@@ -11,9 +11,15 @@ import numpy as np
 from dataload._util.checks import check_choice, check_count
 from dataload._util.memo import Memo
 from dataload.collate import Packing
-from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, check_record_lengths, check_sampler, records_of, set_fields
-from dataload.samplers.batch import BatchPlan, BatchPlanner
+from dataload.samplers._common import (
+    ArrayValue,
+    check_record_lengths,
+    check_sampler,
+    records_of,
+    set_fields,
+    setting_error,
+)
+from dataload.samplers.batch import BatchPlan, BatchPlanner, OverSampler
 from dataload.types import Int64Array, Sampler
 
 Overlong: TypeAlias = Literal["error", "truncate"]
@@ -23,25 +29,17 @@ _COUNTED_AT_ONCE = 2**18  # records
 
 
 class _Windows(NamedTuple):
-    """Packed windows.
+    """Packed windows, (windows, window) each."""
 
-    Attributes:
-        indices: (windows, window) int64, indices to read.
-        lengths: (windows, window) int64, length of each record; -1 past the end of the order.
-        rows: (windows, window) int64, row of each record in its window.
-        starts: (windows, window) int64, offset of each record in its row.
-        counts: (windows,) int64, rows per window.
-    """
-
-    indices: Int64Array
-    lengths: Int64Array
-    rows: Int64Array
-    starts: Int64Array
-    counts: Int64Array
+    indices: Int64Array  # to read
+    lengths: Int64Array  # of each record; -1 past the end of the order
+    rows: Int64Array  # row of each record in its window
+    starts: Int64Array  # offset of each record in its row
+    counts: Int64Array  # (windows,), rows per window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PackedBatchSampler(ArrayValue, BatchPlanner):
+class PackedBatchSampler(ArrayValue, OverSampler):
     """Rows of equal length, each packed with several records: one shape and almost no padding.
 
     The order is cut into windows of `window` records. Within a window, each record goes into the first row with room
@@ -80,35 +78,19 @@ class PackedBatchSampler(ArrayValue, BatchPlanner):
         for name in ("row_length", "batch_size", "window"):
             check_count(name, getattr(self, name), least=1)
         if len(lengths) < records_of(self.sampler):
-            raise ConfigError(
-                f"lengths must hold one length for each of the {records_of(self.sampler)} records, got {len(lengths)}",
-                key="lengths",
-                value=len(lengths),
-            )
+            rule = f"must hold one length for each of the {records_of(self.sampler)} records"
+            raise setting_error("lengths", len(lengths), rule)
         check_choice("overlong", self.overlong, get_args(Overlong))
         longest = int(lengths.max(initial=0))
         if self.overlong == "error" and longest > self.row_length:
-            raise ConfigError(
-                f"row_length must be at least {longest}, the length of record {int(lengths.argmax())}, unless overlong "
-                f"is 'truncate'; got {self.row_length}",
-                key="row_length",
-                value=self.row_length,
-            )
+            record = int(lengths.argmax())
+            rule = f"must be at least {longest}, the length of record {record}, unless overlong is 'truncate'"
+            raise setting_error("row_length", self.row_length, rule)
 
     @property
     def order(self) -> Any:
         """All settings except ranks and batch size."""
         return self._settings("batch_size")
-
-    @property
-    def records(self) -> int:
-        """Upper bound (exclusive) of the indices."""
-        return records_of(self.sampler)
-
-    @property
-    def items_per_step(self) -> int:
-        """Rows per step of one rank, which is the batch size."""
-        return self.batch_size
 
     @property
     def rows_per_step(self) -> int:
@@ -175,13 +157,8 @@ class PackedBatchSampler(ArrayValue, BatchPlanner):
 def first_fit(lengths: Int64Array, row_length: int) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Pack lists of records independently: each record goes into the first row with room for it.
 
-    Args:
-        lengths: (lists, records) int64, at most `row_length`. Negative entries are not records.
-        row_length: Length of a row.
-
-    Returns:
-        The row of each record and its offset in that row, both (lists, records) int64, and the number of rows per
-        list, (lists,) int64.
+    Takes (lists, records) int64, where negative lengths are not records. Returns the row of each record, its offset in
+    that row, and the number of rows per list, (lists,) int64.
     """
     lists, records = lengths.shape
     rows, starts = np.zeros_like(lengths), np.zeros_like(lengths)

@@ -30,14 +30,7 @@ def permute(positions: Int64Array, n: int, key: npt.NDArray[np.uint64]) -> Int64
     Up to 1,024 elements are sorted by 64 random bits each, which reaches every order. Larger domains use six rounds of
     add, multiply by an odd number, and xor-shift, each a bijection on the next power of two. The rounds are repeated
     until the result is below n (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
-
-    Args:
-        positions: (m,) int64, each in [0, n). Not modified.
-        n: Size of the domain, at most `MAX_LENGTH`.
-        key: (KEY_WORDS,) uint64.
-
-    Returns:
-        (m,) int64.
+    `positions` are in [0, n), and n is at most `MAX_LENGTH`.
     """
     if n <= _SMALL:
         elements = np.arange(n, dtype=np.int64)

@@ -25,15 +25,10 @@ def check_pool_size(pool_size: Any) -> int:
 
 
 class _Pool(NamedTuple):
-    """The pool after `time` emissions.
-
-    Attributes:
-        time: Number of positions emitted so far.
-        held: (pool_size,) int64, the parent position that each slot holds.
-    """
+    """The pool after `time` emissions."""
 
     time: int
-    held: Int64Array
+    held: Int64Array  # (pool_size,), the parent position that each slot holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +68,18 @@ class PoolShuffle(OverParent):
         return self.parent.indices(self._emitted(positions, epoch), epoch=epoch)
 
     def _emitted(self, positions: Int64Array, epoch: int) -> Int64Array:
-        """Parent positions that are emitted at `positions`."""
-        if (positions[1:] > positions[:-1]).all():
-            return self._emitted_rising(positions, epoch)
-        rising, where = np.unique(positions, return_inverse=True)
-        return self._emitted_rising(rising, epoch)[where]
-
-    def _emitted_rising(self, times: Int64Array, epoch: int) -> Int64Array:
-        if not times.size:
+        """Return the parent positions that are emitted at `positions`."""
+        if not positions.size:
             return np.empty(0, np.int64)
+        if (positions[1:] <= positions[:-1]).any():
+            rising, where = np.unique(positions, return_inverse=True)
+            return self._emitted(rising, epoch)[where]
         slots = _Slots.of(self, epoch)
         # Positions further apart than the look-back are computed separately.
-        if times[-1] - times[0] <= slots.reach:
-            return self._emitted_close(times, slots, epoch)
-        cuts = np.flatnonzero(np.diff(times) > slots.reach) + 1
-        return np.concatenate([self._emitted_close(part, slots, epoch) for part in np.split(times, cuts)])
+        if positions[-1] - positions[0] <= slots.reach:
+            return self._emitted_close(positions, slots, epoch)
+        cuts = np.flatnonzero(np.diff(positions) > slots.reach) + 1
+        return np.concatenate([self._emitted_close(part, slots, epoch) for part in np.split(positions, cuts)])
 
     def _emitted_close(self, times: Int64Array, slots: _Slots, epoch: int) -> Int64Array:
         first, stop = int(times[0]), int(times[-1]) + 1
@@ -117,13 +109,9 @@ class _Slots:
 
     @classmethod
     def of(cls, pool: PoolShuffle, epoch: int) -> _Slots:
-        length = len(pool)
-        return cls(
-            length=length,
-            size=min(pool.pool_size, length),
-            key=derive_key(pool.seed, "pool", epoch, words=1)[0],
-            drain_key=derive_key(pool.seed, "pool-drain", epoch, words=KEY_WORDS),
-        )
+        key = derive_key(pool.seed, "pool", epoch, words=1)[0]
+        drain_key = derive_key(pool.seed, "pool-drain", epoch, words=KEY_WORDS)
+        return cls(len(pool), min(pool.pool_size, len(pool)), key, drain_key)
 
     @property
     def reach(self) -> int:

@@ -1,4 +1,4 @@
-"""How well shuffle pools mix, computed from their distribution without running one. Pure (no I/O)."""
+"""The mixing quality of shuffle pools, computed from their distribution without running one. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 
 from dataload._util.checks import check_count
 from dataload._util.randomness import check_seed, derive_key
-from dataload.errors import ConfigError
-from dataload.samplers._common import check_lengths
+from dataload.samplers._common import check_lengths, setting_error
 from dataload.samplers.order_sample import Shards, expected_shards
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.samplers.shuffle import ShardSequential
@@ -46,9 +45,7 @@ def pool_size_for(shard_lengths: Sequence[int], batch_size: int, quality: float,
     """
     given: Any = quality
     if not (isinstance(given, (int, float)) and 0 < given < 1):
-        raise ConfigError(
-            f"quality must be a number above 0 and below 1, got {quality!r}", key="quality", value=quality
-        )
+        raise setting_error("quality", quality, "must be a number above 0 and below 1")
     trial = PoolTrial(shard_lengths, batch_size, seed)
     largest = trial.records - 1
     low, high = 0, 1
@@ -65,13 +62,7 @@ def pool_size_for(shard_lengths: Sequence[int], batch_size: int, quality: float,
 
 
 class PoolTrial:
-    """Batches on which pools are tried. All pools use the same random numbers, so that a larger pool is never worse.
-
-    Args:
-        shard_lengths: Records of each shard, in index order.
-        batch_size: Rows of a batch, all ranks together.
-        seed: Any integer.
-    """
+    """Batches on which pools are tried. All pools use the same random numbers, so that a larger pool is never worse."""
 
     def __init__(self, shard_lengths: Sequence[int], batch_size: int, seed: int = 0) -> None:
         lengths = check_lengths("shard_lengths", shard_lengths)

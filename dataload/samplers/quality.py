@@ -30,17 +30,11 @@ _FEW_PAIRS = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A measured number, and its expectation in a uniform shuffle.
-
-    Attributes:
-        found: The measured number.
-        ideal: The expectation in a uniform shuffle.
-        error: Standard error of `found`, estimated from 20 parts of the sample.
-    """
+    """A measured number, and its expectation in a uniform shuffle."""
 
     found: float
     ideal: float
-    error: float
+    error: float  # standard error of `found`, estimated from 20 parts of the sample
 
     @property
     def ratio(self) -> float | None:
@@ -60,15 +54,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Displacement:
-    """How far records are from index order: ``|index / records - position / positions|``.
+    """The distances of records from index order: ``|index / records - position / positions|``."""
 
-    Attributes:
-        mean: The mean; the ideal is 1/3.
-        quantiles: (q, found, ideal) for several q; the ideal is ``1 - sqrt(1 - q)``.
-    """
-
-    mean: Figure
-    quantiles: tuple[tuple[float, float, float], ...]
+    mean: Figure  # the ideal is 1/3
+    quantiles: tuple[tuple[float, float, float], ...]  # (q, found, ideal); the ideal is 1 - sqrt(1 - q)
 
     @property
     def verdict(self) -> str:
@@ -83,19 +72,12 @@ class Displacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """How many shards the rows of a global batch come from.
-
-    Attributes:
-        shards: Number of shards.
-        noun: ``"shards"``, or ``"parts"`` if equal parts of one shard take their place.
-        per_batch: Mean over the batches.
-        middle: Ratio of found to ideal in the middle fifth of the epoch. None if that has no steps.
-    """
+    """The number of shards that the rows of a global batch come from."""
 
     shards: int
-    noun: str
-    per_batch: Figure
-    middle: float | None
+    noun: str  # "shards", or "parts" if equal parts of one shard take their place
+    per_batch: Figure  # mean over the batches
+    middle: float | None  # ratio of found to ideal in the middle fifth of the epoch; None if that has no steps
 
     @property
     def verdict(self) -> str:
@@ -108,17 +90,11 @@ class Mixing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decay:
-    """How the mixing changes over the epoch.
+    """The change of the mixing over the epoch; ratios are None for parts without steps."""
 
-    Attributes:
-        tenths: Ratio of found to ideal in each tenth, relative to the whole epoch. None for a tenth without steps.
-        error: Standard error of each tenth, estimated from 20 parts of the sample.
-        last_to_middle: Ratio of the last tenth to the middle fifth. None if one of them has no steps.
-    """
-
-    tenths: tuple[float | None, ...]
-    error: float
-    last_to_middle: float | None
+    tenths: tuple[float | None, ...]  # ratio of found to ideal in each tenth, relative to the whole epoch
+    error: float  # standard error of each tenth, estimated from 20 parts of the sample
+    last_to_middle: float | None  # ratio of the last tenth to the middle fifth
 
     @property
     def verdict(self) -> str:
@@ -138,11 +114,9 @@ class Decay:
 class Repeats:
     """Pairs of records that share a batch in one epoch and again in the next.
 
-    Attributes:
-        pairs: Pairs that share a batch and are both in the sample of the next epoch. If a record comes more than
-            once, its first occurrence counts.
-        again: Fraction of the pairs that share a batch again; None without pairs. The ideal is that of any two records
-            of the sample: (G - 1) / (n - 1) for all n records in batches of G.
+    `pairs` counts those of which both are in the sample of the next epoch. If a record comes more than once, its first
+    occurrence counts. `again` is the fraction that share a batch again, or None without pairs. The ideal is that of
+    any two records of the sample: (G - 1) / (n - 1) for all n records in batches of G.
     """
 
     pairs: int
@@ -164,21 +138,13 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multiplicity:
-    """How often records come in an epoch.
-
-    Attributes:
-        records: Number of records.
-        positions: Positions in the sample.
-        whole: Whether the sample is the whole epoch.
-        repeated: Records that come more than once in the sample.
-        never: Records that never come. None if the sample is not the whole epoch.
-    """
+    """The number of times that records come in an epoch."""
 
     records: int
-    positions: int
-    whole: bool
-    repeated: int
-    never: int | None
+    positions: int  # positions in the sample
+    whole: bool  # whether the sample is the whole epoch
+    repeated: int  # records that come more than once in the sample
+    never: int | None  # records that never come; None if the sample is not the whole epoch
 
     @classmethod
     def of(cls, indices: Int64Array, records: int, *, whole: bool) -> Self:
@@ -205,7 +171,7 @@ class Multiplicity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderReport:
-    """How well an order mixes.
+    """A measurement of how well an order mixes.
 
     Attributes:
         epoch: Number of the measured epoch; `repeats` also uses the next one.
@@ -214,11 +180,11 @@ class OrderReport:
         steps: Steps in the epoch.
         looked_at: Positions that were measured.
         sampled: Whether only a sample was measured.
-        displacement: How far records move.
-        mixing: How many shards batches come from.
-        decay: How the mixing changes over the epoch.
-        repeats: How many pairs meet again in the next epoch.
-        multiplicity: How often records come.
+        displacement: The distances that records move.
+        mixing: The number of shards that batches come from.
+        decay: The change of the mixing over the epoch.
+        repeats: Pairs that meet again in the next epoch.
+        multiplicity: The number of times that records come.
     """
 
     epoch: int

@@ -9,8 +9,7 @@ import numpy as np
 
 from dataload._util.memo import Memo
 from dataload._util.randomness import check_seed, derive_key
-from dataload.errors import ConfigError
-from dataload.samplers._common import check_length, check_lengths, check_sampler, records_of, set_fields
+from dataload.samplers._common import check_length, check_lengths, check_sampler, records_of, set_fields, setting_error
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array, Sampler
 
@@ -41,11 +40,7 @@ class GlobalShuffle:
         if self.parent is not None:
             check_sampler("parent", self.parent)
             if len(self.parent) != self.length:
-                raise ConfigError(
-                    f"length must be the parent's, {len(self.parent)}, got {self.length}",
-                    key="length",
-                    value=self.length,
-                )
+                raise setting_error("length", self.length, f"must be the parent's, {len(self.parent)}")
 
     def __len__(self) -> int:
         return self.length
@@ -62,15 +57,10 @@ class GlobalShuffle:
 
 
 class _ShardOrder(NamedTuple):
-    """The shards of one epoch, in reading order.
+    """The shards of one epoch, in reading order."""
 
-    Attributes:
-        ends: (shards,) int64, the position after the last record of each shard.
-        shifts: (shards,) int64, the difference between index and position in each shard.
-    """
-
-    ends: Int64Array
-    shifts: Int64Array
+    ends: Int64Array  # the position after the last record of each shard
+    shifts: Int64Array  # the difference between index and position in each shard
 
 
 @dataclass(frozen=True, slots=True, repr=False)

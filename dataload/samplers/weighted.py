@@ -11,7 +11,7 @@ from dataload._util.checks import check_count
 from dataload._util.memo import Memo
 from dataload._util.randomness import check_seed, derive_key, hash64
 from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, Float64Array, set_fields
+from dataload.samplers._common import ArrayValue, Float64Array, set_fields, setting_error
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.types import Int64Array
 
@@ -54,12 +54,8 @@ class Weighted(ArrayValue):
         set_fields(self, _ends=np.cumsum(_scaled(weights)))
         possible = int(np.count_nonzero(weights))
         if not self.replacement and self.num_samples > possible:
-            raise ConfigError(
-                f"num_samples must be at most {possible}, the number of records with a positive weight, if they are "
-                f"drawn without replacement; got {self.num_samples}",
-                key="num_samples",
-                value=self.num_samples,
-            )
+            rule = f"must be at most {possible}, the records with a positive weight, if drawn without replacement"
+            raise setting_error("num_samples", self.num_samples, rule)
 
     def __len__(self) -> int:
         return self.num_samples
@@ -112,18 +108,14 @@ class Weighted(ArrayValue):
 
 
 def check_weights(weights: object) -> Float64Array:
-    """Return `weights` as a new float64 array.
-
-    Raises:
-        ConfigError: `weights` are not numbers, one is negative or not finite, or all are zero.
-    """
+    """Return `weights` as a new float64 array; raise ConfigError unless they are finite, 0 or more, and not all 0."""
     try:
         given = np.asarray(weights)
         checked = given.astype(np.float64) if given.dtype.kind in "biufO" else np.empty(0)
     except (TypeError, ValueError, OverflowError):
         checked = np.empty(0)
     if checked.ndim != 1 or not checked.size:
-        raise ConfigError(f"weights must hold at least one number, got {weights!r}", key="weights", value=weights)
+        raise setting_error("weights", weights, "must hold at least one number")
     wrong = np.flatnonzero(~((checked >= 0) & np.isfinite(checked)))
     if wrong.size:
         value = checked[wrong[0]].item()

@@ -22,28 +22,18 @@ _FIRST_SLOTS = 32 * _SLOTS
 
 
 class Found(NamedTuple):
-    """The content of some positions, in arrays of their shape.
-
-    Attributes:
-        sequences: int64, numbers of the sequences.
-        within: int64, offsets in these sequences, in units.
-    """
+    """The content of some positions, in arrays of their shape."""
 
     sequences: Int64Array
-    within: Int64Array
+    within: Int64Array  # offsets in these sequences, in units
 
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """Sequences in an explicit order.
+    """Sequences in an explicit order."""
 
-    Attributes:
-        units: (n,) int64, units of each sequence, in this order.
-        sequences: (n,) int64, their numbers. None if they are in order of number.
-    """
-
-    units: Int64Array
-    sequences: Int64Array | None = None
+    units: Int64Array  # (n,), units of each sequence, in this order
+    sequences: Int64Array | None = None  # (n,), their numbers; None if they are in order of number
 
     @cached_property
     def ends(self) -> Int64Array:
@@ -62,15 +52,10 @@ class Shuffled:
     """Sequences in a shuffled order, of which only the position of every 64th sequence is stored.
 
     An order costs one byte per eight sequences, so that each row can have its own.
-
-    Attributes:
-        units: (n,) int64, units of each sequence, by number.
-        key: (2,) uint64, key of the permutation.
     """
 
-    units: Int64Array
+    units: Int64Array  # (n,), units of each sequence, by number
     key: npt.NDArray[np.uint64]
-
     _ends: Memo[Int64Array] = field(default_factory=lambda: Memo(1), init=False, repr=False)
     _blocks: Memo[tuple[Int64Array, Int64Array]] = field(default_factory=lambda: Memo(1), init=False, repr=False)
 
@@ -116,14 +101,8 @@ def balance(units: Int64Array, rows: int, order: Int64Array) -> tuple[Int64Array
     """Assign whole sequences to rows of similar total length: the longest first, each to the emptiest row.
 
     No row gets more than 4/3 of the least possible (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
-
-    Args:
-        units: (n,) int64, units of each sequence.
-        rows: Number of rows.
-        order: (n,) int64, a permutation: the order of the sequences in a row, and of assignment if equally long.
-
-    Returns:
-        The sequences row by row, (n,) int64; and the offset of each row among them, (rows + 1,) int64.
+    `order`, a permutation, is the order of the sequences in a row, and of assignment if equally long. Returns the
+    sequences row by row, (n,) int64, and the offset of each row among them, (rows + 1,) int64.
     """
     row_of = np.empty(len(units), np.int64)
     loads = [(0, row) for row in range(rows)]

@@ -10,10 +10,9 @@ import numpy as np
 
 from dataload._util.memo import Memo
 from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, set_fields
+from dataload.samplers._common import ArrayValue, set_fields, setting_error
 from dataload.samplers.batch import BatchPlan, BatchPlanner
-from dataload.samplers.streams.cells import Cells, check_rows, plans_of
-from dataload.samplers.streams.sampler import StreamSampler
+from dataload.samplers.streams.sampler import Cells, StreamSampler, check_rows, plans_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,23 +48,16 @@ class RowMixture(ArrayValue, BatchPlanner):
         parts: tuple[Any, ...] = tuple(self.parts)
         set_fields(self, parts=parts)
         if not parts or not all(isinstance(part, StreamSampler) for part in parts):
-            raise ConfigError(f"parts must hold at least one StreamSampler, got {parts!r}", key="parts", value=parts)
+            raise setting_error("parts", parts, "must hold at least one StreamSampler")
         for i, part in enumerate(parts[1:], 1):
+            name = f"parts[{i}]"
             if part.mode not in ("shuffled", "independent") or part.epoch_steps is not None:
-                raise ConfigError(
-                    f"parts[{i}] must have mode='shuffled' or 'independent' and no epoch_steps, because parts[0] "
-                    f"determines the epoch; got {part!r}",
-                    key="parts",
-                    value=part,
-                )
+                rule = "mode='shuffled' or 'independent' and no epoch_steps, because parts[0] determines the epoch"
+                raise setting_error(name, part, f"must have {rule}")
             if part.chunk != parts[0].chunk:
-                raise ConfigError(
-                    f"parts must have equal chunk, got {parts[0].chunk} in parts[0] and {part.chunk} in parts[{i}]",
-                    key="chunk",
-                    value=part.chunk,
-                )
+                raise setting_error(f"{name}.chunk", part.chunk, f"must equal that of parts[0], {parts[0].chunk}")
             if not part.items(0) and parts[0].items(0):
-                raise ConfigError(f"parts[{i}] has no chunks to serve: {part!r}", key="parts", value=part)
+                raise ConfigError(f"{name} has no chunks to serve: {part!r}", key=name, value=part)
         BatchPlanner.__post_init__(self)
 
     def check_dealing(self) -> None:
@@ -122,7 +114,7 @@ class RowMixture(ArrayValue, BatchPlanner):
         return plans_of(cells, steps, {"is_stream": is_stream})
 
     def _whole(self) -> tuple[StreamSampler, ...]:
-        """The parts for all ranks together; all but the first endless, with epochs as long as the first's."""
+        """Return the parts for all ranks together; all but the first endless, with epochs as long as the first's."""
         whole = self._endless.recall(self.tail)
         if whole is None:
             first, *others = (part.with_ranks(rank=0, world_size=1, origin=0, tail=self.tail) for part in self.parts)

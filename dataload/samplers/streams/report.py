@@ -1,4 +1,4 @@
-"""A report on streams: how long rows continue, and how much of a batch is filler. Pure (no I/O)."""
+"""A report on streams: the time that rows continue, and the filler in batches. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -20,31 +20,17 @@ StreamPlanner: TypeAlias = StreamSampler | RowMixture
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Followed:
-    """The content of the rows of all ranks at consecutive steps; see `Cells`.
-
-    Attributes:
-        stream_id: (steps, rows) int64, -1 for a row without records.
-        offset: (steps, rows) int64, -1 for a row without records.
-        is_first: (steps, rows, chunk) bool.
-        valid: (steps, rows, chunk) bool.
-        continues: (rows,) bool, False for rows of shuffled chunks.
-    """
+    """The content of the rows of all ranks at consecutive steps; see `Cells`."""
 
     stream_id: Int64Array
     offset: Int64Array
     is_first: BoolArray
     valid: BoolArray
-    continues: BoolArray
+    continues: BoolArray  # (rows,), False for rows of shuffled chunks
 
 
 def follow(planner: StreamPlanner, steps: range, *, epoch: int = 0) -> Followed:
-    """Return the content of all rows at some steps of an epoch.
-
-    Args:
-        planner: The planner of any rank.
-        steps: A range of steps with stride 1, within [0, planner.steps(epoch)).
-        epoch: Number of the epoch, from 0.
-    """
+    """Return the content of all rows at consecutive steps of an epoch."""
     parts = _parts(planner)
     plans = planner.with_ranks(rank=0, world_size=1).plans(steps, epoch=epoch)
     columns = [plan.columns or {} for plan in plans]
@@ -60,7 +46,7 @@ def follow(planner: StreamPlanner, steps: range, *, epoch: int = 0) -> Followed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamReport:
-    """How rows follow sequences over an epoch, all ranks together.
+    """A measurement of how rows follow sequences over an epoch, all ranks together.
 
     Attributes:
         epoch: Number of the epoch.
@@ -72,12 +58,12 @@ class StreamReport:
         shortest: Records of the shortest of these.
         longest: Records of the longest of these.
         looked_at: Steps that were measured.
-        beginnings: How often a continuing row starts anew in these steps.
+        beginnings: Number of times a continuing row starts anew in these steps.
         run_steps: Mean steps from one start of a continuing row to the next. None without a start.
         run_records: Mean records from one start to the next. None without a start.
         per_batch: Mean number of different sequences in a step.
         filler: Fraction of the cells that hold no record.
-        multiplicity: How often records come.
+        multiplicity: The number of times that records come.
     """
 
     epoch: int

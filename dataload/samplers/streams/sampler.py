@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args
 
@@ -13,12 +13,11 @@ from dataload._util.checks import check_choice, check_count
 from dataload._util.memo import Memo
 from dataload._util.randomness import check_seed, derive_key, hash64
 from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, BoolArray, check_record_lengths, set_fields
+from dataload.samplers._common import ArrayValue, BoolArray, check_record_lengths, check_sum, set_fields, setting_error
 from dataload.samplers.batch import BatchPlan, BatchPlanner
-from dataload.samplers.permutation import KEY_WORDS, MAX_LENGTH, permute
-from dataload.samplers.streams.cells import Cells, check_rows, plans_of
+from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.samplers.streams.layout import Listed, Shuffled, balance
-from dataload.types import Int64Array
+from dataload.types import Array, Int64Array
 
 StreamMode: TypeAlias = Literal["split", "independent", "pack", "shuffled"]
 """How sequences are assigned to rows."""
@@ -27,36 +26,32 @@ ChunkEnd: TypeAlias = Literal["next", "pad", "drop"]
 """How a chunk ends at the end of a sequence."""
 
 
-class _Run(NamedTuple):
-    """One run through all sequences.
+class Cells(NamedTuple):
+    """The content of several rows at several steps."""
 
-    Attributes:
-        layout: The order of the sequences.
-        shift: Position in the layout at which the run begins.
-        skip_key: Key that chooses how many records to skip before a sequence's first chunk. None skips none.
-    """
+    indices: Int64Array  # (steps, rows, chunk), indices to read
+    stream_id: Int64Array  # (steps, rows), sequence of the row's first record; -1 for a row without records
+    offset: Int64Array  # (steps, rows), offset of that record in its sequence; -1 for a row without records
+    is_first: BoolArray  # (steps, rows, chunk), True for a record that does not continue the row's previous one
+    valid: BoolArray  # (steps, rows, chunk), False for filler
+
+
+class _Run(NamedTuple):
+    """One run through all sequences."""
 
     layout: Listed | Shuffled
-    shift: int
-    skip_key: np.uint64 | None
+    shift: int  # position in the layout at which the run begins
+    skip_key: np.uint64 | None  # chooses how many records to skip before a sequence's first chunk; None skips none
 
 
 class _Visit(NamedTuple):
-    """Cells that belong to one run.
+    """Cells that belong to one run."""
 
-    Attributes:
-        where: Index of these cells in the arrays (steps, rows, units).
-        run: The run.
-        positions: int64, the position of each cell in the run.
-        begins: bool, whether its row begins there, even in the middle of a sequence.
-        valid: bool, False past the end.
-    """
-
-    where: Any
+    where: Any  # index of these cells in the arrays (steps, rows, units)
     run: _Run
-    positions: Int64Array
-    begins: BoolArray
-    valid: BoolArray
+    positions: Int64Array  # the position of each cell in the run
+    begins: BoolArray  # whether its row begins there, even in the middle of a sequence
+    valid: BoolArray  # False past the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,10 +115,7 @@ class StreamSampler(ArrayValue, BatchPlanner):
 
     def __post_init__(self) -> None:
         lengths = check_record_lengths(self.sequence_lengths, name="sequence_lengths", of="sequence")
-        if lengths.sum(dtype=np.float64) > MAX_LENGTH:  # an integer sum might overflow
-            raise ConfigError(
-                f"sequence_lengths must have a sum of at most {MAX_LENGTH}", key="sequence_lengths", value=lengths
-            )
+        check_sum("sequence_lengths", int(lengths.sum(dtype=np.float64)))  # an integer sum might overflow
         for name in ("rows", "chunk"):
             set_fields(self, **{name: check_count(name, getattr(self, name), least=1)})
         check_choice("mode", self.mode, get_args(StreamMode))
@@ -194,13 +186,7 @@ class StreamSampler(ArrayValue, BatchPlanner):
         return plans_of(cells, steps)
 
     def cells(self, rows: Int64Array, steps: range, *, epoch: int) -> Cells:
-        """Return the content of some rows at some steps.
-
-        Args:
-            rows: (rows,) int64, each in [0, self.rows).
-            steps: Steps of the epoch, counted from its start.
-            epoch: Number of the epoch, from 0.
-        """
+        """Return the content of `rows`, (rows,) int64, at steps counted from the start of the epoch."""
         times = np.arange(steps.start, steps.stop, dtype=np.int64)
         shape = len(times), len(rows), self._step_units
         sequences, within, skipped = (np.zeros(shape, np.int64) for _ in range(3))
@@ -346,15 +332,30 @@ def _check_combination(sampler: StreamSampler) -> None:
                 key="epoch_steps",
                 value=steps,
             )
-    if not sampler.random_start:
-        return
     problem = ""
     if ends == "pad":
         problem = "has no effect with ends='pad': use ends='next' or 'drop', or omit random_start"
     elif mode == "pack" and ends == "next":
-        problem = (
-            "with ends='next' would cut sequences in two, but mode='pack' keeps them whole: use ends='drop' or another "
-            "mode"
-        )
-    if problem:
+        problem = "with ends='next' would cut sequences, which mode='pack' keeps whole: use ends='drop' or another mode"
+    if sampler.random_start and problem:
         raise ConfigError(f"random_start {problem}", key="random_start", value=True)
+
+
+def check_rows(rows: int, world_size: int, origin: int = 0) -> None:
+    """Raise ConfigError unless all ranks have equally many rows and `origin` is the start of a step."""
+    if rows % world_size:
+        rule = f"must be a multiple of world_size, {world_size}, so that each rank has its own"
+        raise setting_error("rows", rows, rule)
+    if origin % rows:
+        raise setting_error("origin", origin, f"must be a multiple of rows, {rows}: steps of streams cannot be divided")
+
+
+def plans_of(cells: Cells, steps: range, columns: Mapping[str, Array] | None = None) -> list[BatchPlan]:
+    """Return the batch plans of consecutive steps, with additional `columns`, (rows, ...) each."""
+    chunk = cells.indices.shape[2]
+    is_first, valid = (mask[:, :, 0] if chunk == 1 else mask for mask in (cells.is_first, cells.valid))
+    plans: list[BatchPlan] = []
+    for i, step in enumerate(steps):
+        added = {"stream_id": cells.stream_id[i], "offset": cells.offset[i], "is_first": is_first[i], **(columns or {})}
+        plans.append(BatchPlan(step, cells.indices[i].ravel(), valid[i], chunk=chunk, columns=added))
+    return plans

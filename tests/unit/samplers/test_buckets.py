@@ -191,7 +191,7 @@ def test_it_is_a_value():
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
         ({"batch_size": 1, "group": 0}, "group must be an integer >= 1, got 0"),
         ({"batch_size": 1, "boundaries": (3, 3, 9)}, r"boundaries must ascend, got \(3, 3, 9\)"),
-        ({"batch_size": 1, "boundaries": (3,)}, "boundaries must reach the longest record, 5, got 3 as the last"),
+        ({"batch_size": 1, "boundaries": (3,)}, r"boundaries must reach the longest record, 5; got \(3,\)"),
         ({"batch_size": 1, "boundaries": ()}, r"boundaries must hold at least one length, got \(\)"),
         ({"batch_size": 1, "boundaries": 5}, "boundaries must hold at least one length, got 5"),
         ({"batch_size": 1, "boundaries": (1.5, 9)}, r"boundaries\[0\] must be an integer >= 0, got 1.5"),

@@ -26,7 +26,7 @@ def part(mode="shuffled", *, rows=2, lengths=(6, 6), **settings):
             r"parts\[1\] must have mode='shuffled' or 'independent' and no epoch_steps, because .*; got StreamSampler",
         ),
         ((part("split"), part(), part("independent", epoch_steps=3)), r"parts\[2\] must have .* no epoch_steps"),
-        ((part("split"), part(chunk=2)), r"parts must have equal chunk, got 1 in parts\[0\] and 2 in parts\[1\]"),
+        ((part("split"), part(chunk=2)), r"parts\[1\]\.chunk must equal that of parts\[0\], 1; got 2"),
         ((part("split"), part(lengths=(0, 0))), r"parts\[1\] has no chunks to serve: StreamSampler"),
         ((part("split", chunk=4), part(lengths=[3], chunk=4, ends="drop")), r"parts\[1\] has no chunks to serve"),
     ],
@@ -41,7 +41,7 @@ def test_wrong_parts_are_named(parts, match):
     [
         ({"world_size": 3}, "rows must be a multiple of world_size, 3, .* got 4"),
         ({"world_size": 4}, "rows must be a multiple of world_size, 4, .* got 2"),
-        ({"origin": 4}, "origin must be a multiple of rows, 6, .* got 4"),
+        ({"origin": 4}, "origin must be a multiple of rows, 6: .* got 4"),
         ({"tail": "dorp"}, "tail is 'dorp': did you mean 'drop'"),
     ],
 )

@@ -43,12 +43,12 @@ def sampler(*lengths, **settings):
         ({"epoch_steps": 3}, "epoch_steps is for endless rows, but with mode='split' an epoch is one"),
         ({"mode": "pack", "epoch_steps": 3}, "with mode='pack' an epoch is one pass through the data"),
         ({"ends": "pad", "random_start": True}, "random_start has no effect with ends='pad'"),
-        ({"mode": "pack", "random_start": True}, "random_start with ends='next' would cut sequences in two"),
+        ({"mode": "pack", "random_start": True}, "random_start with ends='next' would cut sequences"),
         (
             {"rows": 3, "world_size": 2},
             "rows must be a multiple of world_size, 2, so that each rank has its own; got 3",
         ),
-        ({"rows": 4, "origin": 6}, "origin must be a multiple of rows, 4, because steps of streams cannot be divided"),
+        ({"rows": 4, "origin": 6}, "origin must be a multiple of rows, 4: steps of streams cannot be divided"),
         ({"rank": 2, "world_size": 2}, r"rank must be an integer in \[0, 2\), got 2"),
     ],
 )

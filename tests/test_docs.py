@@ -96,6 +96,19 @@ def test_the_page_on_own_sources_runs(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].endswith("2 records: all can be read")
 
+    (group,) = tomllib.loads("\n".join(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)))["project"][
+        "entry-points"
+    ].items()
+    info = tmp_path / "json_lines-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: json-lines\nVersion: 1.0\n")
+    entry_points = "".join(f"{name} = {value}\n" for name, value in group[1].items())
+    (info / "entry_points.txt").write_text(f"[{group[0]}]\n{entry_points}")
+    command = [sys.executable, "-m", "dataload", "convert", "train.jsonl", "out.jsonl", "--to-option", "sort_keys=true"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "out.jsonl").read_text() == '{"a": 1}\n{"a": 2}\n'
+
 
 @pytest.mark.parametrize(
     ("picture", "settings"),

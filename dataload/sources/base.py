@@ -1,4 +1,4 @@
-"""What every built-in source shares: `Sequence` manners, index checks and batches in one place."""
+"""The base class of sources: sequence behaviour, index checks and batches."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ITERATION_BLOCK = 256
 
 
 class Location(NamedTuple):
-    """Where a record lies, for messages and reports.
+    """Location of a record, for messages and reports.
 
     Attributes:
-        shard: Path of the file that holds it, or the shard's name; None where there is but one without a name.
-        record: Number of the record within the shard.
-        key: The name that the format has for it; None where there are no names, or this one cannot be read.
+        shard: Path or name of the record's shard; None for the only shard of a source without files.
+        record: Index of the record within the shard.
+        key: The record's key in the format; None if there are no keys or this one cannot be read.
     """
 
     shard: str | None
@@ -39,23 +39,23 @@ class Location(NamedTuple):
 
 
 class Source(ABC, Generic[T_co]):
-    """Records by index, with the manners of a sequence.
+    """A sequence of records.
 
-    A backend implements `__len__` and `_read`, and `_read_columns` where it can do better than collating
-    records. All reads may be called from several threads at once. What is returned belongs to the caller: it
-    stays valid after later reads and after `close`, and writing to it changes no file.
+    A backend implements `__len__` and `_read`, and `_read_columns` if it can build columns without collating records.
+    All reads may be called from several threads at once. Returned values belong to the caller: they stay valid after
+    later reads and after `close`, and writing to them changes no file.
     """
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of records, constant for the life of the object."""
+        """Return the number of records, which never changes."""
 
     @abstractmethod
     def _read(self, indices: Int64Array) -> list[T_co]:
-        """Records at `indices`, (rows,) int64, checked to be in [0, len)."""
+        """Return the records at `indices`, (rows,) int64, which have been checked to be in [0, len)."""
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        """Columns of the records at `indices`; `fields` None means all."""
+        """Return columns of the records at `indices`; `fields` None means all."""
         records: list[Any] = self._read(indices)
         if fields is not None:
             records = [select_fields(record, fields) for record in records]
@@ -63,16 +63,16 @@ class Source(ABC, Generic[T_co]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """Field name -> what is known of it; empty for sources whose records are plain bytes."""
+        """Specifications by field name; empty if records are plain bytes."""
         return {}
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
-        """Records per shard, in index order."""
+        """Number of records per shard, in index order."""
         return (len(self),)
 
     def locate(self, index: SupportsIndex, /) -> Location:
-        """Where the record at `index` lies: reads no record, and works for one that is damaged.
+        """Return the location of the record at `index`, without reading the record, which may be damaged.
 
         Raises:
             IndexError: The index is outside [-len, len).
@@ -88,15 +88,15 @@ class Source(ABC, Generic[T_co]):
 
     @property
     def reads_in_order(self) -> bool:
-        """Whether records in index order are read so much faster than at random that a shuffle should keep near it.
+        """Whether reading in index order is so much faster that a shuffle should stay close to it.
 
-        A property of the data, not of this machine, for the order follows from it.
+        This is a property of the data, not of the machine, because the default order depends on it.
         """
         return False
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Identifies the content, not its place: equal for a moved copy, different when the data differ.
+        """Return an identifier of the content: equal for a copy elsewhere, different for other data.
 
         Returns:
             32 hexadecimal digits.
@@ -107,7 +107,7 @@ class Source(ABC, Generic[T_co]):
     @overload
     def __getitem__(self, index: SupportsIndex, /) -> T_co: ...
     def __getitem__(self, index: SupportsIndex | slice, /) -> T_co | SliceSource[T_co]:
-        """One record, or for a slice a source of these records that reads them when asked.
+        """Return one record, or for a slice a source that reads its records lazily.
 
         Raises:
             IndexError: The index is outside [-len, len).
@@ -117,32 +117,32 @@ class Source(ABC, Generic[T_co]):
         return self._read(np.array([check_index(index, len(self))], np.int64))[0]
 
     def __getitems__(self, indices: Any, /) -> list[T_co]:
-        """Records in the order of the request; the name that torch's fetcher calls. See `read`."""
+        """Return records in the requested order, like `read`; torch's fetcher calls this name."""
         rows = as_indices(indices, len(self))
         return self._read(rows) if rows.size else []
 
     def read(self, indices: Any) -> list[T_co]:
-        """Records in the order of the request.
+        """Return records in the requested order.
 
         Args:
             indices: Integers in any order, duplicates allowed; negative ones count from the end.
 
         Raises:
-            IndexError: An index is outside; nothing is returned in part.
+            IndexError: An index is out of range; no partial result is returned.
             CorruptFileError: A record contradicts its format.
             ClosedSourceError: `close` was called.
         """
         return self.__getitems__(indices)
 
     def read_batch(self, indices: Any, fields: Sequence[str] | None = None) -> Batch:
-        """Columns of records: equal to ``default_collate(read(indices))``, and much faster.
+        """Return columns: equal to ``default_collate(read(indices))``, but much faster.
 
         Args:
-            indices: As in `read`.
+            indices: See `read`.
             fields: Names of the fields to read; None means all.
 
         Returns:
-            Field name -> array of shape ``(rows, *shape)``, or a list for bytes and text. For no indices ``{}``.
+            Arrays of shape ``(rows, *shape)``, or lists of bytes or text, by field name; ``{}`` for no indices.
 
         Raises:
             ConfigError: There is no such field, or shapes differ from record to record.
@@ -153,12 +153,12 @@ class Source(ABC, Generic[T_co]):
         return self._read_columns(rows, None if fields is None else tuple(fields))
 
     def __iter__(self) -> Iterator[T_co]:
-        """All records in index order, read in blocks."""
+        """Iterate over all records in index order, reading them in blocks."""
         for start in range(0, len(self), _ITERATION_BLOCK):
             yield from self._read(np.arange(start, min(start + _ITERATION_BLOCK, len(self)), dtype=np.int64))
 
     def close(self) -> None:
-        """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""
+        """Release files; later reads raise `ClosedSourceError`. May be called twice."""
 
     def __enter__(self) -> Self:
         return self
@@ -168,7 +168,7 @@ class Source(ABC, Generic[T_co]):
 
 
 class SliceSource(Source[T_co]):
-    """A part of another source, by arithmetic: holds no records and no list of indices."""
+    """A slice of another source, which stores neither records nor indices."""
 
     def __init__(self, parent: Source[T_co], span: range) -> None:
         self._parent = parent
@@ -188,12 +188,12 @@ class SliceSource(Source[T_co]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """Those of the whole."""
+        """Fields of the parent."""
         return self._parent.fields
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
-        """Records of each of the parent's shards that lie in the slice; one shard if it does not run forwards."""
+        """Number of records that each of the parent's shards has in the slice; one shard unless the step is 1."""
         if self._span.step != 1 or not self._span:
             return (len(self),)
         ends = np.cumsum(self._parent.shard_lengths)
@@ -205,7 +205,7 @@ class SliceSource(Source[T_co]):
 
     @property
     def reads_in_order(self) -> bool:
-        """That of the whole."""
+        """See `Source.reads_in_order`."""
         return self._parent.reads_in_order
 
     def fingerprint(self) -> str:
@@ -213,7 +213,7 @@ class SliceSource(Source[T_co]):
         return digest("slice", self._parent.fingerprint(), self._span.start, self._span.stop, self._span.step)
 
     def close(self) -> None:
-        """Close the parent too: the slice was given away in its place."""
+        """Close the parent too, because the user may only have the slice."""
         self._parent.close()
 
     def __repr__(self) -> str:
@@ -222,10 +222,10 @@ class SliceSource(Source[T_co]):
 
 
 def locate(source: Any, index: int) -> Location:
-    """Where a record of any source lies, also of one that is not built on `Source` or fails in telling."""
+    """Return the location of a record in any source, including one without `locate` or with one that fails."""
     find: Any = getattr(source, "locate", None)
     if callable(find):
-        with contextlib.suppress(Exception):  # the error that is being reported counts, not this one
+        with contextlib.suppress(Exception):  # an error here must not hide the one being reported
             found = find(index)
             if isinstance(found, Location):
                 return found
@@ -233,16 +233,16 @@ def locate(source: Any, index: int) -> Location:
 
 
 def shard_of(ends: Int64Array, index: int) -> tuple[int, int]:
-    """The shard of an index, and its place there; `ends` is (shards,) int64, the cumulative records."""
+    """Return the shard of an index and the index within it; `ends`, (shards,) int64, are cumulative record counts."""
     shard = int(np.searchsorted(ends, index, side="right"))
     return shard, index - (int(ends[shard - 1]) if shard else 0)
 
 
 def select_fields(record: Any, fields: Sequence[str]) -> dict[str, Any]:
-    """The named fields of a record, in that order.
+    """Return the named fields of a record, in that order.
 
     Raises:
-        ConfigError: The record has no fields, or not these.
+        ConfigError: The record has no fields, or not all of these.
     """
     if not isinstance(record, Mapping):
         raise ConfigError(
@@ -257,7 +257,7 @@ def select_fields(record: Any, fields: Sequence[str]) -> dict[str, Any]:
 
 
 def spec_of(value: Any) -> FieldSpec:
-    """What one value tells about its field."""
+    """Return the specification of a field, from one of its values."""
     if isinstance(value, (bytes, str)):
         return FieldSpec(type(value).__name__, ())
     array = np.asarray(value)

@@ -1,4 +1,4 @@
-"""Several sources, one after another, as one."""
+"""Concatenation of sources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataload.types import Batch, FieldSpec, Int64Array
 
 
 class ConcatSource(Source[Any]):
-    """The records of `sources` in turn; formats may differ, as long as records have the same fields.
+    """The records of several sources, one source after the other. Formats may differ, fields may not.
 
     Args:
         sources: At least one built-in source.
@@ -30,7 +30,7 @@ class ConcatSource(Source[Any]):
 
     @property
     def sources(self) -> tuple[Source[Any], ...]:
-        """The parts, in index order."""
+        """The concatenated sources, in index order."""
         return self._sources
 
     def _bounds(self) -> Int64Array:
@@ -57,12 +57,12 @@ class ConcatSource(Source[Any]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """Fields of the first part."""
+        """Fields of the first source."""
         return self._sources[0].fields
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
-        """The shards of all parts, in index order."""
+        """Number of records per shard of all sources, in index order."""
         return tuple(length for source in self._sources for length in source.shard_lengths)
 
     def _locate(self, index: int) -> Location:
@@ -71,7 +71,7 @@ class ConcatSource(Source[Any]):
 
     @property
     def reads_in_order(self) -> bool:
-        """Whether any part does."""
+        """See `Source.reads_in_order`: whether it is true of any source."""
         return any(source.reads_in_order for source in self._sources)
 
     def fingerprint(self) -> str:
@@ -79,7 +79,7 @@ class ConcatSource(Source[Any]):
         return digest("concat", *(source.fingerprint() for source in self._sources))
 
     def close(self) -> None:
-        """Close all parts."""
+        """Close all sources."""
         for source in self._sources:
             source.close()
 

@@ -1,4 +1,4 @@
-"""Data sets that lie in files: shards opened lazily in the process that reads them, pickled without handles."""
+"""Sources in files, whose shards are opened lazily in the process that reads them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dataload.types import Batch, FieldSpec, Int64Array
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are open before threads would have started
+_FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start
 _OPENING_THREADS = 8
 _ENDS_BYTES = 4096
 _REPR_CHARACTERS = 190
@@ -39,54 +39,54 @@ _OPTION_CHARACTERS = 60
 
 
 class ShardReader(ABC, Generic[T_co]):
-    """Reads one file (or directory) of a data set, in one process.
+    """Reads one shard, a file or directory, in one process.
 
-    It knows where the records lie (its table) for as long as it lives, and opens the file when it reads. Reads are
+    It keeps the locations of the records (its table) for its lifetime, and opens the file when it reads. Reads are
     thread-safe. Dropping the last reference releases the file, as `close` does.
     """
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of records."""
+        """Return the number of records."""
 
     @abstractmethod
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[T_co]:
-        """Records at `indices`, (rows,) int64 in [0, len), in that order.
+        """Return records in the requested order.
 
         Args:
-            indices: Local to this shard; at least one.
-            fields: Names known to exist in `fields`, where that is not empty; None means all.
+            indices: (rows,) int64 in [0, len), at least one.
+            fields: Names of fields, which exist unless `fields` is empty; None means all.
         """
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        """Columns; override where that can be done without making records first."""
+        """Return columns; override this if it can be done without building records."""
         return default_collate(self.read(indices, fields))
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """All fields of this shard, in file order; empty if records are plain bytes."""
+        """Fields of this shard, in file order; empty if records are plain bytes."""
         return {}
 
     def first_fields(self) -> Mapping[str, FieldSpec]:
-        """What the first record holds; nothing if its records are bytes, or there is none."""
+        """Return the fields of the first record; none if there is no record or records are bytes."""
         if not len(self):
             return {}
         try:
             record: Any = self.read(np.zeros(1, np.int64), None)[0]
-        except CorruptFileError:  # raised when it is read: the other records may be good
+        except CorruptFileError:  # raised again when it is read; other records may be intact
             return {}
         return {name: spec_of(value) for name, value in record.items()} if isinstance(record, Mapping) else {}
 
     def key(self, index: int) -> str | None:  # noqa: ARG002 - for formats that have keys
-        """Return the name of a record without reading it; None where records have none."""
+        """Return the key of a record without reading the record; None if records have no keys."""
         return None
 
     def identity(self) -> Any:
-        """Return what tells the content apart where size and ends of the file do not; its repr counts."""
+        """Return what else identifies the content besides the size and the ends of the file; its repr is hashed."""
         return None
 
     def release(self) -> None:
-        """Give descriptors and maps back. The table stays, and the next read opens the file again."""
+        """Release descriptors and maps but keep the table; the next read opens the file again."""
 
     def close(self) -> None:
         """Release the file for good."""
@@ -95,14 +95,14 @@ class ShardReader(ABC, Generic[T_co]):
 
 @dataclass(slots=True)
 class _DataSet(Generic[T_co]):
-    """A data set as one process has opened it.
+    """A data set as opened by one process.
 
     Attributes:
-        ends: (shards,) int64, cumulative records.
+        ends: (shards,) int64, cumulative number of records.
         fields: All fields.
-        readers: One for each shard, in index order. All keep their tables; only `most_open` keep their files open.
-        most_open: Shards that may have their files open.
-        recent: Shards with open files, the one used last at the end; kept only if there are more than `most_open`.
+        readers: Readers by shard. All keep their tables; at most `most_open` keep their files open.
+        most_open: Maximum number of shards with open files.
+        recent: Shards with open files, the most recently used last; unused if there are at most `most_open` shards.
     """
 
     ends: Int64Array
@@ -113,7 +113,7 @@ class _DataSet(Generic[T_co]):
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]) -> Iterator[tuple[Any, T]]:
-        """Yield for each shard that `indices` touch their rows in the request and what `read` returns for them."""
+        """Yield, for each shard in the request, the rows that it serves and the result of `read`."""
         for shard, local, rows in split_by_shard(self.ends, indices):
             try:
                 yield rows, read(self.reader(shard), local)
@@ -122,13 +122,13 @@ class _DataSet(Generic[T_co]):
                     self._release_if_evicted(shard)
 
     def _release_if_evicted(self, shard: int) -> None:
-        """Close the files of a shard that other threads evicted while it was read, and the read opened again."""
+        """Close a shard that other threads evicted before a read opened it again."""
         with self.lock:
             if shard not in self.recent:
                 self.readers[shard].release()
 
     def reader(self, shard: int) -> ShardReader[T_co]:
-        """Return the reader of a shard, and close the files of the least recently used one."""
+        """Return the reader of a shard, and close the least recently used one if too many are open."""
         if len(self.readers) > self.most_open:
             with self.lock:
                 self.recent[shard] = None
@@ -139,21 +139,21 @@ class _DataSet(Generic[T_co]):
 
 
 class FileSource(Source[T_co]):
-    """A data set in one file or several of one format, each a shard.
+    """A data set in one or more files of one format; each file is a shard.
 
-    Constructing opens nothing; the first use does, in each process.
+    Files are opened on first use in each process, not on construction.
 
     A backend implements `_open_shard`, sets `format_name`, and names the dataclass of its options in `options_type`.
     A backend without `options_type` passes the options that decide what is read to ``super().__init__`` by name.
 
     Args:
-        paths: The files, in index order.
+        paths: Files in index order.
         fields: Names of the fields to read, in that order; None means all.
-        options: Options of the format, see `options_type`. Those that decide which records are read are part of repr
-            and fingerprint.
+        options: Options of the format, see `options_type`. Those that affect the records are part of repr and
+            fingerprint.
 
     Attributes:
-        options: The options, as an instance of `options_type`.
+        options: The options as an instance of `options_type`.
     """
 
     format_name: str
@@ -182,15 +182,15 @@ class FileSource(Source[T_co]):
 
     @abstractmethod
     def _open_shard(self, path: str) -> ShardReader[T_co]:
-        """Open one file; called by several threads at once, for different shards."""
+        """Open one file. Several threads call this at once for different shards."""
 
     def _data_file(self, path: str) -> str:
-        """Return the file whose size and ends identify the shard at `path`."""
+        """Return the file whose size, start and end identify the shard at `path`."""
         return path
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files, in index order."""
+        """Files in index order."""
         return self._paths
 
     def __len__(self) -> int:
@@ -198,20 +198,20 @@ class FileSource(Source[T_co]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """The selected fields of the first shard, or all of them."""
+        """The selected fields of the first shard that has records, by default all."""
         known = self._data_set().fields
         return known if self._selected is None else {name: known[name] for name in self._selected if name in known}
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
-        """Records per file."""
+        """Number of records per file."""
         return tuple(np.diff(self._data_set().ends, prepend=0).tolist())
 
     def _locate(self, index: int) -> Location:
         opened = self._data_set()
         shard, record = shard_of(opened.ends, index)
         key = None
-        with suppress(Exception):  # the record asked for is often one of a damaged file
+        with suppress(Exception):  # the location is often requested because the file is damaged
             key = opened.reader(shard).key(record)
         return Location(self._paths[shard], record, key)
 
@@ -284,7 +284,7 @@ class FileSource(Source[T_co]):
         chosen = self._choose(fields, opened)
         if len(opened.ends) == 1:
             return opened.reader(0).read_batch(indices, chosen)
-        if not opened.fields:  # plain bytes: no columns to put together
+        if not opened.fields:  # plain bytes have no columns to merge
             return super()._read_columns(indices, chosen)
         pieces = opened.read(indices, lambda reader, local: reader.read_batch(local, chosen))
         return scatter_columns(pieces, len(indices))
@@ -299,7 +299,7 @@ class FileSource(Source[T_co]):
         return fields
 
     def fingerprint(self) -> str:
-        """See `Source.fingerprint`: names, sizes, counts, both ends of each file, and what its reader adds."""
+        """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""
         if self._fingerprint is None:
             shards = [
                 (
@@ -344,17 +344,17 @@ class FileSource(Source[T_co]):
 
 
 def _brief(text: str) -> str:
-    """Return the text of an option, or dots in the place of a long one: half of it would be broken syntax."""
+    """Return the text of an option, or dots for a long one, which would be broken syntax if cut."""
     return text if len(text) <= _OPTION_CHARACTERS else "..."
 
 
 def _most_open_shards() -> int:
-    """Return how many shards may have their files open: at two descriptors each, half of what the process may open."""
+    """Return how many shards may be open; at two descriptors each, they take half of the process's limit."""
     return max(8, open_files_limit() // 4)
 
 
 def _ends_of_file(path: str) -> tuple[int, str]:
-    """Return the size of a file, and a hash of its first and last 4 KiB: a rewritten file of equal size differs."""
+    """Return the size of a file and a hash of its first and last 4 KiB, which distinguishes files of equal size."""
     with storage_of(path).open(path) as file:
         ends = file.read(0, _ENDS_BYTES) + file.read(max(0, file.size - _ENDS_BYTES), _ENDS_BYTES)
         return file.size, hashlib.blake2b(ends, digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""The first bytes of a file, in words. Pure (no I/O)."""
+"""Description of a file's first bytes, for error messages. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2"
 
 
 def describe_head(head: bytes) -> str:
-    """Describe the start of a file in no known format, for a message."""
+    """Describe the first bytes of a file in an unknown format."""
     if not head:
         return "the file is empty"
     if head.startswith(MAGIC):
-        return "it is a .npy file, but not of integers in one dimension"
+        return "it is a .npy file, but not a one-dimensional array of integers"
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
-            return f"byte 0 has the magic of {name}: decompress it first, compressed files have no random access"
+            return f"byte 0 has the magic bytes of {name}: decompress it first, to allow random access"
     return f"byte 0 has {head[:8]!r}"

@@ -1,4 +1,4 @@
-"""Records that are in memory already: the oracle of the tests, and a source for small data."""
+"""A source of records in memory, for small data and as a reference in tests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class MemorySource(Source[Any]):
     """Records from a list, or rows of columns.
 
     Args:
-        data: A sequence of records (dicts of fields, or bytes), or a mapping of equally long columns
-            (arrays or lists).
+        data: A sequence of records (dicts of fields, or bytes), or a mapping of columns of equal length (arrays or
+            lists).
         fields: Names of the fields to read; None means all.
 
     Raises:
@@ -68,7 +68,7 @@ class MemorySource(Source[Any]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """What the first record holds."""
+        """Fields of the first record."""
         known = self._all_fields()
         return known if self._selected is None else {name: known[name] for name in self._selected if name in known}
 
@@ -103,7 +103,7 @@ class MemorySource(Source[Any]):
         return batch
 
     def fingerprint(self) -> str:
-        """See `Source.fingerprint`; hashes all records."""
+        """See `Source.fingerprint`: a hash of all records."""
         digest = hashlib.blake2b(digest_size=16)
         for index in range(self._length):
             record = self._record(index)
@@ -120,7 +120,7 @@ class MemorySource(Source[Any]):
 
 
 def _column(values: Any) -> Any:
-    """Numbers as an array; text, bytes and objects as a list, whose elements are what users expect of them."""
+    """Return numbers as an array, and text, bytes and objects as a list of Python values."""
     if not isinstance(values, np.ndarray):
         return list(values)
     array: Array = values
@@ -128,7 +128,7 @@ def _column(values: Any) -> Any:
 
 
 def _cell(column: Any, index: int) -> Any:
-    # column[index, ...] is an array even where column[index] would be a scalar, as in every other source
+    # column[index, ...] is an array even if column[index] is a scalar, as in all other sources
     return column[index, ...].copy() if isinstance(column, np.ndarray) else _own(column[index])
 
 
@@ -141,5 +141,5 @@ def _content(value: Any) -> bytes:
 
 
 def _own(value: Any) -> Any:
-    """A value that the caller may write to."""
+    """Return a value that the caller may modify."""
     return value.copy() if isinstance(value, (np.ndarray, bytearray)) else value

@@ -1,4 +1,4 @@
-"""Options of formats as frozen dataclasses: one definition for `open`, `create`, configs and the command line."""
+"""Options of formats as frozen dataclasses, used by `open`, `create`, configs and the command line alike."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataload.errors import ConfigError, closest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Base class of a format's options, for reading or for writing.
+    """Base class of a format's options for reading or writing.
 
-    A subclass is a frozen dataclass; its docstring describes each field in an ``Attributes:`` section, from which
-    configs and help texts take their words. `__post_init__` checks values. A field whose metadata has
-    ``content=False`` does not change which records are read, and is not part of a source's fingerprint.
+    A subclass is a frozen dataclass. Its docstring describes each field in an ``Attributes:`` section, from which
+    configs take their descriptions, and `__post_init__` checks values. A field whose metadata has ``content=False``
+    does not affect the records and is not part of a source's fingerprint.
     """
 
     @classmethod
@@ -25,14 +25,14 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], owner: str) -> Self:
-        """Make the options from keyword arguments.
+        """Create the options from keyword arguments.
 
         Args:
             given: Keyword arguments.
-            owner: Whose options these are, for messages: ``"format 'tar'"``.
+            owner: The owner of the options for error messages, such as ``"format 'tar'"``.
 
         Raises:
-            ConfigError: An option is unknown, missing or out of range; the message names the closest one.
+            ConfigError: An option is unknown, missing or out of range.
         """
         for name in given:
             if name not in cls.names():
@@ -40,11 +40,11 @@ class Options:
                 raise ConfigError(message, key=name, value=given[name])
         for field in fields(cls):
             if field.name not in given and field.default is MISSING and field.default_factory is MISSING:
-                raise ConfigError(f"{owner} needs the option {field.name!r}: give {field.name}=...", key=field.name)
+                raise ConfigError(f"{owner} needs the option {field.name!r}: pass {field.name}=...", key=field.name)
         return cls(**given)
 
     def content(self) -> dict[str, Any]:
-        """Return the options that decide which records are read, without those that have their default."""
+        """Return the options that affect the records, except those with default values."""
         chosen: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -58,7 +58,7 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 def describe_value(value: Any) -> str:
-    """Return text for an option's value that is the same in every process: a function's name, not its address."""
+    """Return text for an option's value that is the same in every process, such as a function's name."""
     if callable(value):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     if isinstance(value, Mapping):

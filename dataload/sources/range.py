@@ -1,4 +1,4 @@
-"""Records that are their own index: for tests of an order, and for measuring everything but reading."""
+"""A source of integers, for testing orders and for measuring everything except reading."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class RangeSource(Source[dict[str, int]]):
     """Record i is ``{"index": start + i * step}``.
 
     Args:
-        stop: As in `range`; with one argument the records are 0 ... stop - 1.
-        start: The first value.
-        step: The difference between records, not 0.
+        stop: End of the range, exclusive.
+        start: First value.
+        step: Difference between consecutive values; not 0.
     """
 
     def __init__(self, stop: int, *, start: int = 0, step: int = 1) -> None:
@@ -43,7 +43,7 @@ class RangeSource(Source[dict[str, int]]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """The one field, ``index``."""
+        """The only field, ``index``."""
         return {"index": FieldSpec(str(np.dtype(np.int64)), ())}
 
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""Sequences as runs of consecutive records: how long each is."""
+"""Lengths of records, and of sequences, which are runs of consecutive records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataload.sources.base import Source, locate, select_fields
 from dataload.types import BatchReader, ColumnReader, Int64Array
 
 SequenceKey: TypeAlias = "str | re.Pattern[str] | Literal[True]"
-"""What of a key names the sequence; see `sequence_lengths`."""
+"""The part of a key that names the sequence; see `sequence_lengths`."""
 
 _BLOCK = 1024  # records
 _KEY = "__key__"
@@ -25,28 +25,28 @@ _NUMBERED = re.compile(r"(.*)[/_.-]\d+\Z", re.DOTALL)
 def sequence_lengths(
     source: Any, *, field: str | None = None, key: SequenceKey | None = None, shards: bool = False
 ) -> Int64Array:
-    r"""How long the sequences of a source are, for `StreamSampler` and whatever else keeps records in their order.
+    r"""Return the lengths of the sequences of a source, for `StreamSampler` and others that keep records in order.
 
-    A sequence is a run of consecutive records; what comes again after another one is another sequence. Exactly one
-    of `field`, `key` and `shards` says where they end. Records are read in blocks, and of them only `field`; keys of
-    built-in sources cost no record. For large data, count once and keep the lengths in a file.
+    A sequence is a run of consecutive records with the same field value or key, or a shard; pass exactly one of
+    `field`, `key` and `shards`. Only that field is read, and the keys of built-in sources are found without reading.
+    For large data, compute the lengths once and keep them in a file.
 
     Args:
-        source: Anything with ``__len__`` and ``__getitem__``.
-        field: Name of the field that changes from one sequence to the next: numbers, text, bytes or arrays, compared
-            to the bit and by shape and dtype.
-        key: What of the records' keys (the field ``"__key__"``, or what `Source.locate` tells) stays the same within
-            a sequence: a regular expression that is searched, whose first group, or else the whole match, is
-            compared. True takes what stands before the last ``/``, ``_``, ``-`` or ``.`` with digits behind it up to
-            the end: ``"ep"`` of ``"ep_0017"``.
-        shards: Each shard is a sequence.
+        source: Any object with ``__len__`` and ``__getitem__``.
+        field: Name of a field that is constant within a sequence: numbers, text, bytes or arrays, compared by bits,
+            shape and dtype.
+        key: The part of the records' keys (the field ``"__key__"``, or from `Source.locate`) that is constant within a
+            sequence: a regular expression to search for, of which the first group, or else the whole match, is
+            compared. True means everything before a final ``/``, ``_``, ``-`` or ``.`` followed by digits: ``"ep"`` of
+            ``"ep_0017"``.
+        shards: Whether each shard is a sequence.
 
     Returns:
-        (sequences,) int64, in index order; the sum is the number of records. None is 0, except of an empty shard.
+        (sequences,) int64, in index order; the sum is the number of records. Only an empty shard has length 0.
 
     Raises:
-        ConfigError: Not exactly one way was given; records have no such field, no keys or none that fit the
-            expression; or the source tells of no shards.
+        ConfigError: Not exactly one of the three was given; records lack the field or key, or a key does not match; or
+            the source has no `shard_lengths`.
 
     Example:
         >>> from dataload import MemorySource
@@ -56,7 +56,7 @@ def sequence_lengths(
     given = [name for name, on in (("field", field is not None), ("key", key is not None), ("shards", shards)) if on]
     if len(given) != 1:
         raise ConfigError(
-            f"give one of field=, key= and shards=True, got {' and '.join(given) or 'none'}",
+            f"pass exactly one of field=, key= and shards=True, got {' and '.join(given) or 'none'}",
             key=given[-1] if given else None,
         )
     if field is not None:
@@ -65,12 +65,12 @@ def sequence_lengths(
         return _lengths(_names(source, key))
     lengths = getattr(source, "shard_lengths", None)
     if lengths is None:
-        raise ConfigError(f"{type(source).__name__} tells of no shards: it has no shard_lengths", key="shards")
+        raise ConfigError(f"{type(source).__name__} has no shards: shard_lengths is missing", key="shards")
     return np.array(lengths, np.int64)
 
 
 def _lengths(columns: Iterator[Any]) -> Int64Array:
-    """The lengths of runs of equal values, from the values of all records in blocks."""
+    """Return the lengths of runs of equal values, which are given in blocks."""
     starts: list[Int64Array] = []
     records, last = 0, None
     for values in columns:
@@ -83,7 +83,7 @@ def _lengths(columns: Iterator[Any]) -> Int64Array:
 
 
 def _differences(values: Any) -> Any:
-    """Whether each value but the first is another than the one before."""
+    """Return for each value but the first whether it differs from the previous one."""
     if not isinstance(values, np.ndarray) or values.dtype.hasobject:
         return [not _equal(one, other) for one, other in pairwise(values)]
     if not values.size:
@@ -102,14 +102,14 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _columns(source: Any, field: str) -> Iterator[Any]:
-    """The values of a field in blocks: arrays of one row per record, or lists."""
+    """Yield the values of a field in blocks: arrays with a row per record, or lists."""
     for start in range(0, len(source), _BLOCK):
         yield _column(source, field, np.arange(start, min(start + _BLOCK, len(source)), dtype=np.int64))
 
 
 def _column(source: Any, field: str, indices: Int64Array) -> Any:
     if isinstance(source, ColumnReader):
-        # Shapes may differ from record to record; and what else is wrong with the field, the records tell.
+        # Shapes may differ between records; reading them one by one reports any other problem.
         with suppress(ConfigError):
             return source.read_batch(indices, (field,))[field]
     wanted = indices.tolist()
@@ -119,11 +119,11 @@ def _column(source: Any, field: str, indices: Int64Array) -> Any:
 
 
 def _names(source: Any, key: Any) -> Iterator[list[str]]:
-    """What of the records' keys names their sequence, in blocks."""
+    """Yield the part of the records' keys that names their sequence, in blocks."""
     pattern = _NUMBERED if key is True else _compiled(key)
     first = 0
     for keys in _keys(source):
-        yield [_name(name, pattern, first + place) for place, name in enumerate(keys)]
+        yield [_name(found, pattern, index) for index, found in enumerate(keys, first)]
         first += len(keys)
 
 
@@ -137,12 +137,14 @@ def _keys(source: Any) -> Iterator[list[str | None]]:
 
 def _name(key: str | None, pattern: re.Pattern[str], index: int) -> str:
     if key is None:
-        raise ConfigError(f"record {index} has no key: name the sequences by field=", key="key")
+        raise ConfigError(f"record {index} has no key: pass field= instead", key="key")
     match = pattern.search(key)
     name = None if match is None else match[1 if pattern.groups else 0]
     if name is None:
-        wanted = "end in digits behind one of / _ - ." if pattern is _NUMBERED else f"match {pattern.pattern!r}"
-        raise ConfigError(f"key {key!r} of record {index} does not {wanted}: give key= another expression", key="key")
+        wanted = "end in / _ - or . and digits" if pattern is _NUMBERED else f"match {pattern.pattern!r}"
+        raise ConfigError(
+            f"key {key!r} of record {index} does not {wanted}: pass another expression as key=", key="key"
+        )
     return name
 
 
@@ -152,4 +154,32 @@ def _compiled(key: Any) -> re.Pattern[str]:
     try:
         return re.compile(key)
     except re.error as error:
-        raise ConfigError(f"key {key!r} is no regular expression: {error}", key="key", value=key) from error
+        raise ConfigError(f"key {key!r} is not a regular expression: {error}", key="key", value=key) from error
+
+
+def record_lengths(source: Source[Any], field: str) -> Int64Array:
+    """Return the length of each record's field: the extent of its first axis, or its number of bytes or characters.
+
+    This reads every record once, in blocks. For large data, compute the lengths once and keep them in a file.
+
+    Args:
+        source: A source of records with fields.
+        field: Name of the field.
+
+    Returns:
+        (records,) int64, in index order.
+
+    Raises:
+        ConfigError: A record lacks the field, or its value has no length.
+    """
+    lengths = np.empty(len(source), np.int64)
+    for index, record in enumerate(source):
+        value = select_fields(record, (field,))[field]
+        try:
+            lengths[index] = len(value)
+        except TypeError:
+            message = (
+                f"field {field!r} of record {index} has no length: expected an array, bytes or text, got {value!r}"
+            )
+            raise ConfigError(message, key="field", value=field) from None
+    return lengths

@@ -1,4 +1,4 @@
-"""The base class of writers: nothing shows at the destination before it is whole, and no old file is harmed."""
+"""The base class of writers, which replace their destination atomically."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from dataload.storage.local.parts import write_errors
 
 
 class Writer(ABC):
-    """Writes records to a hidden temporary; `close` makes it durable and renames it to its destination.
+    """Writes records to a hidden temporary file, which `close` makes durable and renames to its destination.
 
-    Leaving a ``with`` block by an exception deletes the temporary.
+    If an exception leaves the ``with`` block, the temporary is deleted.
 
     Args:
         path: Destination: a file or, for LMDB, a directory.
-        overwrite: Replace what is there; otherwise that is an error.
-        options: Options of the format's writer; see the class named by `options_type`.
+        overwrite: Replace an existing destination, which is otherwise an error.
+        options: Options of the format's writer; see `options_type`.
 
     Raises:
-        ConfigError: The destination exists and `overwrite` is false; or an option is unknown or out of range.
+        ConfigError: The destination exists and `overwrite` is False, or an option is unknown or out of range.
         SourceNotFoundError: The directory of the destination does not exist.
-        SourceError: The destination cannot be written to.
+        SourceError: The directory cannot be written to.
     """
 
     options_type: ClassVar[type[Options]] = Options
@@ -53,30 +53,30 @@ class Writer(ABC):
             self._part.abort()
             raise
 
-    def _begin(self, options: Any) -> None:  # noqa: B027 - a writer may open its temporary later
-        """Open the temporary; `options` is an instance of `options_type`."""
+    def _begin(self, options: Any) -> None:  # noqa: B027 - a writer may create its temporary later
+        """Create the temporary; `options` is an instance of `options_type`."""
 
     @abstractmethod
     def _write(self, record: Any) -> None:
-        """Append one record to the temporary, or raise and leave it as it was."""
+        """Append one record to the temporary, or raise and leave it unchanged."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Complete the temporary and release it."""
+        """Complete and close the temporary."""
 
-    def _discard(self) -> None:  # noqa: B027 - most writers hold nothing else
-        """Release what `_finish` would have released, after a failure."""
+    def _discard(self) -> None:  # noqa: B027 - not every writer holds resources
+        """Release resources without completing the temporary."""
 
     def __len__(self) -> int:
-        """Records written so far."""
+        """Return the number of records written so far."""
         return self._count
 
     def write(self, record: Any) -> None:
         """Append one record.
 
         Raises:
-            ConfigError: The format cannot hold the record; the file is as before the call.
-            SourceError: The operating system refused, for example because the disk is full.
+            ConfigError: The format cannot store the record; the file is unchanged.
+            SourceError: The operating system reports an error, such as a full disk.
         """
         if self._state != "open":
             raise ConfigError(f"the writer of {self.path} is {self._state}: nothing more can be written")
@@ -90,11 +90,11 @@ class Writer(ABC):
             self.write(record)
 
     def close(self) -> None:
-        """Put the finished file in its place. May be called twice.
+        """Complete the file and rename it to its destination. May be called twice.
 
         Raises:
-            ConfigError: Something has appeared at the destination meanwhile.
-            SourceError: The operating system refused.
+            ConfigError: The destination has come into existence in the meantime.
+            SourceError: The operating system reports an error.
         """
         if self._state != "open":
             return
@@ -108,7 +108,7 @@ class Writer(ABC):
         self._state = "closed"
 
     def abort(self) -> None:
-        """Throw away what was written; the destination is untouched."""
+        """Discard everything written, without touching the destination."""
         if self._state != "open":
             return
         self._state = "aborted"
@@ -129,9 +129,9 @@ class Writer(ABC):
             self.abort()
 
     def __del__(self) -> None:
-        # A writer that was forgotten wrote nothing; its hidden file goes too.
+        # A writer that was never closed leaves nothing behind.
         with contextlib.suppress(Exception):
-            if is_current(self._pid):  # in a fork it is still the parent's
+            if is_current(self._pid):  # a forked child must not delete its parent's file
                 self.abort()
 
     def __repr__(self) -> str:
@@ -142,13 +142,13 @@ def require_fields(record: Any, format_name: str) -> Mapping[str, Any]:
     """Return `record` as a mapping of fields.
 
     Raises:
-        ConfigError: It is not a mapping, or a field's name is not text.
+        ConfigError: The record is not a mapping, or the name of a field is not text.
     """
     if not isinstance(record, Mapping):
         raise ConfigError(f"format {format_name!r} stores fields, got a record of type {type(record).__name__}")
     for name in record:
         if not isinstance(name, str):
-            raise ConfigError(f"names of fields are text, got {name!r} ({type(name).__name__})")
+            raise ConfigError(f"field names must be text, got {name!r} ({type(name).__name__})")
     return record
 
 

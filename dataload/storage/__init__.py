@@ -1,6 +1,6 @@
-"""Where bytes are: sources and the loader read and write through this plane, and touch no file themselves.
+"""Storage of bytes: sources and the loader read and write files only through this package.
 
-A backend implements `Storage`. Local files are the only backend so far; `storage_of` picks it by path.
+A backend implements `Storage`; `storage_of` selects it by path. Local files are the only backend so far.
 """
 
 from dataload.storage.local.files import FileIdentity, LocalFile, LocalStorage

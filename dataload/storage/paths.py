@@ -1,4 +1,4 @@
-"""Arithmetic of paths. Pure (no I/O)."""
+"""Path arithmetic. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 
 
 def base_name(path: str) -> str:
-    """Return the last part of a path, with or without a slash at its end."""
+    """Return the last component of a path, which may end in a slash."""
     return os.path.basename(os.path.normpath(path))
 
 
 def parent(path: str) -> str:
-    """Return the directory of a path, ``"."`` if it names none."""
+    """Return the directory of a path; ``"."`` for a bare name."""
     return os.path.dirname(path) or "."
 
 
 def absolute(path: str) -> str:
-    """Return the path from the root: the working directory may change."""
+    """Return the absolute path, which stays valid if the working directory changes."""
     return os.path.abspath(path)
 
 

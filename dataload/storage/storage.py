@@ -1,4 +1,4 @@
-"""What a storage backend offers, and which backend a path belongs to."""
+"""The protocol of storage backends, and the choice of a backend by path."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dataload.types import Int64Array
 
 
 class Storage(Protocol):
-    """Bytes by path. A backend knows files, not formats.
+    """A storage backend: reads and writes bytes by path, and knows nothing about formats.
 
-    Methods that read raise `SourceNotFoundError` if there is nothing at the path, and `SourceError` if it cannot be
-    read. All methods may be called from several threads at once.
+    Methods that read raise `SourceNotFoundError` if nothing exists at the path, and `SourceError` if it cannot be read.
+    All methods may be called from several threads at once.
     """
 
     def exists(self, path: str) -> bool:
@@ -28,7 +28,7 @@ class Storage(Protocol):
         ...
 
     def list(self, path: str) -> Sequence[str]:
-        """Return the names in a directory, sorted, hidden ones left out."""
+        """Return the names in a directory, sorted, without hidden ones."""
         ...
 
     def glob(self, pattern: str) -> Sequence[str]:
@@ -36,11 +36,11 @@ class Storage(Protocol):
         ...
 
     def size(self, path: str) -> int:
-        """Return the bytes of a file, or of all files in a directory."""
+        """Return the size in bytes of a file, or of all files in a directory."""
         ...
 
     def identity(self, path: str) -> FileIdentity:
-        """Return what tells one version of a file from another."""
+        """Return the version of a file."""
         ...
 
     def read(self, path: str) -> bytes:
@@ -48,7 +48,7 @@ class Storage(Protocol):
         ...
 
     def read_ranges(self, path: str, offsets: Int64Array, lengths: Int64Array) -> Sequence[bytes]:
-        """Return many ranges of a file, in the order of the request; ranges are cut off at the end of the file."""
+        """Return byte ranges of a file in the requested order; a range that exceeds the file is shorter."""
         ...
 
     def open(self, path: str) -> LocalFile:
@@ -60,15 +60,15 @@ class Storage(Protocol):
         ...
 
     def create(self, path: str, *, overwrite: bool = False) -> Part:
-        """Begin a file or directory that appears at `path` when it is published, or never."""
+        """Start a file or directory that appears at `path` only when it is published."""
         ...
 
     def remove(self, path: str) -> None:
-        """Delete a file or directory; nothing happens if there is none."""
+        """Delete a file or directory, if it exists."""
         ...
 
     def lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold an exclusive lock by the name of `path`; raises `SourceError` if another process holds it."""
+        """Hold an exclusive lock named after `path`; raise `SourceError` if it is already held."""
         ...
 
 

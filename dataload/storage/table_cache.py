@@ -1,12 +1,11 @@
-"""Tables that are slow to make, kept in a file: where the samples of an archive lie, which key stands where.
+"""A cache of tables that are slow to build: the locations of an archive's samples, the keys of a database.
 
-The file lies beside the data under a hidden name, or in the user's cache directory where nobody may write beside
-the data. It is mapped, so that processes share its memory. One that does not fit the data, or is damaged, is
-ignored and written anew; one that cannot be written is done without. The environment variable ``DATALOAD_CACHE=0``
-turns all of it off.
+The cache file has a hidden name beside the data, or is in the user's cache directory if the data's directory is not
+writable. It is mapped, so processes share its memory. A file that is damaged or does not match the data is ignored and
+replaced; one that cannot be written is skipped. The environment variable ``DATALOAD_CACHE=0`` disables the cache.
 
-What it holds: 16 bytes of magic, the length and the CRC-32 of a header, 4 bytes each, the header as JSON, and the
-arrays, each from a multiple of 64 bytes.
+Layout: 16 bytes of magic, the length and the CRC-32 of a header, 4 bytes each, the header as JSON, and the arrays, each
+aligned to 64 bytes.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ _HEAD = struct.Struct("<16sII")
 _VERSION = 1
 _ALIGNMENT = 64
 _LONGEST_HEADER = 1 << 24
-_SETTLED_SECONDS = 2.0  # the coarsest clock of a file system: a later change may leave such a time as it is
+_SETTLED_SECONDS = 2.0  # resolution of the coarsest file system clock: a later change may keep the same time
 _SUFFIX = ".dataload-index"
 _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, "bBhHiIlLqQ")}
 
 
 @dataclass(frozen=True, slots=True)
 class IndexKey:
-    """What a table was made from: it is used as long as all of this is the same.
+    """Everything that a table was built from; the table is valid while all of it is unchanged.
 
-    The places of the files are no part of it, nor their inodes: copies that keep their times take the table along.
+    Paths and inodes are not part of the key, so copies that preserve times keep their table.
 
     Attributes:
-        kind: What sort of table, for example ``"tar"``.
-        path: Beside what the table lies: the data file, or its directory where that is the data set.
-        files: Size and time of change, in bytes and nanoseconds, of every file concerned; the data file's first.
-        options: What else decides the table; its repr counts.
-        state: What else tells that the files are as they were; its repr counts.
+        kind: Kind of table, such as ``"tar"``.
+        path: The file or directory beside which the table is kept.
+        files: Size in bytes and time of change in nanoseconds of each file, the data file first.
+        options: Other settings that determine the table, compared by repr.
+        state: Other evidence that the files are unchanged, compared by repr.
     """
 
     kind: str
@@ -70,14 +69,14 @@ class IndexKey:
         state: Any = None,
         beside: str | None = None,
     ) -> Self | None:
-        """The key of files as they are now, to be made before they are read; None if caching is turned off.
+        """Return the key of files before they are read, or None if the cache is disabled.
 
         Args:
-            kind: See above, as are `options` and `state`.
-            paths: The files concerned, the data file first.
-            options: What else decides the table.
-            state: What else tells that the files are as they were.
-            beside: See `path`; by default the data file.
+            kind: Kind of table.
+            paths: The files, the data file first.
+            options: Other settings that determine the table.
+            state: Other evidence that the files are unchanged.
+            beside: The attribute `path`; by default the data file.
         """
         if os.environ.get("DATALOAD_CACHE") == "0":
             return None
@@ -87,11 +86,11 @@ class IndexKey:
 
     @property
     def text(self) -> str:
-        """All of it but the place, the version of the file included."""
+        """The key as text, without `path`."""
         return repr((_VERSION, sys.byteorder, self.kind, self.files, self.options, self.state))
 
-    def places(self) -> tuple[str, ...]:
-        """Where the table may lie, the best place first. Tables of other options lie side by side."""
+    def cache_paths(self) -> tuple[str, ...]:
+        """Return the possible paths of the table, the preferred one first; they depend on the options."""
         directory, name = os.path.split(os.path.abspath(self.path))
         suffix = (f".{_short(repr(self.options))}" if self.options else "") + _SUFFIX
         beside = os.path.join(directory, f".{name}{suffix}")
@@ -103,11 +102,11 @@ class IndexKey:
 
 @dataclass(frozen=True, slots=True)
 class CachedTable:
-    """What a file of the cache holds.
+    """A table as kept in the cache.
 
     Attributes:
-        arrays: By name; read-only, and mapped if they were loaded.
-        extras: What else belongs to the table, as JSON holds it.
+        arrays: Arrays by name; read-only and mapped if they were loaded.
+        extras: Other values of the table that JSON can represent.
     """
 
     arrays: Mapping[str, Array]
@@ -119,18 +118,18 @@ def _short(text: str) -> str:
 
 
 def _user_directory() -> str | None:
-    """The user's cache directory, made or not; None where there is no home."""
+    """Return the user's cache directory, which may not exist, or None if there is no home directory."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(chosen):  # the specification has relative ones ignored
+    if not os.path.isabs(chosen):  # the specification says to ignore relative paths
         chosen = os.path.expanduser("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")
     return os.path.join(chosen, "dataload") if os.path.isabs(chosen) else None
 
 
 def load_cached(key: IndexKey) -> CachedTable | None:
-    """The table that was stored under `key`; None if there is none, or it is damaged or out of date."""
-    for place in key.places():
+    """Return the table stored under `key`, or None if it is missing, damaged or out of date."""
+    for path in key.cache_paths():
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            return _load(place, key.text)
+            return _load(path, key.text)
     return None
 
 
@@ -139,7 +138,7 @@ def _load(path: str, wanted: str) -> CachedTable:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("no file")
+            raise ValueError("not a regular file")
         header, start = _read_header(descriptor, status.st_size)
         if header["key"] != wanted:
             raise ValueError("out of date")
@@ -152,21 +151,21 @@ def _load(path: str, wanted: str) -> CachedTable:
     for name, text, count in header["arrays"]:
         dtype = _DTYPES[text]
         if type(count) is not int or not 0 <= count <= len(data):
-            raise ValueError("no number of items")
+            raise ValueError("invalid number of items")
         stop = start + count * dtype.itemsize
         arrays[name] = data[start:stop].view(dtype)
         start = _aligned(stop)
     if start != len(data):
-        raise ValueError("shorter or longer than its header says")
+        raise ValueError("size differs from the header")
     return CachedTable(arrays, dict(header["extras"]))
 
 
 def _read_header(descriptor: int, size: int) -> tuple[dict[str, Any], int]:
-    """The header of a file of the cache, and where its arrays start."""
+    """Return the header of a cache file and the offset of its arrays."""
     magic, length, crc = _HEAD.unpack(os.pread(descriptor, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
     start = _aligned(_HEAD.size + length)
     if magic != _MAGIC or length > _LONGEST_HEADER or start > size:
-        raise ValueError("no file of the cache")
+        raise ValueError("not a cache file")
     text = os.pread(descriptor, length, _HEAD.size)
     if zlib.crc32(text) != crc:
         raise ValueError("damaged")
@@ -178,44 +177,44 @@ def _aligned(offset: int) -> int:
 
 
 def _checksum(data: Array) -> int:
-    """The sum of all words: tells zeros left by a crash and flipped bits, in a tenth of the time of a CRC."""
+    """Return the sum of all words, which reveals flipped bits and zeros left by a crash in a tenth of a CRC's time."""
     whole = len(data) // 8 * 8
     rest = int.from_bytes(data[whole:].tobytes(), sys.byteorder)
     return (int(data[:whole].view(np.uint64).sum(dtype=np.uint64)) + rest) % 2**64
 
 
 def store_cached(key: IndexKey, table: CachedTable) -> None:
-    """Keep a table for the next time, if there is a place for it.
+    """Store a table, if one of its paths is writable.
 
-    Files that changed only just now may change again within the same tick of the file system's clock, so nothing is
-    kept of them yet.
+    Files that have just changed may change again within the same tick of the file system's clock, so their tables are
+    not stored.
     """
     if max(changed for _, changed in key.files) > time.time_ns() - int(_SETTLED_SECONDS * 1e9):
         return
-    beside, *others = key.places()
+    beside, *others = key.cache_paths()
     try:
         mode = stat.S_IMODE(os.stat(key.path).st_mode) & 0o666 | 0o600
         if _store(beside, key, table, mode):
             return
-        for place in others:
-            os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
-            _store(place, key, table, 0o600)
+        for path in others:
+            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            _store(path, key, table, 0o600)
     except OSError:
         return
 
 
 def _store(path: str, key: IndexKey, table: CachedTable, mode: int) -> bool:
-    """Write the file, whole or not at all; returns whether it is there."""
+    """Write the cache file atomically, and return whether it exists."""
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=f"{_SUFFIX}.tmp", dir=os.path.dirname(path))
         with open(descriptor, "wb") as stream:
             _write(stream, key, table)
-            os.fchmod(descriptor, mode)  # whoever may read the data may read this
+            os.fchmod(descriptor, mode)  # readable by everyone who can read the data
         with suppress(OSError, ValueError, KeyError, TypeError):
             _load(path, key.text)
-            return True  # another process was first; it may have mapped its file, so that stays
-        os.replace(temporary, path)  # without fsync: the checksum tells what a crash made of it
+            return True  # another process was first and may have mapped its file, so keep that
+        os.replace(temporary, path)  # without fsync: the checksum detects damage by a crash
         temporary = None
     except OSError:
         return False
@@ -242,5 +241,5 @@ def _write(stream: Any, key: IndexKey, table: CachedTable) -> None:
 
 
 def within(numbers: Array, stop: int) -> bool:
-    """Whether all numbers of a loaded array are in [0, stop)."""
+    """Return whether all numbers of a loaded array are in [0, stop)."""
     return not len(numbers) or (int(numbers.min()) >= 0 and int(numbers.max()) < stop)

@@ -247,7 +247,7 @@ def run_index_cache(data):
     file = MappedFile(str(path))
     # The checksums are made right, or nothing behind them would ever be reached.
     for content in (data, signed(data, key.text)):
-        Path(key.places()[0]).write_bytes(content)
+        Path(key.cache_paths()[0]).write_bytes(content)
         table = tar_table._load(key, file)
         if table is not None:
             ends = table.offsets(slice(None)) + table.lengths(slice(None))
@@ -256,7 +256,7 @@ def run_index_cache(data):
             if table.keys is not None:
                 table.keys.names(np.arange(len(table)))
             read_all(TarSource(path, index=False))
-    Path(key.places()[0]).unlink()
+    Path(key.cache_paths()[0]).unlink()
 
 
 def signed(data, text):

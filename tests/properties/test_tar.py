@@ -143,7 +143,7 @@ lines = st.lists(st.tuples(words, st.lists(components, min_size=1, max_size=4)),
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines, st.integers(8, 4000))
 def test_an_index_says_what_it_was_made_of(monkeypatch, samples, stretch):
-    monkeypatch.setattr(tar_index, "_STRETCH", stretch)
+    monkeypatch.setattr(tar_index, "_BLOCK_BYTES", stretch)
     text = build_head(len(samples))
     expected = []
     for key, components in samples:

@@ -123,7 +123,7 @@ def test_nothing_there(tmp_path, path, match):
             r"is not in a known format: byte 0 has b'hello wo'; array_record, lmdb, syrah, tar, tokens are detected",
         ),
         (b"", "the file is empty"),
-        (b"\x1f\x8b\x08rest", "byte 0 has the magic of gzip: decompress it first"),
+        (b"\x1f\x8b\x08rest", "byte 0 has the magic bytes of gzip: decompress it first"),
         (b"\x28\xb5\x2f\xfdrest", "zstd"),
         (bytes(1024), "not in a known format"),
     ],

@@ -1,4 +1,4 @@
-"""The format Syrah, described."""
+"""The format Syrah and its options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SyrahOptions(Options):
     """Options for reading Syrah files.
 
     Attributes:
-        shapes: Field name -> shape of each record's array, for files that hold no shapes. One extent may be -1.
+        shapes: Shape of each record's array by field name, for files without shapes. One extent may be -1.
     """
 
     shapes: Mapping[str, Sequence[int]] | None = None

@@ -1,13 +1,13 @@
-"""The Syrah format: a header, array bytes back to back, then the metadata as a BSON document.
+"""The Syrah format: a header, the bytes of the arrays, and the metadata as a BSON document.
 
-The header is 22 bytes: ``GS``, 4 version bytes, int64 offset and int64 length of the metadata, little-endian.
-The metadata are ``{key: {"offset": <n int64>, "size": <n int64, bytes>, "dtype": name}}``.
+The header has 22 bytes: ``GS``, 4 version bytes, and the int64 offset and length of the metadata, little-endian. The
+metadata are ``{key: {"offset": <n int64>, "size": <n int64, bytes>, "dtype": name}}``.
 
-The original format knows neither shapes nor bytes. We add two entries to a key's document that the original
-reader does not look at:
+The original format supports neither shapes nor bytes. We add two entries to the document of a key, which the original
+reader ignores:
 
-- ``shape``: ``{"ndim": <1 or n int64>, "dims": <the dims, back to back>}``; one entry stands for all records.
-  Absent where every record is one-dimensional.
+- ``shape``: ``{"ndim": <1 or n int64>, "dims": <dims, concatenated>}``, where a single ndim applies to all records.
+  Absent if every record is one-dimensional.
 - ``kind``: ``"bytes"`` for uint8 arrays that were bytes.
 """
 
@@ -27,7 +27,7 @@ from dataload.types import Int64Array
 MAGIC = b"GS"
 HEADER_SIZE = 22
 _HEADER = struct.Struct("<2s4Bqq")
-_VERSION = (0, 0, 2, 0)  # what the original writes, and never checks
+_VERSION = (0, 0, 2, 0)  # as written by the original, which does not check it
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(name).newbyteorder("<")
@@ -52,7 +52,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 
 BSON_LIMIT = 2**31 - 1
-"""Largest BSON document, bytes; 16 bytes a record and key."""
+"""Size limit of a BSON document in bytes; each record takes 16 bytes per key."""
 
 
 class Shapes(NamedTuple):
@@ -60,7 +60,7 @@ class Shapes(NamedTuple):
 
     Attributes:
         ndim: (1,) or (n,) int64.
-        dims: int64, the dims of the records (or of all, if `ndim` is one number) back to back.
+        dims: int64, concatenated dims of the records, or dims of all if `ndim` is a single number.
     """
 
     ndim: Int64Array
@@ -69,15 +69,15 @@ class Shapes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Where the values of one key lie.
+    """Locations of the values of one key.
 
     Attributes:
         name: The key.
-        dtype: A name of `DTYPES`, or ``"str"``.
+        dtype: A name in `DTYPES`, or ``"str"``.
         offsets: (n,) int64, byte offsets in the file.
-        sizes: (n,) int64, bytes.
-        shapes: None where every record is one-dimensional.
-        is_bytes: The uint8 array was bytes.
+        sizes: (n,) int64, sizes in bytes.
+        shapes: Shapes; None if every record is one-dimensional.
+        is_bytes: Whether the values were bytes.
     """
 
     name: str
@@ -89,15 +89,15 @@ class Column:
 
 
 def build_header(offset: int, length: int) -> bytes:
-    """The first 22 bytes of a file whose metadata stand at `offset`."""
+    """Return the header of a file whose metadata are at `offset`."""
     return _HEADER.pack(MAGIC, *_VERSION, offset, length)
 
 
 def parse_header(head: bytes, file_size: int, path: str) -> tuple[int, int]:
-    """Offset and length of the metadata.
+    """Return offset and length of the metadata.
 
     Raises:
-        CorruptFileError: These bytes are no header, or point outside the file.
+        CorruptFileError: The header is invalid or points outside the file.
     """
     if len(head) < HEADER_SIZE:
         found = "it is empty (a writer that was never closed?)" if not head else f"the file has {len(head)}"
@@ -122,28 +122,28 @@ def parse_header(head: bytes, file_size: int, path: str) -> tuple[int, int]:
 
 
 def parse_metadata(data: bytes | memoryview, offset: int, file_size: int, path: str) -> list[Column]:
-    """The columns of a file, each number checked against the file's size.
+    """Return the columns of a file, after checking every number.
 
     Args:
         data: The BSON document.
-        offset: Where it stands in the file: no array may reach into it.
-        file_size: Bytes.
-        path: For messages.
+        offset: Offset of the document in the file; no array may overlap it.
+        file_size: Size of the file in bytes.
+        path: Path of the file, for messages.
 
     Returns:
         One column per key, in file order.
 
     Raises:
-        CorruptFileError: The document or a number in it is wrong.
+        CorruptFileError: The document or a number in it is invalid.
         MissingDependencyError: pymongo is not installed.
     """
     bson = SYRAH.require("bson", package="pymongo")
     try:
         document: dict[str, Any] = bson.decode(data)
     except Exception as error:  # bson raises InvalidBSON, but also whatever struct and the C code raise
-        raise CorruptFileError(f"the metadata are no BSON document: {error}", path=path, offset=offset) from error
+        raise CorruptFileError(f"the metadata are not a BSON document: {error}", path=path, offset=offset) from error
     if not document:
-        raise CorruptFileError("the metadata name no key", path=path, offset=offset)
+        raise CorruptFileError("the metadata have no keys", path=path, offset=offset)
     columns = [_parse_column(name, entry, path, offset) for name, entry in document.items()]
     first = columns[0]
     for column in columns:
@@ -153,7 +153,7 @@ def parse_metadata(data: bytes | memoryview, offset: int, file_size: int, path: 
                 path=path,
                 offset=offset,
             )
-        _check_places(column, (offset, offset + len(data)), file_size, path)
+        _check_offsets(column, (offset, offset + len(data)), file_size, path)
         _check_shapes(column, path, offset)
     return columns
 
@@ -167,7 +167,7 @@ def _parse_column(name: str, entry: Any, path: str, offset: int) -> Column:
     dtype = entry["dtype"]
     if not isinstance(dtype, str) or (dtype != "str" and dtype not in DTYPES):
         raise CorruptFileError(
-            f"key {name!r} has dtype {dtype!r}; the format knows {', '.join(DTYPES)}, str",
+            f"key {name!r} has dtype {dtype!r}; the format supports {', '.join(DTYPES)}, str",
             path=path,
             offset=offset,
         )
@@ -187,11 +187,11 @@ def _parse_column(name: str, entry: Any, path: str, offset: int) -> Column:
 def _table(data: Any, what: str, path: str, offset: int) -> Int64Array:
     if not isinstance(data, bytes) or len(data) % 8:
         found = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
-        raise CorruptFileError(f"{what} is no table of int64: {found}", path=path, offset=offset)
+        raise CorruptFileError(f"{what} is not a table of int64: {found}", path=path, offset=offset)
     return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
 
 
-def _check_places(column: Column, metadata: tuple[int, int], file_size: int, path: str) -> None:
+def _check_offsets(column: Column, metadata: tuple[int, int], file_size: int, path: str) -> None:
     offsets, sizes = column.offsets, column.sizes
     item = 1 if column.dtype == "str" else DTYPES[column.dtype].itemsize
 
@@ -207,7 +207,7 @@ def _check_places(column: Column, metadata: tuple[int, int], file_size: int, pat
 
     refuse(sizes < 0, "a negative size")
     refuse(offsets < HEADER_SIZE, "inside the header")
-    # Compared without adding: the sum of two numbers of a hostile file may overflow.
+    # Compared without adding, because sums of hostile numbers may overflow.
     refuse(
         (offsets > file_size) | (sizes > file_size - np.minimum(offsets, file_size)),
         f"the file has {file_size}",
@@ -228,20 +228,20 @@ def _check_shapes(column: Column, path: str, offset: int) -> None:
         raise CorruptFileError(message, path=path, offset=offset)
     counts = np.ones(len(ndim), np.int64)
     ends = np.cumsum(ndim)
-    # float64 products do not wrap; whatever they round is far larger than any file.
+    # float64 products do not wrap, and are only inexact when far larger than any file.
     products = np.ones(len(ndim), np.float64)
     for axis in range(int(ndim.max(initial=0))):
         has = ndim > axis
         extent = dims[(ends - ndim)[has] + axis]
         counts[has] *= extent
-        products[has] *= np.maximum(extent, 1)  # an extent of 0 hides no others: numpy multiplies them too
+        products[has] *= np.maximum(extent, 1)  # an extent of 0 must not hide others, which numpy multiplies too
     item = DTYPES[column.dtype].itemsize if column.dtype != "str" else 1
     if (products > 2.0**62).any() or (counts * item != column.sizes).any():
         raise CorruptFileError(message, path=path, offset=offset)
 
 
 def build_metadata(columns: list[Column]) -> bytes:
-    """The BSON document for `columns`.
+    """Return the BSON document for `columns`.
 
     Raises:
         MissingDependencyError: pymongo is not installed.

@@ -1,4 +1,4 @@
-"""Syrah files (.syr), read through a memory map."""
+"""Source of Syrah files (.syr), read through a memory map."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 class SyrahSource(FileSource[Record]):
     """Records of Syrah files.
 
-    Every field is an array, but for dtype ``str``, which is text. Files of the original tool hold no shapes:
-    their arrays come back with one dimension unless the option `shapes` says otherwise; ours keep them.
+    Every field is an array, or text if its dtype is ``str``. Files of the original tool have no shapes, so
+    their arrays are one-dimensional unless the option `shapes` is given. Files written by dataload keep shapes.
 
     Args:
-        paths: One file or several.
+        paths: One or more files.
         fields: Names of the fields to read; None means all.
         options: See `SyrahOptions`.
 
     Raises:
-        CorruptFileError: On first use, when a file contradicts its format.
-        MissingDependencyError: On first use, when pymongo is not installed.
+        CorruptFileError: On first use, if a file is damaged.
+        MissingDependencyError: On first use, if pymongo is not installed.
     """
 
     format_name = "syrah"
@@ -76,7 +76,7 @@ class _SyrahFile(ShardReader[Record]):
 
 
 class _Reader:
-    """The values of one key: holds tables only as far as places, sizes or shapes are irregular."""
+    """The values of one key; it only keeps tables for irregular offsets, sizes or shapes."""
 
     def __init__(self, column: Column, file: MappedFile, shape: tuple[int, ...] | None) -> None:
         self._file = file
@@ -94,8 +94,8 @@ class _Reader:
             self._shape = _resolve(shape, column, self._dtype, self._size, file.path)
         self._offsets: Int64Array | None = column.offsets
         self._start: int | None = None
-        # Written in order, records of one size lie at a constant stride; without other keys between them
-        # they are the rows of one array, which np.take copies fastest.
+        # Records of one size have a constant stride. If there is nothing between them, they are the rows of one array,
+        # which np.take copies fastest.
         stride = _constant(np.diff(column.offsets)) if len(column.offsets) > 1 else self._size
         if self._size and stride == self._size:
             self._start, self._offsets = int(column.offsets[0]), None
@@ -122,10 +122,10 @@ class _Reader:
         if self._offsets is not None:
             self._file.hint(self._offsets[indices], self._size or 0 if self._sizes is None else self._sizes[indices])
         if self._text or self._bytes:
-            return [self._decode(index, *self._place(index)) for index in indices.tolist()]
+            return [self._decode(index, *self._span(index)) for index in indices.tolist()]
         if self._size is not None and self._shape is not None:
             rows = self._gather(indices, self._size).view(self._dtype).reshape(len(indices), *self._shape)
-            # rows[i, ...] is an array even where rows[i] would be a scalar
+            # rows[i, ...] is an array even if rows[i] is a scalar
             return [rows[i, ...] for i in range(len(rows))]
         return [self._array(index) for index in indices.tolist()]
 
@@ -136,7 +136,7 @@ class _Reader:
             return np.empty((len(indices), size), np.uint8)
         return self._file.gather(self._offsets[indices], size)
 
-    def _place(self, index: int) -> tuple[int, int]:
+    def _span(self, index: int) -> tuple[int, int]:
         size = self._size if self._sizes is None else int(self._sizes[index])
         assert size is not None
         if self._offsets is None:
@@ -145,8 +145,8 @@ class _Reader:
         return int(self._offsets[index]), size
 
     def _array(self, index: int) -> Array:
-        offset, size = self._place(index)
-        array = np.empty(size // self._dtype.itemsize, self._dtype)  # aligned, as a view of the file may not be
+        offset, size = self._span(index)
+        array = np.empty(size // self._dtype.itemsize, self._dtype)  # aligned, unlike a view of the file
         array.view(np.uint8)[:] = self._file.data[offset : offset + size]
         if self._shape is not None:
             return array.reshape(self._shape)
@@ -165,7 +165,7 @@ class _Reader:
             return data.decode()
         except UnicodeDecodeError as error:
             raise CorruptFileError(
-                f"text that is not UTF-8: {error.reason}",
+                f"text is not UTF-8: {error.reason}",
                 path=self._file.path,
                 offset=offset + error.start,
                 index=index,
@@ -173,7 +173,7 @@ class _Reader:
 
 
 def _constant(numbers: Int64Array) -> int | None:
-    """The number that all are, if they are."""
+    """Return the number that all are equal to, or None."""
     return int(numbers[0]) if len(numbers) and bool((numbers == numbers[0]).all()) else None
 
 
@@ -195,7 +195,7 @@ def _fixed_shape(column: Column, dtype: np.dtype[Any], size: int | None) -> tupl
 def _resolve(
     shape: tuple[int, ...], column: Column, dtype: np.dtype[Any], size: int | None, path: str
 ) -> tuple[int, ...]:
-    """`shape` with its -1 filled in; for records of different sizes it stays."""
+    """Return `shape` with -1 replaced, unless records differ in size."""
     known = int(np.prod([n for n in shape if n != -1], dtype=np.int64))
     sizes = column.sizes if size is None else np.array([size])
     items = sizes // dtype.itemsize

@@ -1,4 +1,4 @@
-"""Syrah files (.syr), as the original tool reads them."""
+"""Writer of Syrah files (.syr) that the original tool can read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}  # `dtype.name` is slow
 
 @dataclass(slots=True)
 class _Tables:
-    """What grows with the records of one key."""
+    """The growing tables of one key."""
 
     dtype: str
     is_bytes: bool
@@ -40,13 +40,13 @@ class _Tables:
 class SyrahWriter(Writer):
     """Writes one Syrah file.
 
-    All records have the fields and dtypes of the first; lengths and shapes may differ. Values are arrays of
-    the format's dtypes, numbers, text or bytes. The metadata are one BSON document, which ends at 2 GiB: about
-    134 million records with one field; use several shards for more.
+    All records have the fields and dtypes of the first; lengths and shapes may differ. Values are arrays with dtypes of
+    the format, numbers, text or bytes. The metadata are one BSON document of at most 2 GiB, which is enough for about
+    134 million records with one field; write several shards for more.
 
     Args:
         path: Destination.
-        overwrite: Replace a file that is there.
+        overwrite: Replace an existing file.
     """
 
     def _begin(self, options: Any) -> None:  # noqa: ARG002 - there are none
@@ -59,14 +59,14 @@ class SyrahWriter(Writer):
         values = {name: _encode(name, value) for name, value in require_fields(record, "syrah").items()}
         if not self._tables:
             if not values:
-                raise ConfigError("format 'syrah' cannot hold records without fields")
+                raise ConfigError("format 'syrah' does not store records without fields")
             for name in values:
                 if "\0" in name:
-                    raise ConfigError(f"format 'syrah' cannot hold a field name with a zero in it: {name!r}", key=name)
+                    raise ConfigError(f"format 'syrah' does not allow zero bytes in field names: {name!r}", key=name)
                 _utf8(name, name)
             self._tables = {name: _Tables(dtype, is_bytes) for name, (_, dtype, is_bytes) in values.items()}
         self._check(values)
-        for name in self._tables:  # the file's order of keys, whatever this record's is
+        for name in self._tables:  # in the file's order of keys
             data, table = values[name][0], self._tables[name]
             table.offsets.append(self._position)
             table.sizes.append(data.nbytes)
@@ -78,7 +78,7 @@ class SyrahWriter(Writer):
     def _check(self, values: dict[str, tuple[Array, str, bool]]) -> None:
         if values.keys() != self._tables.keys():
             one, other = (", ".join(map(repr, names)) for names in (self._tables, values))
-            raise ConfigError(f"record {len(self)} has fields {other}; the first had {one}")
+            raise ConfigError(f"record {len(self)} has the fields {other}; the first one has {one}")
         for name, (_, dtype, is_bytes) in values.items():
             table = self._tables[name]
             if (dtype, is_bytes) != (table.dtype, table.is_bytes):
@@ -86,12 +86,12 @@ class SyrahWriter(Writer):
                     f"bytes ({t})" if b else t for t, b in ((dtype, is_bytes), (table.dtype, table.is_bytes))
                 )
                 raise ConfigError(
-                    f"field {name!r} of record {len(self)} is {found}; in the first it was {first}", key=name
+                    f"field {name!r} of record {len(self)} is {found}; in the first record it was {first}", key=name
                 )
         if (len(self) + 1) * len(values) * _BYTES_PER_ENTRY > BSON_LIMIT - 4096:
             raise ConfigError(
-                f"a Syrah file ends at {len(self)} records of {len(values)} fields (its metadata are one BSON document "
-                "of 2 GiB at most): write several shards"
+                f"a Syrah file can have {len(self)} records of {len(values)} fields (its metadata are one BSON "
+                "document of at most 2 GiB): write several shards"
             )
 
     def _finish(self) -> None:
@@ -107,20 +107,22 @@ class SyrahWriter(Writer):
 
 
 def _encode(name: str, value: Any) -> tuple[Array, str, bool]:
-    """The bytes of a value as an array, the dtype's name, and whether it was bytes."""
+    """Return the bytes of a value as an array, the name of the dtype, and whether the value was bytes."""
     if isinstance(value, str):
-        # One dimension: text has no shape to keep.
+        # One-dimensional, because text has no shape.
         return np.frombuffer(_utf8(value, name), np.uint8), "str", False
     if isinstance(value, (bytes, bytearray, memoryview)):
         return np.frombuffer(value, np.uint8), "uint8", True
     data = np.asarray(value)
     if data.dtype.kind == "U":
-        raise ConfigError(f"field {name!r}: an array of text; the format joins its elements, so pass one str", key=name)
+        raise ConfigError(
+            f"field {name!r}: an array of text, whose elements the format would join: pass one str", key=name
+        )
     little = data.dtype if data.dtype in _NAMES else data.dtype.newbyteorder("<")
     dtype = _NAMES.get(little)
     if dtype is None:
         raise ConfigError(
-            f"field {name!r} has dtype {data.dtype}; the format knows {', '.join(DTYPES)}, text and bytes",
+            f"field {name!r} has dtype {data.dtype}; the format supports {', '.join(DTYPES)}, text and bytes",
             key=name,
         )
     return np.asarray(data, little, order="C"), dtype, False
@@ -130,7 +132,7 @@ def _utf8(text: str, name: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"field {name!r}: text that UTF-8 cannot hold: {error.reason}", key=name) from error
+        raise ConfigError(f"field {name!r}: text cannot be encoded as UTF-8: {error.reason}", key=name) from error
 
 
 def _column(name: str, table: _Tables) -> Column:
@@ -145,5 +147,5 @@ def _column(name: str, table: _Tables) -> Column:
 
 
 def _empty_column() -> Column:
-    """A file of no records still needs a key: the format cannot say which fields there would have been."""
+    """Return the column of a file without records, which needs a key although it has no fields."""
     return Column("data", "uint8", np.empty(0, np.int64), np.empty(0, np.int64))

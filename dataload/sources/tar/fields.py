@@ -1,15 +1,15 @@
-"""Names of fields and the extensions that hold them, both ways.
+"""Conversion between field names and extensions, in both directions.
 
-| value | is stored as | unless the field's own name says how |
+| value | stored as | unless the field's name has the extension |
 |---|---|---|
 | array, numpy scalar | ``name.npy`` | ``npy``, ``x.npy`` |
 | int | ``name.cls`` | ``cls``, ``json``, ``x.cls`` |
 | float, bool, list, dict | ``name.json`` | ``json``, ``x.json`` |
 | str | ``name.txt`` | ``txt``, ``json``, ``x.txt`` |
-| bytes | ``name``, as they are | |
+| bytes | ``name``, unchanged | |
 
-Decoding "auto" takes the extension off again, so that a record comes back as it was written. A field whose own
-name ends in a known extension (``x.txt``) loses that end; a lone extension (``jpg``, ``cls``) stays.
+``decode="auto"`` removes the extension again, so a record is read as it was written. A field whose own name ends in a
+known extension (``x.txt``) loses it; a name that is just an extension (``jpg``, ``cls``) stays.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from dataload.errors import ConfigError
 def name_fields(
     extensions: Sequence[str], *, shorten: bool, case_sensitive: bool, meet: Callable[[tuple[int, ...]], bool]
 ) -> dict[str, tuple[int, ...]]:
-    """The fields of an archive.
+    """Return the fields of an archive.
 
     Args:
         extensions: Extensions by code.
-        shorten: Take known extensions off compound ones. What is then of one name is one field (``image.jpg`` of
-            some samples and ``image.png`` of others), unless it meets in a sample: then all keep their extensions.
-        case_sensitive: Otherwise names are in lower case, and extensions that differ only in case are one field.
-        meet: Whether any sample has two of these codes.
+        shorten: Remove known extensions from compound ones. Equal results are one field (``image.jpg`` of some samples
+            and ``image.png`` of others), unless a sample has several of them: then all keep their extensions.
+        case_sensitive: False converts names to lower case, and extensions that differ only in case become one field.
+        meet: Returns whether any sample has two of these codes.
 
     Returns:
-        Name -> codes, in order of first occurrence.
+        Codes by field name, in order of first occurrence.
 
     Example:
         >>> name_fields(["image.npy", "cls", "a.txt", "a.cls"], shorten=True, case_sensitive=True, meet=lambda _: True)
@@ -68,10 +68,10 @@ def _shorten(name: str) -> str:
 
 
 def encode_field(name: str, value: Any) -> tuple[str, bytes]:
-    """Extension and bytes of one value; see the table above.
+    """Return extension and bytes of one value; see the table above.
 
     Raises:
-        ConfigError: A value of that type cannot be stored.
+        ConfigError: Values of this type cannot be stored.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return name, bytes(value)
@@ -89,11 +89,11 @@ _FITS = {
     "npz": ("npz",),
     "txt": ("txt",),
 }
-"""Decoder that the name means -> kinds of values that it gives back."""
+"""Kinds of values that each decoder returns, by the decoder that a field name implies."""
 
 
 def _kind(name: str, value: Any) -> str:
-    """The extension for a value that its name does not give."""
+    """Return the extension for a value whose name does not imply one."""
     if isinstance(value, (np.ndarray, np.generic)):
         return "npy"
     if isinstance(value, str):
@@ -103,8 +103,8 @@ def _kind(name: str, value: Any) -> str:
     if isinstance(value, (bool, float, list, tuple, Mapping)):
         return "npz" if _is_npz(value) else "json"
     raise ConfigError(
-        f"field {name!r}: a {type(value).__name__} has no form in a tar archive; give an array, bytes, text, a number, "
-        "or what JSON can say",
+        f"field {name!r}: a {type(value).__name__} cannot be stored in a tar archive; use an array, bytes, text, a "
+        "number or a value that JSON can represent",
         key=name,
     )
 

@@ -1,4 +1,4 @@
-"""The format tar, described."""
+"""The format tar and its options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataload.sources.options import Options
 from dataload.sources.tar.header import OnDamage, is_tar
 
 KEY = "__key__"
-"""The field that holds what the names of a sample's files have in common."""
+"""The field with the part that the names of a sample's files have in common."""
 
 Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
 Missing: TypeAlias = Literal["error", "skip", "empty"]
@@ -24,22 +24,21 @@ class TarOptions(Options):
     """Options for reading tar archives.
 
     Attributes:
-        index: DALI's index files, one for each archive. None looks for ``X.idx`` beside ``X.tar``, and scans the
-            archive where there is none; False always scans.
-        decode: None gives `bytes`. ``"auto"`` decodes by the last part of the extension: ``cls`` to int, ``txt`` to
-            str, ``json``, ``npy``, ``npz``, and images to (height, width, 3) uint8. It takes that part off where there
-            is more than it: ``image.npy`` becomes ``image``, and so does the ``image.png`` of other samples; where one
-            sample has two of them, their names stay whole. A mapping gives extension (or its last part) -> name of a
-            decoder, or a function of bytes; others stay `bytes`. Nothing is ever unpickled.
-        missing: What happens if `fields` names something that a sample lacks. `error` refuses to open, naming the
-            sample; `skip` leaves such samples out; `empty` reads ``b""``, for text ``""``, for an image one of no
-            pixels, and refuses what has no empty value.
-        case_sensitive: False reads all names of fields in lower case.
+        index: DALI index files, one per archive. By default ``X.idx`` beside ``X.tar`` is used if it exists, otherwise
+            the archive is scanned; False always scans.
+        decode: Decoding of members, by default none: values are `bytes`. ``"auto"`` decodes by the last part of the
+            extension: ``cls`` to int, ``txt`` to str, ``json``, ``npy``, ``npz``, and images to (height, width, 3)
+            uint8. It removes that part from longer extensions: ``image.npy`` becomes ``image``, as does ``image.png``
+            in other samples, but a sample that has both keeps the full names. A mapping from extension (or its last
+            part) to the name of a decoder or a function of bytes decodes only these. Nothing is ever unpickled.
+        missing: Handling of samples that lack one of `fields`. `error` refuses to open and names the sample; `skip`
+            leaves out such samples; `empty` reads ``b""``, ``""`` for text and an image without pixels, and refuses
+            types without an empty value.
+        case_sensitive: False converts field names to lower case.
         on_damage: `stop` ends a scan at a damaged or truncated member, with a warning, instead of raising.
-        verify_index: Compare some members with what the index says of them, so that an index of another archive is
-            noticed. False believes it, as DALI does, as long as it stays inside the archive.
-        cache: Keep where the samples of a large archive lie in a hidden file, for the next time; see
-            `dataload.storage.table_cache`.
+        verify_index: Compare some members with the index, to detect an index of another archive. False only checks that
+            it stays inside the archive, like DALI.
+        cache: Keep the locations of a large archive's samples in a hidden file, to open it faster next time.
     """
 
     index: str | PathLike[str] | Sequence[str | PathLike[str]] | Literal[False] | None = field(
@@ -62,10 +61,10 @@ class TarWriterOptions(Options):
     """Options for writing tar archives.
 
     Attributes:
-        index: Write the index of DALI beside the archive: ``X.idx`` for ``X.tar``. It cannot list an archive without
-            samples.
-        key: Makes the key of a sample from its number and record. By default the record's ``"__key__"``, or the
-            number in eight digits. A key is a path whose last part has no dot, and differs from the one before it.
+        index: Write DALI's index beside the archive, ``X.idx`` for ``X.tar``, unless the archive has no samples.
+        key: Function that returns the key of a sample, given its number and record. By default the record's
+            ``"__key__"``, or the number in eight digits. A key is a path whose last component has no dot, and differs
+            from the previous key.
     """
 
     index: bool = True

@@ -1,10 +1,10 @@
-"""The tar format: headers parsed and built, archives scanned from header to header.
+"""The tar format: parsing and building of headers, and scanning of archives.
 
-An archive is a sequence of members, each a header of 512 bytes and its data padded to a multiple of that. Two
-blocks of zeros end it, or the end of the file. What does not fit into a header stands in a member before it:
-PAX records (type ``x``, and ``g`` for all that follow) or GNU long names (``L``, and ``K`` for links).
+An archive is a sequence of members, each a header of 512 bytes followed by its data, padded to a multiple of that. Two
+blocks of zeros, or the end of the file, end it. Whatever does not fit into a header is stored in a preceding member:
+PAX records (type ``x``, or ``g`` for all following members) or GNU long names (``L``, or ``K`` for links).
 
-Names are bytes throughout: the format does not say in which encoding they are.
+Names are bytes throughout, because the format does not define their encoding.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dataload.errors import CorruptFileError, UnsupportedFormatError
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
-"""What stands after the last member."""
+"""The blocks after the last member."""
 
 OnDamage: TypeAlias = Literal["error", "stop"]
 
 GREATEST_SIZE = 8**11 - 1
-"""Bytes that the 11 octal digits of a header can count; PAX records tell more."""
+"""Largest size that the 11 octal digits of a header can express; PAX records express larger ones."""
 
 REGULAR = frozenset((b"0", b"\0", b"7"))
-_WITHOUT_DATA = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))  # links, devices, ...: whatever the size says
+_WITHOUT_DATA = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))  # links, devices, ..., whatever their size
 _POSIX_MAGIC = b"ustar\0"
 _ZEROS = bytes(BLOCK)
-_RECORD = 20 * BLOCK  # what archives are filled up to; longer ones of only zeros were never written
+_RECORD = 20 * BLOCK  # archives are padded to this; a longer file of zeros was never written
 _GREATEST_EXTENSION = 1 << 20  # bytes of PAX records or of a long name; real ones have a few hundred
 _COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
@@ -44,7 +44,7 @@ class Member(NamedTuple):
     """A regular file of an archive.
 
     Attributes:
-        name: Its path, as the archive spells it.
+        name: Path, as spelled in the archive.
         offset: Where its data start, a multiple of 512.
         size: Bytes.
     """
@@ -55,12 +55,12 @@ class Member(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What one header says.
+    """A parsed header.
 
     Attributes:
-        name: Path, the prefix of a POSIX header included.
-        size: Bytes of data.
-        kind: The type flag, one byte.
+        name: Path, including the prefix of a POSIX header.
+        size: Size of the data in bytes.
+        kind: Type flag, one byte.
     """
 
     name: bytes
@@ -69,17 +69,17 @@ class Header(NamedTuple):
 
 
 def padded(size: int) -> int:
-    """`size` rounded up to whole blocks."""
+    """Return `size` rounded up to whole blocks."""
     return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
 def parse_header(block: bytes, path: str, offset: int) -> Header:
-    """Read a header: POSIX, GNU or of the time before both; sizes octal or base-256.
+    """Parse a POSIX, GNU or older header, with octal or base-256 numbers.
 
     Args:
         block: 512 bytes.
-        path: For messages.
-        offset: Where the block stands, for messages.
+        path: Path of the archive, for messages.
+        offset: Offset of the block, for messages.
 
     Raises:
         CorruptFileError: The checksum or a number is wrong.
@@ -92,16 +92,16 @@ def parse_header(block: bytes, path: str, offset: int) -> Header:
     size = _number(block[124:136])
     if size is None:
         raise CorruptFileError(
-            f"a tar header has the size {block[124:136]!r}, which is no number", path=path, offset=offset
+            f"a tar header has the size {block[124:136]!r}, which is not a number", path=path, offset=offset
         )
     name = block[:100].partition(b"\0")[0]
-    if block[345] and block[257:263] == _POSIX_MAGIC:  # GNU headers hold times in the place of the prefix
+    if block[345] and block[257:263] == _POSIX_MAGIC:  # GNU headers have times instead of the prefix
         name = block[345:500].partition(b"\0")[0] + b"/" + name
     return Header(name, size, block[156:157])
 
 
 def _number(field: bytes) -> int | None:
-    """An octal or base-256 number, None if it is neither or negative."""
+    """Parse an octal or base-256 number; None if it is neither, or negative."""
     if field[0] & 0x80:
         return None if field[0] & 0x40 else int.from_bytes((field[0] & 0x3F, *field[1:]), "big")
     digits = field.partition(b"\0")[0].strip(b" ")
@@ -112,7 +112,7 @@ def _number(field: bytes) -> int | None:
 
 def _checksum_fits(block: bytes, recorded: int) -> bool:
     blanked = b"".join((block[:148], b"        ", block[156:]))
-    # The low half of Adler-32 is 1 + the sum of the bytes, modulo 65,521: in a tenth of the time of sum().
+    # The low half of Adler-32 is 1 + the sum of the bytes, modulo 65,521, in a tenth of the time of sum().
     if (zlib.adler32(blanked) & 0xFFFF) == (1 + recorded) % 65521:
         return True
     # Some old programs added signed bytes.
@@ -120,13 +120,13 @@ def _checksum_fits(block: bytes, recorded: int) -> bool:
 
 
 def build_header(name: bytes, size: int) -> bytes:
-    """What stands before the data of a regular file: a POSIX header, with PAX records before it where it needs them.
+    """Return the header of a regular file: POSIX, preceded by PAX records if needed.
 
-    The same name and size give the same bytes: no times, no owner.
+    The header contains neither times nor an owner, so it only depends on the arguments.
 
     Args:
         name: Path, without zero bytes.
-        size: Bytes of data.
+        size: Size of the data in bytes.
 
     Returns:
         A multiple of 512 bytes.
@@ -148,7 +148,7 @@ def build_header(name: bytes, size: int) -> bytes:
 
 
 def _split_for_prefix(name: bytes) -> tuple[bytes, bytes] | None:
-    """Prefix (155 bytes at most) and name (100), None if no slash stands where they could part."""
+    """Split into prefix (at most 155 bytes) and name (100); None if no slash allows that."""
     if len(name) <= 100:
         return b"", name
     slash = name.find(b"/", len(name) - 101)
@@ -191,19 +191,19 @@ def scan(
     on_damage: OnDamage = "error",
     warn_without_end: bool = False,
 ) -> Iterator[Member]:
-    """The regular files of an archive, in its order; directories, links and devices are passed over.
+    """Yield the regular files of an archive in order, skipping directories, links and devices.
 
     Args:
-        read: ``read(offset, length)`` gives these bytes, fewer at the end of the file.
-        size: Bytes of the archive.
-        path: For messages.
-        on_damage: What a damaged or truncated member after good ones does: `stop` warns, and ends there.
-        warn_without_end: Warn of an archive that the end of the file ends, and no blocks of zeros. That is allowed,
-            and the only trace of an archive that was cut off between two members.
+        read: ``read(offset, length)`` returns these bytes, or fewer at the end of the file.
+        size: Size of the archive in bytes.
+        path: Path of the archive, for messages.
+        on_damage: `stop` warns and ends at a damaged or truncated member that follows intact ones.
+        warn_without_end: Warn if the archive does not end with blocks of zeros. That is allowed, but also the only sign
+            of an archive truncated between two members.
 
     Raises:
-        CorruptFileError: The archive is damaged or cut off.
-        UnsupportedFormatError: It is compressed, or holds a sparse file.
+        CorruptFileError: The archive is damaged or truncated.
+        UnsupportedFormatError: The archive is compressed or contains a sparse file.
     """
     scanner = _Scanner(_Window(read), size, path)
     while True:
@@ -219,14 +219,13 @@ def scan(
             break
         yield member
     if warn_without_end and not scanner.ended:
-        warnings.warn(f"{path} ends without blocks of zeros: it may have been cut off", stacklevel=2)
+        warnings.warn(f"{path} ends without blocks of zeros: it may have been truncated", stacklevel=2)
 
 
 class _Window:
-    """Bytes from here and there, by few reads.
+    """Reads headers with few calls.
 
-    Where members are small, the next headers lie in what was read already; where they are large, their data
-    are never read.
+    Small members are read ahead, so that the next headers are in memory. The data of large members are never read.
     """
 
     _SMALL = 1 << 12
@@ -236,10 +235,10 @@ class _Window:
         self._read = read
         self._start = 0
         self._data = b""
-        self._last = -self._LARGE  # where bytes were asked for last
+        self._last = -self._LARGE  # the last requested position
 
     def bytes(self, position: int, length: int) -> bytes:
-        """Bytes [position, position + length), fewer at the end of the file."""
+        """Return the bytes [position, position + length), or fewer at the end of the file."""
         near, self._last = position - self._last < self._LARGE // 2, position
         skipped = position - self._start
         found = self._data[skipped : skipped + length] if skipped >= 0 else b""
@@ -251,7 +250,7 @@ class _Window:
 
 
 class _Scanner:
-    """Goes from header to header, and keeps what extended headers say of the member to come."""
+    """Walks from header to header, and keeps the records of extended headers for the members they apply to."""
 
     def __init__(self, window: _Window, size: int, path: str) -> None:
         self.members = 0
@@ -264,7 +263,7 @@ class _Scanner:
         self._for_next: dict[bytes, bytes] = {}
 
     def next(self) -> Member | None:
-        """The next regular file; None at the end of the archive."""
+        """Return the next regular file; None at the end of the archive."""
         if self._position == 0:
             self._check_start()
         while self._position < self._size:
@@ -274,62 +273,60 @@ class _Scanner:
                 following = self._window.bytes(start + BLOCK, BLOCK)
                 if following == _ZEROS[: len(following)]:
                     if start == 0 and self._size > _RECORD:
-                        raise self._damage(f"the archive ends where it starts, and has {self._size} bytes", 0)
+                        raise self._damage(f"the archive begins with its end, but has {self._size} bytes", 0)
                     self.ended = True
                     break
-                self._position += BLOCK  # one block of zeros alone ends nothing
+                self._position += BLOCK  # a single block of zeros is not an end
                 continue
             if len(block) < BLOCK:
-                raise self._damage(
-                    f"the archive is cut off within a header, of which {len(block)} bytes are left", start
-                )
+                raise self._damage(f"the archive is truncated in a header, of which {len(block)} bytes are left", start)
             member = self._step(parse_header(block, self._path, start), start)
             if member is not None:
                 self.members += 1
                 return member
         if self._for_next:
-            raise self._damage("an extended header at the end of the archive: its member is missing", self._position)
+            raise self._damage("the archive ends with an extended header, whose member is missing", self._position)
         return None
 
     def _check_start(self) -> None:
         head = self._window.bytes(0, BLOCK)
         if not head:
-            raise self._damage("the file is empty: an archive ends with blocks of zeros", 0)
+            raise self._damage("the file is empty, but an archive ends with blocks of zeros", 0)
         for magic, name in _COMPRESSIONS.items():
-            # An archive may begin with a member called "BZh...": then its checksum is right.
+            # An archive may begin with a member called "BZh...", whose checksum is then correct.
             if head.startswith(magic) and not (len(head) == BLOCK and _is_header(head)):
                 raise UnsupportedFormatError(
-                    f"{self._path}: the archive is compressed with {name} (it starts with {head[:4]!r}), which forbids "
-                    "random access: decompress it first",
+                    f"{self._path}: the archive is compressed with {name} (it starts with {head[:4]!r}): decompress it "
+                    "first, to allow random access",
                     path=self._path,
                 )
 
     def _step(self, header: Header, start: int) -> Member | None:
-        """Pass the member whose header stands at `start`; it, if it is a regular file."""
+        """Move past the member whose header is at `start`; return the member if it is a regular file."""
         data = start + BLOCK
         if header.kind in (b"x", b"g", b"L", b"K"):
             self._extend(header.kind, self._extension(header.size, start), start)
             self._position = data + padded(header.size)
             return None
         name, size, kind = header
-        said = self._for_all
+        records = self._for_all
         if self._for_next:
-            said, self._for_next = {**self._for_all, **self._for_next}, {}
-        if said:
-            name = said.get(b"path", name)
-            size = self._said_size(said[b"size"], start) if b"size" in said else size
-        if kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in said):
+            records, self._for_next = {**self._for_all, **self._for_next}, {}
+        if records:
+            name = records.get(b"path", name)
+            size = self._pax_size(records[b"size"], start) if b"size" in records else size
+        if kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in records):
             raise UnsupportedFormatError(
-                f"{self._path}, byte {start}: {_text(name)} is stored as a sparse file: pack it without --sparse",
+                f"{self._path}, byte {start}: {_text(name)} is stored as a sparse file: repack it without --sparse",
                 path=self._path,
             )
-        if kind in _WITHOUT_DATA or (kind == b"\0" and name.endswith(b"/")):  # old archives mark directories so
+        if kind in _WITHOUT_DATA or (kind == b"\0" and name.endswith(b"/")):  # how old archives mark directories
             self._position = data
             return None
         self._position = data + padded(size)
         if self._position > self._size:
             raise self._damage(
-                f"{_text(name)} has {size} bytes in whole blocks of {BLOCK}, and the archive is cut off after "
+                f"{_text(name)} has {size} bytes in whole blocks of {BLOCK}, but the archive is truncated after "
                 f"{self._size - data}",
                 start,
             )
@@ -338,7 +335,7 @@ class _Scanner:
     def _extension(self, size: int, start: int) -> bytes:
         left = self._size - start - BLOCK
         if size > min(left, _GREATEST_EXTENSION):
-            raise self._damage(f"an extended header has {size} bytes, and {left} are left in the file", start)
+            raise self._damage(f"an extended header has {size} bytes, but {left} are left in the file", start)
         return self._window.bytes(start + BLOCK, size)
 
     def _extend(self, kind: bytes, data: bytes, start: int) -> None:
@@ -349,12 +346,12 @@ class _Scanner:
         else:
             records = _parse_pax(data)
             if records is None:
-                raise self._damage("the PAX records of an extended header do not parse", start)
+                raise self._damage("the PAX records of an extended header are invalid", start)
             (self._for_all if kind == b"g" else self._for_next).update(records)
 
-    def _said_size(self, text: bytes, start: int) -> int:
+    def _pax_size(self, text: bytes, start: int) -> int:
         if not text.isdigit() or len(text) > 18:
-            raise self._damage(f"a PAX record gives the size {text!r}, which is no number", start)
+            raise self._damage(f"a PAX record gives the size {text!r}, which is not a number", start)
         return int(text)
 
     def _damage(self, message: str, offset: int) -> CorruptFileError:
@@ -367,7 +364,7 @@ def _is_header(block: bytes) -> bool:
 
 
 def _parse_pax(data: bytes) -> dict[bytes, bytes] | None:
-    """``length key=value`` records, None if they are none."""
+    """Parse ``length key=value`` records; None if they are invalid."""
     records: dict[bytes, bytes] = {}
     position = 0
     while position < len(data) and data[position]:  # some programs pad with zeros

@@ -1,15 +1,15 @@
-"""DALI's text index of a tar archive (``X.idx`` beside ``X.tar``), parsed and built.
+"""Parsing and building of DALI's text index of a tar archive (``X.idx`` beside ``X.tar``).
 
-The first line is ``v1.2 <samples>``, each further line a sample: ``<extension> <offset> <size> <name>`` for every
-component, offsets being those of the data. In v1.1 the names are missing, and DALI's documentation shows v1.2
-without them too. Tokens are parted by any white space; lines after the last sample are ignored.
+The first line is ``v1.2 <samples>``. Every other line is a sample: ``<extension> <offset> <size> <name>`` for each
+component, where offsets are those of the data. Version 1.1 has no names, and DALI's documentation also shows v1.2
+without them. Tokens are separated by white space; lines after the last sample are ignored.
 
-What is built is byte for byte what DALI's wds2idx.py writes, except where that is wrong: its offsets of members with
-GNU long names are too low, contiguous files (type 7) are left out, the last character of a name without a dot is not
-compared, and members behind a single block of zeros are lost.
+The index equals that of DALI's wds2idx.py, except for defects of that tool: its offsets of members with GNU long names
+are too low, it omits contiguous files (type 7), does not compare the last character of a name without a dot, and loses
+members after a single block of zeros.
 
-Parsing is vectorised: a stretch of whole lines at a time, small enough for its arrays to stay in the processor's
-cache, with each column of numbers converted in a few operations on eight digits at once.
+Parsing is vectorised. It handles a block of whole lines at a time, small enough for the processor's cache, and converts
+each column of numbers with a few operations on eight digits at once.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from dataload.sources.tar.samples import (
 from dataload.types import Array, BytesArray, Int64Array
 
 _VERSION = "v1.2"
-_FIELDS = {b"v1.2": (4, 3), b"v1.1": (3,)}  # fields of a component; for v1.2 what its documentation shows, too
-_STRETCH = 1 << 19  # bytes of text parsed at once
-_PAD = 24  # bytes before the text: the 24 that end where a word ends can be read, whatever its length
-_PAD_AFTER = 40  # and as many behind it as words are compared by, see _Extensions
-_MOST_DIGITS = 18  # what surely fits into int64
+_FIELDS = {b"v1.2": (4, 3), b"v1.1": (3,)}  # fields per component; for v1.2 also as documented
+_BLOCK_BYTES = 1 << 19  # bytes parsed at once
+_PAD = 24  # bytes before the text, so that the 24 bytes before the end of any word can be read
+_PAD_AFTER = 40  # bytes after the text, which comparisons of words may read; see _Extensions
+_MOST_DIGITS = 18  # always fits in int64
 _HEAD = re.compile(rb"[ \t\v\f\r]*(\S+)[ \t\v\f\r]+\+?(-?\d+)")
 _ODD_SPACES = (b"\t", b"\r", b"\v", b"\f")
 
@@ -49,9 +49,9 @@ _ALL = 2**64 - 1
 
 
 def _kept(lengths: range, last: bool) -> _Words:
-    """(4, lengths): masks for the four times eight bytes read of a word, in little-endian order.
+    """Return (4, lengths) masks for four reads of eight bytes of a word, in little-endian order.
 
-    A word of n bytes is read from its start, or (`last`) backwards from its end; what is not of it is masked.
+    The reads go from the start of a word or, if `last`, backwards from its end; the masks clear all other bytes.
     """
     counts = [[min(max(length - place, 0), 8) for length in lengths] for place in range(0, 32, 8)]
     masks = [[_ALL << (64 - 8 * n) & _ALL if last else (1 << 8 * n) - 1 for n in row] for row in counts]
@@ -63,20 +63,20 @@ _FIRST = _kept(range(33), last=False)
 
 
 def index_path(path: str) -> str:
-    """Where DALI's tools put the index of an archive: ``.idx`` for ``.tar``."""
+    """Return the path at which DALI's tools write the index of an archive: ``.idx`` for ``.tar``."""
     return f"{path[:-4] if path.endswith('.tar') else path}.idx"
 
 
 def build_head(samples: int) -> bytes:
-    """The first line."""
+    """Return the first line."""
     return f"{_VERSION} {samples}\n".encode()
 
 
 def build_line(members: Iterable[Member]) -> bytes:
-    """The line of one sample.
+    """Return the line of one sample.
 
     Raises:
-        ConfigError: A name cannot stand in an index: it holds white space, or has no extension.
+        ConfigError: A name contains white space or has no extension.
     """
     groups: list[bytes] = []
     for member in members:
@@ -86,35 +86,35 @@ def build_line(members: Iterable[Member]) -> bytes:
             what = "white space in its name" if extension else "no extension"
             raise ConfigError(
                 f"member {decode_name(member.name)!r} (data at byte {member.offset}) has {what}, which DALI's index "
-                "cannot hold: rename it, or read the archive without an index"
+                "does not allow: rename it, or read the archive without an index"
             )
         groups.append(b"%s %d %d %s" % (extension, member.offset, member.size, member.name))
     return b" ".join(groups) + b"\n"
 
 
 def parse_index(text: bytes, path: str, archive: str = "TAR") -> SampleTable:
-    """The samples that an index lists.
+    """Parse an index.
 
     Args:
         text: The whole index.
-        path: For messages.
-        archive: What it is the index of, for messages.
+        path: Path of the index, for messages.
+        archive: Path of the archive, for messages.
 
     Returns:
-        Sizes and offsets are checked to be numbers and multiples of 512, not to lie in an archive.
+        The table. Offsets are multiples of 512, but may lie outside the archive.
 
     Raises:
-        CorruptFileError: A line does not parse; the message gives its number.
+        CorruptFileError: A line is invalid; the message gives its number.
     """
     try:
         return _parse_any(text)
     except _BadLine as error:
         line, message = error.args
-        raise CorruptFileError(f"line {line}: {message}; make it anew: dataload index {archive}", path=path) from None
+        raise CorruptFileError(f"line {line}: {message}; recreate it: dataload index {archive}", path=path) from None
 
 
 class _BadLine(Exception):
-    """Its number, and what is wrong with it."""
+    """An invalid line: its number and what is wrong with it."""
 
 
 def _parse_any(text: bytes) -> SampleTable:
@@ -124,7 +124,7 @@ def _parse_any(text: bytes) -> SampleTable:
     if version not in _FIELDS or head is None:
         raise _BadLine(1, f"expected 'v1.1' or 'v1.2' and the number of samples, found {text[: min(end, 40)]!r}")
     if len(head.group(2)) > _MOST_DIGITS or int(head.group(2)) < 1:
-        raise _BadLine(1, f"the number of samples is {head.group(2).decode()[:40]}, it must be positive")
+        raise _BadLine(1, f"the number of samples is {head.group(2).decode()[:40]}, which must be positive")
     first, *others = _FIELDS[version]
     try:
         return _parse(text, end + 1, int(head.group(2)), first)
@@ -134,12 +134,12 @@ def _parse_any(text: bytes) -> SampleTable:
                 return _parse(text, end + 1, int(head.group(2)), fields)
             except _BadLine:
                 continue
-        raise  # about the fields that the version should have
+        raise  # reports the fields that the version should have
 
 
 @dataclass(slots=True)
-class _Stretch:
-    """What some lines say."""
+class _Block:
+    """The contents of a block of lines."""
 
     counts: Int64Array  # (lines,) components
     codes: Array  # (components,)
@@ -151,9 +151,9 @@ class _Stretch:
 
 def _parse(text: bytes, start: int, samples: int, fields: int) -> SampleTable:
     extensions = _Extensions()
-    parts: list[_Stretch] = []
+    parts: list[_Block] = []
     line = 0  # samples so far
-    for lines in _stretches(text, start):
+    for lines in _blocks(text, start):
         parts.append(_parse_lines(lines, samples - line, fields, line + 2, extensions))
         line += len(parts[-1].counts)
         if line == samples:
@@ -174,20 +174,20 @@ def _parse(text: bytes, start: int, samples: int, fields: int) -> SampleTable:
     )
 
 
-def _stretches(text: bytes, start: int) -> Iterator[bytes]:
-    """Whole lines, each stretch ending with a newline."""
+def _blocks(text: bytes, start: int) -> Iterator[bytes]:
+    """Yield blocks of whole lines, each ending with a newline."""
     while start < len(text):
-        end = text.rfind(b"\n", start, start + _STRETCH) + 1 or text.find(b"\n", start + _STRETCH) + 1
+        end = text.rfind(b"\n", start, start + _BLOCK_BYTES) + 1 or text.find(b"\n", start + _BLOCK_BYTES) + 1
         yield text[start:end] if end else text[start:] + b"\n"
         start = end or len(text)
 
 
-def _parse_lines(lines: bytes, wanted: int, fields: int, first_line: int, extensions: _Extensions) -> _Stretch:
+def _parse_lines(lines: bytes, wanted: int, fields: int, first_line: int, extensions: _Extensions) -> _Block:
     """Parse at most `wanted` lines."""
     data, gaps, line_ends = _gaps(lines)
     if any(space in lines for space in _ODD_SPACES) or int((gaps[1:] - gaps[:-1]).min()) == 1:
         data, gaps, line_ends = _gaps(_with_single_spaces(lines, wanted, first_line))
-    # Word i stands between gaps[i] and gaps[i + 1]; the first gap is the end of the line before.
+    # Word i lies between gaps[i] and gaps[i + 1]; the first gap is the end of the previous line.
     line_ends = line_ends[: wanted + 1]
     gaps = gaps[: line_ends[-1] + 1]
     counts, rest = np.divmod(np.diff(line_ends), fields)
@@ -200,29 +200,29 @@ def _parse_lines(lines: bytes, wanted: int, fields: int, first_line: int, extens
     tokens = _Tokens(data, windows, counts, first_line)
     offsets = tokens.numbers(columns[1], columns[2], "an offset")
     sizes = tokens.numbers(columns[2], columns[3], "a size")
-    tokens.refuse(offsets % BLOCK != 0, columns[1], columns[2], "is the offset of no data: those are multiples of 512")
+    tokens.refuse(offsets % BLOCK != 0, columns[1], columns[2], "is not the offset of data, which is a multiple of 512")
     codes = extensions.codes(tokens, columns[0], columns[1])
     firsts = np.cumsum(counts) - counts
     keys, key_lengths = b"", np.empty(0, np.int64)
     if fields == 4:
         keys, key_lengths = _keys(data, columns[3][firsts] + 1, columns[4][firsts])
-    return _Stretch(counts, codes, narrow(offsets // BLOCK), narrow(sizes), keys, key_lengths)
+    return _Block(counts, codes, narrow(offsets // BLOCK), narrow(sizes), keys, key_lengths)
 
 
 def _gaps(lines: bytes) -> tuple[BytesArray, Int64Array, Int64Array]:
-    """The lines between padding, where in that spaces and newlines stand, and which of these end lines."""
+    """Return the padded lines, the offsets of spaces and newlines, and which of these are newlines."""
     data = np.frombuffer(b"\n".rjust(_PAD) + lines + bytes(_PAD_AFTER), np.uint8)
     gaps = np.flatnonzero(data[:-_PAD_AFTER] <= 0x20)[_PAD - 1 :]
     kinds = data[gaps]
     newlines = kinds == 0x0A
     known = newlines | (kinds == 0x20)
-    if not known.all():  # other control characters belong to words
+    if not known.all():  # other control characters are parts of words
         gaps, newlines = gaps[known], newlines[known]
     return data, gaps, np.flatnonzero(newlines)
 
 
 def _with_single_spaces(lines: bytes, wanted: int, first_line: int) -> bytes:
-    """The first `wanted` lines with one space between words."""
+    """Return the first `wanted` lines with single spaces between words."""
     words = [line.split() for line in lines.split(b"\n")[:-1][:wanted]]
     if not all(words):
         raise _BadLine(first_line + words.index([]), "an empty line, expected a sample")
@@ -230,7 +230,7 @@ def _with_single_spaces(lines: bytes, wanted: int, first_line: int) -> bytes:
 
 
 class _Tokens(NamedTuple):
-    """The text of a stretch, and how to read a column of its words."""
+    """The text of a block, with methods that read columns of words."""
 
     data: BytesArray
     windows: Array  # every 8 bytes of `data`, overlapping
@@ -238,55 +238,55 @@ class _Tokens(NamedTuple):
     first_line: int
 
     def words(self, starts: Int64Array) -> _Words:
-        """The 8 bytes from each of `starts` as little-endian numbers."""
+        """Return the 8 bytes at each of `starts` as little-endian numbers."""
         return self.windows[starts].view("<u8")
 
     def numbers(self, before: Int64Array, end: Int64Array, what: str) -> Int64Array:
-        """The decimal numbers between the gaps `before` and `end`."""
+        """Parse the decimal numbers between the gaps `before` and `end`."""
         lengths = end - before - 1
         longest = int(lengths.max())
-        self.refuse(lengths > _MOST_DIGITS, before, end, f"is {what} beyond any file")
+        self.refuse(lengths > _MOST_DIGITS, before, end, f"is {what} too large for any file")
         total = np.zeros(len(end), np.uint64)
         wrong = np.zeros(len(end), np.uint64)
         for place in range(0, longest, 8):
             digits = self.words(end - (place + 8)) ^ np.uint64(0x3030303030303030)
             digits &= _LAST[place // 8][lengths]
-            # A byte above 9 reaches its highest bit when 0x76 is added.
+            # Adding 0x76 sets the highest bit of a byte above 9.
             wrong |= (digits + np.uint64(0x7676767676767676)) | digits
             total += _join_digits(digits) * np.uint64(10**place)
-        self.refuse(wrong & np.uint64(0x8080808080808080) != 0, before, end, f"is {what} that is no number")
+        self.refuse(wrong & np.uint64(0x8080808080808080) != 0, before, end, f"is not a number, but should be {what}")
         return total.view(np.int64)
 
     def refuse(self, bad: npt.NDArray[np.bool_], before: Int64Array, end: Int64Array, what: str) -> None:
-        """Raise about the first bad word."""
+        """Raise for the first bad word, if there is one."""
         if bad.any():
             component = int(np.argmax(bad))
             line = int(np.searchsorted(np.cumsum(self.counts), component, side="right"))
             raise _BadLine(self.first_line + line, f"{self.text(before[component], end[component])!r} {what}")
 
     def text(self, before: Any, end: Any) -> str:
-        """One word, cut at 40 bytes."""
+        """Return one word, cut to 40 bytes."""
         return decode_name(self.data[before + 1 : min(end, before + 41)].tobytes())
 
 
 def _join_digits(digits: _Words) -> _Words:
-    """The number whose eight digits are the bytes, the first byte being the highest digit."""
+    """Return the number whose eight digits are the bytes, the first byte being the most significant digit."""
     pairs = (digits * np.uint64(10) + (digits >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
     fours = (pairs * np.uint64(100) + (pairs >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
     return (fours * np.uint64(10_000) + (fours >> np.uint64(32))) & np.uint64(0x00000000FFFFFFFF)
 
 
 class _Extensions:
-    """Numbers the extensions in order of first occurrence."""
+    """Assigns codes to extensions, in order of first occurrence."""
 
-    _SHORT = 32  # bytes compared, eight at once
-    _FEW = 32  # extensions looked for one after another; beyond that a dict is faster
+    _SHORT = 32  # bytes compared, eight at a time
+    _FEW = 32  # extensions searched one by one; for more, a dict is faster
 
     def __init__(self) -> None:
         self.names: dict[bytes, int] = {}
 
     def codes(self, tokens: _Tokens, before: Int64Array, end: Int64Array) -> Array:
-        """The codes of the words between the gaps `before` and `end`."""
+        """Return the codes of the words between the gaps `before` and `end`."""
         lengths = end - before - 1
         compared = np.minimum(lengths, self._SHORT)
         words = [
@@ -296,7 +296,7 @@ class _Extensions:
         out = np.full(len(end), -1, np.int64)
         todo = np.arange(len(end))
         while len(todo) and len(self.names) <= self._FEW:
-            # Whatever stands first is the extension to look for now: known or new.
+            # The first word left is the extension to search for, known or new.
             model = todo[0]
             code = self._code(tokens.data[before[model] + 1 : end[model]].tobytes())
             same = lengths[todo] == lengths[model]
@@ -315,7 +315,7 @@ class _Extensions:
 
 
 def _keys(data: BytesArray, starts: Int64Array, ends: Int64Array) -> tuple[bytes, Int64Array]:
-    """The keys of the names data[starts:ends], back to back, and their lengths."""
+    """Return the keys of the names data[starts:ends], concatenated, and their lengths."""
     bases = starts
     slashes, dots = np.flatnonzero(data == 0x2F), np.flatnonzero(data == 0x2E)
     if len(slashes):
@@ -326,6 +326,6 @@ def _keys(data: BytesArray, starts: Int64Array, ends: Int64Array) -> tuple[bytes
     if length and bool((lengths == length).all()):
         windows = np.ndarray((len(data) - length + 1,), np.dtype((np.void, length)), data, 0, (1,))
         return windows[starts].tobytes(), lengths
-    # Byte i of the result is byte i - (what the keys before it take) of its key.
+    # Byte i of the result is byte i - (total length of the previous keys) of its key.
     shifts = starts - (np.cumsum(lengths) - lengths)
     return data[np.repeat(shifts, lengths) + np.arange(int(lengths.sum()))].tobytes(), lengths

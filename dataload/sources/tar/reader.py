@@ -1,4 +1,4 @@
-"""Tar archives of samples, as WebDataset and DALI read them, through an index or by scanning."""
+"""Source of samples in tar archives, as in WebDataset and DALI."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from dataload.types import FieldSpec, Record
 class TarSource(FileSource[Record]):
     """Samples of tar archives.
 
-    A sample is a run of adjacent files whose paths agree up to the first dot of the base name. Its record holds
-    ``"__key__"``, that common path, and for each file its content under the rest of its name: ``"jpg"``,
-    ``"left.png"``. Of several files of one name in a sample the first counts, as for DALI; `dataload index`
-    reports them. Directories, links and hidden files are passed over.
+    A sample is a run of adjacent files whose paths are equal up to the first dot of the base name. Its record has this
+    common path as ``"__key__"``, and the content of each file under the rest of the file's name: ``"jpg"``,
+    ``"left.png"``. If a sample has several files of the same name, the first is read, as in DALI; `dataload index`
+    reports them. Directories, links and hidden files are skipped.
 
     Args:
-        paths: One archive or several, not compressed.
-        fields: Names of the fields to read, in that order; None means all that a sample has. ``"__key__"`` is then
-            read only if it is named.
+        paths: One or more uncompressed archives.
+        fields: Names of the fields to read, in that order, with ``"__key__"`` only if it is named; None means all.
         options: See `TarOptions`.
 
     Raises:
-        ConfigError: An option is none of these; on first use, when a field is unknown or missing.
-        CorruptFileError: On first use, when archive or index contradict their format or each other.
-        UnsupportedFormatError: On first use, when an archive is compressed or holds sparse files.
+        ConfigError: An option is invalid; on first use, if a field is unknown or missing.
+        CorruptFileError: On first use, if an archive or index is damaged or they contradict each other.
+        UnsupportedFormatError: On first use, if an archive is compressed or contains sparse files.
     """
 
     format_name = "tar"
@@ -68,7 +67,7 @@ class TarSource(FileSource[Record]):
 
 
 def pair_indexes(paths: tuple[str, ...], index: Any, key: str = "index") -> dict[str, str] | Literal[False] | None:
-    """Return a dict from archive to index file, or `index` itself if it is None or False.
+    """Return the index file of each archive, or `index` itself if it is None or False.
 
     Raises:
         ConfigError: The numbers of archives and of index files differ, or an archive has two different index files.
@@ -77,11 +76,11 @@ def pair_indexes(paths: tuple[str, ...], index: Any, key: str = "index") -> dict
     if index is None or index is False:
         return index
     if index is True:
-        raise ConfigError(f"{key} is True: give the paths of the index files, None or False", key=key, value=index)
+        raise ConfigError(f"{key} is True: pass the paths of the index files, None or False", key=key, value=index)
     several = [index] if isinstance(index, (str, PathLike)) else list(index)
     if len(several) != len(paths):
         raise ConfigError(
-            f"{key} names {len(several)} files for {len(paths)} archives: give one for each, in the same order",
+            f"{key} names {len(several)} files for {len(paths)} archives: pass one for each, in the same order",
             key=key,
             value=index,
         )

@@ -1,8 +1,8 @@
-"""Which members of an archive make a sample, kept in at most 16 bytes a member.
+"""Tables of the samples in an archive, at most 16 bytes per member.
 
-A sample is a run of adjacent regular files with one key. The key is the path up to the first dot of the base
-name; the rest is the extension, which names the component. A file without a dot is its own key and extension.
-Hidden files (base name starting with a dot) are no components, and do not part a run.
+A sample is a run of adjacent regular files with the same key: the path up to the first dot of the base name. The rest
+is the extension, which names the component. The name of a file without a dot is both key and extension. Hidden files
+(whose base name starts with a dot) are not components and do not interrupt a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UnsignedArray = npt.NDArray[np.unsignedinteger[Any]]
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """Key and extension of a member; None for one that is no component.
+    """Return key and extension of a member; None if it is not a component.
 
     Example:
         >>> split_name(b"train/v1.0/000017.left.png")
@@ -36,17 +36,17 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
 
 
 def decode_name(name: bytes) -> str:
-    """A name as text; bytes that are no UTF-8 survive as surrogates, as in Python's file names."""
+    """Decode a name; bytes that are not UTF-8 become surrogates, as in Python's file names."""
     return name.decode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Names of the samples.
+    """Keys of the samples.
 
     Attributes:
-        text: All of them back to back; as text if they are ASCII, which takes a byte a character then.
-        ends: (samples,) where each ends; or (1,), the length that all have.
+        text: All keys concatenated; a str, at one byte per character, if they are ASCII.
+        ends: End of each key, (samples,); or the length of all, (1,).
     """
 
     text: str | bytes
@@ -54,13 +54,13 @@ class Keys:
 
     @classmethod
     def of_lengths(cls, blob: bytes, lengths: Int64Array) -> Keys:
-        """From names back to back and their lengths, (samples,)."""
+        """Create from concatenated names and their lengths, (samples,)."""
         same = len(lengths) > 0 and bool((lengths == lengths[0]).all())
         text = blob.decode("ascii") if blob.isascii() else blob
         return cls(text, lengths[:1].copy() if same else narrow(np.cumsum(lengths)))
 
     def names(self, samples: Int64Array) -> list[str]:
-        """The names of `samples`, (rows,) int64."""
+        """Return the keys of `samples`, (rows,) int64."""
         if len(self.ends) == 1:
             stops = (samples + 1) * int(self.ends[0])
             starts = stops - int(self.ends[0])
@@ -68,10 +68,10 @@ class Keys:
             stops = self.ends[samples]
             starts = np.where(samples > 0, self.ends[samples - 1], 0)
         text = self.text
-        places = zip(starts.tolist(), stops.tolist(), strict=True)
+        spans = zip(starts.tolist(), stops.tolist(), strict=True)
         if isinstance(text, str):
-            return [text[start:stop] for start, stop in places]
-        return [decode_name(text[start:stop]) for start, stop in places]
+            return [text[start:stop] for start, stop in spans]
+        return [decode_name(text[start:stop]) for start, stop in spans]
 
     @property
     def nbytes(self) -> int:
@@ -81,15 +81,15 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """Where the components of every sample lie: components are numbered in the order of the samples.
+    """Locations of the components of all samples; components are numbered in sample order.
 
     Attributes:
-        extensions: Extension by code, in order of first occurrence.
-        codes: Extension codes: (width,) where every sample has the same components, else (components,).
-        ends: (samples,) number of the first component after each sample; None where all have `width`.
-        blocks: (components,) where the data start, in blocks of 512 bytes.
-        sizes: (components,) bytes.
-        keys: Names of the samples; None where an index without names was read.
+        extensions: Extensions by code, in order of first occurrence.
+        codes: Extension codes: (width,) if every sample has the same components, else (components,).
+        ends: (samples,) number of the first component after each sample; None if all have `width`.
+        blocks: (components,) start of the data, in blocks of 512 bytes.
+        sizes: (components,) size in bytes.
+        keys: Keys of the samples; None if the index has no names.
     """
 
     extensions: tuple[str, ...]
@@ -111,15 +111,15 @@ class SampleTable:
         return sum(part.nbytes for part in parts if part is not None)
 
     def offsets(self, components: Int64Array | slice) -> Int64Array:
-        """Byte offsets of the data of `components`."""
+        """Return the byte offsets of the data of `components`."""
         return self.blocks[components].astype(np.int64) * BLOCK
 
     def lengths(self, components: Int64Array | slice) -> Int64Array:
-        """Bytes of the data of `components`."""
+        """Return the sizes in bytes of the data of `components`."""
         return self.sizes[components].astype(np.int64)
 
     def meet(self, codes: Sequence[int]) -> bool:
-        """Whether any sample has two components with these codes."""
+        """Return whether any sample has two components with these codes."""
         hits = np.flatnonzero(np.isin(self.codes, np.asarray(codes, self.codes.dtype)))
         if self.ends is None:
             return len(hits) > 1
@@ -127,16 +127,16 @@ class SampleTable:
         return bool((samples[1:] == samples[:-1]).any())
 
     def start(self, sample: int) -> int:
-        """The number of the first component of one sample."""
+        """Return the number of a sample's first component."""
         if self.ends is None:
             return sample * len(self.codes)
         return int(self.ends[sample - 1]) if sample else 0
 
     def all_components(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """The components of `samples` one after another, where samples differ in them.
+        """Return all components of `samples`, for archives whose samples differ in components.
 
         Returns:
-            (n,) int64 numbers of components, and (n,) int64 which of `samples` each belongs to.
+            Numbers of the components, (n,) int64, and the row in `samples` of each, (n,) int64.
         """
         assert self.ends is not None
         stops = self.ends[samples].astype(np.int64)
@@ -146,28 +146,28 @@ class SampleTable:
         return np.arange(len(rows)) + (starts - before)[rows], rows
 
     def sample(self, component: int) -> int:
-        """The number of the sample that one component belongs to."""
+        """Return the number of the sample to which a component belongs."""
         if self.ends is None:
             return component // len(self.codes)
         return int(np.searchsorted(self.ends, component, side="right"))
 
     def code(self, component: int) -> int:
-        """The extension code of one component."""
+        """Return the extension code of a component."""
         return int(self.codes[component % len(self.codes) if self.ends is None else component])
 
     def first(self, codes: Sequence[int]) -> Array | int:
-        """For every sample the number of its first component with one of these codes.
+        """Return for every sample the number of its first component with one of these codes.
 
         Returns:
-            (samples,) int32 or int64, -1 where a sample has none; or, where all samples have the same components,
-            the one place within each, -1 for none.
+            (samples,) int32 or int64, -1 for none; or, if all samples have the same components, the position within
+            each sample, -1 for none.
         """
         hits = np.flatnonzero(np.isin(self.codes, np.asarray(codes, self.codes.dtype)))
         if self.ends is None:
             return int(hits[0]) if len(hits) else -1
         out = np.full(len(self), -1, np.int32 if len(self.blocks) < 2**31 else np.int64)
         samples = np.searchsorted(self.ends, hits, side="right")
-        out[samples[::-1]] = hits[::-1]  # of several the first is written last
+        out[samples[::-1]] = hits[::-1]  # the first of several is written last
         return out
 
 
@@ -179,15 +179,15 @@ def build_table(
     sizes: Array,
     keys: Keys | None,
 ) -> SampleTable:
-    """A table in its smallest form.
+    """Return a table in its most compact form.
 
     Args:
-        extensions: By code.
-        codes: (components,).
-        counts: (samples,) components of each, at least 1.
-        blocks: (components,).
-        sizes: (components,).
-        keys: Names of the samples.
+        extensions: See `SampleTable`.
+        codes: (components,) extension codes.
+        counts: (samples,) components per sample, at least 1.
+        blocks: See `SampleTable`.
+        sizes: See `SampleTable`.
+        keys: See `SampleTable`.
     """
     ends: Array | None = np.cumsum(counts)
     if len(counts) and bool((counts == counts[0]).all()):
@@ -202,13 +202,13 @@ def build_table(
 
 
 def narrow(numbers: Array) -> Array:
-    """Numbers that are not negative, in 4 bytes each where they fit."""
+    """Return non-negative numbers in 4 bytes each if they fit."""
     fits = not len(numbers) or int(numbers.max()) < 2**32
     return numbers.astype(np.uint32 if fits else np.int64, copy=False)
 
 
 def group_members(members: Iterable[Member]) -> SampleTable:
-    """The samples of an archive, from its members in their order."""
+    """Return the table of an archive, given its members in order."""
     extensions: dict[bytes, int] = {}
     codes, counts, blocks, sizes = array("L"), array("q"), array("q"), array("q")
     blob, key_lengths = bytearray(), array("q")
@@ -239,5 +239,5 @@ def group_members(members: Iterable[Member]) -> SampleTable:
 
 
 def code_array(codes: _UnsignedArray, extensions: int) -> _UnsignedArray:
-    """Codes below `extensions`, in as few bytes as that needs."""
+    """Return codes below `extensions` in as few bytes as possible."""
     return codes.astype(np.uint8 if extensions <= 1 << 8 else np.uint16 if extensions <= 1 << 16 else np.uint32)

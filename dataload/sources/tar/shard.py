@@ -1,4 +1,4 @@
-"""Reads the samples of one opened tar archive."""
+"""Reader of the samples in one tar archive."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _END_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class TarSettings:
-    """How an archive is read.
+    """Settings for reading an archive.
 
     Attributes:
-        options: As the user gave them.
-        decoders: Extension, or its last part -> what decodes it.
+        options: Options of the source.
+        decoders: Decoders by extension or by its last part.
     """
 
     options: TarOptions
     decoders: Mapping[str, Decoder]
 
     def decoder(self, extension: str) -> Decoder:
-        """Return what decodes components of that extension."""
+        """Return the decoder for components with this extension."""
         name = extension if self.options.case_sensitive else extension.lower()
         chosen = self.decoders.get(name) or self.decoders.get(name.rpartition(".")[2])
         return chosen or (known_extension(name) if self.options.decode == "auto" else None) or DECODERS["bytes"]
@@ -47,14 +47,14 @@ def plan_decoders(options: TarOptions) -> dict[str, Decoder]:
     """Return the decoders that the option `decode` names, by extension.
 
     Raises:
-        ConfigError: It is not a mapping, or names a decoder that does not exist.
+        ConfigError: The option is not a mapping, or names a decoder that does not exist.
     """
     decode: Any = options.decode
     if decode is None or decode == "auto":
         return {}
     if not isinstance(decode, Mapping):
         raise ConfigError(
-            f'decode is {decode!r}: give None, "auto" or a mapping of extensions to decoders',
+            f'decode is {decode!r}: pass None, "auto" or a mapping of extensions to decoders',
             key="decode",
             value=decode,
         )
@@ -67,10 +67,10 @@ class _Field:
     """A field of one archive.
 
     Attributes:
-        name: As records have it.
-        decoder: What makes its values.
-        first: The number of each sample's component, or its place in every sample; -1 where there is none.
-        others: Extension code -> what decodes components of that code, where it is not `decoder`.
+        name: Name of the field.
+        decoder: Decoder of its values.
+        first: Component number by sample, -1 for none; or the position of the component in every sample.
+        others: Decoders by extension code, for codes with another decoder.
     """
 
     name: str
@@ -79,7 +79,7 @@ class _Field:
     others: Mapping[int, Decoder]
 
     def only(self, name: str) -> bool:
-        """Whether the decoder of that name makes all of its values."""
+        """Return whether the decoder of this name decodes all values."""
         return self.decoder is DECODERS[name] and not self.others
 
 
@@ -87,10 +87,10 @@ class TarReader(ShardReader[Record]):
     """One archive.
 
     Args:
-        path: The archive.
-        index: Path of its index; None for the one beside it, if there is one; False to scan.
-        settings: How to read.
-        selected: Fields that every sample must have, or will by `settings.missing`; None means all that it has.
+        path: Path of the archive.
+        index: Path of its index; None for one beside it, if that exists; False to scan.
+        settings: Settings for reading.
+        selected: Fields to which the option `missing` applies; None means that samples may differ.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class TarReader(ShardReader[Record]):
         self._codes.pop(KEY, None)
         self._planned: dict[str, _Field] = {}
         self._specs: dict[str, FieldSpec] | None = None
-        # Number of each sample that is read, where some are skipped.
+        # Numbers of the samples that are read, if some are skipped.
         self._kept: Int64Array | None = None
         if selected is not None and len(self._table):
             self._apply_missing(tuple(name for name in selected if name != KEY))
@@ -125,7 +125,7 @@ class TarReader(ShardReader[Record]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """The key, and all fields that any sample has, in order of first occurrence; empty without samples."""
+        """The key and the fields of all samples, in order of first occurrence; empty if there are no samples."""
         if self._specs is None:
             self._specs = {name: self._spec(self._field(name)) for name in self._codes}
             if len(self._table):
@@ -133,7 +133,7 @@ class TarReader(ShardReader[Record]):
         return self._specs
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
-        """See `ShardReader.read`; without `fields` each record holds what its sample has."""
+        """See `ShardReader.read`; without `fields`, each record has the fields of its sample."""
         self._file.check()
         samples = self._samples(indices)
         if fields is None and self._table.ends is not None:
@@ -155,7 +155,7 @@ class TarReader(ShardReader[Record]):
         self._file.release()
 
     def identity(self) -> str:
-        """Where the components lie, and the ends of the first and the last of them: archives end in zeros."""
+        """Return a hash of the table and of the first and last component's ends: archives end in zeros."""
         self._file.check()
         table, found = self._table, hashlib.blake2b(digest_size=16)
         for numbers in (table.blocks, table.sizes, table.codes, table.ends):
@@ -169,7 +169,7 @@ class TarReader(ShardReader[Record]):
         return found.hexdigest()
 
     def key(self, index: int) -> str:
-        """What the names of the sample's files have in common."""
+        """See `ShardReader.key`."""
         self._file.check()
         return self._key(int(self._samples(np.array([index]))[0]))
 
@@ -188,7 +188,7 @@ class TarReader(ShardReader[Record]):
         return field
 
     def _spec(self, field: _Field) -> FieldSpec:
-        """What the first component tells; sizes tell whether shapes vary."""
+        """Return the field's specification, from its first component and from all sizes."""
         kind = field.decoder.name
         if field.others or field.decoder.own:
             return _UNKNOWN
@@ -208,7 +208,7 @@ class TarReader(ShardReader[Record]):
         return spec
 
     def _components(self, field: _Field, samples: Int64Array) -> Int64Array:
-        """The number of the field's component in each of `samples`, (rows,); -1 where there is none."""
+        """Return the number of the field's component in each of `samples`, (rows,), or -1."""
         if not isinstance(field.first, int):
             return field.first[samples]
         if field.first < 0:
@@ -217,7 +217,7 @@ class TarReader(ShardReader[Record]):
 
     def _apply_missing(self, names: tuple[str, ...]) -> None:
         if self._settings.options.missing == "error":
-            # A name that no sample has is a wrong name: the source says which are known.
+            # A name that no sample has is wrong; the source reports it together with the known names.
             names = tuple(name for name in names if name in self._codes)
         present = np.ones(len(self._table), bool)
         everything = np.arange(len(self._table))
@@ -233,19 +233,19 @@ class TarReader(ShardReader[Record]):
             self._kept = np.flatnonzero(present)
 
     def _empty(self, field: _Field, sample: int) -> Any:
-        """What stands for a missing component."""
+        """Return the value for a missing component."""
         key = self._key(sample)
         if self._settings.options.missing != "empty":
             raise ConfigError(
-                f"{self._file.path}: sample {sample} ({key!r}) has no field {field.name!r}: leave such samples out by "
-                "missing='skip', or read it as empty by missing='empty'",
+                f"{self._file.path}: sample {sample} ({key!r}) has no field {field.name!r}: skip such samples with "
+                "missing='skip', or read an empty value with missing='empty'",
                 key="missing",
                 value=self._settings.options.missing,
             )
         if field.decoder.empty is None:
             raise ConfigError(
-                f"{self._file.path}: sample {sample} ({key!r}) has no field {field.name!r}, and what is decoded as "
-                f"{field.decoder.name} has no empty value: choose missing='skip', or decode it as 'bytes'",
+                f"{self._file.path}: sample {sample} ({key!r}) has no field {field.name!r}, and "
+                f"{field.decoder.name} has no empty value: use missing='skip', or decode it as 'bytes'",
                 key="missing",
                 value=self._settings.options.missing,
             )
@@ -260,7 +260,7 @@ class TarReader(ShardReader[Record]):
         return [name_from_archive(self._table, self._table.start(sample), self._file) for sample in samples.tolist()]
 
     def _records(self, samples: Int64Array) -> list[Record]:
-        """All that each of `samples` has, where they differ in that."""
+        """Return records with the fields of each sample, for archives whose samples differ in fields."""
         components, rows = self._table.all_components(samples)
         codes = self._table.codes[components]
         names = {code: name for name, places in self._codes.items() for code in places}
@@ -288,7 +288,7 @@ class TarReader(ShardReader[Record]):
         if field.only("npy"):
             rows = self._alike(components)
             if rows is not None:
-                # rows[i, ...] is an array even where rows[i] would be a scalar
+                # rows[i, ...] is an array even if rows[i] is a scalar
                 return [rows[i, ...] for i in range(len(rows))]
         return self._decode(field, components)
 
@@ -300,7 +300,7 @@ class TarReader(ShardReader[Record]):
             components = self._components(field, samples)
             rows = self._alike(components) if int(components.min()) >= 0 else None
             if rows is not None:
-                # as np.stack, which default_collate calls
+                # like np.stack, which default_collate calls
                 return rows.astype(rows.dtype.newbyteorder("="), copy=False)
         values = self._values(name, samples)
         if field.only("bytes"):
@@ -310,7 +310,7 @@ class TarReader(ShardReader[Record]):
         return default_collate([{name: value} for value in values])[name]
 
     def _alike(self, components: Int64Array) -> Array | None:
-        """Arrays of .npy components whose headers are the same, (rows, *shape); None if they are not."""
+        """Return .npy components with equal headers as one array, (rows, *shape); None if their headers differ."""
         sizes = self._table.lengths(components)
         size = int(sizes[0])
         if not size or bool((sizes != size).any()):
@@ -319,7 +319,7 @@ class TarReader(ShardReader[Record]):
         try:
             layout = npy_layout(self._file.view(int(offsets[0]), size))
         except CorruptFileError:
-            return None  # the general path raises it, with its place
+            return None  # the general path raises it with its location
         if layout.start + layout.nbytes != size:
             return None
         headers = self._file.gather(offsets, layout.start)
@@ -330,7 +330,7 @@ class TarReader(ShardReader[Record]):
         return layout.rows(self._file.gather(offsets + layout.start, layout.nbytes))
 
     def _decode(self, field: _Field, components: Int64Array) -> list[Any]:
-        """The values of components that exist."""
+        """Decode components that exist."""
         if field.others:
             return self._decode_by_code(field, components)
         offsets, lengths = self._table.offsets(components), self._table.lengths(components)
@@ -346,14 +346,14 @@ class TarReader(ShardReader[Record]):
                 values.append(decode(content))
         except Exception as error:
             row = len(values)
-            placed = self._placed(error, field, int(components[row]), int(offsets[row]))
-            if placed is error:
+            located = self._located(error, field, int(components[row]), int(offsets[row]))
+            if located is error:
                 raise
-            raise placed from error
+            raise located from error
         return values
 
     def _decode_by_code(self, field: _Field, components: Int64Array) -> list[Any]:
-        codes = self._table.codes[components]  # with several decoders, samples differ in their components
+        codes = self._table.codes[components]  # only samples with different components have several decoders
         values: list[Any] = [None] * len(components)
         for code in np.unique(codes).tolist():
             where = np.flatnonzero(codes == code)
@@ -362,8 +362,8 @@ class TarReader(ShardReader[Record]):
                 values[place] = value
         return values
 
-    def _placed(self, error: Exception, field: _Field, component: int, offset: int) -> Exception:
-        """What a decoder raised, with its place."""
+    def _located(self, error: Exception, field: _Field, component: int, offset: int) -> Exception:
+        """Return the error of a decoder with its location."""
         sample = self._table.sample(component)
         what = f"field {field.name!r} of {self._key(sample)!r}"
         if field.decoder.own or not isinstance(error, (CorruptFileError, UnsupportedFormatError)):

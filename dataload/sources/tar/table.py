@@ -1,4 +1,4 @@
-"""Where the samples of an archive lie: from its index, checked against the archive, or by scanning it."""
+"""The table of an archive's samples, from its index, which is checked against the archive, or by scanning."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from dataload.storage.errors import file_errors
 from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached, within
 from dataload.types import Array
 
-_MEMBERS_VERIFIED = 16  # at even distances, the first and the last among them: a page fault each
+_MEMBERS_VERIFIED = 16  # evenly spaced, including first and last; each costs a page fault
 _LEAST_CACHED = {True: 2_000, False: 100_000}
-"""Components of a table that is kept, scanned or not: about 30 ms of work, and of a far disk a read for each."""
-_LONGEST_GAP = 1 << 20  # bytes between two components that are searched for the header of the second
+"""Minimum size of a cached table in components, scanned or not: about 30 ms of work, or a read each on slow disks."""
+_LONGEST_GAP = 1 << 20  # bytes between components that are searched for a header
 
 
 def load_table(
@@ -31,21 +31,21 @@ def load_table(
     verify_index: bool,
     cache: bool = True,
 ) -> SampleTable:
-    """The samples of an archive.
+    """Return the table of an archive.
 
     Args:
         file: The archive.
-        index: Path of its index; None for the one beside it if there is one; False to scan.
+        index: Path of its index; None for one beside it, if that exists; False to scan.
         on_damage: See `scan`.
-        verify_index: Compare some members with what the index says.
-        cache: Keep the table of a large archive in a file, and use the one that is kept.
+        verify_index: Compare some members with the index.
+        cache: Use the cache for the table of a large archive.
 
     Returns:
-        Every component lies inside the archive.
+        A table whose components all lie inside the archive.
 
     Raises:
-        CorruptFileError: Archive or index contradict their format or each other.
-        UnsupportedFormatError: The archive is compressed or holds sparse files.
+        CorruptFileError: The archive or index is damaged, or they contradict each other.
+        UnsupportedFormatError: The archive is compressed or contains sparse files.
     """
     if index is None:
         beside = index_path(file.path)
@@ -54,7 +54,7 @@ def load_table(
     table = None if key is None else _load(key, file)
     if table is None:
         table = _make(file, index, on_damage)
-        # Of a damaged archive every opening should warn.
+        # Opening a damaged archive should warn each time.
         if key is not None and on_damage == "error" and len(table.blocks) >= _LEAST_CACHED[index is False]:
             store_cached(key, _pack(table))
     if verify_index and index is not False:
@@ -71,7 +71,7 @@ def _key(file: MappedFile, index: str | Literal[False]) -> IndexKey | None:
 
 
 def _load(key: IndexKey, file: MappedFile) -> SampleTable | None:
-    """The table that is kept, if it is one of this archive: whoever changed the file may have made it up."""
+    """Return the cached table if it fits the archive; the cache file is not trusted."""
     found = load_cached(key) if key.files[0][0] == file.size else None
     table = None if found is None else _unpack(found)
     return table if table is not None and _outside(table, file) is None else None
@@ -88,13 +88,13 @@ def _pack(table: SampleTable) -> CachedTable:
 
 
 def _unpack(found: CachedTable) -> SampleTable | None:
-    """The table that was packed; None if it is none."""
+    """Return the table from the cache, or None if it is invalid."""
     arrays, names = found.arrays, found.extras.get("extensions")
     if not isinstance(names, list) or not arrays.keys() >= {"codes", "blocks", "sizes"}:
         return None
     extensions = tuple(map(str, cast("list[Any]", names)))
     codes, blocks, sizes, ends = arrays["codes"], arrays["blocks"], arrays["sizes"], arrays.get("ends")
-    # Offsets and sizes of which any two add up to an int64.
+    # Sums of an offset and a size must fit in int64.
     if not (within(codes, len(extensions)) and within(blocks, 2**53) and within(sizes, 2**62)):
         return None
     count = len(blocks)
@@ -124,7 +124,7 @@ def _unpack_keys(found: CachedTable, samples: int) -> Keys | None:
 
 
 def _rise(ends: Array, last: int, least: int = 1) -> bool:
-    """Whether each is more than the one before, by `least`, up to `last`."""
+    """Return whether the numbers rise by at least `least` each, and end with `last`."""
     steps = np.diff(ends.astype(np.int64), prepend=0)
     return len(ends) > 0 and int(steps.min()) >= least and int(ends[-1]) == last
 
@@ -136,30 +136,30 @@ def _make(file: MappedFile, index: str | Literal[False], on_damage: OnDamage) ->
     component = _outside(table, file)
     if component is not None:
         offset, size = (int(numbers(np.array([component]))[0]) for numbers in (table.offsets, table.lengths))
-        raise _stale(table, component, f"{size} bytes at {offset}, and the archive has {file.size}", file, index)
+        raise _stale(table, component, f"{size} bytes at {offset}, but the archive has {file.size}", file, index)
     return table
 
 
 def _scan(file: MappedFile, on_damage: OnDamage) -> SampleTable:
-    # By reads, not through the map: a fault of a map reads the pages around it too.
+    # Reading is better than mapping here: a page fault also reads the surrounding pages.
     with storage_of(file.path).open(file.path) as stream:
         return group_members(scan(stream.read, file.size, file.path, on_damage=on_damage))
 
 
 def _outside(table: SampleTable, file: MappedFile) -> int | None:
-    """The number of the first component that does not lie inside the archive."""
+    """Return the number of the first component that does not lie inside the archive, or None."""
     if not len(table.blocks) or int(table.blocks.max()) * BLOCK + int(table.sizes.max()) <= file.size:
-        return None  # without a number for each component
+        return None  # checked without an array of ends
     outside = table.offsets(slice(None)) + table.lengths(slice(None)) > file.size
     return int(np.argmax(outside)) if outside.any() else None
 
 
 def _check_members(table: SampleTable, file: MappedFile, index: str) -> None:
-    """Compare members spread over the index with their headers."""
+    """Compare evenly spaced members with their headers."""
     count = len(table.blocks)
     if int(table.blocks.min()) == 0:
         first = int(np.argmin(table.blocks))
-        raise _stale(table, first, "a member at 0, where the first header stands", file, index)
+        raise _stale(table, first, "a member at 0, where the first header is", file, index)
     spread = np.unique(np.linspace(0, count - 1, min(count, _MEMBERS_VERIFIED)).astype(np.int64))
     for component, offset, size in zip(
         spread.tolist(), table.offsets(spread).tolist(), table.lengths(spread).tolist(), strict=True
@@ -168,23 +168,23 @@ def _check_members(table: SampleTable, file: MappedFile, index: str) -> None:
             header = parse_header(file.copy(offset - BLOCK, BLOCK), file.path, offset - BLOCK)
         except CorruptFileError:
             raise _stale(
-                table, component, f"a member at {offset}, and no header stands before it", file, index
+                table, component, f"a member at {offset}, but there is no header before it", file, index
             ) from None
         if header.kind not in REGULAR:
-            raise _stale(table, component, f"a file at {offset}, and the header before it is of no file", file, index)
+            raise _stale(table, component, f"a file at {offset}, but the header before it is not a file's", file, index)
         if header.size != size and size <= GREATEST_SIZE:
-            raise _stale(table, component, f"{size} bytes at {offset}, and the header says {header.size}", file, index)
+            raise _stale(table, component, f"{size} bytes at {offset}, but the header says {header.size}", file, index)
         expected = _names(table, component)
-        # Longer and non-ASCII names may stand in full elsewhere.
+        # Longer and non-ASCII names may be stored elsewhere.
         if expected and header.name not in expected and all(len(n) <= 100 and n.isascii() for n in expected):
             found = decode_name(header.name)
             raise _stale(
-                table, component, f"{expected[0].decode()!r} at {offset}, and the header says {found!r}", file, index
+                table, component, f"{expected[0].decode()!r} at {offset}, but the header says {found!r}", file, index
             )
 
 
 def _names(table: SampleTable, component: int) -> tuple[bytes, ...]:
-    """What a member may be called, given key and extension: without a dot they are the same."""
+    """Return the possible names of a member, given its key and extension, which are equal for a name without a dot."""
     if table.keys is None:
         return ()
     key, extension = table.keys.names(np.array([table.sample(component)]))[0], table.extensions[table.code(component)]
@@ -197,7 +197,7 @@ def _stale(table: SampleTable, component: int, message: str, file: MappedFile, i
     sample = table.sample(component)
     return CorruptFileError(
         f"the index {index} (line {sample + 2}) puts {message}: the archive has changed since, or the index "
-        f"belongs to another; make it anew: dataload index {file.path}",
+        f"belongs to another archive; recreate it: dataload index {file.path}",
         path=file.path,
         offset=offset,
         index=sample,
@@ -205,15 +205,15 @@ def _stale(table: SampleTable, component: int, message: str, file: MappedFile, i
 
 
 def name_from_archive(table: SampleTable, component: int, file: MappedFile) -> str:
-    """The key of a component whose index has no names.
+    """Return the key of a component whose index has no names.
 
-    The header before the data holds the name, unless that is long or not ASCII: then it stands in a member before
-    it, so headers are followed from the end of the component before.
+    The header before the data contains the name, unless that is long or not ASCII and is stored in a preceding member.
+    Therefore headers are followed from the end of the previous component.
     """
     offset = int(table.offsets(np.array([component]))[0])
     if offset < BLOCK:
         raise CorruptFileError(
-            f"the index puts a file at {offset}, where the first header stands: it has no name; make it anew: "
+            f"the index puts a file at {offset}, where the first header is: it has no name; recreate it: "
             f"dataload index {file.path}",
             path=file.path,
             offset=offset,
@@ -226,7 +226,7 @@ def name_from_archive(table: SampleTable, component: int, file: MappedFile) -> s
         start = int(table.offsets(before)[0]) + padded(int(table.lengths(before)[0]))
     if 0 < offset - BLOCK - start <= _LONGEST_GAP:
         members = scan(lambda place, length: file.copy(start + place, length), file.size - start, file.path)
-        with suppress(CorruptFileError):  # the component before stands elsewhere, in an index in another order
+        with suppress(CorruptFileError):  # the previous component is elsewhere if the index is in another order
             inside = takewhile(lambda member: start + member.offset <= offset, members)
             name = next((member.name for member in inside if start + member.offset == offset), name)
     parts = split_name(name)

@@ -1,4 +1,4 @@
-"""Tar archives that WebDataset and DALI read, with DALI's index beside them."""
+"""Writer of tar archives for WebDataset and DALI, with DALI's index beside them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from dataload.storage import storage_of
 
 
 class TarWriter(Writer):
-    """Writes one archive; the same records give the same bytes.
+    """Writes one archive; equal records give equal bytes.
 
-    Each value becomes a file called key, dot, extension. Arrays are stored as ``.npy``, int as ``.cls``, float,
-    bool and what else JSON can say as ``.json``, text as ``.txt``, bytes as they are; and a field whose own name ends
-    in such an extension keeps it (``"cls"``, ``"caption.txt"``; ``"jpg"`` for bytes). Read with ``decode="auto"`` the
-    records come back as they were.
+    Each value becomes a file named ``key.extension``. Arrays are stored as ``.npy``, int as ``.cls``, float, bool and
+    other values that JSON can represent as ``.json``, text as ``.txt``, and bytes unchanged. A field whose name ends in
+    such an extension keeps it (``"cls"``, ``"caption.txt"``; ``"jpg"`` for bytes). ``decode="auto"`` reads the records
+    as they were written.
 
     Args:
         path: Destination.
-        overwrite: Replace an archive that is there, and its index.
+        overwrite: Replace an existing archive and its index.
         options: See `TarWriterOptions`.
 
     Raises:
-        ConfigError: Archive or index exist and `overwrite` is false; when writing, a key or a field cannot be stored.
+        ConfigError: Archive or index exist and `overwrite` is False; when writing, a key or field cannot be stored.
     """
 
     options_type = TarWriterOptions
@@ -49,12 +49,12 @@ class TarWriter(Writer):
         key = _check_key(self._make_key(len(self), record), self._indexed)
         if key == self._last_key:
             raise ConfigError(
-                f"record {len(self)} has the key {decode_name(key)!r} of the one before it: they would be one sample",
+                f"record {len(self)} has the same key as the previous one, {decode_name(key)!r}, but needs its own",
                 key=KEY,
             )
         files = _encode(record, key, self._indexed)
         if not files:
-            raise ConfigError(f"record {len(self)} has no fields: a sample of no files cannot be stored")
+            raise ConfigError(f"record {len(self)} has no fields: a sample without files cannot be stored")
         members: list[Member] = []
         position = self._position
         parts: list[bytes] = []
@@ -73,14 +73,14 @@ class TarWriter(Writer):
         with self._stream as stream:
             stream.write(END)
         if self._overwrite:
-            # First: no archive may ever stand beside the index of another, which would be believed.
+            # An archive must never be beside the index of another one, which would be trusted.
             storage_of(self.path).remove(self._index.path)
 
     def _discard(self) -> None:
         self._stream.close()
 
     def close(self) -> None:
-        """Put the archive in its place, and then its index. May be called twice."""
+        """Publish the archive and then its index. May be called twice."""
         if self._state != "open":
             return
         super().close()
@@ -90,7 +90,7 @@ class TarWriter(Writer):
             self._index.abort()
 
     def abort(self) -> None:
-        """Throw away what was written; the destination is untouched."""
+        """See `Writer.abort`."""
         try:
             super().abort()
         finally:
@@ -98,7 +98,7 @@ class TarWriter(Writer):
 
 
 class _IndexWriter(Writer):
-    """Writes an index from the lines of its samples, kept in memory: their number stands in the first line."""
+    """Writes an index; its lines are kept in memory, because the first one contains their number."""
 
     def _begin(self, options: Any) -> None:  # noqa: ARG002 - there are none
         self._lines = bytearray()
@@ -117,13 +117,13 @@ def _default_key(number: int, record: Mapping[str, Any]) -> str:
 
 
 def _check_key(key: Any, indexed: bool) -> bytes:
-    """A key as bytes.
+    """Return a key as bytes.
 
     Raises:
-        ConfigError: Files of that name would not make one sample with that key.
+        ConfigError: Files with this name would not be one sample with this key.
     """
     if not isinstance(key, str):
-        raise ConfigError(f"the key of a sample is text, got {key!r} ({type(key).__name__})", key=KEY, value=key)
+        raise ConfigError(f"the key of a sample must be text, got {key!r} ({type(key).__name__})", key=KEY, value=key)
     base = key.rpartition("/")[2]
     if not base or "." in base or "\0" in key:
         raise ConfigError(
@@ -136,31 +136,31 @@ def _check_name(name: str, what: str, indexed: bool) -> bytes:
     try:
         encoded = name.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{what} is no text: {error.reason}", value=name) from error
+        raise ConfigError(f"{what} is not valid text: {error.reason}", value=name) from error
     if indexed and encoded.split() != [encoded]:
         raise ConfigError(
-            f"{what} holds white space, which DALI's index cannot: rename it, or write without one by index=False",
+            f"{what} contains white space, which DALI's index does not allow: rename it, or pass index=False",
             value=name,
         )
     return encoded
 
 
 def _encode(record: Mapping[str, Any], key: bytes, indexed: bool) -> dict[bytes, bytes]:
-    """The files of a sample: name -> content.
+    """Return the contents of a sample's files by name.
 
     Raises:
-        ConfigError: A field has a name or a value that cannot be stored.
+        ConfigError: The name or value of a field cannot be stored.
     """
     files: dict[bytes, bytes] = {}
     for field, value in record.items():
         if field == KEY:
             continue
         if not field or "/" in field or "\0" in field:
-            raise ConfigError(f"field {field!r} cannot be the end of a file's name", key=field)
+            raise ConfigError(f"field {field!r} cannot be part of a file's name", key=field)
         extension, data = encode_field(field, value)
         name = key + b"." + _check_name(extension, f"the name of field {field!r}", indexed)
         if name in files:
-            raise ConfigError(f"two fields would both be stored as {extension!r}; one of them is {field!r}", key=field)
+            raise ConfigError(f"field {field!r} and another one would both be stored as {extension!r}", key=field)
         files[name] = data
     return files
 
@@ -172,26 +172,25 @@ def write_index(
     overwrite: bool = True,
     strict: bool = True,
 ) -> int:
-    """Write DALI's index of an archive, and check the archive on the way.
+    """Write DALI's index of an archive, and check the archive.
 
-    An archive without the blocks of zeros that end one is indexed with a warning: it may have been cut off.
+    An archive that does not end with blocks of zeros may have been truncated and is indexed with a warning.
 
     Args:
-        path: The archive.
-        index: Where the index goes: by default ``X.idx`` beside ``X.tar``.
-        overwrite: Replace an index that is there.
-        strict: Refuse an archive some of whose files would silently be lost or torn apart: a sample that continues
-            after another, or has two files of one extension. Otherwise the index lists what is adjacent, as DALI's own
-            tool does.
+        path: Path of the archive.
+        index: Path of the index; by default ``X.idx`` beside ``X.tar``.
+        overwrite: Replace an existing index.
+        strict: Refuse an archive whose samples would be split or lose files: a sample that continues after another one,
+            or has two files with the same extension. Otherwise adjacent files are a sample, as in DALI's own tool.
 
     Returns:
         The number of samples.
 
     Raises:
         CorruptFileError: The archive is damaged, or `strict` refuses it.
-        UnsupportedFormatError: It is compressed or holds a sparse file.
-        ConfigError: The index cannot list it: a name holds white space or has no extension, or there is no sample.
-        SourceNotFoundError: There is no such archive.
+        UnsupportedFormatError: The archive is compressed or contains a sparse file.
+        ConfigError: A name contains white space or has no extension, or there are no samples.
+        SourceNotFoundError: The archive does not exist.
     """
     archive = fspath(path)
     with _IndexWriter(index_path(archive) if index is None else fspath(index), overwrite=overwrite) as writer:
@@ -201,16 +200,18 @@ def write_index(
                 _check_sample(key, members, seen, archive)
             writer.write(_line(members, archive))
         if not len(writer):
-            raise ConfigError(f"{archive} holds no samples, which DALI's index cannot say: read it without an index")
+            raise ConfigError(
+                f"{archive} holds no samples, which DALI's index cannot express: read it without an index"
+            )
         return len(writer)
 
 
 def _samples(path: str) -> Iterator[tuple[bytes, list[Member]]]:
-    """Keys of the samples of an archive, and their files."""
+    """Yield the key and the files of each sample."""
     with storage_of(path).open(path) as file:
         members = scan(file.read, file.size, path, warn_without_end=True)
-        parted = ((parts[0], member) for member in members if (parts := split_name(member.name)))
-        for key, group in groupby(parted, key=lambda pair: pair[0]):
+        keyed = ((parts[0], member) for member in members if (parts := split_name(member.name)))
+        for key, group in groupby(keyed, key=lambda pair: pair[0]):
             yield key, [member for _, member in group]
 
 
@@ -224,8 +225,8 @@ def _line(members: list[Member], path: str) -> bytes:
 def _check_sample(key: bytes, members: list[Member], seen: set[bytes], path: str) -> None:
     if key in seen:
         raise CorruptFileError(
-            f"sample {decode_name(key)!r} continues here after others, and so would be two samples: pack its files one "
-            "after another (GNU tar: --sort=name)",
+            f"sample {decode_name(key)!r} continues here after others, and would become two: pack its files "
+            "consecutively (GNU tar: --sort=name)",
             path=path,
             offset=members[0].offset - BLOCK,
         )

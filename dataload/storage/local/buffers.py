@@ -1,7 +1,7 @@
-"""Memory for batches that is used again once nobody holds the batch.
+"""Batch memory that is reused once a batch is dropped.
 
-A batch of a megabyte made in a worker thread and dropped by the consumer goes back to the operating system, and the
-next one faults its pages in again: with two threads that costs as much as the copy itself.
+If a worker thread allocates a batch of a megabyte and the consumer drops it, malloc returns the memory to the operating
+system, and the next batch faults its pages in again. With two threads that costs as much as the copy itself.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy.typing as npt
 from dataload._util.leases import BufferLeases
 from dataload.types import Array, BytesArray
 
-_SMALLEST = 1 << 18  # malloc itself keeps what is smaller
+_SMALLEST = 1 << 18  # malloc keeps smaller blocks itself
 _KEPT_BYTES = 1 << 25
-_KEPT_SIZES = 4  # steps are read several at a time, and not always as many
+_KEPT_SIZES = 4  # several steps are read at a time, not always the same number
 _KEPT_BLOCKS = 4
 _ALIGNMENT = 64
 
 
 class BufferPool:
-    """Arrays whose memory comes back to the pool when the last view of it goes; used by several threads at once.
+    """A thread-safe pool of arrays whose memory returns to the pool when the last view of it is dropped.
 
-    The memory belongs to the caller for as long as anything refers to it, so arrays are as good as fresh ones. Unused
-    blocks of the sizes last asked for are kept, of each up to 32 MiB, or four if those are more.
+    Memory belongs to the caller while anything refers to it, as with newly allocated arrays. The pool keeps unused
+    blocks of recently requested sizes: up to 32 MiB of each size, but at least four blocks.
     """
 
     def __init__(self) -> None:
-        self._free: dict[int, list[BytesArray]] = {}  # by size, the one first asked for first
+        self._free: dict[int, list[BytesArray]] = {}  # by size, in order of first request
         self._loans = BufferLeases()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """As `numpy.empty`."""
+        """Return an uninitialized array, like `numpy.empty`."""
         kind = np.dtype(dtype)
         size = math.prod(shape) * kind.itemsize
         if size < _SMALLEST:
@@ -46,12 +46,12 @@ class BufferPool:
         if free is None:
             free = self._free.setdefault(size, [])
             if len(self._free) > _KEPT_SIZES:
-                with contextlib.suppress(KeyError, RuntimeError):  # another thread does the same
+                with contextlib.suppress(KeyError, RuntimeError):  # another thread did the same
                     del self._free[next(iter(self._free))]
         try:
             return free.pop()
         except IndexError:
-            # malloc gives what is this large 16 bytes behind a page; JAX takes without a copy what is aligned to 64.
+            # malloc places blocks this large 16 bytes after a page; JAX avoids a copy if they are aligned to 64.
             block = np.empty(size + _ALIGNMENT, np.uint8)
             start = -block.ctypes.data % _ALIGNMENT
             return block[start : start + size]

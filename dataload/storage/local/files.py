@@ -1,4 +1,4 @@
-"""Local files: look at them, read them, lock them."""
+"""The storage backend for local files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dataload.types import Int64Array
 
 
 class FileIdentity(NamedTuple):
-    """What tells one version of a file from another.
+    """Version of a file.
 
     Attributes:
-        size: Bytes.
-        changed: When it was written to last, in nanoseconds.
-        file: What tells one file from another, whatever its paths.
+        size: Size in bytes.
+        changed: Time of the last change, in nanoseconds.
+        file: Device and inode, which identify a file under any path.
     """
 
     size: int
@@ -32,11 +32,11 @@ class FileIdentity(NamedTuple):
 
 
 class LocalFile:
-    """An open file, read at any offset by any number of threads.
+    """An open file that any number of threads may read at any offset.
 
     Attributes:
-        path: As given.
-        size: Bytes when the file was opened.
+        path: Path as given.
+        size: Size in bytes when the file was opened.
     """
 
     def __init__(self, path: str) -> None:
@@ -47,7 +47,7 @@ class LocalFile:
         self.size = os.fstat(self._descriptor).st_size
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return bytes [offset, offset + length), fewer at the end of the file."""
+        """Return the bytes [offset, offset + length), or fewer at the end of the file."""
         with file_errors(self.path):
             data = os.pread(self._descriptor, length, offset)
             while 0 < len(data) < length and (
@@ -57,7 +57,7 @@ class LocalFile:
         return data
 
     def read_into(self, offset: int, buffer: Any) -> int:
-        """Fill a writable buffer from `offset` on; return how many bytes were read."""
+        """Read from `offset` into a writable buffer, and return the number of bytes read."""
         with file_errors(self.path):
             return os.preadv(self._descriptor, [buffer], offset)
 
@@ -73,7 +73,7 @@ class LocalFile:
 
 
 class LocalStorage:
-    """Files of this machine; see `Storage`."""
+    """Local files; see `Storage`."""
 
     def exists(self, path: str) -> bool:
         """See `Storage.exists`."""

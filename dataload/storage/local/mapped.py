@@ -1,4 +1,4 @@
-"""A file as a read-only memory map, and the gathers that serve every format whose records lie in one."""
+"""A read-only memory map of a file, with gathers for every format that stores records contiguously."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataload.storage.local.buffers import BufferPool
 from dataload.storage.local.readahead import is_cold, will_need
 from dataload.types import Array, BytesArray, Int64Array
 
-# numpy's fancy indexing holds the GIL below this many indices (NPY_BEGIN_THREADS_THRESHOLDED), so that two
+# numpy's fancy indexing holds the GIL for fewer indices than this (NPY_BEGIN_THREADS_THRESHOLDED), which makes
 # reading threads take turns.
 _RELEASES_GIL_FROM = 500
 
@@ -22,29 +22,29 @@ _STEPS_BETWEEN_PROBES = 16
 
 
 class _Mapping:
-    """An open file and its map; both go with the last reference to this."""
+    """An open file and its map, both released with the last reference to this object."""
 
     __slots__ = ("__weakref__", "data", "descriptor", "map", "windows")
 
     def __init__(self, path: str) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self.descriptor).atexit = False  # a thread may still be reading then
+        weakref.finalize(self, os.close, self.descriptor).atexit = False  # threads may still be reading at exit
         size = os.fstat(self.descriptor).st_size
-        # An empty file cannot be mapped. The map has a descriptor of its own, which it does not tell.
+        # An empty file cannot be mapped. The map has its own descriptor, which it does not expose.
         self.map = mmap.mmap(self.descriptor, size, access=mmap.ACCESS_READ) if size else None
         self.data = np.frombuffer(self.map if self.map is not None else b"", np.uint8)
         self.windows: dict[tuple[int, int, int], Array] = {}
 
 
 class MappedFile:
-    """The bytes of a file, mapped into memory, and the gathers that copy records out of them.
+    """A memory-mapped file, and gathers that copy records out of it.
 
-    `release` gives the map and its descriptor back; the next use maps the file again. So thousands of files can be
-    kept at hand, whatever the limit of open files. Reads are thread-safe: a read that is under way keeps its map.
+    `release` drops the map and its descriptor, and the next use maps the file again, so a process can hold more of
+    these than it may open files. Reads are thread-safe: a running read keeps its map.
 
     Attributes:
-        path: As given.
-        size: Bytes, when it was opened.
+        path: Path as given.
+        size: Size in bytes when the file was opened.
     """
 
     def __init__(self, path: str) -> None:
@@ -58,11 +58,11 @@ class MappedFile:
 
     @property
     def data(self) -> BytesArray:
-        """(size,) uint8, read-only; keeps the map alive."""
+        """The content, (size,) uint8, read-only; keeps the map alive."""
         return self._open().data
 
     def release(self) -> None:
-        """Give map and descriptor back, once no read uses them any more."""
+        """Drop the map and its descriptor once no running read uses them."""
         self._mapping = None
 
     def _open(self) -> _Mapping:
@@ -78,10 +78,10 @@ class MappedFile:
         return mapping
 
     def check(self) -> None:
-        """Compare the file with what was opened, once a step: touching a page that is gone kills the process.
+        """Check once per read that the file has not shrunk: touching a page that no longer exists kills the process.
 
         Raises:
-            CorruptFileError: The file is shorter now.
+            CorruptFileError: The file has shrunk.
         """
         mapping = self._open()  # by name: `release` in another thread must not close its descriptor meanwhile
         size = os.fstat(mapping.descriptor).st_size  # about 1 us
@@ -110,32 +110,32 @@ class MappedFile:
             will_need(mapped, offsets, lengths)
 
     def take(self, start: int, length: int, indices: Int64Array) -> Array:
-        """Copy records that lie end to end: the fastest there is.
+        """Copy contiguous records; the fastest gather.
 
         Args:
             start: Byte offset of record 0.
-            length: Bytes of each record, at least 1.
-            indices: (m,) int64, of records that are whole in the file; the caller has checked.
+            length: Bytes per record, at least 1.
+            indices: (m,) int64, of records that lie inside the file; the caller has checked.
 
         Returns:
-            (m, length) uint8, contiguous, the caller's own.
+            (m, length) uint8, contiguous, owned by the caller.
         """
         if len(indices) > 1 and self._finds_cold(int(indices[-1]) * length + start):
             self._will_need(indices * length + start, length)
         rows = self.data[start : start + (self.size - start) // length * length].reshape(-1, length)
         out = self._buffers.empty((len(indices), length), np.uint8)
-        # With mode "raise" numpy would copy once more, so as not to spoil `out`.
+        # With mode="raise", numpy would buffer the output to protect `out`.
         return np.take(rows, indices, axis=0, out=out, mode="clip")
 
     def gather(self, offsets: Int64Array, length: int) -> Array:
-        """Copy records of one length from any offsets, aligned or not.
+        """Copy records of one length from arbitrary offsets.
 
         Args:
             offsets: (rows,) int64, each in [0, size - length]; the caller has checked.
-            length: Bytes of each record, at least 1.
+            length: Bytes per record, at least 1.
 
         Returns:
-            (rows, length) uint8, contiguous, the caller's own.
+            (rows, length) uint8, contiguous, owned by the caller.
         """
         self.hint(offsets, length)
         rows, pieces = len(offsets), _pieces(len(offsets), length)
@@ -145,18 +145,18 @@ class MappedFile:
         return self._window(0, 1, piece)[offsets].view(np.uint8).reshape(rows, length)
 
     def gather_every(self, start: int, stride: int, length: int, indices: Int64Array) -> Array:
-        """Copy records of one length that start at even distances, overlapping or not.
+        """Copy records of one length at a constant stride, overlapping or not.
 
-        The same as `gather` of ``start + indices * stride``, less the arithmetic.
+        Equal to `gather` of ``start + indices * stride``, without the arithmetic.
 
         Args:
             start: Byte offset of record 0.
-            stride: Bytes from the start of a record to the start of the next one, at least 1.
-            length: Bytes of each record, at least 1.
-            indices: (rows,) int64, of records that are whole in the file; the caller has checked.
+            stride: Bytes between the starts of consecutive records, at least 1.
+            length: Bytes per record, at least 1.
+            indices: (rows,) int64, of records that lie inside the file; the caller has checked.
 
         Returns:
-            (rows, length) uint8, contiguous, the caller's own.
+            (rows, length) uint8, contiguous, owned by the caller.
         """
         if _pieces(len(indices), length) > 1:
             return self.gather(indices * stride + start, length)
@@ -165,36 +165,36 @@ class MappedFile:
         return self._window(start, stride, length)[indices].view(np.uint8).reshape(len(indices), length)
 
     def _window(self, start: int, stride: int, length: int) -> Array:
-        """Runs of `length` bytes as one item each, every `stride` bytes: they may overlap, so nothing is copied."""
+        """Return a view whose items are `length` bytes each, at every `stride` bytes; they may overlap."""
         mapping = self._open()
         window = mapping.windows.get((start, stride, length))
         if window is None:
             shape, item = ((self.size - start - length) // stride + 1,), np.dtype((np.void, length))
             window = np.ndarray(shape, item, mapping.data, start, (stride,))
-            if len(mapping.windows) > 64:  # records of many lengths: the cache is not worth keeping
+            if len(mapping.windows) > 64:  # records of many lengths: caching does not pay
                 mapping.windows.clear()
             mapping.windows[start, stride, length] = window
         return window
 
     def copy(self, offset: int, length: int) -> bytes:
-        """Bytes [offset, offset + length); the caller has checked the bounds."""
+        """Return the bytes [offset, offset + length); the caller has checked the bounds."""
         return self.data[offset : offset + length].tobytes()
 
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
-        """Bytes from many places, (rows,) offsets and lengths; the caller has checked the bounds."""
+        """Return the bytes of many ranges, (rows,) offsets and lengths; the caller has checked the bounds."""
         data = self._open().map
         if data is None:
             return [b""] * len(offsets)
         self.hint(offsets, lengths)
-        # Slicing a map makes bytes at once, in half the time of an array's slice and `tobytes`.
+        # Slicing the map makes bytes directly, in half the time of slicing an array and `tobytes`.
         return [data[start:stop] for start, stop in zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True)]
 
     def view(self, offset: int, length: int) -> memoryview:
-        """The same without a copy, read-only; keeps the map alive."""
+        """Return a read-only view of bytes [offset, offset + length), which keeps the map alive."""
         return self.data.data[offset : offset + length]
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"{self.path}: a memory map belongs to its process and is not pickled")
+        raise TypeError(f"{self.path}: a memory map belongs to its process and cannot be pickled")
 
 
 def _identity(descriptor: int) -> tuple[int, int, int]:
@@ -203,7 +203,7 @@ def _identity(descriptor: int) -> tuple[int, int, int]:
 
 
 def _pieces(rows: int, length: int) -> int:
-    """Into how many each record is cut: long ones of a small batch, only to have enough indices."""
+    """Return the number of pieces to split each record into: a small batch of long records needs more indices."""
     if rows >= _RELEASES_GIL_FROM or rows * length < 1 << 16:
         return 1
     return next((p for p in (2, 4, 8, 16) if length % p == 0 and rows * p >= _RELEASES_GIL_FROM), 1)

@@ -1,4 +1,4 @@
-"""Files and directories that appear at their destination whole, or not at all."""
+"""Files and directories that appear at their destination complete or not at all."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _BUFFER_BYTES = 1 << 20
 
 
 class Part:
-    """A file or directory in the making, beside its destination under a hidden name that nobody can predict.
+    """A file or directory being written, under a hidden and unpredictable name in the directory of its destination.
 
     `publish` makes it durable and renames it to its destination; `abort` deletes it. A killed process leaves a hidden
-    file that no source opens, and never harms what was at the destination before.
+    file that no source opens, and does not affect what was at the destination.
 
     Args:
         path: Destination.
-        overwrite: Replace what is there; otherwise that is an error.
+        overwrite: Replace an existing destination, which is otherwise an error.
 
     Attributes:
         path: Destination.
-        temporary: Where the part is until it is published. Nothing is there yet: `create` makes a file, and a library
-            that makes its own file or directory is given this name.
+        temporary: Path of the part until it is published. It does not exist at first: `create` creates a file, and
+            libraries that create files or directories themselves are given this path.
 
     Raises:
         ConfigError: The destination exists and `overwrite` is false.
@@ -61,23 +61,23 @@ class Part:
         return open(self.temporary, "xb", buffering=_BUFFER_BYTES)
 
     def spool(self, memory_bytes: int) -> IO[bytes]:
-        """Return a stream that lies in memory up to `memory_bytes`, then in an unnamed file beside the destination."""
+        """Return a stream that is in memory up to `memory_bytes`, then in an unnamed file beside the destination."""
         return tempfile.SpooledTemporaryFile(memory_bytes, dir=self.directory)  # pyright: ignore[reportReturnType]
 
     def publish(self) -> None:
         """Flush the temporary to the disk and rename it to the destination.
 
         Raises:
-            ConfigError: Something has appeared at the destination meanwhile.
+            ConfigError: The destination has come into existence since the part was created.
             OSError: The operating system refused.
         """
         _sync(self.temporary)
         self._check_destination()
         _replace(self.temporary, self.path)
-        _sync(self.directory)  # else a power failure may lose the new name
+        _sync(self.directory)  # otherwise a power failure may lose the new name
 
     def abort(self) -> None:
-        """Delete the temporary; the destination is untouched."""
+        """Delete the temporary, without touching the destination."""
         remove(self.temporary)
 
 
@@ -93,7 +93,7 @@ def write_errors(path: str) -> Generator[None]:
 
 
 def remove(path: str) -> None:
-    """Delete a file or directory; nothing happens if there is none."""
+    """Delete a file or directory, if it exists."""
     if os.path.isdir(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -103,7 +103,7 @@ def remove(path: str) -> None:
 
 def _replace(temporary: str, destination: str) -> None:
     if os.path.isdir(temporary) and os.path.isdir(destination):
-        # A directory cannot be renamed over another: the old one steps aside, and comes back if that fails.
+        # A directory cannot be renamed over another, so the old one is moved aside, and back if the rename fails.
         aside = f"{temporary}.old"
         os.rename(destination, aside)
         try:

@@ -1,4 +1,4 @@
-"""Small text files, read and appended to as a whole."""
+"""Small text files."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import os
 
 
 def append_text(path: str, text: str) -> None:
-    """Append `text` to a file as UTF-8, in one write, so that several processes can share the file.
-
-    Creates the file if there is none.
+    """Append `text` as UTF-8 to a file, which is created if needed, in one write, so that processes can share the file.
 
     Raises:
-        OSError: The file cannot be written, or only a part of `text` was.
+        OSError: The file cannot be written, or `text` was only written in part.
     """
     data = text.encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -28,7 +26,7 @@ def read_text(path: str) -> str:
 
     Raises:
         OSError: The file cannot be read.
-        UnicodeDecodeError: It is not UTF-8.
+        UnicodeDecodeError: The file is not UTF-8.
     """
     with open(path, encoding="utf-8") as stream:
         return stream.read()

@@ -115,7 +115,7 @@ def test_needless_keywords_change_nothing(opened):
         ({"ext": []}, r"ext must be one or more sets of extensions \('jpg;png', 'cls'\), got \[\]"),
         ({"dtypes": ["INT32", "INT32"]}, "dtypes names 2 types for 1 outputs: give one for each"),
         ({"missing_component_behavior": "emtpy"}, "missing_component_behavior is 'emtpy': did you mean 'empty'"),
-        ({"index_paths": ["a", "b"]}, "index_paths names 2 files for 1 archives: give one for each, in the same order"),
+        ({"index_paths": ["a", "b"]}, "index_paths names 2 files for 1 archives: pass one for each, in the same order"),
         ({"num_shards": 0}, "num_shards must be an integer >= 1, got 0"),
         ({"num_shards": 2, "shard_id": 2}, r"shard_id must be an integer in \[0, 2\), got 2"),
         ({"num_shards": 11}, "num_shards is 11, but there are only 10 samples: each shard needs one"),

@@ -40,6 +40,6 @@ def test_other_bytes_are_nothing(data):
 def test_what_is_said_of_them():
     assert describe_head(b"") == "the file is empty"
     assert describe_head(b"BZh9") == (
-        "byte 0 has the magic of bzip2: decompress it first, compressed files have no random access"
+        "byte 0 has the magic bytes of bzip2: decompress it first, to allow random access"
     )
     assert describe_head(b"\x00\x01abc") == r"byte 0 has b'\x00\x01abc'"

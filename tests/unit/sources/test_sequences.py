@@ -143,17 +143,17 @@ def test_shards(tmp_path):
 @pytest.mark.parametrize(
     ("records", "options", "match"),
     [
-        ([], {}, r"give one of field=, key= and shards=True, got none"),
+        ([], {}, r"pass exactly one of field=, key= and shards=True, got none"),
         ([], {"field": "x", "key": True}, r"got field and key"),
         ([], {"key": "x", "shards": True}, r"got key and shards"),
         ([{"x": 1}], {"field": "y"}, r"a record has no field 'y': Known: x"),
         ([b"x"], {"field": "y"}, r"records are bytes, not fields"),
         ([{"x": 1}], {"key": True}, r"a record has no field '__key__': Known: x"),
-        ([{"__key__": "0001"}], {"key": True}, r"key '0001' of record 0 does not end in digits behind one of / _ - \."),
+        ([{"__key__": "0001"}], {"key": True}, r"key '0001' of record 0 does not end in / _ - or \. and digits"),
         ([{"__key__": "a"}], {"key": "b+"}, r"key 'a' of record 0 does not match 'b\+'"),
-        ([{"__key__": "a"}], {"key": "("}, r"key '\(' is no regular expression: missing \)"),
+        ([{"__key__": "a"}], {"key": "("}, r"key '\(' is not a regular expression: missing \)"),
         ([{"__key__": "a"}], {"key": False}, r"key must be a regular expression or True, got False"),
-        ([{"x": 1}], {"shards": True}, r"list tells of no shards: it has no shard_lengths"),
+        ([{"x": 1}], {"shards": True}, r"list has no shards: shard_lengths is missing"),
     ],
 )
 def test_what_is_refused(records, options, match):
@@ -162,5 +162,5 @@ def test_what_is_refused(records, options, match):
 
 
 def test_built_in_sources_without_keys_are_refused():
-    with pytest.raises(ConfigError, match=r"record 0 has no key: name the sequences by field="):
+    with pytest.raises(ConfigError, match=r"record 0 has no key: pass field= instead"):
         sequence_lengths(RangeSource(3), key=True)

@@ -214,7 +214,7 @@ def test_require_fields():
     assert require_fields({"x": 1}, "syrah") == {"x": 1}
     with pytest.raises(ConfigError, match="format 'syrah' stores fields, got a record of type bytes"):
         require_fields(b"abc", "syrah")
-    with pytest.raises(ConfigError, match=r"names of fields are text, got 3 \(int\)"):
+    with pytest.raises(ConfigError, match=r"field names must be text, got 3 \(int\)"):
         require_fields({3: 1}, "syrah")
 
 

@@ -171,16 +171,16 @@ def test_what_the_version_says_does_not_matter(path):
 
 E16 = bytes(16)
 CORRUPT = {
-    "empty document": ({}, "the metadata name no key"),
+    "empty document": ({}, "the metadata have no keys"),
     "a key that is a number": ({"x": 3}, "key 'x' has no document"),
     "no offset": ({"x": {"size": int64s(8), "dtype": "float32"}}, "key 'x' has no entry 'offset'"),
     "no size": ({"x": {"offset": int64s(22), "dtype": "float32"}}, "key 'x' has no entry 'size'"),
     "no dtype": ({"x": {"offset": int64s(22), "size": int64s(8)}}, "key 'x' has no entry 'dtype'"),
-    "unknown dtype": ({"x": key(dtype="complex64")}, "key 'x' has dtype 'complex64'; the format knows bool, int8"),
+    "unknown dtype": ({"x": key(dtype="complex64")}, "key 'x' has dtype 'complex64'; the format supports bool, int8"),
     "a dtype that is a document": ({"x": key(dtype={"a": 1})}, r"key 'x' has dtype \{'a': 1\}"),
     "a dtype that is a list": ({"x": key(dtype=["str"])}, r"key 'x' has dtype \['str'\]"),
-    "a table that is text": ({"x": {**key(), "offset": "22"}}, "offset of key 'x' is no table of int64: str"),
-    "a table of odd length": ({"x": {**key(), "size": b"1234567"}}, "size of key 'x' is no table of int64: 7 bytes"),
+    "a table that is text": ({"x": {**key(), "offset": "22"}}, "offset of key 'x' is not a table of int64: str"),
+    "a table of odd length": ({"x": {**key(), "size": b"1234567"}}, "size of key 'x' is not a table of int64: 7 bytes"),
     "tables of two lengths": ({"x": key([22, 22], [8])}, "key 'x' has 2 offsets and 1 sizes"),
     "keys of two lengths": ({"x": key(), "y": key([22, 22], [8, 8])}, "key 'x' has 1 records, key 'y' has 2"),
     "negative size": ({"x": key([22], [-8])}, "key 'x' has -8 bytes at 22: a negative size"),
@@ -201,8 +201,8 @@ CORRUPT = {
     "a product that wraps": ({"x": key(**shape([3], [2**31 - 1] * 3))}, "the shapes of key 'x' do not fit"),
     "a product that wraps to the size": ({"x": key([22], [8], "uint8", **shape([4], [2**16] * 4))}, "do not fit"),
     "a zero that hides the others": ({"x": key([22], [0], **shape([4], [2**31 - 1] * 3 + [0]))}, "do not fit"),
-    "a shape that is no table": ({"x": key(shape={"ndim": 1, "dims": b""})}, "shape of key 'x' is no table of int64"),
-    "half a shape": ({"x": key(shape={"ndim": int64s(1)})}, "shape of key 'x' is no table of int64: NoneType"),
+    "a shape of no table": ({"x": key(shape={"ndim": 1, "dims": b""})}, "shape of key 'x' is not a table of int64"),
+    "half a shape": ({"x": key(shape={"ndim": int64s(1)})}, "shape of key 'x' is not a table of int64: NoneType"),
 }  # fmt: skip
 
 
@@ -236,7 +236,7 @@ DOCUMENTS = {
 def test_documents_that_are_none(path, document):
     assemble(path, E16, document)
     with pytest.raises(
-        CorruptFileError, match=r"data\.syr, byte \d+: (the metadata are no BSON document|key|the header says)"
+        CorruptFileError, match=r"data\.syr, byte \d+: (the metadata are not a BSON document|key|the header says)"
     ):
         len(SyrahSource(path))
 
@@ -264,9 +264,7 @@ def test_headers_that_are_none(path, content, message):
 def test_text_that_is_not_utf8_concerns_one_record(path):
     source = SyrahSource(assemble(path, b"ok\xffbad", {"t": key([22, 24, 22], [2, 4, 2], "str")}))
     assert source[0] == source[2] == {"t": "ok"}
-    with pytest.raises(
-        CorruptFileError, match=r"byte 24, record 1: text that is not UTF-8: invalid start byte"
-    ) as caught:
+    with pytest.raises(CorruptFileError, match=r"byte 24, record 1: text is not UTF-8: invalid start byte") as caught:
         source.read([0, 1])
     assert (caught.value.offset, caught.value.index) == (24, 1)
 

@@ -105,23 +105,23 @@ def test_no_records(path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"x": np.zeros(2)}, "record 1 has fields 'x'; the first had 'x', 't'"),
-        ({"x": np.zeros(2), "t": "a", "more": 1}, "record 1 has fields 'x', 't', 'more'; the first had"),
-        ({"x": np.zeros(2, np.int8), "t": "a"}, "field 'x' of record 1 is int8; in the first it was float64"),
-        ({"x": np.zeros(2), "t": b"a"}, r"field 't' of record 1 is bytes \(uint8\); in the first it was str"),
+        ({"x": np.zeros(2)}, "record 1 has the fields 'x'; the first one has 'x', 't'"),
+        ({"x": np.zeros(2), "t": "a", "more": 1}, "record 1 has the fields 'x', 't', 'more'; the first one has"),
+        ({"x": np.zeros(2, np.int8), "t": "a"}, "field 'x' of record 1 is int8; in the first record it was float64"),
+        ({"x": np.zeros(2), "t": b"a"}, r"field 't' of record 1 is bytes \(uint8\); in the first record it was str"),
         (
             {"x": np.zeros(2), "t": np.array(["a"])},
-            "field 't': an array of text; the format joins its elements, so pass one str",
+            "field 't': an array of text, whose elements the format would join: pass one str",
         ),
         (
             {"x": np.zeros(2, complex), "t": "a"},
-            "field 'x' has dtype complex128; the format knows bool, int8, .*, text and bytes",
+            "field 'x' has dtype complex128; the format supports bool, int8, .*, text and bytes",
         ),
         ({"x": None, "t": "a"}, "field 'x' has dtype object"),
         ({"x": 2**70, "t": "a"}, "field 'x' has dtype object"),
-        ({"x": np.zeros(2), "t": "\ud800"}, "field 't': text that UTF-8 cannot hold: surrogates not allowed"),
+        ({"x": np.zeros(2), "t": "\ud800"}, "field 't': text cannot be encoded as UTF-8: surrogates not allowed"),
         (b"abc", "format 'syrah' stores fields, got a record of type bytes"),
-        ({"x": np.zeros(2), 3: "a"}, "names of fields are text, got 3"),
+        ({"x": np.zeros(2), 3: "a"}, "field names must be text, got 3"),
     ],
 )
 def test_a_record_that_does_not_fit_is_refused_and_leaves_no_trace(path, record, message):
@@ -139,9 +139,9 @@ def test_a_record_that_does_not_fit_is_refused_and_leaves_no_trace(path, record,
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({}, "format 'syrah' cannot hold records without fields"),
-        ({"a\0b": 1}, r"format 'syrah' cannot hold a field name with a zero in it: 'a\\x00b'"),
-        ({"\ud800": 1}, "text that UTF-8 cannot hold"),
+        ({}, "format 'syrah' does not store records without fields"),
+        ({"a\0b": 1}, r"format 'syrah' does not allow zero bytes in field names: 'a\\x00b'"),
+        ({"\ud800": 1}, "text cannot be encoded as UTF-8"),
     ],
 )
 def test_a_first_record_that_does_not_fit(path, record, message):
@@ -157,7 +157,7 @@ def test_metadata_end_at_two_gibibytes(path, monkeypatch):
     with SyrahWriter(path) as writer:
         for _ in range(3):
             writer.write({"x": 1, "y": 2})
-        with pytest.raises(ConfigError, match=r"a Syrah file ends at 3 records of 2 fields .*: write several shards"):
+        with pytest.raises(ConfigError, match=r"a Syrah file can have 3 records of 2 fields .*: write several shards"):
             writer.write({"x": 1, "y": 2})
     assert len(SyrahSource(path)) == 3
 

@@ -100,7 +100,9 @@ def test_ways_to_write_a_size(field):
     "field", [b"\xff" * 12, b"00000000009\0", b"-0000000005\0", b"0x5\0".ljust(12, b"\0"), b"1_000\0\0\0\0\0\0\0"]
 )
 def test_a_size_that_is_no_number(field):
-    with pytest.raises(CorruptFileError, match=r"x.tar, byte 512: a tar header has the size b'.*', which is no number"):
+    with pytest.raises(
+        CorruptFileError, match=r"x.tar, byte 512: a tar header has the size b'.*', which is not a number"
+    ):
         parse_header(header(at_124=field), "x.tar", 512)
 
 
@@ -150,7 +152,7 @@ def test_one_block_of_zeros_alone_ends_nothing():
 
 
 def test_an_archive_without_an_end_may_have_been_cut_off():
-    with pytest.warns(UserWarning, match=r"^x.tar ends without blocks of zeros: it may have been cut off"):
+    with pytest.warns(UserWarning, match=r"^x.tar ends without blocks of zeros: it may have been truncated"):
         found, _ = members(header(), warn_without_end=True)
     assert len(found) == 1
     assert len(members(header() + bytes(BLOCK), warn_without_end=True)[0]) == 1
@@ -209,24 +211,24 @@ def test_pax_records_of_one_member_and_of_all():
     ],
 )
 def test_pax_records_that_do_not_parse(records):
-    with pytest.raises(CorruptFileError, match=r"x.tar, byte 0: the PAX records of an extended header do not parse"):
+    with pytest.raises(CorruptFileError, match=r"x.tar, byte 0: the PAX records of an extended header are invalid"):
         members(pax(b"x", records) + header() + END)
 
 
 def test_a_pax_size_that_is_no_number():
-    with pytest.raises(CorruptFileError, match="byte 1024: a PAX record gives the size b'5x', which is no number"):
+    with pytest.raises(CorruptFileError, match="byte 1024: a PAX record gives the size b'5x', which is not a number"):
         members(pax(b"x", b"11 size=5x\n") + header() + END)
 
 
 def test_an_extended_header_that_reaches_beyond_the_file_or_reason():
-    with pytest.raises(CorruptFileError, match="an extended header has 9000 bytes, and 0 are left in the file"):
+    with pytest.raises(CorruptFileError, match="an extended header has 9000 bytes, but 0 are left in the file"):
         members(header(b"x", 9000, b"x"))
     with pytest.raises(CorruptFileError, match="an extended header has 2000000 bytes"):
         members(header(b"x", 2_000_000, b"L") + bytes(2_000_000))
 
 
 def test_an_extended_header_without_its_member():
-    with pytest.raises(CorruptFileError, match="an extended header at the end of the archive: its member is missing"):
+    with pytest.raises(CorruptFileError, match="the archive ends with an extended header, whose member is missing"):
         members(pax(b"x", b"12 path=abc\n") + END)
 
 
@@ -256,18 +258,18 @@ def test_a_first_member_may_be_named_like_a_compressed_file():
     ("data", "message"),
     [
         (b"", "byte 0: the file is empty"),
-        (bytes(10_752), "byte 0: the archive ends where it starts, and has 10752 bytes"),
-        (b"junk", "byte 0: the archive is cut off within a header, of which 4 bytes are left"),
-        (header() + b"junk", "byte 512: the archive is cut off within a header"),
+        (bytes(10_752), "byte 0: the archive begins with its end, but has 10752 bytes"),
+        (b"junk", "byte 0: the archive is truncated in a header, of which 4 bytes are left"),
+        (header() + b"junk", "byte 512: the archive is truncated in a header"),
         (
             header(size=700) + bytes(600),
-            "byte 0: 'a.txt' has 700 bytes in whole blocks of 512, and the archive is cut off after 600",
+            "byte 0: 'a.txt' has 700 bytes in whole blocks of 512, but the archive is truncated after 600",
         ),
         (
             header(size=3) + b"abc",
-            "byte 0: 'a.txt' has 3 bytes in whole blocks of 512, and the archive is cut off after 3",
+            "byte 0: 'a.txt' has 3 bytes in whole blocks of 512, but the archive is truncated after 3",
         ),
-        (header(size=1), "byte 0: 'a.txt' has 1 bytes in whole blocks of 512, and the archive is cut off after 0"),
+        (header(size=1), "byte 0: 'a.txt' has 1 bytes in whole blocks of 512, but the archive is truncated after 0"),
         (header() + b"j" * BLOCK, "byte 512: expected a tar header here"),
     ],
 )

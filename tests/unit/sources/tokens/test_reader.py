@@ -292,10 +292,12 @@ def test_the_format_is_named_or_found_by_content(tmp_path):
     ):
         assert isinstance(source, TokenSource)
         assert source[1]["tokens"].tolist() == list(range(10, 21))
-    with pytest.raises(ConfigError, match=r"format 'tokens' needs the option 'window': give window="):
+    with pytest.raises(ConfigError, match=r"format 'tokens' needs the option 'window': pass window="):
         dataload.open(array)
     np.save(tmp_path / "x.npy", np.zeros(3))
-    with pytest.raises(UnsupportedFormatError, match=r"it is a \.npy file, but not of integers in one dimension"):
+    with pytest.raises(
+        UnsupportedFormatError, match=r"it is a \.npy file, but not a one-dimensional array of integers"
+    ):
         dataload.open(tmp_path / "x.npy", window=2)
     with pytest.raises(UnsupportedFormatError, match=r"for raw tokens format='tokens'"):
         dataload.open(raw, window=11)

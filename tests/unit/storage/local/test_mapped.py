@@ -126,7 +126,7 @@ def test_a_file_that_grows_or_is_replaced_is_no_concern(tmp_path):
 
 
 def test_a_map_is_not_pickled(path):
-    with pytest.raises(TypeError, match="a memory map belongs to its process and is not pickled"):
+    with pytest.raises(TypeError, match="a memory map belongs to its process and cannot be pickled"):
         pickle.dumps(MappedFile(path))
 
 

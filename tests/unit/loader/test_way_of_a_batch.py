@@ -13,7 +13,6 @@ import dataload
 PACKAGE = Path(dataload.__file__).parent
 
 
-@pytest.mark.xfail(strict=False, reason="the pipeline and the sources are still being merged")
 def test_few_files_lie_between_the_consumer_and_the_copy(tmp_path):
     path = tmp_path / "a.syr"
     with dataload.create(path) as writer:

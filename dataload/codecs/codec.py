@@ -1,4 +1,4 @@
-"""Codecs: how bytes become fields, for formats whose records are only bytes.
+"""Codecs: from bytes to fields, for formats whose records are only bytes.
 
 | name | bytes | values |
 |---|---|---|
@@ -55,8 +55,7 @@ class _NamedCodec:
         return _module(self.name).encode(record)
 
     def decode_batch(self, buffers: Sequence[bytes | memoryview], fields: Sequence[str] | None) -> Batch | None:
-        columns = getattr(_module(self.name), "decode_batch", None)
-        return None if columns is None else columns(buffers, fields)
+        return decode_batch(_module(self.name), buffers, fields)
 
     def __repr__(self) -> str:
         return repr(self.name)
@@ -104,8 +103,7 @@ class _ObjectCodec:
         return self.codec.encode(record)
 
     def decode_batch(self, buffers: Sequence[bytes | memoryview], fields: Sequence[str] | None) -> Batch | None:
-        columns = getattr(self.codec, "decode_batch", None)
-        return None if columns is None else columns(buffers, fields)
+        return decode_batch(self.codec, buffers, fields)
 
     def __repr__(self) -> str:
         # The default repr contains an address, so every fingerprint would differ.
@@ -131,12 +129,6 @@ def resolve_codec(codec: CodecLike) -> Codec | None:
 
     The codec has a `name`, and a repr that is the same in every process. It can be pickled if the argument can. If a
     record cannot be decoded, `decode` raises CorruptFileError without a path, which `decode_records` adds.
-
-    Args:
-        codec: One of `CODEC_NAMES`, a function that decodes, or an object with `decode` and `encode`.
-
-    Raises:
-        ConfigError: The name is unknown, or the value has another type.
     """
     if codec is None or codec == "raw":
         return None
@@ -166,17 +158,7 @@ def takes_views(codec: Codec | None) -> bool:
 
 
 def decode_records(codec: Codec, buffers: Iterable[bytes | memoryview], indices: Iterable[int], path: str) -> list[Any]:
-    """Decode records one by one.
-
-    Args:
-        codec: A result of `resolve_codec`.
-        buffers: The records' bytes.
-        indices: Their indices in the file, for error messages.
-        path: The file, for error messages.
-
-    Raises:
-        CorruptFileError: A record cannot be decoded; the error names path and index.
-    """
+    """Decode records one by one. Errors name `path` and the record's index in the file, from `indices`."""
     decode = codec.decode
     records: list[Any] = []
     try:
@@ -191,16 +173,10 @@ def decode_records(codec: Codec, buffers: Iterable[bytes | memoryview], indices:
 
 
 def decode_batch(codec: Codec, buffers: Sequence[bytes | memoryview], fields: Sequence[str] | None) -> Batch | None:
-    """Decode records to columns together, if the codec supports it and the records are alike.
+    """Decode records, at least one, to the columns that collating them gives, if the codec supports it.
 
-    Args:
-        codec: A result of `resolve_codec`.
-        buffers: The records' bytes, at least one.
-        fields: Names of the fields to decode. None decodes all.
-
-    Returns:
-        The batch that collating the decoded records gives. None if they must be decoded one by one, because layouts
-        differ, a record is corrupt, or a field is missing.
+    The result is None if they must be decoded one by one, because layouts differ, a record is corrupt, or a field is
+    missing.
     """
     columns = getattr(codec, "decode_batch", None)
     return None if columns is None else columns(buffers, fields)

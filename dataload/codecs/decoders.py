@@ -26,23 +26,14 @@ GREATEST_IMAGE = (1 << 30) // 12
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A function from the bytes of a component to a value.
+    """A function from the bytes of a component to a value."""
 
-    Attributes:
-        name: The name, as in ``decode={"jpg": "image"}``.
-        decode: The function. It takes bytes or a memoryview, and keeps no reference to the latter.
-        extensions: Last parts of the file extensions it is for, in lower case.
-        empty: Makes the value of a missing component. None if there is no such value.
-        small: Whether contents are short or kept, so that bytes cost less than a view.
-        own: Whether it is the user's function.
-    """
-
-    name: str
-    decode: Callable[[Any], Any]
-    extensions: tuple[str, ...] = ()
-    empty: Callable[[], Any] | None = None
-    small: bool = False
-    own: bool = False
+    name: str  # as in ``decode={"jpg": "image"}``
+    decode: Callable[[Any], Any]  # takes bytes or a memoryview, and keeps no reference to the latter
+    extensions: tuple[str, ...] = ()  # last parts of the file extensions it is for, in lower case
+    empty: Callable[[], Any] | None = None  # makes the value of a missing component; None if there is no such value
+    small: bool = False  # whether contents are short or kept, so that bytes cost less than a view
+    own: bool = False  # whether it is the user's function
 
 
 def _text(data: bytes) -> str:
@@ -72,12 +63,7 @@ def decode_image(data: bytes | memoryview) -> Array:
     """Decode an image to RGB, (height, width, 3) uint8. Transparency is dropped, and grey is repeated.
 
     JPEG is decoded by simplejpeg, which releases the GIL. Other images, and JPEG in colours other than YCbCr and grey,
-    are decoded by Pillow.
-
-    Raises:
-        CorruptFileError: The image cannot be decoded completely.
-        UnsupportedFormatError: The image has more than 8 bits per channel.
-        MissingDependencyError: Neither package is installed.
+    are decoded by Pillow. An image with more than 8 bits per channel is an UnsupportedFormatError.
     """
     if bytes(data[:2]) == b"\xff\xd8":
         image = _decode_jpeg(data)
@@ -134,17 +120,14 @@ def _no_pixels() -> Array:
     return np.empty((0, 0, 3), np.uint8)
 
 
+_IMAGES = ("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "bmp", "webp", "gif", "tif", "tiff")
+
 DECODERS: Mapping[str, Decoder] = {
     decoder.name: decoder
     for decoder in (
         Decoder("bytes", bytes, empty=bytes, small=True),
         Decoder("cls", _integer, ("cls", "cls2"), small=True),
-        Decoder(
-            "image",
-            decode_image,
-            ("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "bmp", "webp", "gif", "tif", "tiff"),
-            _no_pixels,
-        ),
+        Decoder("image", decode_image, _IMAGES, _no_pixels),
         Decoder("json", _json, ("json",), small=True),
         Decoder("npy", parse_npy, ("npy",)),
         Decoder("npz", npz.decode, ("npz",)),
@@ -161,11 +144,7 @@ def known_extension(extension: str) -> Decoder | None:
 
 
 def find_decoder(what: str | Callable[[bytes], Any], extension: str) -> Decoder:
-    """Return the decoder named `what`, or one that calls the function `what`.
-
-    Raises:
-        ConfigError: The name is unknown.
-    """
+    """Return the decoder named `what`, or one that calls the function `what`."""
     if callable(what):
         return Decoder(getattr(what, "__qualname__", type(what).__qualname__), what, small=True, own=True)
     if what not in DECODERS:

@@ -22,10 +22,9 @@ from typing import Any, Final
 import numpy as np
 
 from dataload._util.optional import load_optional
-from dataload.codecs.dtypes import plain_array
 from dataload.codecs.layout import Layout, Span, columns_by_layout
-from dataload.codecs.varints import encode_varints, parse_packed, parse_varints
-from dataload.codecs.wire import LENGTH, build_field, payload_span
+from dataload.codecs.npy import plain_array
+from dataload.codecs.wire import LENGTH, build_field, encode_varints, parse_packed, parse_varints, payload_span
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.types import Array, Batch
 
@@ -44,13 +43,7 @@ _MAX_BYTES = 2**31 - 1  # protobuf's limit
 
 
 def decode(data: bytes | memoryview) -> dict[str, Any]:
-    """Decode a serialized Example to its fields.
-
-    Raises:
-        CorruptFileError: The bytes are not an Example.
-        MissingDependencyError: The Example has an unusual layout, which only protobuf reads, and protobuf is not
-            installed.
-    """
+    """Decode a serialized Example to its fields. Unusual layouts need protobuf."""
     spans = _plain(data)
     if spans is not None:
         try:
@@ -164,46 +157,35 @@ def _field(name: str, number: int, kind: int | str, *, many: bool = False, **mor
     return {"name": name, "number": number, "label": 3 if many else 1, **typed, **more}
 
 
+def _message(name: str, *fields: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Return a DescriptorProto."""
+    return {"name": name, "field": list(fields), **more}
+
+
 _FLOAT_TYPE, _INT64_TYPE, _STRING_TYPE, _BYTES_TYPE = 2, 3, 9, 12
+_ENTRY: Final = (_field("key", 1, _STRING_TYPE), _field("value", 2, "Feature"))
+_MAP: Final = _message("FeatureEntry", *_ENTRY, options={"map_entry": True})
+_LISTS: Final = [
+    _field(f"{name}_list", kind, f"{name.capitalize()}List", oneof_index=0)
+    for kind, name in ((_BYTES, "bytes"), (_FLOAT, "float"), (_INT64, "int64"))
+]
 _SCHEMA: Final = {
     "name": "dataload_example.proto",
     "package": "dataload",
     "syntax": "proto3",
     "message_type": [
-        {"name": "BytesList", "field": [_field("value", 1, _BYTES_TYPE, many=True)]},
-        {"name": "FloatList", "field": [_field("value", 1, _FLOAT_TYPE, many=True)]},
-        {"name": "Int64List", "field": [_field("value", 1, _INT64_TYPE, many=True)]},
-        {
-            "name": "Feature",
-            "oneof_decl": [{"name": "kind"}],
-            "field": [
-                _field("bytes_list", _BYTES, "BytesList", oneof_index=0),
-                _field("float_list", _FLOAT, "FloatList", oneof_index=0),
-                _field("int64_list", _INT64, "Int64List", oneof_index=0),
-            ],
-        },
-        {
-            "name": "Features",
-            "field": [_field("feature", 1, "Features.FeatureEntry", many=True)],
-            "nested_type": [
-                {
-                    "name": "FeatureEntry",
-                    "options": {"map_entry": True},
-                    "field": [_field("key", 1, _STRING_TYPE), _field("value", 2, "Feature")],
-                }
-            ],
-        },
-        {"name": "Example", "field": [_field("features", 1, "Features")]},
+        _message("BytesList", _field("value", 1, _BYTES_TYPE, many=True)),
+        _message("FloatList", _field("value", 1, _FLOAT_TYPE, many=True)),
+        _message("Int64List", _field("value", 1, _INT64_TYPE, many=True)),
+        _message("Feature", *_LISTS, oneof_decl=[{"name": "kind"}]),
+        _message("Features", _field("feature", 1, "Features.FeatureEntry", many=True), nested_type=[_MAP]),
+        _message("Example", _field("features", 1, "Features")),
     ],
 }
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """Serialize the fields of `record` as an Example.
-
-    Raises:
-        ConfigError: A value does not fit any of the three lists.
-    """
+    """Serialize the fields of `record` as an Example."""
     entries: list[bytes] = []
     for name, value in record.items():
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -33,11 +33,7 @@ returned to the system and faulted in again, which is several times slower.
 
 
 class RecordTable(Sequence[memoryview]):
-    """Serialized records of one length in one array, so that no record is handled by itself.
-
-    Args:
-        rows: (records, bytes) uint8, each row contiguous.
-    """
+    """Serialized records of one length in one array, (records, bytes) uint8, so that none is handled by itself."""
 
     __slots__ = ("rows",)
 
@@ -47,11 +43,7 @@ class RecordTable(Sequence[memoryview]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    @overload
-    def __getitem__(self, index: int) -> memoryview: ...
-    @overload
-    def __getitem__(self, index: slice) -> RecordTable: ...
-    def __getitem__(self, index: int | slice) -> memoryview | RecordTable:
+    def __getitem__(self, index: Any) -> Any:
         rows = self.rows[index]
         return RecordTable(rows) if isinstance(index, slice) else rows.data
 
@@ -61,27 +53,18 @@ class RecordTable(Sequence[memoryview]):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The bytes of a field's value in a record, and their meaning.
-
-    Attributes:
-        start: Offset of the first byte.
-        stop: Offset after the last byte.
-        dtype: Dtype of the values as stored, or as returned by `convert`. The column has it in native byte order.
-            None for values that are not arrays.
-        shape: Shape of one value.
-        convert: Converts these bytes, (rows, bytes) uint8 with any strides, to new values, (rows, *shape). None if the
-            bytes are the values.
-        mask: Bits of these bytes that determine how to read the others, so they must be equal in all records.
-        item: Makes a value that is not an array from its bytes.
-    """
+    """The bytes [start, stop) of a field's value in a record, and their meaning."""
 
     start: int
     stop: int
+    # Dtype of the values as stored, or as returned by `convert`; the column has it in native byte order. None for
+    # values that are not arrays.
     dtype: np.dtype[Any] | None = None
-    shape: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()  # of one value
+    # From bytes, (rows, bytes) uint8 with any strides, to new values, (rows, *shape). None if the bytes are the values.
     convert: Callable[[BytesArray], Array] | None = None
-    mask: int = 0
-    item: Callable[[_Data], Any] = bytes
+    mask: int = 0  # bits that determine how to read the others, so they must be equal in all records
+    item: Callable[[_Data], Any] = bytes  # makes a value that is not an array from its bytes
 
     @property
     def is_long(self) -> bool:
@@ -90,8 +73,7 @@ class Span:
 
     @property
     def column(self) -> tuple[object, ...]:
-        """What must be equal in spans that form one column."""
-        # long values are cut out of the records, so they must be long in all records
+        """The properties that are equal in spans that form one column: long values are long in all records."""
         return (self.item,) if self.dtype is None else (self.dtype, self.shape, self.is_long)
 
 
@@ -101,34 +83,22 @@ Layout = Mapping[str, Span]
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Records of one length and one layout.
+    """Records of one length and one layout."""
 
-    Attributes:
-        rows: Their rows in the batch. None for all rows.
-        layout: Their layout.
-        table: (rows, bytes) uint8, the records without the long spans.
-        columns: The columns of the table that hold each of the other spans.
-    """
-
-    rows: Int64Array | None
+    rows: Int64Array | None  # their rows in the batch; None for all rows
     layout: Layout
-    table: BytesArray
-    columns: Mapping[str, slice]
+    table: BytesArray  # (rows, bytes), the records without the long spans
+    columns: Mapping[str, slice]  # the columns of the table that hold each of the other spans
 
 
 def columns_by_layout(
     buffers: Sequence[_Data], fields: Sequence[str] | None, parse: Callable[[_Data], Layout | None]
 ) -> Batch | None:
-    """Decode records that differ only in their values to columns.
+    """Decode records, at least one, that differ only in their values to columns, as collating them gives.
 
-    Args:
-        buffers: The records, at least one.
-        fields: Names of the fields to decode. None decodes all.
-        parse: Returns the layout of a record, or None if spans cannot describe it.
-
-    Returns:
-        The batch that collating the decoded records gives. None if they must be decoded one by one: they have many
-        layouts, or different fields, dtypes or shapes, a field is missing, or a record is corrupt.
+    `parse` returns the layout of a record, or None if spans cannot describe it. The result is None if records must be
+    decoded one by one: they have many layouts, or different fields, dtypes or shapes, a field is missing, or a record
+    is corrupt.
     """
     try:
         groups = _groups(buffers, parse)
@@ -230,8 +200,7 @@ def _column(name: str, buffers: Sequence[_Data], groups: list[_Group]) -> Any:
     dtype, shape = first.dtype.newbyteorder("="), (len(buffers), *first.shape)
     if first.is_long:
         if isinstance(buffers, RecordTable) and groups[0].rows is None:
-            span = groups[0].layout[name]
-            values = np.array(buffers.rows[:, span.start : span.stop], order="C")
+            values = np.array(buffers.rows[:, first.start : first.stop], order="C")
             return values.view(first.dtype).reshape(shape).astype(dtype, copy=False)
         # a bytearray, so that the array is writable
         joined = bytearray().join(_pieces(name, buffers, groups))

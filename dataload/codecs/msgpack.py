@@ -20,17 +20,12 @@ from typing import Any
 import numpy as np
 
 from dataload._util.optional import load_optional
-from dataload.codecs.dtypes import parse_dtype, plain_array
+from dataload.codecs.npy import parse_dtype, plain_array
 from dataload.errors import ConfigError, CorruptFileError
 
 
 def decode(data: bytes | memoryview) -> dict[str, Any]:
-    """Decode a msgpack map to its fields.
-
-    Raises:
-        CorruptFileError: The bytes are not msgpack, not a map with string keys, or an array holds objects.
-        MissingDependencyError: msgpack is not installed.
-    """
+    """Decode a msgpack map to its fields."""
     try:
         record = _msgpack().unpackb(data, object_hook=_array, strict_map_key=False)
     except CorruptFileError:
@@ -48,12 +43,7 @@ def decode(data: bytes | memoryview) -> dict[str, Any]:
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """Encode `record` as a msgpack map.
-
-    Raises:
-        ConfigError: A value has an unsupported type.
-        MissingDependencyError: msgpack is not installed.
-    """
+    """Encode `record` as a msgpack map."""
     packer = _msgpack().Packer(default=_plain, use_bin_type=True)
     parts = [packer.pack_map_header(len(record))]
     for name, value in record.items():
@@ -75,17 +65,11 @@ def _plain(value: Any) -> dict[bytes, Any]:
     if isinstance(value, int):
         raise ConfigError(f"{value} has more than 64 bits, the limit of msgpack")
     if not isinstance(value, (np.ndarray, np.generic)):
-        raise ConfigError(
-            f"{type(value).__name__} is not supported by msgpack, which holds arrays, bytes, text and numbers"
-        )
+        kind = type(value).__name__
+        raise ConfigError(f"{kind} is not supported by msgpack, which holds arrays, bytes, text and numbers")
     array = plain_array(value)
-    return {
-        b"nd": True,
-        b"type": array.dtype.str,
-        b"kind": b"",
-        b"shape": list(array.shape),
-        b"data": array.tobytes(),
-    }
+    shape, data = list(array.shape), array.tobytes()
+    return {b"nd": True, b"type": array.dtype.str, b"kind": b"", b"shape": shape, b"data": data}
 
 
 def _array(found: dict[Any, Any]) -> Any:

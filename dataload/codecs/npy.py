@@ -1,20 +1,22 @@
-"""The .npy format. Each distinct header is parsed once, and nothing is ever unpickled."""
+"""The .npy format, and the dtypes of codecs that store them by name. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
 import ast
 import io
 import math
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from dataload.codecs.dtypes import parse_dtype
-from dataload.errors import CorruptFileError
+from dataload.errors import ConfigError, CorruptFileError
 from dataload.types import Array
 
+_NAME = re.compile(r"[<>|=][biufcmMSU]\d{1,9}(\[\w{1,9}\])?")
+"""Values of `dtype.str`, except objects, which would have to be unpickled, and structures."""
 MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 10_000  # bytes, as in numpy: parsing time grows faster than the length
 _KEYS = {"descr", "fortran_order", "shape"}
@@ -23,19 +25,12 @@ _PREFIX = 12  # longest prefix: magic, version and length of the header
 
 @dataclass(frozen=True, slots=True)
 class NpyLayout:
-    """The header of a .npy file.
+    """The header of a .npy file."""
 
-    Attributes:
-        dtype: Dtype of the items, never of objects.
-        shape: Shape of the array.
-        fortran: Whether the items are in Fortran order, with the first axis varying fastest.
-        start: Offset of the items in the file, in bytes.
-    """
-
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any]  # never of objects
     shape: tuple[int, ...]
-    fortran: bool
-    start: int
+    fortran: bool  # whether the items are in Fortran order, with the first axis varying fastest
+    start: int  # offset of the items in the file, in bytes
 
     @property
     def nbytes(self) -> int:
@@ -53,11 +48,7 @@ class NpyLayout:
 
 
 def npy_layout(data: bytes | memoryview) -> NpyLayout:
-    """Parse the header of `data`, which is a .npy file or at least its header.
-
-    Raises:
-        CorruptFileError: It is not a valid header, or the items would have to be unpickled. The error has no path yet.
-    """
+    """Parse the header of `data`, which is a .npy file or at least its header. Errors have no path yet."""
     prefix = bytes(data[:_PREFIX])
     if prefix[:6] != MAGIC or len(prefix) < 10:
         raise CorruptFileError(f"a .npy file must start with {MAGIC!r}, found {prefix[:8]!r}")
@@ -86,18 +77,12 @@ def _parse_header(text: bytes, start: int, version: int) -> NpyLayout:
     if dtype.hasobject or not dtype.itemsize:
         raise CorruptFileError(f"a .npy file of {dtype}: objects would have to be unpickled")
     if type(shape) is not tuple or type(fortran) is not bool:
-        raise CorruptFileError(
-            f"the header of a .npy file gives the shape {str(shape)[:80]}, order {str(fortran)[:80]}"
-        )
+        raise CorruptFileError(f"the header of a .npy file gives the shape {shape!s:.80}, order {fortran!s:.80}")
     return NpyLayout(dtype, shape, fortran, start)
 
 
 def parse_npy(data: bytes | memoryview) -> Array:
-    """Return a copy of the array in a .npy file.
-
-    Raises:
-        CorruptFileError: It is not a .npy file, or its length disagrees with its header. The error has no path yet.
-    """
+    """Return a copy of the array in a .npy file. Errors have no path yet."""
     layout = npy_layout(data)
     found = len(data) - layout.start
     if found != layout.nbytes:
@@ -114,3 +99,29 @@ def build_npy(array: Array) -> bytes:
     stream = io.BytesIO()
     np.lib.format.write_array(stream, array, allow_pickle=False)
     return stream.getvalue()
+
+
+def parse_dtype(name: Any) -> np.dtype[Any]:
+    """Return the dtype for a name read from a file."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        what = "objects would have to be unpickled" if "O" in str(name) else "not a plain dtype"
+        raise CorruptFileError(f"an array of dtype {str(name)[:80]!r}: {what}")
+    try:
+        dtype = np.dtype(name)
+    except (TypeError, ValueError) as error:
+        raise CorruptFileError(f"an array of dtype {name!r}: {error}") from error
+    if not dtype.itemsize:  # any number of items would fit
+        raise CorruptFileError(f"an array of dtype {name!r}: items of zero bytes")
+    return dtype
+
+
+def plain_array(value: Any) -> Array:
+    """Return `value` as an array in C order with a dtype that `parse_dtype` supports; raise ConfigError otherwise."""
+    try:
+        array = np.asarray(value, order="C")
+    except ValueError as error:  # nested lists of different lengths
+        raise ConfigError(f"{type(value).__name__} is not an array: {error}") from error
+    if array.dtype.kind not in "biufcmMSU" or not array.dtype.itemsize:
+        reason = "would have to be pickled" if array.dtype.hasobject else "is not supported"
+        raise ConfigError(f"an array of {array.dtype} {reason}; store its parts in separate fields")
+    return array

@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.codecs.dtypes import plain_array
-from dataload.codecs.npy import parse_npy
+from dataload.codecs.npy import parse_npy, plain_array
 from dataload.errors import ConfigError, CorruptFileError
 
 # signature, version, flags, method, time, date, CRC, compressed size, size, lengths of name and extra
@@ -40,11 +39,7 @@ _MAX_RATIO = 1032  # compression ratio of deflate
 
 
 def decode(data: bytes | memoryview) -> dict[str, Any]:
-    """Decode an archive to its fields, in the order of the archive.
-
-    Raises:
-        CorruptFileError: The bytes are not an archive, a checksum is wrong, or an array holds objects.
-    """
+    """Decode an archive to its fields, in the order of the archive."""
     data = bytes(data)
     members = _stored(data)
     record: dict[str, Any] = {}
@@ -87,12 +82,10 @@ def _stored(data: bytes) -> list[tuple[str, memoryview]] | None:
     for _ in range(count):
         if position + _CENTRAL.size > end:
             return None
-        entry = _CENTRAL.unpack_from(data, position)
-        magic, _, _, flags, method, _, _, crc, packed, length, name_length, extra_length, comment_length, *_, offset = (
-            entry
-        )
+        magic, _, _, flags, method, _, _, crc, packed, length, *tail = _CENTRAL.unpack_from(data, position)
         if magic != b"PK\1\2" or flags not in (0, _UTF8) or method or packed != length:
             return None
+        name_length, extra_length, comment_length, *_, offset = tail
         position += _CENTRAL.size
         name = data[position : position + name_length]
         position += name_length + extra_length + comment_length
@@ -137,11 +130,7 @@ def _any_members(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """Encode `record` as an uncompressed archive that `numpy.load` reads.
-
-    Raises:
-        ConfigError: A value has an unsupported type, or the archive would reach 4 GiB.
-    """
+    """Encode `record` as an uncompressed archive that `numpy.load` reads. It must stay below 4 GiB."""
     if len(record) > _MAX_FIELDS:
         raise ConfigError(f"a record of {len(record)} fields; codec 'npz' supports {_MAX_FIELDS}")
     parts: list[bytes] = []

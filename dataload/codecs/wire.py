@@ -1,11 +1,16 @@
-"""The protobuf wire format: find the fields of a message without copying and without a schema."""
+"""The protobuf wire format: fields of a message, found without a schema and without copying, and varints.
+
+A varint has 7 bits per byte, lowest first, with the high bit set in all bytes but the last.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dataload.codecs.varints import encode_varint, parse_varint
+import numpy as np
+
 from dataload.errors import CorruptFileError
+from dataload.types import BytesArray, Int64Array
 
 VARINT, FIXED64, LENGTH, _GROUP, _END_GROUP, FIXED32 = range(6)
 
@@ -13,21 +18,19 @@ _MAX_FIELD = (1 << 29) - 1
 _MAX_GROUPS = 100
 _MAX_LENGTH_BYTES = 5  # of a length prefix, as in protobuf
 
+_MAX_BYTES = 10  # 64 bits
+_MASK = 2**64 - 1
+_FEW = 16  # numbers for which a Python loop beats numpy's fixed costs, when writing
+_SHORT_BYTES = 24  # the same when reading, in bytes
+
+_CUT = "the packed integers end in the middle of an integer"
+_LONG = f"a packed integer has more than {_MAX_BYTES} bytes"
+
 
 def walk(data: bytes | memoryview, start: int, stop: int, message: str) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the fields of a message, in the order of the bytes.
+    """Yield number, wire type and payload span of the fields of a message, in the order of the bytes.
 
-    Args:
-        data: The record.
-        start: Offset of the message in the record.
-        stop: Offset after the message.
-        message: Name of the message type, for error messages: ``"TensorProtos"``.
-
-    Yields:
-        Field number, wire type, and the half-open span of the payload, which lies within the message.
-
-    Raises:
-        CorruptFileError: The bytes are not a message. The error counts bytes from the start of the record.
+    Errors give the name of the message type, `message`, and count bytes from the start of the record, `data`.
     """
     position = start
     while position < stop:
@@ -69,11 +72,7 @@ def _field(data: bytes | memoryview, position: int, stop: int, message: str) -> 
 def payload_span(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """Return the half-open span of a payload of wire type `LENGTH` whose length is stored at `position`.
 
-    The caller must check the end of the span, which may exceed the data.
-
-    Raises:
-        CorruptFileError: The length takes more than 5 bytes.
-        IndexError: The data end within the length.
+    Raises IndexError if the data end within the length. The caller must check that they contain the span.
     """
     length = data[position]
     if length < 0x80:
@@ -110,3 +109,92 @@ def build_field(number: int, payload: bytes) -> bytes:
     if number < 16 and len(payload) < 0x80:
         return bytes((number << 3 | LENGTH, len(payload))) + payload
     return encode_varint(number << 3 | LENGTH) + encode_varint(len(payload)) + payload
+
+
+def parse_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
+    """Return the number at `position`, and the position after it. Raise IndexError if the data end within it."""
+    number = shift = 0
+    for at in range(position, position + _MAX_BYTES):
+        byte = data[at]
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at + 1
+        shift += 7
+    raise CorruptFileError(f"a varint at byte {position} of the record has more than {_MAX_BYTES} bytes")
+
+
+def parse_packed(data: bytes | bytearray | memoryview) -> Int64Array:
+    """Return consecutive numbers of any lengths, (n,) int64. Bits beyond the 64th are dropped, as protobuf does."""
+    packed = bytes(data)
+    if packed.isascii():  # numbers of one byte
+        return np.frombuffer(packed, np.uint8).astype(np.int64)
+    if len(packed) > _SHORT_BYTES:
+        return parse_varints(np.frombuffer(packed, np.uint8)[None])[0]
+    numbers: list[int] = []
+    number = shift = 0
+    for byte in packed:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            numbers.append(number & _MASK)
+            number = shift = 0
+        elif shift == 7 * _MAX_BYTES:
+            raise CorruptFileError(_LONG)
+    if shift:
+        raise CorruptFileError(_CUT)
+    return np.array(numbers, np.uint64).view(np.int64)
+
+
+def parse_varints(rows: BytesArray) -> Int64Array:
+    """Return the numbers of several rows, (rows, numbers) int64, as `parse_packed` does.
+
+    Args:
+        rows: (rows, bytes) uint8, with the same high bits in every row, so that numbers have the same lengths.
+    """
+    first = rows[0]
+    if not (first & 0x80).any():
+        return rows.astype(np.int64)
+    ends = np.flatnonzero(first < 0x80)
+    if not len(ends) or ends[-1] != len(first) - 1:
+        raise CorruptFileError(_CUT)
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    lengths = ends + 1 - starts
+    if lengths.max() > _MAX_BYTES:
+        raise CorruptFileError(_LONG)
+    if lengths.min() == lengths.max():  # the usual case for many numbers, and many times faster
+        groups = (rows & np.uint8(0x7F)).reshape(len(rows), -1, lengths[0])  # (rows, numbers, 7-bit groups)
+        numbers = groups[..., 0].astype(np.uint64)
+        for i in range(1, groups.shape[2]):
+            numbers |= groups[..., i].astype(np.uint64) << np.uint64(7 * i)
+        return numbers.view(np.int64)
+    shifts = 7 * (np.arange(len(first)) - np.repeat(starts, lengths))
+    bits = (rows & 0x7F).astype(np.uint64) << shifts.astype(np.uint64)
+    return np.bitwise_or.reduceat(bits, starts, axis=1).view(np.int64)
+
+
+def encode_varint(number: int) -> bytes:
+    """Encode one number, 0 <= number < 2**64."""
+    if number < 0x80:
+        return bytes((number,))
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def encode_varints(numbers: Int64Array) -> bytes:
+    """Encode consecutive numbers, (n,) int64. Negative ones take 10 bytes."""
+    if len(numbers) < _FEW:
+        return b"".join([encode_varint(number & _MASK) for number in numbers.tolist()])
+    unsigned = np.ascontiguousarray(numbers).view(np.uint64)
+    largest = int(unsigned.max(initial=0))
+    if largest < 0x80:
+        return unsigned.astype(np.uint8).tobytes()
+    # (n, width): the 7-bit groups of each number, of which the first `lengths` are written
+    column = np.arange(-(-largest.bit_length() // 7))
+    groups = unsigned[:, None] >> (7 * column).astype(np.uint64)
+    lengths = np.maximum(1, (groups != 0).sum(axis=1))[:, None]
+    out = (groups & 0x7F).astype(np.uint8) | np.where(column < lengths - 1, 0x80, 0).astype(np.uint8)
+    return out[column < lengths].tobytes()

@@ -6,7 +6,7 @@ import functools
 from typing import Any, Final
 
 from dataload._util.optional import load_optional
-from dataload.codecs.caffe2 import TYPES
+from dataload.codecs.tensorprotos import TYPES
 
 BYTE: Final = 3  # TensorProto.BYTE
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 import dataload
-from dataload.codecs import caffe2, example, msgpack, npy, npz, tensorprotos
+from dataload.codecs import example, msgpack, npy, npz, tensorprotos
 from dataload.codecs.decoders import DECODERS
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError
 from dataload.sources.array_record import riegeli, tfds_features
@@ -130,7 +130,7 @@ def run_codec(decode, decode_batch):
 
 
 def run_caffe2(data):
-    outcome(lambda: caffe2.scan_record(data))
+    outcome(lambda: tensorprotos.scan_record(data))
 
 
 def run_msgpack(data):

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from dataload.codecs import npz as npz_module
 from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.codecs.example import _decode_any, _plain, decode, encode
-from dataload.codecs.varints import encode_varints, parse_packed, parse_varint, parse_varints
+from dataload.codecs.wire import encode_varints, parse_packed, parse_varint, parse_varints
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.testing.compare import difference

@@ -28,8 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.codecs.varints import parse_varint
-from dataload.codecs.wire import LENGTH, VARINT, walk
+from dataload.codecs.wire import LENGTH, VARINT, parse_varint, walk
 from dataload.errors import CorruptFileError
 from dataload.types import BytesArray, Int64Array
 

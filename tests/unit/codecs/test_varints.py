@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dataload.codecs.varints import encode_varint, encode_varints, parse_packed, parse_varint, parse_varints
+from dataload.codecs.wire import encode_varint, encode_varints, parse_packed, parse_varint, parse_varints
 from dataload.errors import CorruptFileError
 
 

@@ -10,7 +10,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataload.codecs.varints import encode_varint
+from dataload.codecs.wire import encode_varint
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, BLOCK_SIZE, HEAD_BYTES, parse_chunks, pieces
 
 MAGIC = 0x71930E704FDAE05E

@@ -1,4 +1,4 @@
-"""The formats ArrayRecord and, in directories of TensorFlow Datasets, TFDS, described."""
+"""The description of the ArrayRecord format."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class ArrayRecordOptions(Options):
     """Options for reading ArrayRecord files.
 
     Attributes:
-        codec: Turns a record's bytes into a record: the name of a codec, a function ``bytes -> record``, or an object
-            with ``decode``. None gives bytes.
-        reader_options: Options of array_record's reader, in its own syntax, ``""`` for its defaults. None means no
-            reading ahead, and a memory map where that serves.
+        codec: Decodes a record's bytes: the name of a codec, a function ``bytes -> record``, or an object with
+            ``decode``. None returns bytes.
+        reader_options: Options of array_record's reader in its own syntax, ``""`` for its defaults. None reads through
+            a memory map if possible, and never reads ahead.
     """
 
     codec: CodecLike = None
@@ -34,9 +34,9 @@ class ArrayRecordWriterOptions(Options):
     """Options for writing ArrayRecord files.
 
     Attributes:
-        codec: Turns records into bytes: the name of a codec or an object with ``encode``. None takes bytes.
-        options: Options of array_record's writer, in its own syntax. ``group_size:1`` is what random access needs;
-            more compresses better, and is read more slowly.
+        codec: Encodes records: the name of a codec or an object with ``encode``. None takes bytes.
+        options: Options of array_record's writer in its own syntax. Random access needs ``group_size:1``; larger groups
+            compress better, but are slower to read.
     """
 
     codec: CodecLike = None
@@ -53,12 +53,12 @@ ARRAY_RECORD = Format(
     reader_options=ArrayRecordOptions,
     writer_options=ArrayRecordWriterOptions,
     suffixes=(".array_record", ".arrayrecord"),
-    # Every Riegeli file begins with these bytes, whether or not its records are an ArrayRecord's.
+    # Every Riegeli file begins with these bytes, even if it is not an ArrayRecord.
     magic=SIGNATURE[:8],
     split_selection=lambda path: parse_selection(path).path,
     extra="arrayrecord",
     content="bytes",
-    # Only the package compares hashes of the data, which reads through a map do not.
+    # Only the package compares the hashes of the data; reads through the map do not.
     verify_options={"reader_options": "readahead_buffer_size:0"},
 )
 

@@ -1,4 +1,4 @@
-"""What is looked at in ArrayRecord files besides reading their records, which the array_record package does."""
+"""Parts of the ArrayRecord format that matter outside of the records, and the choice of how to read them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SIGNATURE = bytes.fromhex(
 """The first 64 bytes of every file."""
 
 BLOCK_SIZE = 65536
-"""A file is a whole number of these; the last holds the postscript, which says where the footer starts."""
+"""A file is a whole number of blocks. The last one holds the postscript, which says where the footer starts."""
 
 _SMALLEST_FILE = 2 * BLOCK_SIZE
-_POSTSCRIPT = 24 + 40 + 5  # behind the headers of block and chunk, compression, and the sizes of three equal records
+_POSTSCRIPT = 24 + 40 + 5  # after the block header, the chunk header, the compression and the sizes of three records
 _SLICE = re.compile(r"(.+)\[(\d+):(\d+)\]", re.ASCII | re.DOTALL)
 _GROUP_SIZE = re.compile(r"(?:^|,)group_size:(\d+)(?:,|$)", re.ASCII)
 
@@ -36,7 +36,7 @@ class Selection(NamedTuple):
 
 
 def parse_selection(path: str) -> Selection:
-    """``"path[start:stop]"`` taken apart; only digits make a slice, anything else is part of the name.
+    """Parse ``"path[start:stop]"``. Only digits make a slice; anything else is part of the file name.
 
     Raises:
         ConfigError: The slice ends before it starts.
@@ -51,40 +51,35 @@ def parse_selection(path: str) -> Selection:
 
 
 def check_head(head: bytes, size: int, path: str) -> None:
-    """Tell a file that is no ArrayRecord, or only the beginning of one.
-
-    Args:
-        head: The first 64 bytes, or what there is.
-        size: Bytes of the file.
-        path: For messages.
+    """Check the first 64 bytes of a file of `size` bytes; `head` is shorter if the file is.
 
     Raises:
         CorruptFileError: The file is too short.
-        UnsupportedFormatError: It starts with something else.
+        UnsupportedFormatError: It is not an ArrayRecord file.
     """
     if not head:
         raise CorruptFileError("the file is empty, as a writer leaves it that was never closed", path=path, offset=0)
     if head != SIGNATURE[: len(head)]:
         raise UnsupportedFormatError(
-            f"{path} is no ArrayRecord, which starts with {SIGNATURE[:8]!r}: {describe_head(head)}", path=path
+            f"{path} is not an ArrayRecord file, which starts with {SIGNATURE[:8]!r}: {describe_head(head)}", path=path
         )
     if size < _SMALLEST_FILE or len(head) < len(SIGNATURE):
         raise CorruptFileError(
-            f"the file has {size} bytes, the smallest ArrayRecord {_SMALLEST_FILE}: it was truncated, or its "
-            "writer never closed",
+            f"the file has {size} bytes, the smallest ArrayRecord {_SMALLEST_FILE}: it was truncated, or its writer "
+            "was never closed",
             path=path,
             offset=size,
         )
 
 
 def footer_offset(block: bytes) -> int | None:
-    """Where the footer of a file starts, which is where its last record ends.
+    """Return the offset of the footer, which is the end of the last record.
 
     Args:
         block: The first bytes of the last block.
 
     Returns:
-        None if they hold no postscript as the package writes it; whether a file is whole is for the package to say.
+        None if they hold no valid postscript. Deciding whether the file is complete is left to the package.
     """
     if block[_POSTSCRIPT : _POSTSCRIPT + 1] != b"\x08":  # protobuf: field 1, a varint
         return None
@@ -95,7 +90,7 @@ def footer_offset(block: bytes) -> int | None:
 
 
 def group_size(options: str | None) -> int:
-    """Records per compressed group, from the options that a file's writer noted; 1 if it noted none."""
+    """Return the records per compressed group, from the writer's options in the file; 1 if they don't say."""
     match = _GROUP_SIZE.search(options or "")
     return int(match[1]) if match else 1
 
@@ -109,22 +104,22 @@ _LONG_RUN = 8
 def plan_reads(
     indices: Int64Array, records: int, size: int, group: int, *, alone: bool
 ) -> list[tuple[int, int]] | None:
-    """How to read `indices` fastest. Pure (no I/O).
+    """Choose the fastest way to read `indices`. Pure (no I/O).
 
-    The package has two calls. `read([i, j, ...])` looks at the place of every record of the file (5 ms for a
-    million), then decompresses on a pool of threads, which pays for large records. `read(start, stop)` goes
-    straight to a run of records, even of one, at 3 us and a third of the work, but lets go of the GIL each time:
-    readers in several threads then wait for each other.
+    The package has two calls. ``read([i, j, ...])`` walks the positions of all records of the file (5 ms for a
+    million), then decompresses on a thread pool, which pays off for large records. ``read(start, stop)`` goes straight
+    to a run of records, even of one, in 3 us and with a third of the work, but releases the GIL each time, so that
+    several reading threads wait for each other.
 
     Args:
         indices: (rows,) int64, at least one.
         records: Records in the file.
         size: Bytes of the file.
-        group: Records that were compressed together; reading one of them takes decompressing all.
-        alone: No other thread is reading.
+        group: Records per compressed group; reading one of them decompresses all.
+        alone: Whether no other thread is reading.
 
     Returns:
-        Half-open runs of records to be read one after another, in the order of the request; None for one list.
+        Half-open runs of records to read one after another, in the order of the request; None to read one list.
     """
     large = size >= (_LIST_BYTES_ALONE if alone else _LIST_BYTES) * records
     if large and records <= _LIST_SHARE * len(indices):

@@ -33,14 +33,14 @@ from dataload.types import Batch, Codec, FieldSpec, Int64Array
 _READER_OPTIONS = "readahead_buffer_size:0"  # the package's default reads 16 MiB ahead of each random access
 _FILE_BUFFER_BYTES = 4096
 _AROUND_BYTES = 4096
-# A reader serves one thread, and holds 30 to 70 bytes for each record of the file. More than a few per file gain
-# nothing: each already reads on several threads.
+# A reader serves one thread, and holds 30 to 70 bytes per record of the file. More than a few per file gain nothing,
+# because each already reads on several threads.
 _MOST_READERS = 4
 
 
 @runtime_checkable
 class FileInstruction(Protocol):
-    """Part of a file, as TensorFlow Datasets describes it; `examples_in_shard` is not looked at."""
+    """Part of a file, as TensorFlow Datasets describes it; `examples_in_shard` is ignored."""
 
     filename: str
     skip: int
@@ -52,32 +52,30 @@ Location: TypeAlias = str | PathLike[str] | FileInstruction
 
 
 class ArrayRecordSource(FileSource[Any]):
-    """Records of ArrayRecord files, as bytes or as a codec decodes them.
+    """Records of ArrayRecord files, as bytes or decoded by a codec.
 
-    Files written with ``group_size:1,uncompressed`` are read through a memory map, all others through the package.
-    The map shows what a file's chunks say of themselves, which is checked in each read; the hashes of the data, which
-    the package compares, are not looked at. `reader_options` makes the package read all files, as ``dataload verify``
-    does.
+    Files written with ``group_size:1,uncompressed`` are read through a memory map, all others through the array_record
+    package. Each read through the map checks the headers of the chunks, but not the hashes of the data, which the
+    package compares. Give `reader_options` to read all files through the package, as ``dataload verify`` does.
 
     Args:
         paths: One file or several, each a path, a slice ``"path[start:stop]"`` of its records, or an object with
             the attributes of `FileInstruction`.
-        fields: Names of the fields to read, with a codec that gives fields; None means all.
+        fields: Names of the fields to read, with a codec that returns fields; None means all.
         options: See `ArrayRecordOptions`.
 
     Raises:
-        ConfigError: The codec is none, a slice ends before it starts, `fields` are named without a codec; on
-            first use, when a slice ends behind the file's last record, or an option is unknown.
-        CorruptFileError: On first use, when a file is truncated or damaged; in reads, when a record is.
-        UnsupportedFormatError: On first use, when a file is no ArrayRecord.
-        MissingDependencyError: On first use, when a file needs array_record and it is not installed.
+        ConfigError: The codec is invalid, a slice ends before it starts, or `fields` are given without a codec. On
+            first use: a slice ends after the file's last record, or an option is unknown.
+        CorruptFileError: On first use, if a file is truncated or damaged; in reads, if a record is damaged.
+        UnsupportedFormatError: On first use, if a file is not an ArrayRecord file.
+        MissingDependencyError: On first use, if a file needs array_record and it is not installed.
 
     Warns:
         UserWarning: A file was written with a `group_size` other than 1, which makes random access slow.
     """
 
     format_name = "array_record"
-
     options_type = ArrayRecordOptions
 
     def __init__(
@@ -90,11 +88,11 @@ class ArrayRecordSource(FileSource[Any]):
             parse_selection(path)
         if self._selected is not None and self.options.codec is None:
             raise ConfigError(
-                "fields are chosen from records that are plain bytes: choose a codec too", key="fields", value=fields
+                "fields were given, but the records are plain bytes: give a codec too", key="fields", value=fields
             )
 
     def _open_shard(self, path: str) -> ShardReader[Any]:
-        # Whether the first file knows its fields is enough; asking each file would read a record of each.
+        # One file that knows its fields is enough; each of them reads a record to find out.
         return _ArrayRecordFile(path, self.options, has_fields=path == self.paths[0])
 
     def _known_fields(
@@ -104,8 +102,8 @@ class ArrayRecordSource(FileSource[Any]):
         self._warned = True
         for file, size in groups.items():
             warnings.warn(
-                f"{file} was written with group_size:{size}: to read one record at random, that many are "
-                "decompressed; write it again with group_size:1 (dataload convert does)",
+                f"{file} was written with group_size:{size}: reading one record at random decompresses that many; "
+                "write it again with group_size:1 (dataload convert does)",
                 UserWarning,
                 stacklevel=2,
             )
@@ -113,13 +111,13 @@ class ArrayRecordSource(FileSource[Any]):
 
     @staticmethod
     def _groups(readers: Sequence[ShardReader[Any]]) -> dict[str, int]:
-        """Return the files whose records are compressed in groups, and how many records a group has."""
+        """Return the group size of each file whose records are compressed in groups."""
         files = (reader for reader in readers if isinstance(reader, _ArrayRecordFile))
         return {reader.file: reader.group_size for reader in files if reader.group_size != 1}
 
     @property
     def reads_in_order(self) -> bool:
-        """Whether a file's records are compressed in groups: reading one at random decompresses all of its group."""
+        """Whether the records of a file are compressed in groups, all of which is decompressed to read one record."""
         return bool(self._groups(self._data_set().readers))
 
     def _data_file(self, path: str) -> str:
@@ -127,7 +125,7 @@ class ArrayRecordSource(FileSource[Any]):
 
 
 def _as_path(path: Location) -> str:
-    """The text that stands for an element of `paths`: a FileInstruction becomes the slice that it is."""
+    """Return an element of `paths` as text: a `FileInstruction` becomes a slice."""
     if not isinstance(path, FileInstruction):
         return fspath(path)
     if path.skip < 0 or path.take < 0:
@@ -138,10 +136,10 @@ def _as_path(path: Location) -> str:
 
 
 class _ArrayRecordFile(ShardReader[Any]):
-    """One file, or the part of it that is selected.
+    """A file, or the selected part of it.
 
     Attributes:
-        file: The file without the slice.
+        file: The path without the slice.
         group_size: Records that were compressed together.
     """
 
@@ -149,7 +147,9 @@ class _ArrayRecordFile(ShardReader[Any]):
         self.file, self._first, stop = parse_selection(path)
         self._codec = codec = cast("Codec | None", options.codec)
         self._views = takes_views(codec)
-        self._size = _check_file(self.file)
+        with storage_of(self.file).open(self.file) as file:
+            self._size = file.size
+            check_head(file.read(0, len(SIGNATURE)), self._size, self.file)
         self._mapped = MappedRecords.open(self.file) if options.reader_options is None else None
         self._readers = _Readers(self.file, options.reader_options)
         if self._mapped is not None:
@@ -174,14 +174,14 @@ class _ArrayRecordFile(ShardReader[Any]):
         return self._fields
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Any]:
-        return self._decode(self._read(indices + self._first), indices + self._first, fields)
+        indices = indices + self._first
+        return self._decode(self._read(indices), indices, fields)
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        data = self._read(indices + self._first)
+        indices = indices + self._first
+        data = self._read(indices)
         batch = None if self._codec is None else decode_batch(self._codec, data, fields)
-        if batch is not None:
-            return batch
-        return default_collate(self._decode(data, indices + self._first, fields))
+        return default_collate(self._decode(data, indices, fields)) if batch is None else batch
 
     def _decode(
         self, data: Sequence[bytes | memoryview], indices: Int64Array, fields: tuple[str, ...] | None
@@ -191,7 +191,7 @@ class _ArrayRecordFile(ShardReader[Any]):
         return records if fields is None else [select_fields(record, fields) for record in records]
 
     def _read(self, indices: Int64Array) -> Sequence[bytes | memoryview]:
-        """The bytes of records of the file, views of its map where the codec makes copies."""
+        """Return the bytes of records of the file; views of the map if the codec copies what it keeps."""
         found = None if self._mapped is None else self._mapped.read(indices, views=self._views)
         return self._read_through_package(indices) if found is None else found
 
@@ -203,24 +203,27 @@ class _ArrayRecordFile(ShardReader[Any]):
                     data: list[bytes] = reader.read(indices.tolist())
                 else:
                     data = [record for start, stop in runs for record in reader.read(start, stop)]
-            except Exception as error:  # the package translates C++ errors to several built-in ones
+            except Exception as error:  # the package translates C++ errors to several built-in exceptions
                 raise _find_corrupt(reader, indices, self.file, error) from error
         if not all(data):
             self._check_empty(indices, data)
         return data
 
     def _check_empty(self, indices: Int64Array, data: list[bytes]) -> None:
-        """Empty records are what the package gives, without an error, where a file was cut off while it is open."""
+        """Raise if the file has shrunk: the package then gives empty records, without an error."""
         storage = storage_of(self.file)
-        if not storage.exists(self.file):  # deleted; the reader keeps what it has opened
+        if not storage.exists(self.file):  # deleted, but still open in the reader
             return
         size = storage.size(self.file)
         if size < self._size:
             raise changed_error(self.file, self._size, size, index=int(indices[data.index(b"")]))
 
     def identity(self) -> str:
-        """What stands where the records end, for the last block is nearly empty."""
-        return _last_records(self.file)
+        """Return a hash of the end of the records and the start of the footer; the last block is nearly empty."""
+        with storage_of(self.file).open(self.file) as file:
+            end = footer_offset(file.read(max(0, file.size - BLOCK_SIZE), 128))
+            around = file.read(max(0, min(end or 0, file.size) - _AROUND_BYTES), 2 * _AROUND_BYTES)
+        return hashlib.blake2b(around, digest_size=8).hexdigest()
 
     def release(self) -> None:
         self._readers.close()
@@ -229,7 +232,7 @@ class _ArrayRecordFile(ShardReader[Any]):
 
 
 class _Readers:
-    """The package's readers of one file, each of which serves one thread at a time."""
+    """A pool of the package's readers of one file. Each serves one thread at a time."""
 
     def __init__(self, file: str, options: str | None) -> None:
         self._file = file
@@ -242,10 +245,7 @@ class _Readers:
 
     @contextmanager
     def take(self) -> Generator[tuple[Any, bool]]:
-        """A reader for the calling thread, and whether it is the only one now.
-
-        A reader that has failed is not used again.
-        """
+        """Lend a reader, and tell whether it is the only one lent. A reader that fails is not used again."""
         with self._free:
             with self._lock:
                 reader = self._idle.pop() if self._idle else None
@@ -266,43 +266,23 @@ class _Readers:
         self._idle.clear()  # the last reference closes the file
 
 
-def _check_file(path: str) -> int:
-    """Return the size of a file that looks like an ArrayRecord."""
-    with storage_of(path).open(path) as file:
-        check_head(file.read(0, len(SIGNATURE)), file.size, path)
-        return file.size
-
-
-def _last_records(path: str) -> str:
-    """Return a hash of the end of the records and the beginning of the footer."""
-    with storage_of(path).open(path) as file:
-        end = footer_offset(file.read(max(0, file.size - BLOCK_SIZE), 128))
-        around = file.read(max(0, min(end or 0, file.size) - _AROUND_BYTES), 2 * _AROUND_BYTES)
-    return hashlib.blake2b(around, digest_size=8).hexdigest()
-
-
 def _open_reader(file: str, options: str) -> Any:
     try:
         reader = load_array_record().ArrayRecordReader(file, options, file_reader_buffer_size=_FILE_BUFFER_BYTES)
     except ValueError as error:
         raise ConfigError(f"reader_options {options!r}: {error}", key="reader_options", value=options) from error
     if not reader.ok():
-        raise CorruptFileError(f"the file does not end as a finished one does{_close(reader)}", path=file)
+        reason = "it was truncated, or its writer was never closed"
+        try:
+            reader.close()
+        except RuntimeError as error:
+            reason = str(error) or reason
+        raise CorruptFileError(f"the file has no valid end: {reason}", path=file)
     return reader
 
 
-def _close(reader: Any) -> str:
-    """Close a reader that is not ok; what it says about that."""
-    try:
-        reader.close()
-    except RuntimeError as error:
-        if str(error):
-            return f": {error}"
-    return ": it was truncated, or its writer never closed"
-
-
 def _find_corrupt(reader: Any, indices: Int64Array, file: str, error: Exception) -> CorruptFileError:
-    """The error of the first record of the request that cannot be read."""
+    """Return the error of the first record at `indices` that cannot be read."""
     for index in indices.tolist():
         try:
             reader.read(index, index + 1)

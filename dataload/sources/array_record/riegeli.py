@@ -1,20 +1,20 @@
-"""Where the records of an uncompressed ArrayRecord file lie, so that they can be read without its library.
+"""The record table of an uncompressed ArrayRecord file, so that its records can be read without the package.
 
-An ArrayRecord is a Riegeli/records file. Such a file is chunks end to end, cut into blocks of 64 KiB, each of which
-starts with a header of 24 bytes wherever a chunk may be just then. Numbers are little-endian.
+An ArrayRecord is a Riegeli/records file: consecutive chunks, cut into blocks of 64 KiB. Every block starts with a
+header of 24 bytes, even in the middle of a chunk. Numbers are little-endian.
 
 | block header | chunk header | data of an uncompressed chunk of one record |
 |---|---|---|
 | hash (8) | hash (8) | 0 for no compression (1) |
-| from the start of the chunk it cuts to the block (8) | bytes of data (8), hash of data (8) | length of the next (1) |
-| from the block to the end of that chunk (8) | type (1), records (7) | size of the record, a varint |
+| distance from the start of the chunk to the block (8) | bytes of data (8), hash of data (8) | length of the next (1) |
+| distance from the block to the end of the chunk (8) | type (1), records (7) | size of the record, a varint |
 | | bytes of the records (8) | the record |
 
-The last block of an ArrayRecord holds three copies of a message that says where the footer is. The footer is a chunk
-whose records are messages: first one on the file, then one for each chunk with its position, its bytes and how many
-records they are. The chunks must lie end to end exactly as these numbers say, from the first to the footer, or the
-table here is not made; no flipped bit of the footer passes that. Hashes (HighwayHash) are not computed: those of the
-data would cost more than all else.
+The last block of an ArrayRecord holds three copies of a message with the position of the footer. The footer is a chunk
+of messages: the first describes the file, each of the others gives the position of a chunk, the bytes of its records
+and their number. Unless the chunks are contiguous exactly as these numbers say, from the first to the footer, no table
+is made; no flipped bit in the footer passes this check. Hashes (HighwayHash) are not computed: those of the data would
+cost more than everything else.
 
 Layouts: https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md and `cpp/layout.proto` of
 https://github.com/google/array_record.
@@ -30,10 +30,8 @@ import numpy as np
 
 from dataload.codecs.wire import LENGTH, VARINT, parse_varint, walk
 from dataload.errors import CorruptFileError
+from dataload.sources.array_record.layout import BLOCK_SIZE
 from dataload.types import BytesArray, Int64Array
-
-BLOCK_SIZE = 65536
-"""A file is a whole number of these."""
 
 BLOCK_HEADER_BYTES = 24
 
@@ -50,24 +48,24 @@ _MAGIC = 0x71930E704FDAE05E
 _VERSION = 1
 _COPIES = 3  # of the message in the last block
 
-# The least sizes that take 2, 3, ... bytes as a varint, and how long their chunks are.
+# The smallest sizes that take 2, 3, ... bytes as a varint, and the lengths of their chunks.
 _SIZE_STEPS = np.array([1 << bits for bits in range(7, 63, 7)], np.int64)
 _LENGTH_STEPS = _SIZE_STEPS + _BEFORE_SIZE + np.arange(2, len(_SIZE_STEPS) + 2)
 
-_MOST_BYTES_ABOUT = 1 << 16  # in the message on the file: a version, counts, the options of the writer
-_ENTRIES_AT_ONCE = 1 << 16  # 48 bytes each while they are parsed
+_MOST_BYTES_ABOUT = 1 << 16  # of the message that describes the file: version, counts, options of the writer
+_ENTRIES_AT_ONCE = 1 << 16  # each takes 48 bytes while it is parsed
 _NUMBERS = 6  # an entry of the footer is three fields: tag, position, tag, bytes, tag, records
 _ENTRY_TAGS = (0x08, 0x10, 0x18)
-_MOST_VARINT_BYTES = 9  # more than 63 bits are no position
+_MOST_VARINT_BYTES = 9  # a position has at most 63 bits
 
 
 def pieces(start: int, length: int, skip: int = 0) -> list[slice]:
-    """Where the bytes of a chunk lie in the file, in as many pieces as blocks.
+    """Return the slices of the file that hold a chunk, one for each block.
 
     Args:
-        start: Position in the file of the first.
-        length: How many there are, block headers not counted.
-        skip: So many of them are left out at the beginning, fewer than a block holds.
+        start: Position of the chunk in the file.
+        length: Bytes of the chunk without block headers.
+        skip: Bytes to leave out at the beginning, fewer than a block holds.
     """
     if skip:
         length -= skip
@@ -83,13 +81,12 @@ def pieces(start: int, length: int, skip: int = 0) -> list[slice]:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Where some chunks of one record each lie in the file.
+    """Positions of some chunks of one record each.
 
     Attributes:
-        starts: (n,) int64, positions of the first byte of each chunk; where a chunk starts with a block, of the byte
-            behind the block header.
-        lengths: (n,) int64, bytes of each chunk, block headers not counted.
-        ahead: (n,) int64, how many of them stand before the record.
+        starts: (n,) int64, positions of the chunks; if a chunk starts with a block, after the block header.
+        lengths: (n,) int64, bytes of each chunk without block headers.
+        ahead: (n,) int64, bytes of each chunk before its record.
     """
 
     starts: Int64Array
@@ -97,15 +94,11 @@ class Spans:
     ahead: Int64Array
 
     def differ(self, heads: Int64Array) -> bool:
-        """Whether a chunk does not start as that of one uncompressed record of this size does.
-
-        Args:
-            heads: (n, 6) int64, the first `HEAD_BYTES` of each.
-        """
+        """Return whether any of `heads`, (n, 6) int64, is not the head of one uncompressed record of this size."""
         differ = heads[:, 1] != self.lengths - _CHUNK_HEADER.size
         differ |= heads[:, 3] != _ONE_SIMPLE
         differ |= heads[:, 4] != self.lengths - self.ahead
-        differ |= heads[:, 5] & 0xFFFF != self.ahead - _BEFORE_SIZE << 8  # not compressed; bytes of the size
+        differ |= heads[:, 5] & 0xFFFF != self.ahead - _BEFORE_SIZE << 8  # not compressed; length of the size
         return bool(differ.any())
 
 
@@ -114,9 +107,9 @@ class Chunks:
     """The chunks of a file, each of one uncompressed record.
 
     Attributes:
-        edges: (records + 1,) int64, positions in the file where a chunk ends and the next starts; a block header there
-            belongs to the chunk behind it.
-        alike: `Spans.lengths` and `Spans.ahead`, if they are the same for all chunks.
+        edges: (records + 1,) int64, positions where a chunk ends and the next one starts; a block header there belongs
+            to the next chunk.
+        alike: `Spans.lengths` and `Spans.ahead` if they are the same for all chunks.
     """
 
     edges: Int64Array
@@ -126,7 +119,7 @@ class Chunks:
         return len(self.edges) - 1
 
     def spans(self, indices: Int64Array) -> Spans:
-        """The chunks at `indices`, (n,) int64 in [0, len)."""
+        """Return the spans of the chunks at `indices`, (n,) int64 in [0, len)."""
         edges = self.edges[indices]
         starts = edges + BLOCK_HEADER_BYTES * (edges & (BLOCK_SIZE - 1) == 0)
         if self.alike is not None:
@@ -135,27 +128,22 @@ class Chunks:
         return Spans(starts, lengths, _BEFORE_SIZE + 1 + np.searchsorted(_LENGTH_STEPS, lengths, side="right"))
 
 
-def _widths(sizes: Int64Array) -> Int64Array:
-    """How many bytes these sizes take as varints, (n,)."""
-    return 1 + np.searchsorted(_SIZE_STEPS, sizes, side="right")
-
-
 def _without_headers(edges: Int64Array) -> Int64Array:
-    """Positions of edges, (n,), in the file without its block headers."""
+    """Convert positions of edges, (n,), to positions in the file without its block headers."""
     return edges - BLOCK_HEADER_BYTES * ((edges + (BLOCK_SIZE - 1)) >> _BLOCK_BITS)
 
 
 def parse_chunks(data: BytesArray) -> Chunks | None:
     """Find the records of a file.
 
-    What it costs is bounded by the size of the footer, whatever stands in it.
+    The cost is bounded by the size of the footer, whatever it contains.
 
     Args:
-        data: (size,) uint8, the whole file; its last block and the footer are looked at.
+        data: (size,) uint8, the whole file; only the last block and the footer are read.
 
     Returns:
-        None if it is compressed, its chunks hold several records, are padded or have another layout, or it
-        contradicts itself in what was looked at; the file's own library tells which.
+        None if the file is compressed, its chunks hold several records, are padded or have another layout, or the last
+        block and the footer contradict each other. The package can tell which.
     """
     if not len(data) or len(data) % BLOCK_SIZE:
         return None
@@ -168,7 +156,7 @@ def parse_chunks(data: BytesArray) -> Chunks | None:
 
 
 def _parse_postscript(block: bytes) -> int:
-    """Where in the file the footer starts, from the last block."""
+    """Return the position of the footer, from the last block."""
     data_size, kind, decoded = _CHUNK_HEADER.unpack_from(block, BLOCK_HEADER_BYTES)
     start = BLOCK_HEADER_BYTES + _CHUNK_HEADER.size
     size = block[start + 2]
@@ -178,7 +166,7 @@ def _parse_postscript(block: bytes) -> int:
     if (data_size, kind, decoded) != (len(whole), _SIMPLE | _COPIES << 8, _COPIES * size):
         raise CorruptFileError("another layout of the postscript")
     if block[start : start + len(whole)] != whole:
-        raise CorruptFileError("copies of the postscript that differ")
+        raise CorruptFileError("the copies of the postscript differ")
     numbers = _numbers(message, 0, size)
     if numbers.get(2) != _MAGIC:
         raise CorruptFileError("another magic number")
@@ -186,13 +174,13 @@ def _parse_postscript(block: bytes) -> int:
 
 
 def _numbers(message: bytes, start: int, stop: int) -> dict[int, int]:
-    """The fields of a message that are numbers."""
+    """Return the varint fields of a message."""
     fields = walk(message, start, stop, "footer")
     return {number: parse_varint(message, first)[0] for number, wire, first, _ in fields if wire == VARINT}
 
 
 def _parse_footer(data: BytesArray, edge: int) -> Chunks | None:
-    """The footer is a chunk itself, which starts at `edge`; the data end where the last block starts."""
+    """Parse the footer, a chunk that starts at `edge`; `data` is the file without its last block."""
     start = edge if edge % BLOCK_SIZE else edge + BLOCK_HEADER_BYTES
     data_size, kind, decoded = _CHUNK_HEADER.unpack(_copy(data, start, _CHUNK_HEADER.size))
     count = (kind >> 8) - 1
@@ -202,7 +190,7 @@ def _parse_footer(data: BytesArray, edge: int) -> Chunks | None:
     bytes_of_sizes, sizes = parse_varint(footer, 1)
     messages = sizes + bytes_of_sizes
     size, sizes = parse_varint(footer, sizes)
-    # Sizes of all messages but the first take one byte.
+    # The sizes of all messages but the first take one byte.
     if footer[0] or messages - sizes != count or data_size - messages != decoded:
         return None
     if size > min(decoded, _MOST_BYTES_ABOUT) or not _describes(footer, messages, messages + size, count):
@@ -213,12 +201,12 @@ def _parse_footer(data: BytesArray, edge: int) -> Chunks | None:
 
 
 def _copy(data: BytesArray, start: int, length: int) -> bytes:
-    """The bytes of a chunk; fewer if the data end before."""
+    """Return the bytes of a chunk; fewer if the data end earlier."""
     return b"".join([data[part].tobytes() for part in pieces(start, length)])
 
 
 def _describes(footer: bytes, start: int, stop: int, count: int) -> bool:
-    """Whether the first message says that this is an ArrayRecord of `count` chunks of one record each."""
+    """Return whether the first message describes an ArrayRecord of `count` chunks of one record each."""
     for number, wire, first, last in walk(footer, start, stop, "footer"):
         if (number, wire) == (1, LENGTH):
             numbers = _numbers(footer, first, last)
@@ -227,11 +215,11 @@ def _describes(footer: bytes, start: int, stop: int, count: int) -> bool:
 
 
 def _parse_entries(messages: BytesArray, sizes: Int64Array) -> tuple[Int64Array, Int64Array] | None:
-    """Position in the file and bytes of the record of each chunk, (chunks,) int64 each.
+    """Return the position of each chunk and the bytes of its record, (chunks,) int64 each.
 
     Args:
-        messages: (bytes,) uint8, one after another.
-        sizes: (chunks,) the bytes of each.
+        messages: (bytes,) uint8, consecutive messages.
+        sizes: (chunks,) bytes of each message.
     """
     edges = np.concatenate(([0], np.cumsum(sizes)))
     if edges[-1] != len(messages):
@@ -240,7 +228,7 @@ def _parse_entries(messages: BytesArray, sizes: Int64Array) -> tuple[Int64Array,
     for row in range(0, len(sizes), _ENTRIES_AT_ONCE):
         rows = slice(row, min(row + _ENTRIES_AT_ONCE, len(sizes)))
         block = messages[edges[rows.start] : edges[rows.stop]]
-        # Tags and values alike are varints; each ends with the byte whose highest bit is not set.
+        # Tags and values are varints; the last byte of each has its highest bit clear.
         ends = np.flatnonzero(block < 0x80)
         if len(ends) != _NUMBERS * (rows.stop - rows.start):
             return None
@@ -260,7 +248,7 @@ def _parse_entries(messages: BytesArray, sizes: Int64Array) -> tuple[Int64Array,
 
 
 def _varints(data: BytesArray, starts: Int64Array, lasts: Int64Array) -> Int64Array | None:
-    """The numbers whose first and last bytes stand there, (n,); None if one has more than 63 bits."""
+    """Decode the numbers with these first and last bytes, (n,); None if one has more than 63 bits."""
     lengths = lasts - starts + 1
     longest = int(lengths.max())
     if longest > _MOST_VARINT_BYTES:
@@ -268,29 +256,18 @@ def _varints(data: BytesArray, starts: Int64Array, lasts: Int64Array) -> Int64Ar
     values = (data[starts] & 0x7F).astype(np.int64)
     for byte in range(1, longest):
         rows = np.flatnonzero(lengths > byte)
-        where = starts if len(rows) == len(starts) else starts[rows]
-        groups = (data[where + byte] & 0x7F).astype(np.int64) << 7 * byte
-        if len(rows) == len(starts):
-            values |= groups
-        else:
-            values[rows] |= groups
+        values[rows] |= (data[starts[rows] + byte] & 0x7F).astype(np.int64) << 7 * byte
     return values
 
 
 def _join(positions: Int64Array, sizes: Int64Array, end: int) -> Chunks | None:
-    """The chunks, if they lie end to end.
-
-    Args:
-        positions: (chunks,) where the footer says that they start.
-        sizes: (chunks,) bytes of the record of each.
-        end: Where the footer starts.
-    """
+    """Return the chunks at `positions` with records of `sizes` bytes if they are contiguous up to `end`."""
     if not len(positions):
         return Chunks(np.array([end], np.int64), None)
     if positions.max() > end or sizes.max() > end or not _may_be_edges(positions).all():
         return None
     edges = np.append(positions, end)
-    widths = _widths(sizes)
+    widths = 1 + np.searchsorted(_SIZE_STEPS, sizes, side="right")  # bytes of each size as a varint
     if (np.diff(_without_headers(edges)) != sizes + widths + _BEFORE_SIZE).any():
         return None
     ahead = _BEFORE_SIZE + int(widths[0])
@@ -298,6 +275,6 @@ def _join(positions: Int64Array, sizes: Int64Array, end: int) -> Chunks | None:
 
 
 def _may_be_edges(positions: Any) -> Any:
-    """Whether chunks may start there: not in a block header, nor right behind it."""
+    """Return whether chunks may start at `positions`: not inside a block header nor right after it."""
     inside = positions & (BLOCK_SIZE - 1)
     return (inside == 0) | (inside > BLOCK_HEADER_BYTES)

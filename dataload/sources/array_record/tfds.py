@@ -1,4 +1,4 @@
-"""Data sets that TensorFlow Datasets wrote as ArrayRecord, read without TensorFlow."""
+"""Data sets that TensorFlow Datasets wrote as ArrayRecord files, read without TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from dataload.storage import join, storage_of
 
 
 class TfdsSource(ArrayRecordSource):
-    """Records of a split: the features that ``features.json`` lists, with the values that ``tfds.data_source`` gives.
+    """Records of a split: the features in ``features.json``, with the same values as from ``tfds.data_source``.
 
     Args:
-        paths: The directory that holds ``dataset_info.json``, such as ``mnist/3.0.1``.
-        split: ``"train"``, ``"train[:75%]"``, ``"train[10:20]+test"``, ``"train[2shard]"``, ``"all"``, rounded as
-            TensorFlow Datasets rounds them.
-        fields: Names of the features to read, in that order; None means all. Those inside another come with it.
+        paths: The directory that contains ``dataset_info.json``, such as ``mnist/3.0.1``.
+        split: ``"train"``, ``"train[:75%]"``, ``"train[10:20]+test"``, ``"train[2shard]"`` or ``"all"``. Percentages
+            are rounded as in TensorFlow Datasets.
+        fields: Names of the features to read, in that order; None means all. A feature includes those inside it.
         reader_options: See `ArrayRecordSource`.
 
     Raises:
         SourceNotFoundError: The directory lacks ``dataset_info.json`` or ``features.json``.
-        UnsupportedFormatError: The records are not in ArrayRecord files; or a feature that is to be read is of a sort
-            that is not decoded here, which `dataload.sources.array_record.tfds_features` lists.
-        ConfigError: There is no such split or feature, or the split selects nothing; on first use, when a file has
+        UnsupportedFormatError: The records are not in ArrayRecord files, or a feature to be read is of an unsupported
+            type; see `dataload.sources.array_record.tfds_features` for the supported ones.
+        ConfigError: The split or a feature does not exist, or the split selects no records. On first use: a file has
             fewer records than ``dataset_info.json`` says.
-        CorruptFileError: One of the two files is not what TensorFlow Datasets writes; on first use, see
+        CorruptFileError: TensorFlow Datasets did not write one of the two files like this. On first use, see
             `ArrayRecordSource`.
 
     Example:
@@ -50,8 +50,8 @@ class TfdsSource(ArrayRecordSource):
         several = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
         if len(several) != 1:
             raise ConfigError(
-                f"TensorFlow Datasets keeps a data set in one directory, got {len(several)}: open each, and join them "
-                "with ConcatSource",
+                f"TensorFlow Datasets keeps a data set in one directory, got {len(several)}: open each of them, and "
+                "join them with ConcatSource",
                 key="paths",
                 value=paths,
             )
@@ -60,9 +60,8 @@ class TfdsSource(ArrayRecordSource):
         info = join(self._directory, INFO_NAME)
         parts = select_records(parse_info(_text(info), info), self._split)
         if not parts:
-            raise ConfigError(
-                f"split {self._split!r} of {self._directory} selects no records", key="split", value=split
-            )
+            message = f"split {self._split!r} of {self._directory} selects no records"
+            raise ConfigError(message, key="split", value=split)
         features = join(self._directory, FEATURES_NAME)
         super().__init__(
             [f"{join(self._directory, part.file)}[{part.start}:{part.stop}]" for part in parts],
@@ -72,19 +71,13 @@ class TfdsSource(ArrayRecordSource):
         )
 
     def __repr__(self) -> str:
-        place = self._directory if len(self._directory) < 80 else f"...{self._directory[-77:]}"
+        directory = self._directory if len(self._directory) < 80 else f"...{self._directory[-77:]}"
         fields = "" if self._selected is None else f", {len(self._selected)} fields"
-        return f"TfdsSource({place!r}, split={self._split!r}{fields})"[:199]
+        return f"TfdsSource({directory!r}, split={self._split!r}{fields})"[:199]
 
 
 def split_names(directory: str | PathLike[str]) -> tuple[str, ...]:
-    """Names of the splits in a directory, in the order of ``dataset_info.json``.
-
-    Raises:
-        SourceNotFoundError: There is no such file.
-        UnsupportedFormatError: The records are not in ArrayRecord files.
-        CorruptFileError: It is not what TensorFlow Datasets writes.
-    """
+    """Return the names of the splits in a directory, in the order of ``dataset_info.json``; see `TfdsSource`."""
     info = join(fspath(directory), INFO_NAME)
     return tuple(parse_info(_text(info), info))
 

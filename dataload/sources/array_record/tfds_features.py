@@ -1,14 +1,14 @@
-"""Records of TensorFlow Datasets: ``features.json``, and Examples decoded as it says.
+"""Records of TensorFlow Datasets: Examples, decoded as ``features.json`` describes them.
 
-| feature | becomes |
+| feature | value |
 |---|---|
 | Scalar, ClassLabel, Tensor without a shape | a Python number, or bytes |
 | Text | bytes |
-| Tensor | an array of its dtype and shape, at most one extent of which is unknown; of bytes, an array of objects |
+| Tensor with at most one unknown extent | an array of its dtype and shape; for bytes, an array of objects |
 | Image of 8 bits and one or three channels | (height, width, channels) uint8 |
 | FeaturesDict | a dict |
 
-That is what ``tfds.data_source`` gives. All others are refused by name.
+``tfds.data_source`` returns the same values. Other features raise an error that names them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataload.types import Array
 FEATURES_NAME = "features.json"
 
 _TEXT = "string"  # the dtype of bytes
-_UNKNOWN = -1  # an extent
+_UNKNOWN = -1  # extent of a shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _Tensor:
     Attributes:
         dtype: Name of a numpy dtype, or ``"string"``.
         shape: Extents, one of which may be -1.
-        encoding: ``"none"``: the Example holds the numbers; ``"bytes"``, ``"zlib"``: their bytes.
+        encoding: ``"none"`` if the Example holds numbers, ``"bytes"`` or ``"zlib"`` if it holds their bytes.
     """
 
     dtype: str
@@ -58,7 +58,7 @@ class _Tensor:
             raise CorruptFileError(f"{len(values)} values do not fill the shape {self.shape}") from None
 
     def _values(self, value: Any) -> Array:
-        """All values, flat, of the right dtype and owned by the caller."""
+        """Return all values as a flat array of `dtype` that belongs to the caller."""
         if self.dtype == _TEXT:
             several: Any = [value] if isinstance(value, bytes) else value
             if not isinstance(several, list):
@@ -66,21 +66,30 @@ class _Tensor:
             return np.fromiter(several, object, len(several))
         dtype = np.dtype(self.dtype)
         if self.encoding != "none":
-            return _from_bytes(value, dtype, compressed=self.encoding == "zlib")
-        if isinstance(value, list) and not value:  # a list of nothing has no kind
+            return self._from_bytes(value, dtype)
+        if isinstance(value, list) and not value:  # the type of an empty list is unknown
             return np.empty(0, dtype)
         stored = np.dtype(np.float32 if dtype.kind == "f" else np.int64)
         if not isinstance(value, np.ndarray) or value.dtype != stored:
             raise CorruptFileError(f"expected numbers stored as {stored}, found {_describe(value)}")
         return value.view(dtype) if dtype == np.uint64 else value.astype(dtype, copy=False)
 
+    def _from_bytes(self, value: Any, dtype: np.dtype[Any]) -> Array:
+        if not isinstance(value, bytes):
+            raise CorruptFileError(f"expected the bytes of an array, found {_describe(value)}")
+        try:
+            data = zlib.decompress(value) if self.encoding == "zlib" else value
+            return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)
+        except (zlib.error, ValueError) as error:
+            raise CorruptFileError(f"the bytes are not an array of {dtype}: {error}") from error
+
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """A compressed image of 8 bits a channel.
+    """A compressed image with 8 bits per channel.
 
     Attributes:
-        shape: Height, width and channels; -1 where it differs from image to image.
+        shape: Height, width and channels; -1 if it differs between images.
     """
 
     shape: tuple[int, ...]
@@ -98,34 +107,36 @@ class _Image:
         return image
 
 
+def _describe(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{len(value)} of {value.dtype}"
+    return "bytes" if isinstance(value, bytes) else f"a list of {len(value)} bytes objects"
+
+
 _Feature: TypeAlias = "_Tensor | _Image | Mapping[str, _Feature]"
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturesCodec:
-    """Turns serialized Examples into records with the features of a data set; see the module for their values.
+    """Decodes serialized Examples to records; see the module for the values.
 
     Attributes:
-        features: Name -> how to decode it, or the features inside it.
+        features: By name, a decoder or the features inside a feature.
     """
 
     features: Mapping[str, _Feature]
 
     def decode(self, data: bytes | memoryview) -> dict[str, Any]:
-        """The record that `data` holds.
+        """Decode a record.
 
         Raises:
-            CorruptFileError: It is no Example, or contradicts the features.
+            CorruptFileError: `data` is not an Example, or contradicts the features.
         """
         return _decode(self.features, example.decode(data), "")
 
     def encode(self, record: Mapping[str, Any]) -> bytes:  # noqa: ARG002 - the protocol's name
-        """Not implemented: TensorFlow Datasets writes them.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError("records of TensorFlow Datasets are only read; write them with codec='example'", key="codec")
+        """Raise a ConfigError, because only TensorFlow Datasets writes its data sets."""
+        raise ConfigError("this codec only reads TensorFlow Datasets; write records with codec='example'", key="codec")
 
 
 def _decode(features: Mapping[str, _Feature], values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -144,34 +155,18 @@ def _decode(features: Mapping[str, _Feature], values: Mapping[str, Any], prefix:
     return record
 
 
-def _from_bytes(value: Any, dtype: np.dtype[Any], *, compressed: bool) -> Array:
-    if not isinstance(value, bytes):
-        raise CorruptFileError(f"expected the bytes of an array, found {_describe(value)}")
-    try:
-        data = zlib.decompress(value) if compressed else value
-        return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)
-    except (zlib.error, ValueError) as error:
-        raise CorruptFileError(f"bytes that are no array of {dtype}: {error}") from error
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"{len(value)} of {value.dtype}"
-    return "bytes" if isinstance(value, bytes) else f"{len(value)} times bytes"
-
-
 def parse_features(text: str, path: str, *, names: Sequence[str] | None = None) -> FeaturesCodec:
-    """The codec of a data set's records.
+    """Return the codec of a data set.
 
     Args:
         text: Content of ``features.json``.
-        path: The file, for messages.
-        names: Features to decode; None means all. The others may be of any sort.
+        path: The file, for error messages.
+        names: Features to decode; None means all. The others may be of any type.
 
     Raises:
         ConfigError: There is no such feature.
-        UnsupportedFormatError: A feature is of a sort that is not decoded here; the message names it.
-        CorruptFileError: It is not what TensorFlow Datasets writes.
+        UnsupportedFormatError: The type of a feature is not supported.
+        CorruptFileError: The text is not as TensorFlow Datasets writes it.
     """
     try:
         known = parse_json(text, path)["featuresDict"]["features"]
@@ -189,24 +184,20 @@ def parse_features(text: str, path: str, *, names: Sequence[str] | None = None) 
 
 
 def _feature(node: Mapping[str, Any], name: str, path: str) -> _Feature:
-    sort = node["pythonClassName"].rpartition(".")[2]
-    if sort == "FeaturesDict":
+    kind = node["pythonClassName"].rpartition(".")[2]
+    if kind == "FeaturesDict":
         inner = node["featuresDict"]["features"]
         return {key: _feature(value, f"{name}/{key}", path) for key, value in inner.items()}
-    parse = _SORTS.get(sort)
+    parse = _PARSERS.get(kind)
     feature = None if parse is None else parse(node)
     if feature is None:
+        details = {key: value for key, value in node.items() if key not in ("pythonClassName", "description")}
         raise UnsupportedFormatError(
-            f"{path}: feature {name!r} is {_spelled(sort, node)}, which is not decoded here: read the other "
-            "features with fields=[...], or all of them through tfds.data_source",
+            f"{path}: feature {name!r} is {kind} {str(details)[:200]}, which is not supported: read the other features "
+            "with fields=[...], or all of them through tfds.data_source",
             path=path,
         )
     return feature
-
-
-def _spelled(sort: str, node: Mapping[str, Any]) -> str:
-    details = {name: value for name, value in node.items() if name not in ("pythonClassName", "description")}
-    return f"{sort} {str(details)[:200]}"
 
 
 def _tensor(node: Mapping[str, Any]) -> _Tensor | None:
@@ -218,7 +209,7 @@ def _tensor(node: Mapping[str, Any]) -> _Tensor | None:
         return _Tensor(dtype, shape) if encoding == "none" else None
     try:
         known = np.dtype(dtype).kind in "biuf" and np.dtype(dtype).itemsize <= 8
-    except TypeError:  # bfloat16 and others that numpy lacks
+    except TypeError:  # bfloat16 and other dtypes that numpy lacks
         return None
     return _Tensor(dtype, shape, encoding) if known else None
 
@@ -234,7 +225,7 @@ def _text(node: Mapping[str, Any]) -> _Tensor | None:
     return None if node["text"].get("optional") or node["text"].get("use_encoder") else _Tensor(_TEXT)
 
 
-_SORTS: Mapping[str, Callable[[Mapping[str, Any]], _Feature | None]] = {
+_PARSERS: Mapping[str, Callable[[Mapping[str, Any]], _Feature | None]] = {
     "ClassLabel": lambda _: _Tensor("int64"),
     "Image": _image,
     "Scalar": _tensor,

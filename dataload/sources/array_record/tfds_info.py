@@ -1,7 +1,7 @@
-"""Directories that TensorFlow Datasets writes: which files and records a split stands for. Pure (no I/O).
+"""The splits of TensorFlow Datasets, and the files and records that belong to them. Pure (no I/O).
 
-``dataset_info.json`` names the splits, the records of each of their shards, and a template for the names of the files.
-A small language chooses among them, ``"train[:75%]+test"``: see https://www.tensorflow.org/datasets/splits.
+``dataset_info.json`` contains the names of the splits, the number of records in each of their shards, and a template
+for file names. For the language of ``"train[:75%]+test"`` see https://www.tensorflow.org/datasets/splits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INFO_NAME = "dataset_info.json"
 
 _FILE_FORMAT = "array_record"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-_DIGITS = 5  # of the number of a shard, at least
+_DIGITS = 5  # of a shard number, at least
 _VARIABLE = re.compile(r"\{(\w+)\}")
 
 _UNION = re.compile(r"\s*\+\s*")
@@ -29,12 +29,12 @@ _ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split as it lies in files.
+    """A split and its files.
 
     Attributes:
-        name: As users write it.
-        shard_lengths: Records of each shard.
-        files: Name of each shard's file, relative to the directory.
+        name: Name of the split.
+        shard_lengths: Records in each shard.
+        files: File name of each shard, relative to the directory.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Split:
 
 
 class ShardPart(NamedTuple):
-    """The records [start, stop) of a file; there is at least one."""
+    """The records [start, stop) of a file, at least one."""
 
     file: str
     start: int
@@ -54,36 +54,28 @@ class ShardPart(NamedTuple):
 
 
 def parse_json(text: str, path: str) -> dict[str, Any]:
-    """The JSON object that a file holds.
-
-    Raises:
-        CorruptFileError: It holds none.
-    """
+    """Parse the text of the file at `path` as a JSON object, or raise a CorruptFileError."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CorruptFileError(f"JSON that does not parse: {error}", path=path) from error
+        raise CorruptFileError(f"invalid JSON: {error}", path=path) from error
     if not isinstance(found, dict):
         raise CorruptFileError(f"expected a JSON object, found {str(found)[:40]!r}", path=path)
     return found
 
 
 def parse_info(text: str, path: str) -> dict[str, Split]:
-    """The splits of a data set, by name.
-
-    Args:
-        text: Content of ``dataset_info.json``.
-        path: The file, for messages.
+    """Return the splits of a data set by name; `text` is the content of the ``dataset_info.json`` at `path`.
 
     Raises:
         UnsupportedFormatError: The records are not in ArrayRecord files.
-        CorruptFileError: It is not what TensorFlow Datasets writes.
+        CorruptFileError: The text is not as TensorFlow Datasets writes it.
     """
     info = parse_json(text, path)
-    found = info.get("fileFormat", "tfrecord")  # what it meant before it was written down
+    found = info.get("fileFormat", "tfrecord")  # before there was a choice
     if found != _FILE_FORMAT:
         raise UnsupportedFormatError(
-            f"{path}: the records are in files of format {found!r}, which have no random access: prepare the data set "
+            f"{path}: the records are in files of format {found!r}, which has no random access: prepare the data set "
             f'again with file_format="{_FILE_FORMAT}"',
             path=path,
         )
@@ -101,27 +93,24 @@ def _split(entry: Mapping[str, Any], dataset: str) -> Split:
     if any(length < 0 for length in lengths):
         raise ValueError(f"shardLengths {lengths}")
     template = entry.get("filepathTemplate") or _TEMPLATE
-    name = str(entry["name"])
-    files = [_file_name(template, dataset, name, shard, len(lengths)) for shard in range(len(lengths))]
+    name, count = str(entry["name"]), len(lengths)
+    digits = max(_DIGITS, len(str(count)))
+    files: list[str] = []
+    for shard in range(count):
+        variables = {
+            "DATASET": dataset,
+            "SPLIT": name,
+            "FILEFORMAT": _FILE_FORMAT,
+            "SHARD_INDEX": f"{shard:0{digits}}",
+            "NUM_SHARDS": f"{count:0{digits}}",
+            "SHARD_X_OF_Y": f"{shard:0{digits}}-of-{count:0{digits}}",
+        }
+        files.append(_VARIABLE.sub(lambda match, known=variables: known[match[1]], template))
     return Split(name, lengths, tuple(files))
 
 
-def _file_name(template: str, dataset: str, split: str, shard: int, shards: int) -> str:
-    digits = max(_DIGITS, len(str(shards)))
-    index, count = f"{shard:0{digits}}", f"{shards:0{digits}}"
-    variables = {
-        "DATASET": dataset,
-        "SPLIT": split,
-        "FILEFORMAT": _FILE_FORMAT,
-        "SHARD_INDEX": index,
-        "NUM_SHARDS": count,
-        "SHARD_X_OF_Y": f"{index}-of-{count}",
-    }
-    return _VARIABLE.sub(lambda match: variables[match[1]], template)
-
-
 def select_records(splits: Mapping[str, Split], spec: str) -> list[ShardPart]:
-    """The records that ``split=`` means, as TensorFlow Datasets rounds them.
+    """Return the records that ``split=`` selects, rounded as in TensorFlow Datasets.
 
     Args:
         splits: From `parse_info`.
@@ -129,7 +118,7 @@ def select_records(splits: Mapping[str, Split], spec: str) -> list[ShardPart]:
             ``[2shard]``, ``[:2shard]``. ``"all"`` is all splits.
 
     Raises:
-        ConfigError: There is no such split, or `spec` does not parse.
+        ConfigError: There is no such split, or `spec` is invalid.
     """
     if spec in splits:
         return [*_parts(splits[spec], 0, len(splits[spec]))]
@@ -137,11 +126,11 @@ def select_records(splits: Mapping[str, Split], spec: str) -> list[ShardPart]:
     for part in _UNION.split(spec):
         match = _PART.fullmatch(part)
         if match is None:
-            raise _unreadable(spec, f"{part!r} is no name of a split with or without a slice")
+            raise _invalid(spec, f"{part!r} is not the name of a split, with or without a slice")
         name, selector = match.groups()
         if name == _ALL and name not in splits:
             if selector is not None:
-                raise _unreadable(spec, f"{_ALL!r} takes no slice: slice each split")
+                raise _invalid(spec, f"{_ALL!r} takes no slice: slice each split")
             selected += [shard for split in splits.values() for shard in _parts(split, 0, len(split))]
         elif name not in splits:
             raise ConfigError(f"there is no split {name!r}: {closest(name, splits)}", key="split", value=spec)
@@ -153,36 +142,36 @@ def select_records(splits: Mapping[str, Split], spec: str) -> list[ShardPart]:
 
 
 def _bounds(selector: str, split: Split, spec: str) -> tuple[int, int]:
-    """First and last record of a slice, half open."""
+    """Return the half-open range of records that the text between the brackets selects."""
     ends = [_BOUND.fullmatch(end) for end in selector.split(":")]
     first, last = ends[0], ends[-1]
     if first is None or last is None or len(ends) > 2 or not (first[0] or last[0]):
-        raise _unreadable(spec, f"the slice [{selector}] is none of [10:20], [:75%], [2shard]")
+        raise _invalid(spec, f"the slice [{selector}] is not like [10:20], [:75%] or [2shard]")
     unit = first[2] or last[2]
     try:
         low, high = (None if end[1] is None else (float if unit == "%" else int)(end[1]) for end in (first, last))
     except ValueError:
-        raise _unreadable(spec, f"the slice [{selector}] holds no {'number' if unit == '%' else 'integer'}") from None
+        raise _invalid(spec, f"the slice [{selector}] needs {'numbers' if unit == '%' else 'integers'}") from None
     if len(ends) == 1:
         if unit != "shard" or low is None:
-            raise _unreadable(spec, f"[{selector}] is one number, which selects a shard only: [{first[1]}shard]")
+            raise _invalid(spec, f"[{selector}] is a single number, which can only select a shard: [{first[1]}shard]")
         high = low + 1
     if unit == "shard":
         return _of_shards(None if low is None else int(low), None if high is None else int(high), split)
     count = len(split)
     if unit == "%":
         if max(abs(low or 0), abs(high or 0)) > 100:
-            raise _unreadable(spec, f"[{selector}] is outside of -100% to 100%")
-        # Halves to even, and a product before the division: as TensorFlow Datasets rounds.
+            raise _invalid(spec, f"[{selector}] is outside of -100% to 100%")
+        # As TensorFlow Datasets rounds: multiply before dividing, and round halves to even.
         low, high = (None if end is None else round(end * count / 100.0) for end in (low, high))
     start, stop = 0 if low is None else int(low), count if high is None else int(high)
     if max(abs(start), abs(stop)) > count:
-        raise _unreadable(spec, f"[{selector}] reaches beyond the {count} records of {split.name!r}")
+        raise _invalid(spec, f"[{selector}] reaches beyond the {count} records of {split.name!r}")
     return start + count if start < 0 else start, stop + count if stop < 0 else stop
 
 
 def _of_shards(low: int | None, high: int | None, split: Split) -> tuple[int, int]:
-    """Shards [low, high) as records; numbers that no shard has select nothing."""
+    """Return the range of records in shards [low, high); shards that do not exist are ignored."""
     lengths = split.shard_lengths
     if high is not None and high <= 0:
         high += len(lengths)
@@ -190,7 +179,7 @@ def _of_shards(low: int | None, high: int | None, split: Split) -> tuple[int, in
 
 
 def _parts(split: Split, start: int, stop: int) -> Iterator[ShardPart]:
-    """The records [start, stop) of a split, by file."""
+    """Yield the records [start, stop) of a split by file."""
     first = 0
     for file, length in zip(split.files, split.shard_lengths, strict=True):
         low, high = max(start - first, 0), min(stop - first, length)
@@ -199,5 +188,5 @@ def _parts(split: Split, start: int, stop: int) -> Iterator[ShardPart]:
         first += length
 
 
-def _unreadable(spec: str, why: str) -> ConfigError:
+def _invalid(spec: str, why: str) -> ConfigError:
     return ConfigError(f"split {spec!r}: {why}", key="split", value=spec)

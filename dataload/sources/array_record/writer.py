@@ -11,19 +11,17 @@ from dataload.sources.writer import Writer, encode_bytes
 
 
 class ArrayRecordWriter(Writer):
-    """Writes one ArrayRecord file; the same records and options give the same bytes.
+    """Writes an ArrayRecord file. The same records and options give the same bytes.
 
     Args:
         path: Destination.
-        overwrite: Replace a file that is there.
+        overwrite: Replace an existing file.
         options: See `ArrayRecordWriterOptions`.
 
     Raises:
-        ConfigError: The codec is none, or an option is unknown.
+        ConfigError: The codec is invalid, or an option is unknown.
         MissingDependencyError: array_record is not installed.
     """
-
-    _stream: Any = None  # for the writer that fails while it is made
 
     options_type = ArrayRecordWriterOptions
 
@@ -35,7 +33,7 @@ class ArrayRecordWriter(Writer):
             message = f"options {options.options!r}: {error}"
             raise ConfigError(message, key="options", value=options.options) from error
         if not self._stream.ok():
-            self._close_stream()
+            self._finish()
 
     def _write(self, record: Any) -> None:
         data = encode_bytes(record, self._codec, "array_record")
@@ -45,9 +43,6 @@ class ArrayRecordWriter(Writer):
             raise self._failure(error) from error
 
     def _finish(self) -> None:
-        self._close_stream()
-
-    def _close_stream(self) -> None:
         try:
             self._stream.close()
         except RuntimeError as error:
@@ -57,6 +52,5 @@ class ArrayRecordWriter(Writer):
         return SourceError(f"cannot write {self.path}: {error}", path=self.path)
 
     def _discard(self) -> None:
-        if self._stream is not None:
-            with contextlib.suppress(RuntimeError):
-                self._stream.close()
+        with contextlib.suppress(RuntimeError):
+            self._stream.close()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.array_record.layout import (
     SIGNATURE,
     Selection,
@@ -39,16 +39,11 @@ def test_only_digits_make_a_slice(path, selection):
     assert parse_selection(path) == Selection(*selection)
 
 
-def test_a_slice_that_ends_before_it_starts():
-    with pytest.raises(ConfigError, match=r"^a\[5:2\]: the slice ends at record 2, before its start$"):
-        parse_selection("a[5:2]")
-
-
 def test_heads():
     check_head(SIGNATURE, 1 << 17, "x")
     with pytest.raises(CorruptFileError, match="x, byte 0: the file is empty"):
         check_head(b"", 0, "x")
-    with pytest.raises(UnsupportedFormatError, match=r"x is no ArrayRecord, .*: byte 0 has b'PK"):
+    with pytest.raises(UnsupportedFormatError, match=r"x is not an ArrayRecord file, .*: byte 0 has b'PK"):
         check_head(b"PK\3\4" * 16, 1 << 17, "x")
     for size in (1, 10, 64, 65536):
         with pytest.raises(

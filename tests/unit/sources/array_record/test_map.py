@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 import threading
@@ -145,21 +144,6 @@ def test_pickles_and_threads(path, records):
 
     with copy, ThreadPoolExecutor(4) as pool:
         list(pool.map(hammer, range(4)))
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_reads_on(path, records):
-    with ArrayRecordSource(path) as source:
-        source.read([1])
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                status = int(source.read([3, 300]) != [records[3], records[300]])
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert source.read([2]) == [records[2]]
 
 
 def test_cold_data_are_asked_for_first(path, records, monkeypatch):

@@ -130,11 +130,11 @@ def test_what_is_not_simple_is_refused_by_name(write, feature):
         (tensor("int64"), 1.5, "expected numbers stored as int64, found 1 of float32"),
         (tensor("float64"), 1, "expected numbers stored as float32, found 1 of int64"),
         (tensor("float32"), b"x", "expected numbers stored as float32, found bytes"),
-        (tensor("uint8"), [b"x", b"y"], "expected numbers stored as int64, found 2 times bytes"),
+        (tensor("uint8"), [b"x", b"y"], "expected numbers stored as int64, found a list of 2 bytes"),
         (TEXT, 1, r"expected bytes, found numbers \(int64\)"),
         (tensor("int16", (2,), encoding="bytes"), 1, "expected the bytes of an array, found 1 of int64"),
-        (tensor("int16", (2,), encoding="bytes"), b"123", "bytes that are no array of int16: buffer size"),
-        (tensor("int16", (2,), encoding="zlib"), b"1234", "bytes that are no array of int16: Error -3"),
+        (tensor("int16", (2,), encoding="bytes"), b"123", "the bytes are not an array of int16: buffer size"),
+        (tensor("int16", (2,), encoding="zlib"), b"1234", "the bytes are not an array of int16: Error -3"),
         (tensor("int16", (3,), encoding="zlib"), zlib.compress(bytes(4)), "2 values do not fill"),
         (image((2, 2, 3)), 1, "expected an image as bytes, found 1 of int64"),
         (image((2, 2, 3)), b"x", "an image cannot be decoded"),
@@ -167,7 +167,7 @@ def test_directories_that_are_none(write, tmp_path):
     (tmp_path / "features.json").unlink()
     with pytest.raises(SourceNotFoundError, match=r"there is no .*features\.json"):
         TfdsSource(tmp_path, split="train")
-    with pytest.raises(ConfigError, match=r"one directory, got 2: open each, and join them with ConcatSource"):
+    with pytest.raises(ConfigError, match=r"one directory, got 2: open each of them, and join them with ConcatSource"):
         TfdsSource([tmp_path, tmp_path], split="train")
 
 
@@ -182,11 +182,11 @@ def test_settings_that_do_not_fit(write):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("train test", "'train test' is no name of a split with or without a slice"),
-        ("train[::2]", r"the slice \[::2\] is none of"),
-        ("train[1.5:]", r"the slice \[1\.5:\] holds no integer"),
-        ("train[1.5.2%:]", r"the slice \[1\.5\.2%:\] holds no number"),
-        ("train[5]", r"\[5\] is one number, which selects a shard only: \[5shard\]"),
+        ("train test", "'train test' is not the name of a split, with or without a slice"),
+        ("train[::2]", r"the slice \[::2\] is not like"),
+        ("train[1.5:]", r"the slice \[1\.5:\] needs integers"),
+        ("train[1.5.2%:]", r"the slice \[1\.5\.2%:\] needs numbers"),
+        ("train[5]", r"\[5\] is a single number, which can only select a shard: \[5shard\]"),
         ("train[:101%]", r"\[:101%\] is outside of -100% to 100%"),
         ("train[:2]", r"\[:2\] reaches beyond the 1 records of 'train'"),
         ("all[:1]", "'all' takes no slice: slice each split"),
@@ -202,8 +202,8 @@ def test_splits_that_do_not_parse(write, spec, message):
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("{", CorruptFileError, "JSON that does not parse"),
-        ("[" * 100_000, CorruptFileError, "JSON that does not parse: maximum recursion"),
+        ("{", CorruptFileError, "invalid JSON"),
+        ("[" * 100_000, CorruptFileError, "invalid JSON: maximum recursion"),
         ("[]", CorruptFileError, r"expected a JSON object, found '\[\]'"),
         ('{"name": "x"}', UnsupportedFormatError, "in files of format 'tfrecord'.*file_format=\"array_record\""),
         ('{"fileFormat": "array_record", "name": "x"}', CorruptFileError, "expected a name, and splits.*'splits'"),
@@ -273,7 +273,7 @@ def test_damaged_records_decode_or_are_corrupt(mutation, cut):
 
 def test_its_codec_does_not_write(write, tmp_path):
     codec = TfdsSource(write({"x": LABEL}, [{"x": 1}]), split="train").options.codec
-    with pytest.raises(ConfigError, match="only read; write them with codec='example'"):
+    with pytest.raises(ConfigError, match="only reads TensorFlow Datasets; write records with codec='example'"):
         codec.encode({"x": 1})
 
 

@@ -138,9 +138,7 @@ def test_a_file_that_does_not_end_as_it_should(tmp_path, path):
 def test_files_that_are_something_else(tmp_path):
     other = tmp_path / "x.array_record"
     other.write_bytes(b"GS\0\0" + bytes(200_000))
-    with pytest.raises(
-        UnsupportedFormatError, match=r"is not an ArrayRecord file, .*: byte 0 has b'GS"
-    ):
+    with pytest.raises(UnsupportedFormatError, match=r"is not an ArrayRecord file, .*: byte 0 has b'GS"):
         len(ArrayRecordSource(other))
     with pytest.raises(SourceNotFoundError, match=r"there is no .*y.array_record: the directory .* exists"):
         len(ArrayRecordSource(tmp_path / "y.array_record"))

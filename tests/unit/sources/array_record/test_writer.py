@@ -69,9 +69,7 @@ def test_records_that_are_not_bytes(path):
     writer.abort()
     with ArrayRecordWriter(path) as writer:
         for record, name in (({"x": 1}, "dict"), ("text", "str"), (5, "int")):
-            with pytest.raises(
-                ConfigError, match=f"stores bytes, got a record of type {name}: choose a codec"
-            ):
+            with pytest.raises(ConfigError, match=f"stores bytes, got a record of type {name}: choose a codec"):
                 writer.write(record)
         writer.write(b"good")
     assert list(ArrayRecordSource(path)) == [b"good"]

@@ -24,7 +24,6 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -37,8 +36,6 @@ from dataload.bench.timing import ratios_of
 from dataload.errors import printable
 
 CHANCE = 0.01
-_COUNTED_OUT = 200_000
-_DRAWN = 50_000
 
 
 class Entry(NamedTuple):
@@ -72,28 +69,20 @@ class Row(NamedTuple):
     bad: bool = False
 
 
-class Table(NamedTuple):
-    """The rows of one workload or of one table of cases; the title tells what the limit did."""
-
-    title: str
-    rows: list[Row]
-
-
 def chance_of_lower(lower: Sequence[float], higher: Sequence[float]) -> float:
     """Return how often chance alone would rank the first values as low among all, or lower (one-sided).
 
-    All ways to choose them are counted up to 200,000; beyond that, 50,000 are drawn with a fixed seed. Equal values
-    share their rank.
+    Equal values share their rank.
     """
     values = np.concatenate([lower, higher])
     ordered = np.sort(values)
-    ranks = (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right") + 1) / 2
-    if math.comb(len(values), len(lower)) <= _COUNTED_OUT:
-        chosen = np.array(list(combinations(range(len(values)), len(lower))))
-    else:
-        rng = np.random.default_rng(0)
-        chosen = rng.permuted(np.tile(np.arange(len(values)), (_DRAWN, 1)), axis=1)[:, : len(lower)]
-    return float(np.mean(ranks[chosen].sum(axis=1) <= ranks[: len(lower)].sum()))
+    ranks = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right") + 1  # doubled
+    # ways[n, s]: the number of ways to choose n values whose ranks have the sum s
+    ways = np.zeros((len(lower) + 1, ranks.sum() + 1))
+    ways[0, 0] = 1
+    for rank in ranks:
+        ways[1:, rank:] += ways[:-1, :-rank]
+    return float(ways[-1, : ranks[: len(lower)].sum() + 1].sum() / ways[-1].sum())
 
 
 def verdict_of(old: Sequence[float], new: Sequence[float], threshold: float) -> str:
@@ -110,50 +99,29 @@ def verdict_of(old: Sequence[float], new: Sequence[float], threshold: float) -> 
     return "not clear"
 
 
-def compare(old: Results, new: Results, threshold: float) -> list[Table]:
-    """Return a table for each workload, and for each table of cases, that both runs have.
+def compare(old: Results, new: Results, threshold: float) -> list[tuple[str, list[Row]]]:
+    """Return a table for each workload, and for each table of cases, that both runs have: its title and its rows.
 
     Raises:
         ValueError: They have none in common.
     """
-    workloads = [by_workload(run.measurements) for run in (old, new)]
-    cases = [_by_title(run.rows) for run in (old, new)]
-    sections = [_of_workload(name, old, new, *(found[name] for found in workloads)) for name in _both(*workloads)]
-    sections += [_of_cases(title, old, new, *(found[title] for found in cases)) for title in _both(*cases)]
+    sections = [_of_workload(name, *runs) for name, *runs in _common(*(_by_workload(run) for run in (old, new)))]
+    sections += [_of_cases(title, old, new, *runs) for title, *runs in _common(*map(_by_title, (old.rows, new.rows)))]
     if not sections:
         raise ValueError("the two runs have no workload in common")
     return [
-        Table(title, [_row(before.get(key), after.get(key), threshold) for key in {**before, **after}])
+        (title, [_row(before.get(key), after.get(key), threshold) for key in {**before, **after}])
         for title, before, after in sections
     ]
 
 
-def _both(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    return [name for name in old if name in new]
+def _common(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    return ((key, old[key], new[key]) for key in old if key in new)
 
 
-def _of_workload(name: str, old: Results, new: Results, before: list[Measurement], after: list[Measurement]) -> Any:
-    befores, afters = ({_identity(run, m): m for m in found} for run, found in ((old, before), (new, after)))
-    limits = [key for key in _both(befores, afters) if befores[key].task.kind == "limit"]
-    limit = next((key for key in limits if befores[key].answers and afters[key].answers), "")
-    if limit:
-        title = f"{name}: {_moved(befores[limit].task.name, *(median(run[limit].rates) for run in (befores, afters)))}"
-    else:
-        title = f"{name}: no limit in common, so these are records/s, which another machine changes"
-    entries = [
-        {
-            key: Entry(
-                describe_task(m.task),
-                ratios_of(m.rates, run[limit].rates) if limit else m.rates,
-                m.task.kind == "dataload",
-                m.error,
-            )
-            for key, m in run.items()
-            if key != limit
-        }
-        for run in (befores, afters)
-    ]
-    return title, *entries
+def _by_workload(run: Results) -> dict[str, dict[str, Measurement]]:
+    workloads = by_workload(run.measurements).items()
+    return {name: {_identity(run, m): m for m in found} for name, found in workloads}
 
 
 def _identity(run: Results, measurement: Measurement) -> str:
@@ -165,6 +133,22 @@ def _identity(run: Results, measurement: Measurement) -> str:
     if task.kind != "limit":
         parts += [task.format, task.order, task.options]
     return json.dumps(parts, sort_keys=True, default=str)
+
+
+def _of_workload(name: str, old: Mapping[str, Measurement], new: Mapping[str, Measurement]) -> Any:
+    limits = ((key, a, b) for key, a, b in _common(old, new) if a.task.kind == "limit" and a.answers and b.answers)
+    limit, before, after = next(limits, ("", None, None))
+    title = f"{name}: no limit in common, so these are records/s, which another machine changes"
+    if limit:
+        title = f"{name}: {_moved(before.task.name, median(before.rates), median(after.rates))}"
+
+    def entry(measurement: Measurement, base: Measurement | None) -> Entry:
+        task, rates = measurement.task, measurement.rates
+        values = ratios_of(rates, base.rates) if base else rates
+        return Entry(describe_task(task), values, task.kind == "dataload", measurement.error)
+
+    runs = ((old, before), (new, after))
+    return title, *({key: entry(m, base) for key, m in run.items() if key != limit} for run, base in runs)
 
 
 def _by_title(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
@@ -216,18 +200,17 @@ def _row(before: Entry | None, after: Entry | None, threshold: float) -> Row:
     return Row(name, old, new, change, verdict, bad=before.ours and verdict == "slower")
 
 
-def lines_of(tables: list[Table]) -> Iterator[str]:
-    """Yield the tables as text."""
-    for table in tables:
-        names = [printable(row.name, None, kept="") for row in table.rows]
-        width = max(map(len, names), default=0)
-        yield printable(table.title, None, kept="")
-        yield f"  {'':{width}} {'old':>12} {'new':>12} {'new/old':>8}  verdict"
-        for row, name in zip(table.rows, names, strict=True):
-            change = "" if row.change is None else f"{row.change:.3f}"
-            verdict = printable(row.verdict, kept="")
-            yield f"  {name:{width}} {_number(row.old):>12} {_number(row.new):>12} {change:>8}  {verdict}"
-        yield ""
+def lines_of(title: str, rows: list[Row]) -> Iterator[str]:
+    """Yield a table as text."""
+    names = [printable(row.name, None, kept="") for row in rows]
+    width = max(map(len, names), default=0)
+    yield printable(title, None, kept="")
+    yield f"  {'':{width}} {'old':>12} {'new':>12} {'new/old':>8}  verdict"
+    for row, name in zip(rows, names, strict=True):
+        change = "" if row.change is None else f"{row.change:.3f}"
+        verdict = printable(row.verdict, kept="")
+        yield f"  {name:{width}} {_number(row.old):>12} {_number(row.new):>12} {change:>8}  {verdict}"
+    yield ""
 
 
 def _number(value: float | None) -> str:
@@ -242,7 +225,7 @@ def read_results(path: Path) -> Results:
         counts = values.pop("counts", {}).items()
         rows = [{"title": title, "case": name, "instructions": count} for name, count in counts]
         header = {"date": "", "versions": {}, "command": "", "version": RESULTS_VERSION, "rows": rows}
-        values = {**header, **{key: value for key, value in values.items() if key != "kind"}}
+        values = {**header, **values}
     return Results.from_json(values)
 
 
@@ -261,8 +244,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tables = compare(*map(read_results, (parsed.old, parsed.new)), parsed.threshold)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         parser.error(f"{parsed.old} and {parsed.new} cannot be compared: {error!r}")
-    print("\n".join(lines_of(tables)))
-    bad = [row.name for table in tables for row in table.rows if row.bad]
+    for title, rows in tables:
+        print("\n".join(lines_of(title, rows)))
+    bad = [row.name for _, rows in tables for row in rows if row.bad]
     print(f"slower, or failing: {'; '.join(bad)}" if bad else "no reader of this library is clearly slower")
     return 1 if bad else 0
 

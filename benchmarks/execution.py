@@ -35,10 +35,10 @@ def ready_batch(_samples):
     return ready()[:]  # a new view each time: pickle would send one object only once
 
 
-def ready_tensor(_samples):
+def ready_tensor(samples):
     import torch
 
-    return torch.from_numpy(ready()[:])
+    return torch.from_numpy(ready_batch(samples))
 
 
 def sum_values(batches):
@@ -113,13 +113,8 @@ def jpeg(count=2000):
         def through_loader():
             return sum(int(batch["image"][:, 0, 0, 0].astype(np.int64).sum()) for batch in loader)
 
-        return run_cases(
-            "JPEG decoding, 500x375",
-            [Case("two threads, no batches (the limit)", bare), Case("Loader, 2 threads", through_loader, 0.95)],
-            items=count,
-            steps=count // 32,
-            rounds=5,
-        )
+        cases = [Case("two threads, no batches (the limit)", bare), Case("Loader, 2 threads", through_loader, 0.95)]
+        return run_cases("JPEG decoding, 500x375", cases, items=count, steps=count // 32, rounds=5)
 
 
 def iterators(steps=30):
@@ -136,15 +131,8 @@ def iterators(steps=30):
     with ExitStack() as opened:
         for name, workers, executor in readers:
             options = {"open": {"records": ROWS * 500, "work": 8_000}, "executor": executor}
-            settings = {"workload": "streams", "kind": "dataload", "name": name, "reading": "", "path": ""}
-            task = Task(
-                **settings,
-                format="generator",
-                order="sequential",
-                workers=workers,
-                batch_size=ROWS,
-                options=options,
-            )
+            settings = {"kind": "dataload", "reading": "", "path": "", "format": "generator", "order": "sequential"}
+            task = Task(workload="streams", name=name, workers=workers, batch_size=ROWS, options=options, **settings)
             reading = readings.multistream(task) if executor else torch_loader.groups(task)
             opened.callback(reading.close)
             batches = map(reading.columns, reading.batches(0))

@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -33,33 +32,19 @@ from dataload.samplers import GlobalShuffle, PoolShuffle, ShardSequential
 WARM_UP = 2
 
 
-class Case(NamedTuple):
-    """A hot loop.
-
-    Attributes:
-        items: Number of indices, steps or records of one loop.
-        loops: Number of loops: enough to hide the 100,000 instructions by which two starts of Python differ.
-        prepare: Returns the loop as a context, which ends with its files.
-    """
-
-    items: int
-    loops: int
-    prepare: Callable[[], object]
-
-
-def _indices(order, first):
+def indices(order, first):
     return nullcontext(partial(order.indices, np.arange(16_384) + first, epoch=0))
 
 
 @contextmanager
-def _loader_steps():
+def loader_steps():
     with dataload.Loader(dataload.RangeSource(10_000_000), batch_size=256, shuffle=True) as loader:
         batches = iter(loader)
         yield lambda: list(islice(batches, 64))
 
 
 @contextmanager
-def _syrah_read_batch():
+def syrah_read_batch():
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory) / "data.syr")
         with dataload.create(path) as writer:
@@ -69,40 +54,38 @@ def _syrah_read_batch():
             yield lambda: [source.read_batch(rows) for rows in batches]
 
 
-def _collate():
+def collate():
     return nullcontext(partial(default_collate, [{"x": np.full(16, i, np.float32), "y": i} for i in range(256)]))
 
 
+def pool():
+    return PoolShuffle(ShardSequential((65_536,) * 16, 0), 1024, 0)
+
+
+# Name -> indices, steps or records of one loop; loops, enough to hide the 100,000 instructions by which two starts of
+# Python differ; and a function that returns the loop as a context, which ends with its files.
 CASES = {
-    "GlobalShuffle.indices, an index": Case(16_384, 100, lambda: _indices(GlobalShuffle(1_000_000, 0), 0)),
-    "PoolShuffle.indices, an index": Case(
-        16_384, 25, lambda: _indices(PoolShuffle(ShardSequential((65_536,) * 16, 0), 1024, 0), 500_000)
-    ),
-    "Loader over RangeSource, a step of 256": Case(64, 10, _loader_steps),
-    "Syrah read_batch of 256, a record": Case(7 * 256, 200, _syrah_read_batch),
-    "collate of 256, a sample": Case(256, 50, _collate),
+    "GlobalShuffle.indices, an index": (16_384, 100, lambda: indices(GlobalShuffle(1_000_000, 0), 0)),
+    "PoolShuffle.indices, an index": (16_384, 25, lambda: indices(pool(), 500_000)),
+    "Loader over RangeSource, a step of 256": (64, 10, loader_steps),
+    "Syrah read_batch of 256, a record": (7 * 256, 200, syrah_read_batch),
+    "collate of 256, a sample": (256, 50, collate),
 }
 
 
 class Counter(NamedTuple):
-    """A tool that counts.
-
-    Attributes:
-        name: Name of the tool.
-        command: The start of its command line; the command to be counted follows.
-        pattern: Finds the count in its standard error.
-    """
+    """A tool that counts: its name, the start of its command line, and a pattern of the count in its standard error."""
 
     name: str
     command: tuple[str, ...]
     pattern: str
 
-    def count(self, command: list[str]) -> int | None:
+    def count(self, command):
         """Return the instructions of a command; None where the tool cannot tell."""
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         done = subprocess.run([*self.command, *command], capture_output=True, text=True, env=environment, check=False)
         found = re.search(self.pattern, done.stderr, re.MULTILINE)
-        return int(found[1].replace(",", "")) if done.returncode == 0 and found else None
+        return int(found[1]) if done.returncode == 0 and found else None
 
 
 COUNTERS = (
@@ -111,31 +94,32 @@ COUNTERS = (
 )
 
 
-def find_counter(counters=COUNTERS) -> Counter | None:
+def find_counter(counters=COUNTERS):
     """Return the first tool that is installed and counts something."""
     counting = (c for c in counters if shutil.which(c.command[0]) and c.count(["/bin/true"]))
     return next(counting, None)
 
 
-def run_loops(name: str, loops: int) -> None:
+def run_loops(name, loops):
     """Run a case: the work of a counted process."""
-    with CASES[name].prepare() as work:
+    _, _, prepare = CASES[name]
+    with prepare() as work:
         for _ in range(loops):
             work()
 
 
-def instructions_per_item(counter: Counter, name: str) -> float:
+def instructions_per_item(counter, name):
     """Return the instructions of one item of a case.
 
     Raises:
         RuntimeError: The tool gave no count.
     """
+    items, loops, _ = CASES[name]
     script = "import sys; from benchmarks.instructions import run_loops; run_loops(sys.argv[1], int(sys.argv[2]))"
-    loops = CASES[name].loops
     counts = [counter.count([sys.executable, "-c", script, name, str(number)]) for number in (WARM_UP, WARM_UP + loops)]
     if None in counts:
         raise RuntimeError(f"{counter.name} gave no count of {name!r}: run the command without it to see why")
-    return (counts[1] - counts[0]) / loops / CASES[name].items
+    return (counts[1] - counts[0]) / loops / items
 
 
 def main(arguments=None):
@@ -147,12 +131,12 @@ def main(arguments=None):
     if counter is None:
         print("instructions cannot be counted here: valgrind is not installed, and perf sees no hardware counters")
         return
-    rows = []
+    title, rows = f"instructions, counted by {counter.name}", []
     for name in CASES:
         if not parsed.names or name.startswith(tuple(parsed.names)):
             count = instructions_per_item(counter, name)
             print(f"{name:42} {count:14,.1f}", flush=True)
-            rows.append({"title": f"instructions, counted by {counter.name}", "case": name, "instructions": count})
+            rows.append({"title": title, "case": name, "instructions": count})
     if parsed.json:
         run = describe_run(shlex.join(["python", "-m", "benchmarks.instructions", *sys.argv[1:]]))
         parsed.json.write_text(json.dumps(Results(**run, rows=tuple(rows)).to_json(), indent=1), "utf-8")

@@ -6,9 +6,10 @@ from functools import partial
 import numpy as np
 
 import dataload
-from benchmarks.harness import SEED, Case, floats, made, run_cases
+from benchmarks.harness import SEED, Case, made, run_cases
 from dataload.bench.child import drop_cached
 from dataload.bench.timing import peak_bytes, seconds_of
+from dataload.bench.workloads import floats
 from dataload.loader.order import BLOCK_ROWS
 from dataload.samplers import (
     BatchSampler,
@@ -101,10 +102,8 @@ def grain_shuffles(sample=20_000):
         for index in range(sample):
             sampler[index]
 
-    return [
-        Case("Grain index_shuffle", bare, items=sample),
-        Case("Grain IndexSampler", through_the_sampler, items=sample),
-    ]
+    cases = {"Grain index_shuffle": bare, "Grain IndexSampler": through_the_sampler}
+    return [Case(name, run, items=sample) for name, run in cases.items()]
 
 
 def starting(count=10**10, shard_count=10_000):

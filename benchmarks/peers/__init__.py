@@ -12,13 +12,14 @@ or what `prepare` has written for it. In LMDB and ArrayRecord files a record is 
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.peers import own_formats as own
+from benchmarks.peers import readers, torch_loader
 from benchmarks.peers.field import Field, FieldKind
 from dataload.bench.machine import versions
 from dataload.bench.task import Order, Reading, Task
@@ -33,10 +34,10 @@ class Peer:
         name: Name in tables.
         imports: Modules that must be installed, that of the peer first.
         packages: Packages whose versions are shown; the first is what pip installs.
-        readings: Format -> ``"module:function"`` in this package; the function opens the peer, given task and field.
+        readings: Format -> function that opens the peer, given task and field.
         orders: The orders that it has.
-        own_format: The one of `readings` that only it reads.
-        write: ``"module:function"`` that writes it, given a source, the field and a directory; returns its path.
+        write: Writes the one format of `readings`, which only this peer reads, given a source, the field and a
+            directory; returns its path.
         kinds: What fields may hold.
         workers: Whether it takes a number of workers. If not, it decides about threads itself, and is measured once.
     """
@@ -44,63 +45,47 @@ class Peer:
     name: str
     imports: tuple[str, ...]
     packages: tuple[str, ...]
-    readings: Mapping[str, str]
+    readings: Mapping[str, Callable[..., Reading]]
     orders: tuple[Order, ...] = ("global", "sequential")
-    own_format: str | None = None
-    write: str | None = None
+    write: Callable[..., str] | None = None
     kinds: tuple[FieldKind, ...] = ("array", "bytes", "image")
     workers: bool = True
 
+    @property
+    def own_format(self) -> str | None:
+        """The format that only this peer reads."""
+        return None if self.write is None else next(iter(self.readings))
 
-_OF_RECORDS = ("lmdb", "tar", "array_record")
+
+def _torch(name: str, readings: Mapping[str, Callable[..., Reading]], **more: Any) -> Peer:
+    return Peer(f"torch DataLoader{name}", ("torch",), ("torch",), readings, **more)
+
+
+def _own(name: str, imports: str, packages: str, read: Callable[..., Reading], *settings: Any, **more: Any) -> Peer:
+    """Return a peer whose format is called like the function that reads it."""
+    readings = {read.__name__.replace("_", " "): read}
+    return Peer(name, tuple(imports.split()), tuple(packages.split()), readings, *settings, **more)
+
+
 _GLOBAL: tuple[Order, ...] = ("global", "sequential")
 _POOL: tuple[Order, ...] = ("pool", "sequential")
 _ALL_ORDERS: tuple[Order, ...] = ("global", "pool", "sequential")
-
-
-def _own(name: str, module: str, form: str, imports: str, packages: str, orders: tuple[Order, ...]) -> Peer:
-    """Return a peer with a format of its own, which the functions FORM and write_FORM of a module read and write."""
-    function = form.replace(" ", "_")
-    return Peer(
-        name=name,
-        imports=tuple(imports.split()),
-        packages=tuple(packages.split()),
-        readings={form: f"{module}:{function}"},
-        orders=orders,
-        own_format=form,
-        write=f"{module}:write_{function}",
-    )
-
-
-def _torch(name: str, **more: Any) -> Peer:
-    return Peer(name=f"torch DataLoader{name}", imports=("torch",), packages=("torch",), **more)
-
-
-def _memmap(name: str, function: str) -> Peer:
-    more = {"own_format": "npy", "write": "torch_loader:write_npy", "kinds": ("array",)}
-    return _torch(name, readings={"npy": f"torch_loader:{function}"}, **more)
-
-
+_MEMMAP: Mapping[str, Any] = {"write": torch_loader.write_npy, "kinds": ("array",)}
+_DALI = "nvidia-dali-cuda120", "nvidia-dali-cuda130"
 _ALL = (
-    _torch("", readings={form: f"torch_loader:{form}" for form in _OF_RECORDS}),
-    _memmap(", memmap", "memmap"),
-    _memmap(", memmap in bulk", "memmap_bulk"),
-    _torch(" per group of rows", readings={"generator": "torch_loader:groups"}, orders=("sequential",)),
-    Peer("Grain", ("grain",), ("grain", "array-record"), {"array_record": "readers:grain"}),
-    _own("WebDataset", "readers", "tar shards", "webdataset torch", "webdataset torch", _POOL),
-    _own("MosaicML Streaming", "own_formats", "mds", "streaming torch", "mosaicml-streaming torch", _ALL_ORDERS),
-    _own("LitData", "own_formats", "litdata", "litdata torch", "litdata torch", _POOL),
-    Peer(
-        "DALI on CPU",
-        ("nvidia.dali",),
-        ("nvidia-dali-cuda120", "nvidia-dali-cuda130"),
-        {"tar": "readers:dali"},
-        orders=_POOL,
-    ),
-    Peer("SPDL", ("spdl.pipeline",), ("spdl-core",), {form: f"readers:spdl_{form}" for form in _OF_RECORDS}),
-    replace(_own("bagz", "own_formats", "bagz", "bagz", "bagz", _GLOBAL), workers=False),
-    _own("Hugging Face datasets", "own_formats", "arrow", "datasets", "datasets torch", _ALL_ORDERS),
-    replace(_own("Lance", "own_formats", "lance", "lance pyarrow", "pylance pyarrow", _GLOBAL), workers=False),
+    _torch("", torch_loader.RECORDS),
+    _torch(", memmap", {"npy": torch_loader.memmap}, **_MEMMAP),
+    _torch(", memmap in bulk", {"npy": torch_loader.memmap_bulk}, **_MEMMAP),
+    _torch(" per group of rows", {"generator": torch_loader.groups}, orders=("sequential",)),
+    Peer("Grain", ("grain",), ("grain", "array-record"), {"array_record": readers.grain}),
+    _own("WebDataset", "webdataset torch", "webdataset torch", readers.tar_shards, _POOL, readers.write_tar_shards),
+    _own("MosaicML Streaming", "streaming torch", "mosaicml-streaming torch", own.mds, _ALL_ORDERS, own.write_mds),
+    _own("LitData", "litdata torch", "litdata torch", own.litdata, _POOL, own.write_litdata),
+    Peer("DALI on CPU", ("nvidia.dali",), _DALI, {"tar": readers.dali}, _POOL),
+    Peer("SPDL", ("spdl.pipeline",), ("spdl-core",), readers.SPDL),
+    _own("bagz", "bagz", "bagz", own.bagz, _GLOBAL, own.write_bagz, workers=False),
+    _own("Hugging Face datasets", "datasets", "datasets torch", own.arrow, _ALL_ORDERS, own.write_arrow),
+    _own("Lance", "lance pyarrow", "pylance pyarrow", own.lance, _GLOBAL, own.write_lance, workers=False),
 )
 
 PEERS: Mapping[str, Peer] = {peer.name: peer for peer in _ALL}
@@ -131,24 +116,13 @@ def open_peer(task: Task) -> Reading:
             f"{task.name} has the orders {', '.join(peer.orders)}, not {task.order!r}", key="order", value=task.order
         )
     field = None if task.format == "generator" else Field.from_options(task.options)
-    reading: Reading = resolve(peer.readings[task.format])(task, field)
+    reading = peer.readings[task.format](task, field)
     reading.settings = {**versions(*peer.packages), **reading.settings}
     return reading
 
 
-def resolve(reference: str) -> Any:
-    """Import ``"module:function"`` of this package."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-
-
 def why_missing(peer: Peer, python: str | None = None) -> str | None:
-    """Return why a peer cannot be measured, or None if it can. Imports nothing of the peer.
-
-    Args:
-        peer: The peer.
-        python: The interpreter that will run it; None for this one.
-    """
+    """Return why a peer cannot be measured by an interpreter, or None if it can. Imports nothing of the peer."""
     try:
         command = [python or sys.executable, "-c", _FIND, *peer.imports]
         absent = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()

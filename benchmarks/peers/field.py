@@ -27,8 +27,6 @@ class Field:
     """The one field of the records that peers read.
 
     Attributes:
-        name: Name of the field.
-        kind: What it holds.
         dtype: Name of the dtype of arrays.
         shape: Shape of one array; () for other kinds.
         codec: Codec of the records in formats that store only bytes; None where these are the bytes of the field.
@@ -42,11 +40,7 @@ class Field:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], *, decodes: bool = False) -> Self:
-        """Return the field of a record that has one: an array, or bytes, which are a JPEG file if `decodes`.
-
-        Raises:
-            ConfigError: The record has several fields, or one of another type.
-        """
+        """Return the field of a record that has one: an array, or bytes, which are a JPEG file if `decodes`."""
         if len(record) != 1:
             raise ConfigError(f"peers read records of one field, got the fields {sorted(record)}", key="field")
         ((name, value),) = record.items()
@@ -58,15 +52,11 @@ class Field:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """Return the field that `to_options` put into the options of a task.
-
-        Raises:
-            ConfigError: There is none.
-        """
+        """Return the field that `to_options` put into the options of a task."""
         if "field" not in options:
             raise ConfigError("the task of a peer needs the option 'field': see Field.to_options", key="field")
-        values: dict[str, Any] = {**options["field"], "codec": options.get("open", {}).get("codec")}
-        return cls(**{**values, "shape": tuple(values["shape"])})
+        values: dict[str, Any] = {**options["field"], "shape": tuple(options["field"]["shape"])}
+        return cls(**values, codec=options.get("open", {}).get("codec"))
 
     def to_options(self) -> dict[str, Any]:
         """Return plain values for ``Task.options``, without the codec, which is in the option ``open``."""
@@ -117,11 +107,6 @@ class Field:
 
 
 def load(module: str, package: str) -> Any:
-    """Import a module of a peer.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
     return load_optional(module, needed_by=f"the peer {package}", extra="bench", package=package)
 
 
@@ -144,11 +129,7 @@ def tensor_columns(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expand_files(path: str) -> list[str]:
-    """Return the files of a path, which may have braces (``{0..3}``) and wildcards; a directory is one.
-
-    Raises:
-        ConfigError: There are none.
-    """
+    """Return the files of a path, which may have braces (``{0..3}``) and wildcards; a directory is one."""
     files = [file for name in expand_braces(path) for file in sorted(glob.glob(name))]
     if not files:
         raise ConfigError(f"there is no {path}", key="path", value=path)
@@ -157,8 +138,7 @@ def expand_files(path: str) -> list[str]:
 
 def decode_jpeg(data: Any) -> Array:
     """Decode to (height, width, 3) uint8 by dataload's own decoder, so that loaders are compared and not decoders."""
-    simplejpeg = load_optional("simplejpeg", needed_by="decoding JPEG", extra="tar")
-    return simplejpeg.decode_jpeg(data, "RGB")
+    return load_optional("simplejpeg", needed_by="decoding JPEG", extra="tar").decode_jpeg(data, "RGB")
 
 
 @dataclass(frozen=True)
@@ -169,5 +149,4 @@ class DecodeJpeg:
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         value = sample[self.name]
-        decoded = [*map(decode_jpeg, value)] if isinstance(value, list) else decode_jpeg(value)
-        return {self.name: decoded}
+        return {self.name: [*map(decode_jpeg, value)] if isinstance(value, list) else decode_jpeg(value)}

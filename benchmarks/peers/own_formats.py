@@ -37,8 +37,6 @@ def mds(task: Task, field: Field) -> Reading:
     streaming.base.util.clean_stale_shared_memory()
 
     class Decoded(streaming.StreamingDataset):
-        """Its JPEG files decoded."""
-
         def __getitem__(self, at: Any) -> Any:
             return DecodeJpeg(field.name)(super().__getitem__(at))
 

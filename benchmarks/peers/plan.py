@@ -35,15 +35,10 @@ def plan_peers(
 ) -> tuple[list[Task], list[Measurement]]:
     """Return the tasks of peers over the data, and a measurement with its error for each impossible peer.
 
-    Args:
-        names: Names of peers.
-        data: The records.
-        written: The data in our formats. Peers read the tar archive; of LMDB and ArrayRecord they get files of their
-            own with bare bytes, which is how they are used.
-        choices: The settings to compare. A peer that has none of the orders is measured with one that it has;
-            generators have one order.
-        cache: Directory for the files of peers.
-        interpreters: Name of a peer -> Python of the environment that it lives in.
+    Of the data in our formats, `written`, peers read the tar archive; of LMDB and ArrayRecord they get files of their
+    own with bare bytes, which is how they are used, in the directory `cache`. A peer that has none of the chosen orders
+    is measured with one that it has; generators have one order. `interpreters` maps the name of a peer to the Python of
+    the environment that it lives in.
 
     Raises:
         ConfigError: There is no such peer.
@@ -61,8 +56,6 @@ def plan_peers(
 
 @dataclass(frozen=True)
 class _Plan:
-    """The plan of one peer."""
-
     peer: Peer
     data: Data
     written: Mapping[str, Written]
@@ -85,11 +78,7 @@ class _Plan:
         )
 
     def tasks(self) -> Iterator[Task]:
-        """Yield a task for each format, order and number of workers; writes the files that they need.
-
-        Raises:
-            ConfigError: The peer cannot be measured.
-        """
+        """Yield a task for each format, order and number of workers; writes the files that they need."""
         peer, choices = self.peer, self.choices
         absent = why_missing(peer, self.python)
         if absent is not None:
@@ -118,8 +107,8 @@ class _Plan:
             raise ConfigError("reads generators, not records: it is for --made streams", key="peers")
         if "generator" not in self.peer.readings:
             raise ConfigError("reads records, not generators", key="peers", value=self.peer.name)
+        options = {"open": self.written["generator"].options}
         for workers in self.choices.workers:
-            options = {"open": self.written["generator"].options}
             yield replace(self.row, order="sequential", workers=workers, options=options)
 
     def _path(self, form: str, field: Field) -> str:
@@ -134,7 +123,7 @@ class _Plan:
             possible = "tar" in self.data.formats
             remedy = "add tar to --formats" if possible else f"{self.data.name} cannot be written as one"
             raise ConfigError(f"its own format is written from a tar archive: {remedy}", key="formats")
-        note = directory / f"peer-{self.peer.name.replace(' ', '-')}.json"
+        note = directory / f"peer-{self.peer.name.replace(' ', '-')}.json"  # the path, once the files are complete
         if not note.exists():
             note.write_text(json.dumps(self._prepare(str(note.with_suffix("")), field)), "utf-8")
         return json.loads(note.read_text("utf-8"))

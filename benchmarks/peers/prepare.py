@@ -12,28 +12,23 @@ import sys
 from typing import Any
 
 import dataload
-from benchmarks.peers import Peer, get_peer, resolve
+from benchmarks.peers import Peer, get_peer
 from benchmarks.peers.field import Field
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
 
 
 def prepare(peer: Peer, source: Source[Any], directory: str, field: Field) -> str:
-    """Write the records of a source in a peer's own format; returns the path for ``Task.path``.
-
-    Raises:
-        ConfigError: The peer has no format of its own, or cannot hold such fields.
-    """
+    """Write the records of a source in a peer's own format; returns the path for ``Task.path``."""
     if peer.write is None:
         raise ConfigError(f"{peer.name} has no format of its own: it reads {', '.join(peer.readings)}", key="peer")
     if field.kind not in peer.kinds:
         raise ConfigError(f"{peer.name} holds fields of {', '.join(peer.kinds)}, not of {field.kind}", key="field")
     os.makedirs(directory, exist_ok=True)
-    return resolve(peer.write)(source, field, directory)
+    return peer.write(source, field, directory)
 
 
 def main(peer: str, source: str, directory: str, options: str) -> None:
-    """Write the peer's own format, given the arguments of the command line."""
     field = Field.from_options(json.loads(options))
     # Arrays are decoded from .npy; JPEG files have to stay files.
     choices: dict[str, Any] = {"decode": "auto"} if source.endswith(".tar") and field.kind == "array" else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -216,4 +216,8 @@ def _spdl(records_class: type[Stored], task: Task, field: Field) -> Reading:
     return Reading(settings, lambda _: iter(pipeline), held=held)
 
 
-spdl_lmdb, spdl_tar, spdl_array_record = (partial(_spdl, kind) for kind in (LmdbRecords, TarRecords, ArrayRecords))
+SPDL: Mapping[str, Callable[[Task, Field], Reading]] = {
+    "lmdb": partial(_spdl, LmdbRecords),
+    "tar": partial(_spdl, TarRecords),
+    "array_record": partial(_spdl, ArrayRecords),
+}

@@ -15,7 +15,7 @@ import mmap
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
@@ -62,6 +62,9 @@ class Memmap:
         return Memmap, self._state
 
 
+_LOCK = threading.Lock()  # held while files are opened
+
+
 class Stored(ABC):
     """Records stored as bytes; subclasses read a format."""
 
@@ -70,7 +73,6 @@ class Stored(ABC):
         self._field = field
         self._count = self._find()
         self._files: tuple[int, ExitStack, Any] | None = None
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return self._count
@@ -84,19 +86,14 @@ class Stored(ABC):
 
     def read(self, indices: Sequence[int]) -> Iterable[Any]:
         """Return records as bytes, or as memoryviews that are valid until `close`. Thread-safe."""
-        with self._lock:
+        with _LOCK:
             if self._files is None or self._files[0] != os.getpid():
                 held = ExitStack()
                 self._files = os.getpid(), held, self._open(held)
         return self._read(self._files[2], indices)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_files", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._files = None
-        self._lock = threading.Lock()
+        return {**vars(self), "_files": None}
 
     def close(self) -> None:
         """Close the files of this process."""
@@ -186,10 +183,8 @@ def _spans(path: str, component: str) -> Int64Array:
     spans: list[tuple[int, int]] = []
     with open(f"{path.removesuffix('.tar')}.idx", encoding="utf-8") as lines:
         next(lines)
-        for line in lines:
-            words = line.split()
-            at = words.index(component)
-            start, size = int(words[at + 1]), int(words[at + 2])
+        for words in map(str.split, lines):
+            start, size = map(int, words[words.index(component) + 1 :][:2])
             spans.append((start, start + size))
     return np.array(spans, np.int64).reshape(-1, 2)
 
@@ -206,9 +201,12 @@ def _over(records_class: type[Stored], task: Task, field: Field, *, start: str |
 
 
 memmap_bulk = partial(memmap, bulk=True)
-lmdb, tar = partial(_over, LmdbRecords), partial(_over, TarRecords)
-# The package has threads of its own, and crashes in a process that is forked after it.
-array_record = partial(_over, ArrayRecords, start="forkserver")
+RECORDS: Mapping[str, Callable[[Task, Field], Reading]] = {
+    "lmdb": partial(_over, LmdbRecords),
+    "tar": partial(_over, TarRecords),
+    # The package has threads of its own, and crashes in a process that is forked after it.
+    "array_record": partial(_over, ArrayRecords, start="forkserver"),
+}
 
 
 def torch_reading(
@@ -216,12 +214,8 @@ def torch_reading(
 ) -> Reading:
     """Run torch's DataLoader over a map-style data set whose items are field -> value.
 
-    Args:
-        task: Its order is global or sequential.
-        dataset: The data set.
-        held: Closed at the end.
-        bulk: Ask the data set for a list of indices at a time, and take its answer as the batch.
-        start: How worker processes are started; None for the system's default.
+    With `bulk` it asks the data set for a list of indices at a time, and takes the answer as the batch. `start` says
+    how worker processes are started, if not in the system's default way.
     """
     data = load("torch.utils.data", "torch")
     generator = load("torch", "torch").Generator().manual_seed(task.seed)

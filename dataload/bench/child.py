@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -25,8 +26,7 @@ from dataload.bench.task import Answer, Reading, Task
 def measure(task: Task) -> Answer:
     """Open the data, take batches for about ``task.seconds``, and return the figures.
 
-    Epochs follow one another until the time is over; the checksum is of the first one, if it was read to its end. The
-    rate leaves out the first batch, which includes the start of the workers.
+    The rate leaves out the first batch, which includes the start of the workers.
     """
     if task.cold:
         drop_cached(task.path)
@@ -89,8 +89,7 @@ def drop_cached(path: str) -> None:
     """Drop a file, or the files of a directory, from the page cache. Needs no rights; mapped pages stay."""
     if not path:
         return
-    files = [path] if os.path.isfile(path) else [str(file) for file in Path(path).rglob("*") if file.is_file()]
-    for file in files:
+    for file in filter(Path.is_file, (Path(path), *Path(path).rglob("*"))):
         descriptor = os.open(file, os.O_RDONLY)
         try:
             os.fsync(descriptor)  # pages that are not written yet cannot be dropped
@@ -100,7 +99,7 @@ def drop_cached(path: str) -> None:
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU time of this process, of its ended children, and of the living ones."""
+    """Return the CPU time of this process and of all its children, ended or not."""
     used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     ticks = os.sysconf("SC_CLK_TCK")
     for pid in _descendants(os.getpid()):
@@ -116,20 +115,17 @@ def _peak_rss() -> int | None:
 
 def _descendants(pid: int) -> list[int]:
     # Each thread has its own list of the children that it started.
-    lists = [str(path) for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
     children = [int(child) for path in lists for child in _read(path).split()]
     return [*children, *(grandchild for child in children for grandchild in _descendants(child))]
 
 
 def _status(pid: int, name: str) -> int | None:
-    for line in _read(f"/proc/{pid}/status").splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0]) * 1024
-    return None
+    found = re.search(rf"^{name}:\s*(\d+) kB", _read(f"/proc/{pid}/status"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
-def _read(path: str) -> str:
+def _read(path: str | Path) -> str:
     try:
         return Path(path).read_text("ascii", "replace")
     except OSError:  # another system, or a process that has ended

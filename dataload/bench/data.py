@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from dataload.bench.timing import seconds_of
 from dataload.bench.workloads import Workload
 from dataload.convert import convert
 from dataload.errors import ConfigError
-from dataload.sources.base import Source
+from dataload.loader.step import nbytes
 from dataload.sources.registry import added_formats, built_in_formats, get_format
 from dataload.types import RandomAccessSource
 
@@ -33,8 +33,6 @@ class Data:
     Attributes:
         name: Name of the workload, or the path of the user's own data.
         content: Identifies the records; part of the names of cached files.
-        records: The records.
-        fields: Names of their fields.
         formats: The formats that they can be written in.
         batch_size: Records per batch by default.
         decodes: Fields that hold JPEG files, to be decoded.
@@ -73,39 +71,27 @@ def made_data(workload: Workload, records: int | None = None) -> Data:
     return Data(workload.name, content, made, tuple(made[0]), formats, workload.batch_size, workload.decodes)
 
 
-def own_data(path: str, records: int | None, options: Mapping[str, Any]) -> tuple[Data, Source[Any]]:
-    """Return the user's own data, to be compared in other formats, and their source, for the caller to close.
-
-    Args:
-        path: A path as `dataload.open` takes it.
-        records: Number of records to take from the start; None for all.
-        options: Options of `dataload.open`.
+@contextmanager
+def own_data(path: str, records: int | None, options: Mapping[str, Any]) -> Generator[Data]:
+    """Open the user's own data, to be compared in other formats; `records` is the number to take from the start.
 
     Raises:
         ConfigError: There is no record, or the records have no fields.
         SourceError: The data cannot be read.
     """
-    source = open_source(path, **options)
-    try:
-        return _data_of(path, source, records), source
-    except BaseException:
-        source.close()
-        raise
-
-
-def _data_of(path: str, source: Source[Any], records: int | None) -> Data:
-    if not len(source):
-        raise ConfigError(f"{path} has no records to measure", key="path", value=path)
-    first = source[0]
-    if not isinstance(first, Mapping):
-        raise ConfigError(
-            f"the records of {path} are {type(first).__name__} without fields, which other formats cannot store: name "
-            "their codec with --option codec=...",
-            key="codec",
-        )
-    fields = tuple(name for name in first if name != "__key__")
-    chosen = source if records is None else source[: min(records, len(source))]
-    return Data(path, digest(source.fingerprint(), len(chosen)), chosen, fields, _writable(), 256)
+    with open_source(path, **options) as source:
+        if not len(source):
+            raise ConfigError(f"{path} has no records to measure", key="path", value=path)
+        first = source[0]
+        if not isinstance(first, Mapping):
+            raise ConfigError(
+                f"the records of {path} are {type(first).__name__} without fields, which other formats cannot store: "
+                "name their codec with --option codec=...",
+                key="codec",
+            )
+        fields = tuple(name for name in first if name != "__key__")
+        chosen = source if records is None else source[: min(records, len(source))]
+        yield Data(path, digest(source.fingerprint(), len(chosen)), chosen, fields, _writable(), 256)
 
 
 def _writable() -> tuple[str, ...]:
@@ -113,12 +99,7 @@ def _writable() -> tuple[str, ...]:
 
 
 def write(data: Data, format_name: str, cache: Path) -> Written:
-    """Write the data in a format, unless they are in the cache.
-
-    Args:
-        data: The records.
-        format_name: The format.
-        cache: Directory to keep the files in.
+    """Write the data in a format, unless they are in the cache directory.
 
     Raises:
         ConfigError: The format cannot take the records, or the disk is too full.
@@ -141,13 +122,7 @@ def write(data: Data, format_name: str, cache: Path) -> Written:
 
 
 def write_once(target: Path, records: Callable[[], Iterable[Any]], **options: Any) -> str:
-    """Write records to a file that is kept, unless it exists; returns its path.
-
-    Args:
-        target: The file. It appears when it is complete.
-        records: Returns the records.
-        options: Options of `dataload.create`.
-    """
+    """Write records with `dataload.create`, unless the file exists; it appears when it is complete. Return its path."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with create(target, **options) as writer:
@@ -174,9 +149,9 @@ def _options(data: Data, format_name: str) -> dict[str, Any]:
 
 
 def _check_room(data: Data, directory: Path) -> None:
-    sample = [data.records[i] for i in range(0, len(data.records), max(1, len(data.records) // 16))]
-    mean = sum(_record_size(record) for record in sample) / len(sample)
-    needed = int(mean * len(data.records)) + _SPARE_BYTES
+    count = len(data.records)
+    sample = range(0, count, max(1, count // 16))
+    needed = sum(nbytes(data.records[i]) for i in sample) * count // len(sample) + _SPARE_BYTES
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise ConfigError(
@@ -187,10 +162,5 @@ def _check_room(data: Data, directory: Path) -> None:
         )
 
 
-def _record_size(record: Mapping[str, Any]) -> int:
-    return sum(getattr(value, "nbytes", 0) or len(value) for value in record.values() if hasattr(value, "__len__"))
-
-
 def _size(path: Path) -> int:
-    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-    return sum(os.stat(file).st_size for file in files)
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
+from dataload.bench import table
 from dataload.bench.picture import as_svg, curves_figure, rates_figure
 from dataload.bench.results import FileFacts, Measurement, Results
-from dataload.bench.table import (
-    FILE_COLUMNS,
-    RATE_COLUMNS,
-    baselines,
-    by_workload,
-    curve_table,
-    describe_task,
-    file_rows,
-    problems,
-    rate_rows,
-)
 from dataload.errors import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #5c6670; --page: #fff; --line: #d8dde2; --mark: #eef3f8 }
@@ -37,13 +31,26 @@ th, td { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid var(--
 .right { text-align: right }
 .limit td { color: var(--soft) }
 .dataload td { background: var(--mark) }
-pre, code { font: 13px/1.4 ui-monospace, monospace }
-pre { background: var(--mark); padding: .6rem .8rem; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere }
+pre { font: 13px/1.4 ui-monospace, monospace; background: var(--mark); padding: .6rem .8rem; white-space: pre-wrap }
 img { max-width: 100%; background: #fff; border-radius: 6px; margin: .5rem 0 }
-summary { cursor: pointer }
 details details { margin-left: 1rem }
 .note { color: var(--soft) }
 """.strip()
+
+_PAGE = """
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+""".lstrip()
 
 _READING_IT = (
     "Each row is the median of its repeats; each repeat runs in a process of its own, and the repeats of all rows are "
@@ -59,40 +66,32 @@ def report(results: Results) -> str:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    title = f"dataload bench, {results.date}"
+    title = _text(f"dataload bench, {results.date}")
     parts = [
-        f"<h1>{_text(title)}</h1>",
+        f"<h1>{title}</h1>",
         f"<pre>{_text(results.command)}</pre>",
         _details("Machine and versions", _pairs(results.machine) + _pairs(results.versions), opened=True),
     ]
     if results.measurements:
-        parts.append(_image(as_svg(rates_figure(results)), "Records per second of each reading, with the limits"))
-        parts.append(f'<p class="note">{_text(_READING_IT)}</p>')
-    for workload, measurements in by_workload(results.measurements).items():
+        parts.append(_image(rates_figure(results), "Records per second of each reading, with the limits"))
+        parts.append(f'<p class="note">{_READING_IT}</p>')
+    for workload, measurements in table.by_workload(results.measurements).items():
         parts += _workload(workload, measurements, [file for file in results.files if file.workload == workload])
     if results.curves:
-        parts.append("<h2>How costs grow</h2>")
-        parts.append(_image(as_svg(curves_figure(results.curves)), "Costs against size"))
-        parts += [_details(curve.title, _table(*curve_table(curve))) for curve in results.curves]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body>\n</html>\n"
-    )
+        parts += ["<h2>How costs grow</h2>", _image(curves_figure(results.curves), "Costs against size")]
+        parts += [_details(curve.title, _table(*table.curve_table(curve))) for curve in results.curves]
+    return _PAGE.format(title=title, style=_STYLE, body="\n".join(parts))
 
 
 def _workload(name: str, measurements: Sequence[Measurement], files: Sequence[FileFacts]) -> list[str]:
-    limit, peer = baselines(measurements)
-    compared = [f"limit: {_text(describe_task(limit.task))}"] if limit is not None else []
-    compared += [f"best peer: {_text(describe_task(peer.task))}"] if peer is not None else []
-    failed = "".join(f"<li>{_text(line)}</li>" for line in problems(measurements))
+    named = zip(("limit", "best peer"), table.baselines(measurements), strict=True)
+    compared = "; ".join(f"{what}: {_text(table.describe_task(m.task))}" for what, m in named if m is not None)
+    failed = "".join(f"<li>{_text(line)}</li>" for line in table.problems(measurements))
     return [
         f"<h2>{_text(name)}</h2>",
-        _table(FILE_COLUMNS, file_rows(files)) if files else "",
-        _table(RATE_COLUMNS, rate_rows(measurements), [m.task.kind for m in measurements]),
-        f'<p class="note">{"; ".join(compared)}</p>' if compared else "",
+        _table(table.FILE_COLUMNS, table.file_rows(files)) if files else "",
+        _table(table.RATE_COLUMNS, table.rate_rows(measurements), [m.task.kind for m in measurements]),
+        f'<p class="note">{compared}</p>' if compared else "",
         f"<p>Missing or incomplete:</p>\n<ul>{failed}</ul>" if failed else "",
         _details("Settings of each reading", "\n".join(map(_setup, measurements))),
     ]
@@ -112,19 +111,16 @@ def _setup(measurement: Measurement) -> str:
         **(measurement.answers[0].settings if measurement.answers else {}),
         "records/s of each repeat": list(map(round, measurement.rates)),
     }
-    return _details(describe_task(task), _pairs(settings))
+    return _details(table.describe_task(task), _pairs(settings))
 
 
 def _table(columns: Mapping[str, str], rows: Sequence[tuple[str, ...]], kinds: Sequence[str] | None = None) -> str:
-    sides = [' class="right"' if side == "right" else "" for side in columns.values()]
+    def line(tag: str, cells: Iterable[str], kind: str) -> str:
+        sided = zip(cells, columns.values(), strict=True)
+        return f'<tr class="{kind}">' + "".join(f'<{tag} class="{side}">{_text(cell)}</{tag}>' for cell, side in sided)
 
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return "".join(f"<{tag}{side}>{_text(cell)}</{tag}>" for cell, side in zip(cells, sides, strict=True))
-
-    lines = [f"<tr>{line('th', list(columns))}</tr>"]
-    for row, kind in zip(rows, kinds or [""] * len(rows), strict=True):
-        lines.append(f'<tr class="{_text(kind)}">{line("td", row)}</tr>')
-    return '<div class="table"><table>\n' + "\n".join(lines) + "\n</table></div>"
+    lines = [line("th", columns, ""), *map(line, repeat("td"), rows, kinds or repeat(""))]
+    return '<div class="table"><table>\n' + "</tr>\n".join(lines) + "</tr>\n</table></div>"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
@@ -136,10 +132,10 @@ def _details(title: str, content: str, *, opened: bool = False) -> str:
     return f"<details{' open' if opened else ''}><summary>{_text(title)}</summary>\n{content}\n</details>"
 
 
-def _image(svg: str, what: str) -> str:
+def _image(figure: Figure, what: str) -> str:
     # As an image and not inline: the styles and names of one picture do not reach the page or the other picture.
-    data = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{_text(what)}" src="data:image/svg+xml;base64,{data}">'
+    data = base64.b64encode(as_svg(figure).encode()).decode()
+    return f'<img alt="{what}" src="data:image/svg+xml;base64,{data}">'
 
 
 def _text(text: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,14 @@ def describe_run(command: str) -> dict[str, Any]:
 
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of the packages that are installed."""
-    found: dict[str, str] = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = ((package, next(iter(distributions(name=package)), None)) for package in packages)
+    return {package: distribution.version for package, distribution in found if distribution is not None}
 
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+        text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        text = ""
+    names = re.findall(r"^model name\s*: (.+)", text, re.MULTILINE)
     return names[0] if names else platform.processor() or platform.machine()

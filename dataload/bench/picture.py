@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from dataload.analysis.pictures import new_figure
 from dataload.bench.results import Curve, Measurement, Results
 from dataload.bench.table import baselines, by_workload, describe_task
+from dataload.bench.timing import Spread
 from dataload.errors import printable
 
 if TYPE_CHECKING:
@@ -27,9 +29,6 @@ def rates_figure(results: Results) -> Figure:
 
     A bar is the median of the repeats, the line at its end their spread; the number beside it is the ratio to the
     first limit, taken within each round. Readings without an answer are left out.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     panels = by_workload([m for m in results.measurements if m.answers])
     bars = [max(1, sum(m.task.kind != "limit" for m in found)) for found in panels.values()]
@@ -44,21 +43,16 @@ def rates_figure(results: Results) -> Figure:
 
 
 def curves_figure(curves: Sequence[Curve]) -> Figure:
-    """Draw costs against size, two panels a row, all axes logarithmic: a straight line is a power of the size.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Draw costs against size, two panels a row, all axes logarithmic: a straight line is a power of the size."""
     rows = max(1, (len(curves) + 1) // 2)
     figure = new_figure(_WIDTH, 0.5 + 3.6 * rows)
     panels = figure.subplots(rows, 2, squeeze=False).ravel()
     for panel, curve in zip(panels, curves, strict=False):
-        panel.set_xscale("log")
-        panel.set_yscale("log")
         for name, points in curve.lines.items():
             shown = [(x, y) for x, y in points if x > 0 and y > 0]  # zero has no logarithm
             if shown:
                 panel.plot(*zip(*shown, strict=True), marker="o", markersize=3, label=_shown(name))
+        panel.set(xscale="log", yscale="log")
         panel.set_title(_shown(curve.title), parse_math=False, fontsize=9)
         panel.set_xlabel(_shown(curve.x_label), parse_math=False)
         panel.set_ylabel(_shown(curve.y_label), parse_math=False)
@@ -80,13 +74,19 @@ def as_svg(figure: Figure) -> str:
 def _draw_rates(axes: Axes, measurements: Sequence[Measurement]) -> None:
     read = [m for m in measurements if m.task.kind != "limit"]
     limits = [m for m in measurements if m.task.kind == "limit"]
-    base = baselines(measurements).limit
-    for position, measurement in enumerate(read):
-        _draw_bar(axes, position, measurement, base)
-    for limit, dashes in zip(limits, (*_DASHES, *[_DASHES[-1]] * len(limits)), strict=False):
-        rate = limit.records_per_second
-        if rate is not None:
-            axes.axvline(rate.median, color=_LIMIT, linestyle=dashes, linewidth=1.2, label=_shown(limit.task.name))
+    rates = [Spread.of(m.rates) for m in read]
+    spread = [rate.median - rate.low for rate in rates], [rate.high - rate.median for rate in rates]
+    colours = [_COLOURS[m.task.kind] for m in read]
+    bars = axes.barh(
+        range(len(read)), [rate.median for rate in rates], 0.7, color=colours, alpha=0.85, xerr=spread, capsize=3
+    )
+    ratios = [m.ratio_to(baselines(measurements)[0]) for m in read]
+    box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.7}
+    labels = ["" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios]
+    axes.bar_label(bars, labels, padding=5, fontsize=8, bbox=box)
+    for limit, dashes in zip(limits, cycle(_DASHES), strict=False):
+        rate = Spread.of(limit.rates).median
+        axes.axvline(rate, color=_LIMIT, linestyle=dashes, linewidth=1.2, label=_shown(limit.task.name))
     axes.set_yticks(range(len(read)), [_shown(describe_task(m.task)) for m in read], parse_math=False)
     axes.set_ylim(max(1, len(read)) - 0.4, -0.6)  # the first bar is on top
     axes.margins(x=0.12)
@@ -96,25 +96,6 @@ def _draw_rates(axes: Axes, measurements: Sequence[Measurement]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if limits:
         _legend(axes, loc="lower right", title="limits")
-
-
-def _draw_bar(axes: Axes, position: int, measurement: Measurement, base: Measurement | None) -> None:
-    rate = measurement.records_per_second
-    assert rate is not None  # readings without an answer are left out
-    axes.barh(position, rate.median, 0.7, color=_COLOURS[measurement.task.kind], alpha=0.85)
-    error = [[rate.median - rate.low], [rate.high - rate.median]]
-    axes.errorbar(rate.median, position, xerr=error, color="black", capsize=3, linewidth=1)
-    ratio = measurement.ratio_to(base)
-    if ratio is not None:
-        axes.annotate(
-            f"{ratio.median:.2f}",
-            (rate.high, position),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.7},
-        )
 
 
 def _legend(axes: Axes, **options: Any) -> None:

@@ -14,17 +14,7 @@ _READINGS = "dataload.bench.readings"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """The settings to compare.
-
-    Attributes:
-        orders: Orders.
-        workers: Numbers of workers.
-        batch_size: Records per batch.
-        executor: Executor of the workers.
-        seconds: Length of each measurement, approximately.
-        cold: Whether each one begins with a cold page cache.
-        seed: Seed of the orders.
-    """
+    """The settings to compare; each measurement takes about `seconds`."""
 
     orders: tuple[Order, ...]
     workers: tuple[int, ...]
@@ -41,24 +31,31 @@ class Choices:
 
 def plan_limits(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
     """Plan the limits of the machine and of the formats' own libraries. Every row is compared with the first one."""
-
-    def limit(one: Written, name: str, reading: str, workers: int = 0) -> Task:
-        settings: dict[str, Any] = {"path": one.path, "format": one.facts.format, "options": {"open": one.options}}
-        reading = f"{_READINGS}:{reading}"
-        return choices.task(data, kind="limit", name=name, reading=reading, order="global", workers=workers, **settings)
-
-    if "generator" in written:
-        return [limit(written["generator"], "bare generators, 1 process", "bare_generators")]
-    first = next(iter(written.values()))
+    first = next(iter(written))
     name, reading = ("decode", "decode_loop") if data.decodes else ("copy in memory", "gather")
-    limits = [limit(first, f"{name}, 1 thread", reading, 1), limit(first, f"{name}, 2 threads", reading, 2)]
-    for name, format_name, reading in (
-        ("lmdb txn.get", "lmdb", "lmdb_get"),
-        ("array_record read", "array_record", "array_record_read"),
-    ):
-        if format_name in written:
-            limits.append(limit(written[format_name], name, reading))
-    return limits
+    limits = [
+        (first, f"{name}, 1 thread", reading, 1),
+        (first, f"{name}, 2 threads", reading, 2),
+        ("lmdb", "lmdb txn.get", "lmdb_get", 0),
+        ("array_record", "array_record read", "array_record_read", 0),
+    ]
+    if "generator" in written:
+        limits = [("generator", "bare generators, 1 process", "bare_generators", 0)]
+    return [
+        choices.task(
+            data,
+            kind="limit",
+            name=name,
+            path=written[form].path,
+            format=form,
+            reading=f"{_READINGS}:{reading}",
+            order="global",
+            workers=workers,
+            options={"open": written[form].options},
+        )
+        for form, name, reading, workers in limits
+        if form in written
+    ]
 
 
 def plan_loaders(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,26 +17,22 @@ from dataload.api import open_source
 from dataload.bench.task import Order, Reading, Task
 from dataload.bench.workloads import WORKLOADS, busy_numbers
 from dataload.loader.loader import Loader
-from dataload.loader.order import shuffled
-from dataload.samplers import GlobalShuffle, Sequential
+from dataload.loader.order import Shuffle
+from dataload.samplers import GlobalShuffle
 from dataload.sources.base import Source
 from dataload.streams import MultiStreamLoader
-from dataload.types import Int64Array, Sampler
+from dataload.types import Int64Array
 
 _AHEAD = 8
 _READER_BUFFER = 4096
 
 
+_SHUFFLES: Mapping[Order, Shuffle | Literal[False]] = {"global": "global", "pool": "shards", "sequential": False}
+
+
 def _open(task: Task) -> Source[Any]:
     """Open the data of a task with what the format needs to return fields."""
-    options: dict[str, Any] = dict(task.options.get("open", {}))
-    return open_source(task.path, format=task.format, **options)
-
-
-def _sampler(source: Source[Any], order: Order, seed: int) -> Sampler:
-    if order == "sequential":
-        return Sequential(len(source))
-    return shuffled(source, "global" if order == "global" else "shards", seed)
+    return open_source(task.path, format=task.format, **task.options.get("open", {}))
 
 
 def loader(task: Task) -> Reading:
@@ -47,7 +43,8 @@ def loader(task: Task) -> Reading:
     made: Loader[Any] = Loader(
         source,
         batch_size=task.batch_size,
-        sampler=_sampler(source, task.order, task.seed),
+        shuffle=_SHUFFLES[task.order],
+        seed=task.seed,
         transform=_decoder(task),
         num_workers=task.workers,
         executor=executor,
@@ -62,15 +59,11 @@ def loader(task: Task) -> Reading:
 
 
 def _decoder(task: Task) -> Callable[[Any], Any] | None:
-    fields = WORKLOADS[task.workload].decodes if task.workload in WORKLOADS else ()
-    if not fields:
+    if task.workload not in WORKLOADS or not WORKLOADS[task.workload].decodes:
         return None
-    simplejpeg = load_optional("simplejpeg", needed_by="decoding", extra="tar")
-
-    def decode(sample: dict[str, Any]) -> dict[str, Any]:
-        return {**sample, **{field: simplejpeg.decode_jpeg(sample[field]) for field in fields}}
-
-    return decode
+    (field,) = WORKLOADS[task.workload].decodes
+    decode = load_optional("simplejpeg", needed_by="decoding", extra="tar").decode_jpeg
+    return lambda sample: {**sample, field: decode(sample[field])}
 
 
 # Limits
@@ -83,14 +76,14 @@ def gather(task: Task) -> Reading:
     """
     with _open(task) as source:
         columns = source.read_batch(np.arange(len(source)))
-    order = GlobalShuffle(len(next(iter(columns.values()))), task.seed)
+        count = len(source)
 
     def take(rows: Int64Array) -> dict[str, Any]:
         return {name: _copied(column, rows) for name, column in columns.items()}
 
     held = ExitStack()
     run = partial(_in_threads, _threads(held, task.workers), take)
-    return Reading({"threads": max(1, task.workers)}, lambda epoch: run(_rows(order, task, epoch)), held=held)
+    return Reading({"threads": max(1, task.workers)}, lambda epoch: run(_rows(count, task, epoch)), held=held)
 
 
 def lmdb_get(task: Task) -> Reading:
@@ -100,10 +93,9 @@ def lmdb_get(task: Task) -> Reading:
     environment = held.enter_context(lmdb.open(task.path, readonly=True, lock=False, readahead=False, max_dbs=1))
     transaction = held.enter_context(environment.begin(buffers=True))
     keys = [bytes(key) for key in transaction.cursor().iternext(values=False)]
-    order = GlobalShuffle(len(keys), task.seed)
 
     def batches(epoch: int) -> Iterator[Any]:
-        for rows in _rows(order, task, epoch):
+        for rows in _rows(len(keys), task, epoch):
             yield {"bytes": [bytes(transaction.get(keys[row])) for row in rows.tolist()]}
 
     return Reading({"lmdb": lmdb.__version__}, batches, held=held)
@@ -116,11 +108,10 @@ def array_record_read(task: Task) -> Reading:
     reader = module.ArrayRecordReader(task.path, options, file_reader_buffer_size=_READER_BUFFER)
     held = ExitStack()
     held.callback(reader.close)
-    order = GlobalShuffle(reader.num_records(), task.seed)
+    settings = {"reader_options": options, "file_reader_buffer_size": _READER_BUFFER}
+    count = reader.num_records()
     return Reading(
-        {"reader_options": options, "file_reader_buffer_size": _READER_BUFFER},
-        lambda epoch: ({"bytes": reader.read(rows.tolist())} for rows in _rows(order, task, epoch)),
-        held=held,
+        settings, lambda epoch: ({"bytes": reader.read(rows.tolist())} for rows in _rows(count, task, epoch)), held=held
     )
 
 
@@ -147,10 +138,10 @@ def _copied(column: Any, rows: Int64Array) -> Any:
     return [bytes(memoryview(column[row])) for row in rows.tolist()]  # bytes of bytes would not copy
 
 
-def _rows(order: Sampler, task: Task, epoch: int) -> Iterator[Int64Array]:
-    """Return the rows of each batch. All are computed at once: a limit has no order to pay for."""
-    rows = order.indices(np.arange(len(order)), epoch=epoch)
-    return (rows[start : start + task.batch_size] for start in range(0, len(rows), task.batch_size))
+def _rows(count: int, task: Task, epoch: int) -> Iterator[Int64Array]:
+    """Return the shuffled rows of each batch. All are computed at once: a limit has no order to pay for."""
+    rows = GlobalShuffle(count, task.seed).indices(np.arange(count), epoch=epoch)
+    return (rows[start : start + task.batch_size] for start in range(0, count, task.batch_size))
 
 
 def _threads(held: ExitStack, threads: int) -> ThreadPoolExecutor | None:

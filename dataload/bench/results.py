@@ -15,13 +15,7 @@ RESULTS_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A task and the answers of its repeats.
-
-    Attributes:
-        task: The task.
-        answers: One for each repeat that succeeded, in order.
-        error: Why there are none, or fewer: not installed, failed, or read other records than the rest.
-    """
+    """A task and the answers of the repeats that succeeded; `error` says why there are none, or fewer."""
 
     task: Task
     answers: tuple[Answer, ...]
@@ -45,15 +39,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """A data set written in one format.
-
-    Attributes:
-        workload: Name of the workload.
-        format: Name of the format.
-        records: Number of records.
-        nbytes: Size of the files.
-        write_seconds: Time to write them; None for generators, which have no file.
-    """
+    """Size and cost of a data set in one format; `write_seconds` is None for generators, which have no file."""
 
     workload: str
     format: str
@@ -64,14 +50,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A cost against a size.
-
-    Attributes:
-        title: What is measured, and how.
-        x_label: What grows, with its unit.
-        y_label: What it costs, with its unit.
-        lines: Name -> points (x, y).
-    """
+    """A cost against a size, each with its unit in its label. `lines` maps names to points (x, y)."""
 
     title: str
     x_label: str
@@ -88,9 +67,6 @@ class Results:
         machine: System, processor, number of CPUs, memory in bytes.
         versions: Versions of Python and of packages.
         command: The command as it was typed.
-        files: The data sets.
-        measurements: In the order of the tables.
-        curves: Costs against size, if asked for.
         rows: Regression cases of ``benchmarks/``: each has a ``title``, a ``case`` and its figures.
         version: Version of this structure.
     """
@@ -116,22 +92,9 @@ class Results:
         Raises:
             ValueError: The values are something else, or of another version.
         """
-        if values.get("version") != RESULTS_VERSION:
-            raise ValueError(
-                f"expected results of dataload bench, version {RESULTS_VERSION}, got version {values.get('version')!r}"
-            )
-        parts: dict[str, Any] = {
-            "files": tuple(FileFacts(**item) for item in values.get("files", ())),
-            "measurements": tuple(
-                Measurement(Task(**item["task"]), tuple(Answer(**answer) for answer in item["answers"]), item["error"])
-                for item in values.get("measurements", ())
-            ),
-            "curves": tuple(map(_curve, values.get("curves", ()))),
-            "rows": tuple(values.get("rows", ())),
-        }
-        return cls(**{**values, **parts})
+        found = values.get("version")
+        if found != RESULTS_VERSION:
+            raise ValueError(f"expected results of dataload bench, version {RESULTS_VERSION}, got version {found!r}")
+        from pydantic import TypeAdapter  # takes 60 ms to import
 
-
-def _curve(values: Mapping[str, Any]) -> Curve:
-    lines = {name: tuple((x, y) for x, y in points) for name, points in values["lines"].items()}
-    return Curve(values["title"], values["x_label"], values["y_label"], lines)
+        return TypeAdapter(cls).validate_python(values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -10,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 
@@ -29,16 +28,10 @@ def measure_all(
     run: Callable[[Task], Answer | str],
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Measurement, ...]:
-    """Measure tasks in rounds. A task that fails is not tried again. Checksums are of the first round.
+    """Measure tasks in rounds; return one measurement per task, in order.
 
-    Args:
-        tasks: The tasks.
-        repeats: Number of rounds.
-        run: Returns the answer, or the reason why there is none; usually `run_task`.
-        progress: Called with the number of finished measurements.
-
-    Returns:
-        One measurement per task, in order.
+    A task that fails is not tried again. Checksums are of the first round. `run` returns the answer or the reason why
+    there is none, as `run_task` does; `progress` is called with the number of finished measurements.
     """
     answers: dict[int, list[Answer]] = {i: [] for i in range(len(tasks))}
     errors: dict[int, str] = {}
@@ -60,21 +53,17 @@ def measure_all(
 def run_task(
     task: Task, *, interpreters: Mapping[str, str] | None = None, timeout: float | None = None
 ) -> Answer | str:
-    """Measure a task in a new process.
+    """Measure a task in a new process; return the answer, or one line that says why there is none.
 
     Args:
         task: The task.
         interpreters: Name of a reader -> Python of the environment to run it in.
         timeout: Seconds until it is killed; None for 2 minutes and 40 times the task's seconds.
-
-    Returns:
-        The answer, or one line that says why there is none.
     """
     python = (interpreters or {}).get(task.name, sys.executable)
     limit = _LEAST_TIMEOUT + 40 * task.seconds if timeout is None else timeout
     try:
-        given = json.dumps(dataclasses.asdict(task))
-        status, output, errors = _run([python, "-m", "dataload.bench.child"], given, limit)
+        status, output, errors = _run([python, "-m", "dataload.bench.child"], json.dumps(asdict(task)), limit)
     except subprocess.TimeoutExpired:
         return f"did not end within {limit:g} s"
     except OSError as error:

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from dataload._util.indexing import even_split
-from dataload.api import create, open_source
+from dataload.api import open_source
+from dataload.bench.data import write_once
 from dataload.bench.results import Curve
 from dataload.bench.timing import median_seconds, peak_bytes
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, Sequential, ShardSequential
 from dataload.sources.range import RangeSource
-from dataload.types import Sampler
+from dataload.types import Int64Array, Sampler
 
 _BLOCK = 16_384
 _SHARD_RECORDS = 65_536
@@ -34,27 +35,33 @@ def measure_scale(
     ranks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
     records_of_ranks: int = 10**8,
 ) -> tuple[Curve, ...]:
-    """Measure all curves, in about a minute.
+    """Measure all curves, each over its sizes, in about a minute; small files go to `directory`."""
+    size, stored = "records of the data", max(shards) * 512
+    opening, reading = (partial(measure, directory, stored) for measure in (_opening, _reading))
+    return (
+        _curve(f"Orders: one index, in blocks of {_BLOCK:,}", size, "ns", ordered, _order_times),
+        _curve("Orders: peak memory to the first block", size, "bytes", ordered, _order_memory),
+        _curve(f"Loader over RangeSource, batches of {_BATCH}: one sample", size, "ns", loaded, _loading),
+        _curve(f"Syrah, {stored:,} records: time to open", "shards", "ms", shards, opening),
+        _curve(f"Syrah, {stored:,} records of 64 B: one record, shuffled", "shards", "ns", shards, reading),
+        _curve(
+            f"One rank's plan of a step of {_BATCH} rows, of {records_of_ranks:,} records",
+            "ranks",
+            "us",
+            ranks,
+            partial(_planning, records_of_ranks),
+        ),
+    )
 
-    Args:
-        directory: Directory for small files.
-        ordered: Numbers of records for orders.
-        loaded: Numbers of records for loaders.
-        shards: Numbers of files.
-        ranks: Numbers of ranks.
-        records_of_ranks: Number of records that the ranks share.
-    """
-    return *_orders(ordered), _loader(loaded), *_shards(shards, directory), _ranks(ranks, records_of_ranks)
 
-
-class _Lines(defaultdict[str, list[tuple[float, float]]]):
-    """The lines of a curve while it is measured."""
-
-    def __init__(self) -> None:
-        super().__init__(list)
-
-    def curve(self, title: str, x_label: str, y_label: str) -> Curve:
-        return Curve(title, x_label, y_label, {name: tuple(points) for name, points in self.items()})
+def _curve(
+    title: str, x_label: str, y_label: str, sizes: Sequence[int], measure: Callable[[int], Mapping[str, float]]
+) -> Curve:
+    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for size in sizes:
+        for name, cost in measure(size).items():
+            lines[name].append((size, cost))
+    return Curve(title, x_label, y_label, {name: tuple(points) for name, points in lines.items()})
 
 
 def _samplers(records: int) -> Mapping[str, Callable[[], Sampler]]:
@@ -69,35 +76,36 @@ def _samplers(records: int) -> Mapping[str, Callable[[], Sampler]]:
     }
 
 
-def _orders(sizes: Sequence[int]) -> tuple[Curve, Curve]:
-    """Measure nanoseconds and bytes of orders, for a block in the middle of the epoch."""
-    times, memory = _Lines(), _Lines()
-    for records in sizes:
-        positions = np.arange(min(_BLOCK, records)) + (records - min(_BLOCK, records)) // 2
-        for name, make in _samplers(records).items():
-            compute = partial(make().indices, positions, epoch=0)
-            compute()
-            times[name].append((records, median_seconds(compute) / len(positions) * 1e9))
-            peak = peak_bytes(lambda make=make, positions=positions: make().indices(positions, epoch=0))
-            memory[name].append((records, float(peak)))
-    size = "records of the data"
-    return (
-        times.curve(f"Orders: one index, in blocks of {_BLOCK:,}", size, "ns"),
-        memory.curve("Orders: peak memory to the first block", size, "bytes"),
-    )
+def _middle(records: int) -> Int64Array:
+    """Return the positions of a block in the middle of an epoch."""
+    return np.arange(min(_BLOCK, records)) + (records - min(_BLOCK, records)) // 2
 
 
-def _loader(sizes: Sequence[int]) -> Curve:
-    """Measure one sample through the loader, over records that cost nothing."""
-    lines = _Lines()
-    for records in sizes:
-        steps = max(1, min(records // _BATCH, 2_000))
-        for name, shuffle in (("in order", False), ("shuffled", True)):
-            made: Loader[Any] = Loader(RangeSource(records), batch_size=_BATCH, shuffle=shuffle)
-            with made:
-                seconds = median_seconds(partial(_take, made, steps), 3)
-            lines[name].append((records, seconds / (steps * _BATCH) * 1e9))
-    return lines.curve(f"Loader over RangeSource, batches of {_BATCH}: one sample", "records of the data", "ns")
+def _order_times(records: int) -> dict[str, float]:
+    """Measure a block of each order; the median leaves out the first call, which warms up."""
+    positions = _middle(records)
+    return {
+        name: median_seconds(partial(make().indices, positions, epoch=0)) / len(positions) * 1e9
+        for name, make in _samplers(records).items()
+    }
+
+
+def _order_memory(records: int) -> dict[str, float]:
+    positions = _middle(records)
+    return {
+        name: float(peak_bytes(lambda make=make: make().indices(positions, epoch=0)))
+        for name, make in _samplers(records).items()
+    }
+
+
+def _loading(records: int) -> dict[str, float]:
+    """Measure the loader over records that cost nothing."""
+    steps = max(1, min(records // _BATCH, 2_000))
+    seconds: dict[str, float] = {}
+    for name, shuffle in (("in order", False), ("shuffled", True)):
+        with Loader(RangeSource(records), batch_size=_BATCH, shuffle=shuffle) as loader:
+            seconds[name] = median_seconds(partial(_take, loader, steps), 3) / (steps * _BATCH) * 1e9
+    return seconds
 
 
 def _take(loader: Loader[Any], steps: int) -> None:
@@ -106,35 +114,29 @@ def _take(loader: Loader[Any], steps: int) -> None:
         pass
 
 
-def _shards(numbers: Sequence[int], directory: Path) -> tuple[Curve, Curve]:
-    """Measure opening Syrah files, and reading from them."""
-    opening, reading = _Lines(), _Lines()
-    record = {"x": np.zeros(16, np.float32)}
-    total = max(numbers) * 512
+def _syrah(directory: Path, total: int, shards: int) -> list[str]:
+    records = [{"x": np.zeros(16, np.float32)}] * (total // shards)
+    return [write_once(directory / f"{shards}-{number}.syr", lambda: records) for number in range(shards)]
+
+
+def _opening(directory: Path, total: int, shards: int) -> dict[str, float]:
+    paths = _syrah(directory, total, shards)
+    return {"open": median_seconds(lambda: open_source(paths).close()) * 1e3}
+
+
+def _reading(directory: Path, total: int, shards: int) -> dict[str, float]:
     batches = np.split(GlobalShuffle(total, 0).indices(np.arange(total), epoch=0), total // _BATCH)
-    for shards in numbers:
-        paths = [str(directory / f"{shards}-{number}.syr") for number in range(shards)]
-        for path in paths:
-            with create(path) as writer:
-                writer.extend(record for _ in range(total // shards))
-        opening["open"].append((shards, median_seconds(lambda paths=paths: open_source(paths).close()) * 1e3))
-        with open_source(paths) as source:
-            seconds = median_seconds(lambda source=source: [source.read_batch(rows) for rows in batches])
-            reading["read_batch"].append((shards, seconds / total * 1e9))
-    return (
-        opening.curve(f"Syrah, {total:,} records: time to open", "shards", "ms"),
-        reading.curve(f"Syrah, {total:,} records of 64 B: one record, shuffled", "shards", "ns"),
-    )
+    with open_source(_syrah(directory, total, shards)) as source:
+        return {"read_batch": median_seconds(lambda: [source.read_batch(rows) for rows in batches]) / total * 1e9}
 
 
-def _ranks(numbers: Sequence[int], records: int) -> Curve:
+def _planning(records: int, ranks: int) -> dict[str, float]:
     """Measure the plan of one rank of many."""
-    lines = _Lines()
     steps = range(100, 100 + _BLOCK // _BATCH)
-    for ranks in numbers:
-        for name, make in _samplers(records).items():
-            sampler = BatchSampler(sampler=make(), batch_size=_BATCH, rank=ranks // 2, world_size=ranks, tail="pad")
-            plan = partial(sampler.plans, steps, epoch=0)
-            plan()
-            lines[name].append((ranks, median_seconds(plan) / len(steps) * 1e6))
-    return lines.curve(f"One rank's plan of a step of {_BATCH} rows, of {records:,} records", "ranks", "us")
+    seconds: dict[str, float] = {}
+    for name, make in _samplers(records).items():
+        sampler = BatchSampler(sampler=make(), batch_size=_BATCH, rank=ranks // 2, world_size=ranks, tail="pad")
+        plan = partial(sampler.plans, steps, epoch=0)
+        plan()
+        seconds[name] = median_seconds(plan) / len(steps) * 1e6
+    return seconds

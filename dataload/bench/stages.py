@@ -28,13 +28,7 @@ _AS_IT_IS, _FROM_MEMORY = "the config as it is", "the same batches from memory"
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """The time of a config's batches up to and including one stage.
-
-    Attributes:
-        name: The stage.
-        batch_seconds: Seconds of one batch.
-        rows_per_second: Rate over all batches.
-    """
+    """The time of one batch of a config up to and including the stage `name`, and the rate over all batches."""
 
     name: str
     batch_seconds: Spread
@@ -92,13 +86,9 @@ def measure_stages(
     seconds: float = 2.0,
     repeats: int = 3,
 ) -> StageReport:
-    """Run a config with more and more of its stages, in interleaved rounds.
+    """Run a config, as `dataload.from_config` takes it, with more and more of its stages, in interleaved rounds.
 
-    Args:
-        config: A config as `dataload.from_config` takes it.
-        overrides: Overrides of the config.
-        seconds: Length of each measurement, approximately.
-        repeats: Number of rounds.
+    Each measurement takes about `seconds`.
 
     Raises:
         ConfigError: The config is wrong, or has no step.
@@ -155,11 +145,9 @@ def _time_batches(batches: Iterable[Any], seconds: float) -> tuple[float, int]:
 def _keep(loader: Loader[Any]) -> list[Any]:
     """Return some batches of a loader, few enough for memory."""
     kept: list[Any] = []
-    size = 0
     for batch in islice(_endless(loader), _KEPT_BATCHES):
         kept.append(batch)
-        size += nbytes(batch)
-        if size > _KEPT_BYTES:
+        if nbytes(kept) > _KEPT_BYTES:
             break
     return kept
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from dataload.bench.results import Curve, FileFacts, Measurement
 from dataload.bench.task import Task
@@ -12,23 +12,11 @@ from dataload.bench.task import Task
 Table: TypeAlias = tuple[dict[str, str], list[tuple[str, ...]]]
 """Heading -> ``"left"`` or ``"right"``; and the rows."""
 
-RATE_COLUMNS = {
-    "reader": "left",
-    "format": "left",
-    "order": "left",
-    "workers": "right",
-    "records/s": "right",
-    "spread": "right",
-    "MB/s": "right",
-    "x limit": "right",
-    "x peer": "right",
-    "open ms": "right",
-    "first ms": "right",
-    "CPU s/GB": "right",
-    "peak MB": "right",
-    "mapped MB": "right",
-}
-"""Heading -> side, for `rate_rows`. "x limit" and "x peer" are ratios to `Baselines`."""
+_TEXTS = ("reader", "format", "order")
+_RATES = ("workers", "records/s", "spread", "MB/s", "x limit", "x peer")
+_COSTS = ("open ms", "first ms", "CPU s/GB", "peak MB", "mapped MB")
+RATE_COLUMNS = {name: "left" if name in _TEXTS else "right" for name in _TEXTS + _RATES + _COSTS}
+"""Heading -> side, for `rate_rows`. "x limit" and "x peer" are ratios to `baselines`."""
 
 _SHORT = ("reader", "format", "order", "workers", "records/s", "spread", "x limit", "x peer")
 
@@ -36,24 +24,11 @@ FILE_COLUMNS = {"format": "left", "records": "right", "MB": "right", "bytes/reco
 """Heading -> side, for `file_rows`."""
 
 
-class Baselines(NamedTuple):
-    """The measurements that the rows of one workload are compared with.
-
-    Attributes:
-        limit: The first limit that has figures.
-        peer: The fastest peer.
-    """
-
-    limit: Measurement | None
-    peer: Measurement | None
-
-
-def baselines(measurements: Sequence[Measurement]) -> Baselines:
-    """Return the baselines among the measurements of one workload."""
-    measured = [m for m in measurements if m.answers]
-    limits = [m for m in measured if m.task.kind == "limit"]
-    peers = [m for m in measured if m.task.kind == "peer"]
-    return Baselines(limits[0] if limits else None, max(peers, key=lambda m: median(m.rates), default=None))
+def baselines(measurements: Sequence[Measurement]) -> tuple[Measurement | None, Measurement | None]:
+    """Return what the rows of one workload are compared with: the first limit with figures, and the fastest peer."""
+    limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
+    peers = [m for m in measurements if m.task.kind == "peer" and m.answers]
+    return next(iter(limits), None), max(peers, key=lambda m: median(m.rates), default=None)
 
 
 def by_workload(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
@@ -124,7 +99,7 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _row(measurement: Measurement, compared: Baselines) -> tuple[str, ...]:
+def _row(measurement: Measurement, compared: Sequence[Measurement | None]) -> tuple[str, ...]:
     task, answers = measurement.task, measurement.answers
     of_data = ("", "") if task.kind == "limit" else (task.format, task.order)
     head = (task.name, *of_data, str(task.workers))
@@ -141,11 +116,11 @@ def _row(measurement: Measurement, compared: Baselines) -> tuple[str, ...]:
         f"{median(a.open_seconds for a in answers) * 1e3:,.1f}",
         f"{median(a.first_batch_seconds for a in answers) * 1e3:,.1f}",
         f"{median(a.cpu_seconds * 1e9 / max(1, a.nbytes) for a in answers):,.2f}",
-        _megabytes([a.peak_rss for a in answers]),
-        _megabytes([a.cached_rss for a in answers]),
+        _megabytes(a.peak_rss for a in answers),
+        _megabytes(a.cached_rss for a in answers),
     )
 
 
-def _megabytes(values: list[int | None]) -> str:
+def _megabytes(values: Iterable[int | None]) -> str:
     known = [value for value in values if value is not None]
     return f"{median(known) / 1e6:,.0f}" if known else ""

@@ -19,19 +19,11 @@ Kind: TypeAlias = Literal["limit", "dataload", "peer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One measurement of one reader.
+    """One measurement of the reader called `name`.
 
     Attributes:
-        workload: Name of the workload.
-        kind: What the measurement is of.
-        name: Name of the reader: ``"dataload"``, ``"Grain"``.
         reading: ``"module:function"``; the function takes the task and returns a `Reading`.
-        path: The data, in `format`.
-        format: Name of the format.
-        order: Order of the records.
         workers: Threads or processes beside the consumer's thread.
-        batch_size: Records per batch.
-        seed: Seed of the order.
         seconds: How long to take batches, approximately.
         whole: Whether to read the first epoch to its end for its checksum, even if that takes longer.
         cold: Whether to drop the files from the page cache first.
@@ -72,19 +64,9 @@ class Reading:
         held: ExitStack | None = None,
     ) -> None:
         self.settings = settings
+        self.batches = batches
         self.columns = columns
-        self._batches: Callable[[int], Iterator[Any]] | None = batches
         self._held = held or ExitStack()
-
-    def batches(self, epoch: int) -> Iterator[Any]:
-        """Return the batches of an epoch.
-
-        Raises:
-            ConfigError: The reading is closed.
-        """
-        if self._batches is None:
-            raise ConfigError("this reading is closed: open another one")
-        return self._batches(epoch)
 
     def check(self, batch: Any) -> tuple[int, int, int]:
         """Return the records of a batch, their bytes and their checksum: the same small cost for all readers."""
@@ -92,25 +74,27 @@ class Reading:
 
     def close(self) -> None:
         """Drop the loader, which ends its workers, then close what is held."""
-        self._batches = None
+        self.batches = _refuse
         self._held.close()
+
+
+def _refuse(_: int) -> Iterator[Any]:
+    raise ConfigError("this reading is closed: open another one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The figures of one process.
+    """The figures of one process; those of memory are None where the system does not tell.
 
     Attributes:
-        open_seconds: Time to open the reading.
-        first_batch_seconds: Time from then to the first batch.
+        first_batch_seconds: Time from the opened reading to the first batch.
         seconds: Time from the first batch to the last.
         records: Records after the first batch.
         nbytes: Bytes of these records.
         cpu_seconds: CPU time of the process and its children during `seconds`, user and system.
-        peak_rss: Peak resident bytes, workers included; None where the system does not tell.
-        cached_rss: Resident bytes of mapped files at the end; None where the system does not tell.
+        peak_rss: Peak resident bytes, workers included.
+        cached_rss: Resident bytes of mapped files at the end.
         checksum: Checksum of the first epoch; None unless it was read to its end.
-        settings: Settings of the reading.
     """
 
     open_seconds: float

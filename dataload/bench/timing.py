@@ -5,10 +5,9 @@ Machines drift. So whatever is compared is timed in interleaved rounds, and rati
 
 from __future__ import annotations
 
-import gc
 import statistics
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Self
@@ -16,13 +15,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The spread of several values of one quantity.
-
-    Attributes:
-        median: The middle value.
-        low: The first quartile; the lowest of fewer than four values.
-        high: The third quartile; the highest of fewer than four values.
-    """
+    """The spread of several values: quartiles, or the lowest and highest of fewer than four."""
 
     median: float
     low: float
@@ -52,16 +45,6 @@ def seconds_of(work: Callable[[], object]) -> float:
 def median_seconds(work: Callable[[], object], repeats: int = 5) -> float:
     """Return the median seconds of several calls."""
     return statistics.median(seconds_of(work) for _ in range(repeats))
-
-
-def time_rounds(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Time every function once in each round; returns the seconds of each function, by round."""
-    seconds: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(rounds):
-        for name, work in works.items():
-            gc.collect()
-            seconds[name].append(seconds_of(work))
-    return seconds
 
 
 def peak_bytes(work: Callable[[], object]) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,62 +33,52 @@ class Workload:
 
     Attributes:
         name: Name on the command line.
-        title: One line of description.
         records: Number of records by default.
         batch_size: Records per batch by default.
-        make: Returns the records, given their number.
+        different: Returns a few different records, which are repeated as often as needed.
         formats: Formats to write; None for all that can be written. ``"generator"`` has no file.
         decodes: Fields that hold JPEG files, to be decoded.
-        version: Part of the names of cached files; raised when `make` makes something else.
+        version: Part of the names of cached files; raised when `different` makes something else.
     """
 
     name: str
-    title: str
     records: int
     batch_size: int
-    make: Callable[[int], Records]
+    different: Callable[[], Records]
     formats: tuple[str, ...] | None = None
     decodes: tuple[str, ...] = ()
     version: int = 1
 
+    def make(self, count: int) -> Records:
+        """Return the given number of records."""
+        return repeat_records(self.different(), count)
 
-def _repeat(records: Sequence[Mapping[str, Any]], count: int) -> Records:
+
+def repeat_records(records: Records, count: int) -> Records:
     """Return `count` records: a few different ones, over and over."""
     return [records[index % len(records)] for index in range(count)]
 
 
-def floats(size: int) -> Callable[[int], Records]:
-    """Return a function that makes records of one field: `size` float32 values."""
-
-    def make(count: int) -> Records:
-        values = np.random.default_rng(0).standard_normal((_DIFFERENT, size), dtype=np.float32)
-        return _repeat([{"x": value} for value in values], count)
-
-    return make
+def floats(size: int) -> Records:
+    """Return records of one field: `size` float32 values."""
+    values = np.random.default_rng(0).standard_normal((_DIFFERENT, size), dtype=np.float32)
+    return [{"x": value} for value in values]
 
 
-def blobs(least: int, below: int, different: int) -> Callable[[int], Records]:
-    """Return a function that makes records of one field: at least `least` and less than `below` bytes."""
-
-    def make(count: int) -> Records:
-        rng = np.random.default_rng(0)
-        return _repeat([{"bin": rng.bytes(int(size))} for size in rng.integers(least, below, different)], count)
-
-    return make
-
-
-def _photos(count: int) -> Records:
-    return _repeat([{"jpg": file} for file in _jpeg_files()], count)
+def blobs(least: int, below: int, different: int) -> Records:
+    """Return records of one field: at least `least` and less than `below` bytes."""
+    rng = np.random.default_rng(0)
+    return [{"bin": rng.bytes(int(size))} for size in rng.integers(least, below, different)]
 
 
 @lru_cache(maxsize=1)
-def _jpeg_files() -> tuple[bytes, ...]:
+def _photos() -> Records:
     """Return crops of photos that packages ship (scikit-learn, else matplotlib), or smooth noise; all of one size."""
     simplejpeg = load_optional("simplejpeg", needed_by="the workload 'jpeg'", extra="tar")
     rng = np.random.default_rng(0)
     photos = _photographs(simplejpeg.decode_jpeg)
     images = [_crop(photos[i % len(photos)], rng) if photos else _noise(rng) for i in range(_PHOTOS)]
-    return tuple(simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality=90) for image in images)
+    return [{"jpg": simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality=90)} for image in images]
 
 
 def _crop(photo: Array, rng: np.random.Generator) -> Array:
@@ -115,16 +105,16 @@ def _photographs(decode: Callable[[bytes], Array]) -> list[Array]:
     return []
 
 
-def _pictures(count: int) -> Records:
+def _pictures() -> Records:
     """Make the records of TorchRecord's README: a picture of 224 x 224 and its label."""
     values = np.random.default_rng(0).integers(0, 255, (32, 224, 224, 3), np.uint8)
-    return _repeat([{"data": values[i % 32], "label": np.array([i % 10], np.int64)} for i in range(160)], count)
+    return [{"data": values[i % 32], "label": np.array([i % 10], np.int64)} for i in range(160)]
 
 
-def _tokens(count: int) -> Records:
+def _tokens() -> Records:
     """Make blocks of 1,024 tokens; written one after another they are a token file."""
     values = np.random.default_rng(0).integers(0, _TOKENS, (_DIFFERENT, 1024), np.uint16)
-    return _repeat([{"tokens": value} for value in values], count)
+    return [{"tokens": value} for value in values]
 
 
 def busy_numbers(sequence: int, count: int, work: int = 1_000) -> Iterator[int]:
@@ -136,23 +126,20 @@ def busy_numbers(sequence: int, count: int, work: int = 1_000) -> Iterator[int]:
         yield value
 
 
-def _numbers(count: int) -> Records:
-    return _repeat([{"data": value} for value in busy_numbers(0, min(count, 100))], count)
+def _numbers() -> Records:
+    return [{"data": value} for value in busy_numbers(0, 100)]
 
 
-WORKLOADS: Mapping[str, Workload] = {
-    workload.name: workload
-    for workload in (
-        Workload("floats-4k", "4 KB records of float32", 100_000, 256, floats(1024)),
-        Workload("floats-64", "64 B records of float32", 1_000_000, 1024, floats(16)),
-        Workload("blobs", "20 to 600 KB of bytes", 1_000, 32, blobs(20_000, 600_000, 64)),
-        Workload("jpeg", "JPEGs of 500 x 375, decoded", 2_000, 32, _photos, decodes=("jpg",), version=2),
-        Workload("pictures", "TorchRecord's pictures, 224 x 224", 2_000, 32, _pictures),
-        Workload("tokens", "windows of 1,025 tokens, uint16", 100_000, 64, _tokens, ("tokens",)),
-        Workload("streams", "rows that follow generators of pure Python", 16_000, 16, _numbers, ("generator",)),
-    )
-}
-"""By name."""
+_ALL = (
+    Workload("floats-4k", 100_000, 256, partial(floats, 1024)),
+    Workload("floats-64", 1_000_000, 1024, partial(floats, 16)),
+    Workload("blobs", 1_000, 32, partial(blobs, 20_000, 600_000, 64)),
+    Workload("jpeg", 2_000, 32, _photos, decodes=("jpg",), version=2),  # 500 x 375
+    Workload("pictures", 2_000, 32, _pictures),
+    Workload("tokens", 100_000, 64, _tokens, ("tokens",)),
+    Workload("streams", 16_000, 16, _numbers, ("generator",)),  # rows that follow generators of pure Python
+)
+WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}
 
 
 def get_workload(name: str) -> Workload:

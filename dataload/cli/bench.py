@@ -6,7 +6,7 @@ import json as json_module
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -95,7 +95,8 @@ def bench_command(
     with ExitStack() as opened:
         if path is not None:
             source = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
-            all_data = [_own_data(source, records, opened)]
+            options = {**source.options, "format": source.format}
+            all_data = [opened.enter_context(own_data(source.path, records, options))]
         else:
             all_data = [made_data(get_workload(name), records) for name in made or ["floats-4k"]]
         every = [data.formats if formats is None else _choose("formats", formats, data.formats) for data in all_data]
@@ -135,8 +136,7 @@ def _time_stages(
         print_line(f"note: {note}")
     print_line(report.verdict, "bold")
     if json is not None:
-        Path(json).write_text(json_module.dumps(asdict(report), indent=1), "utf-8")
-        print_line(f"written to {json}")
+        _write(json, json_module.dumps(asdict(report), indent=1))
 
 
 def _rows(report: StageReport) -> list[tuple[str, ...]]:
@@ -150,34 +150,29 @@ def _rows(report: StageReport) -> list[tuple[str, ...]]:
     return rows
 
 
-def _own_data(source: SourceOptions, records: int | None, opened: ExitStack) -> Data:
-    options = {**source.options, **({} if source.format is None else {"format": source.format})}
-    data, held = own_data(source.path, records, options)
-    opened.enter_context(held)
-    return data
-
-
 def _check_targets(json: str | None, picture: str | None, html: str | None) -> None:
     """Check that everything can be written."""
     for key, target in (("json", json), ("html", html)):
         if target is not None:
             check_directory(target, key)
-    if picture is not None:
-        check_picture(picture)
-    if html is not None:
-        check_picture(f"{html}.svg")  # the report holds such pictures
+    for drawn in (picture, f"{html}.svg" if html is not None else None):  # the report holds such pictures
+        if drawn is not None:
+            check_picture(drawn)
 
 
 def _save(results: Results, json: str | None, picture: str | None, html: str | None) -> None:
     if json is not None:
-        Path(json).write_text(json_module.dumps(results.to_json(), indent=1), "utf-8")
-        print_line(f"written to {json}")
+        _write(json, json_module.dumps(results.to_json(), indent=1))
     if picture is not None:
         rates_figure(results).savefig(picture)
         print_line(f"drawn to {picture}")
     if html is not None:
-        Path(html).write_text(report(results), "utf-8")
-        print_line(f"written to {html}")
+        _write(html, report(results))
+
+
+def _write(path: str, text: str) -> None:
+    Path(path).write_text(text, "utf-8")
+    print_line(f"written to {path}")
 
 
 def _measure(
@@ -208,9 +203,7 @@ def _peers(
     package = _import_peers()
     known = tuple(package.PEERS)
     interpreters = dict(_interpreters(pythons, known))
-    chosen = known if names == "all" else ()
-    if names is not None and names != "all":
-        chosen = _known("peers", names, list(_split(names, known)), known)
+    chosen = known if names == "all" else () if names is None else _known("peers", names, _split(names, known), known)
     return partial(package.plan.plan_peers, chosen, interpreters=interpreters), interpreters
 
 
@@ -223,9 +216,11 @@ def _import_peers() -> Any:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("benchmarks"):
             raise
-        message = "--peers needs benchmarks/peers, which the repository has and the installed package does not: "
-        advice = "run the command in a clone of the repository, or put the clone on PYTHONPATH"
-        raise ConfigError(message + advice, key="peers") from error
+        raise ConfigError(
+            "--peers needs benchmarks/peers, which the repository has and the installed package does not: run the "
+            "command in a clone of the repository, or put the clone on PYTHONPATH",
+            key="peers",
+        ) from error
 
 
 def _split(names: str, known: Sequence[str]) -> Iterator[str]:
@@ -260,16 +255,17 @@ def _print(data: Data, written: dict[str, Written], measured: Sequence[Measureme
 
 
 def _choose(key: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    return _known(key, text, [name.strip() for name in text.split(",") if name.strip()], allowed)
+    return _known(key, text, filter(None, map(str.strip, text.split(","))), allowed)
 
 
-def _known(key: str, text: str, names: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
-    for name in names:
+def _known(key: str, text: str, names: Iterable[str], allowed: Sequence[str]) -> tuple[str, ...]:
+    chosen = tuple(names)
+    for name in chosen:
         if name not in allowed:
             raise ConfigError(f"--{key} has {name!r}: {closest(name, allowed)}", key=key, value=name)
-    if not names:
+    if not chosen:
         raise ConfigError(f"--{key} is empty: give some of {', '.join(allowed)}", key=key, value=text)
-    return tuple(names)
+    return chosen
 
 
 def _numbers(key: str, text: str) -> tuple[int, ...]:

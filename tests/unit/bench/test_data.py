@@ -90,8 +90,7 @@ def own(tmp_path):
 
 
 def test_data_of_the_users_own_in_another_format(tmp_path, own):
-    data, source = own_data(own, 6, {})
-    with source:
+    with own_data(own, 6, {}) as data:
         assert (data.name, data.fields, len(data.records)) == (own, ("x", "y"), 6)
         one = write(data, "tar", tmp_path / "cache")
     with open_source(one.path, format="tar", **one.options) as source:
@@ -101,9 +100,8 @@ def test_data_of_the_users_own_in_another_format(tmp_path, own):
 
 def test_own_data_are_known_by_their_content(tmp_path, own):
     def content(path, records):
-        data, source = own_data(path, records, {})
-        source.close()
-        return data.content
+        with own_data(path, records, {}) as data:
+            return data.content
 
     (tmp_path / "elsewhere").mkdir()
     copy = shutil.copy(own, tmp_path / "elsewhere")
@@ -114,8 +112,8 @@ def test_own_data_are_known_by_their_content(tmp_path, own):
 def test_no_record(tmp_path):
     path = str(tmp_path / "empty.syr")
     dataload.create(path).close()
-    with pytest.raises(ConfigError, match=r"empty\.syr has no records to measure"):
-        own_data(path, None, {})
+    with pytest.raises(ConfigError, match=r"empty\.syr has no records to measure"), own_data(path, None, {}):
+        pass
 
 
 def test_records_without_fields(tmp_path):
@@ -123,5 +121,6 @@ def test_records_without_fields(tmp_path):
     path = str(tmp_path / "raw.lmdb")
     with dataload.create(path) as writer:
         writer.write(b"bytes")
-    with pytest.raises(ConfigError, match=r"the records of .*raw\.lmdb are bytes without fields.*--option codec="):
-        own_data(path, None, {})
+    expected = r"the records of .*raw\.lmdb are bytes without fields.*--option codec="
+    with pytest.raises(ConfigError, match=expected), own_data(path, None, {}):
+        pass

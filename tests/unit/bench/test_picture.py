@@ -27,11 +27,11 @@ def test_a_bar_for_each_reading_and_a_line_for_each_limit(made):
         made.peer(error="not installed", name="DALI"),
     )
     (axes,) = rates_figure(results).axes
-    bars = [container.patches[0] for container in of_kind(axes, BarContainer)]
+    (bars,) = of_kind(axes, BarContainer)
     assert [bar.get_width() for bar in bars] == [500, 100]
     assert not same_color(*(to_rgb(bar.get_facecolor()[:3]) for bar in bars)), "peers have a colour of their own"
-    ends = [container.lines[2][0].get_segments()[0][:, 0] for container in of_kind(axes, ErrorbarContainer)]
-    assert [end.tolist() for end in ends] == [[400, 700], [100, 100]]
+    (errors,) = of_kind(axes, ErrorbarContainer)
+    assert [end[:, 0].tolist() for end in errors.lines[2][0].get_segments()] == [[400, 700], [100, 100]]
     lines = {line.get_label(): line.get_xdata() for line in axes.lines if not line.get_label().startswith("_")}
     assert lines == {"copy": [1000, 1000], "2 threads": [2000, 2000]}
     assert [text.get_text() for text in axes.get_yticklabels()] == [

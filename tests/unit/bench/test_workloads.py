@@ -11,9 +11,9 @@ from dataload.bench.workloads import WORKLOADS, get_workload
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    workloads._jpeg_files.cache_clear()
+    workloads._photos.cache_clear()
     yield
-    workloads._jpeg_files.cache_clear()
+    workloads._photos.cache_clear()
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

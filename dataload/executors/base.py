@@ -44,7 +44,7 @@ class WorkerStatus:
     def __init__(self, memory: BytesArray | None = None) -> None:
         own = np.zeros(self.BYTES, np.uint8) if memory is None else memory[: self.BYTES]
         # Epoch, step and index, each plus 1 because 0 means none; tasks below the fourth word are cancelled; stage.
-        self._words = own.view(np.int64)
+        self._words = own.data.cast("q")  # numpy's own items take twice as long to set
 
     def at(self, epoch: int, step: int, index: int = -1) -> None:
         """Report the start of a step, or of one of its samples."""
@@ -62,16 +62,16 @@ class WorkerStatus:
 
     def cancel(self, number: int) -> None:
         """Cancel all tasks up to and including this number."""
-        self._words[3] = max(int(self._words[3]), number + 1)
+        self._words[3] = max(self._words[3], number + 1)
 
     def is_cancelled(self, number: int) -> bool:
         """Return True if the task was cancelled."""
-        return number < int(self._words[3])
+        return number < self._words[3]
 
     @property
     def stage(self) -> int:
         """Start-up stage of a worker process: 0 until it runs, 1 while it loads its work, then 2."""
-        return int(self._words[4])
+        return self._words[4]
 
     @stage.setter
     def stage(self, stage: int) -> None:

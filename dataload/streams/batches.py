@@ -80,8 +80,9 @@ class BatchMaker:
                 f"samples have a field {taken[0]!r}, and batches get one of that name: rename it in make_stream",
                 key=taken[0],
             )
-        first, valid = (flags if self.chunk > 1 else flags[:, 0] for flags in (rows.is_first, rows.valid))
-        batch.update(zip(ADDED, (rows.stream_id, rows.offset, first, valid), strict=True))
+        batch.update(
+            zip(ADDED, (*rows.numbers[:2], *(rows.flags if self.chunk > 1 else rows.flags[..., 0])), strict=True)
+        )
         size = nbytes(batch)
         transform = self.transform
         if transform is not None:

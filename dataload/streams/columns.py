@@ -14,6 +14,7 @@ from dataload.collate import default_collate
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 _NUMBERS = (bool, int, float)
+_PLAIN = frozenset((*_NUMBERS, str, bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ def blank(sample: Any) -> Any:
 
 def _form(sample: Any) -> Any:
     """Return what decides how a sample is stacked."""
+    if type(sample) in _PLAIN:
+        return type(sample)
     if isinstance(sample, np.ndarray):
         return sample.dtype, sample.shape
     if isinstance(sample, (dict, Mapping)):

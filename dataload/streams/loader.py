@@ -268,8 +268,7 @@ class MultiStreamLoader(LoaderBase[Any]):
     def _here(self) -> tuple[RowStart, ...]:
         """Return where each row continues."""
         if self._received is not None:
-            self._starts = tuple(map(self._received.start, range(self._size)))
-            self._received = None
+            self._starts, self._received = self._received.starts(), None
         return self._starts
 
     def state_dict(self) -> dict[str, Any]:

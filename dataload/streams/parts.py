@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +16,7 @@ from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.rescue import is_for_consumer
 from dataload.streams.columns import Stacked, stack
 from dataload.streams.order import RowPosition
-from dataload.streams.rows import Item, RowStart, RowStream, StreamPlan, describe
+from dataload.streams.rows import RowStart, RowStream, StreamPlan, Taken, describe
 from dataload.types import Int64Array
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -43,35 +44,40 @@ class Rows(NamedTuple):
     """The rows of some workers at one step.
 
     Attributes:
-        stream_id: (rows,) int64, the sequence of each row's first item; -1 for a row without items.
-        offset: (rows,) int64, number of that item within the sequence; -1 for a row without items.
-        is_first: (rows, chunk) bool, where a sequence starts.
-        valid: (rows, chunk) bool, where there is an item.
-        positions: (rows, 3) int64, the `RowPosition` of each row after the step.
+        numbers: (5, rows) int64: the sequence of each row's first item and the item's number within it, both -1 for a
+            row without items; then the `RowPosition` of the row after the step.
+        flags: (2, rows, chunk) bool: where a sequence starts, and where there is an item.
         seconds: (rows,) float64, time taken by each row.
         states: The own state of each row's stream, None if it has none.
     """
 
-    stream_id: Int64Array
-    offset: Int64Array
-    is_first: BoolArray
-    valid: BoolArray
-    positions: Int64Array
+    numbers: Int64Array
+    flags: BoolArray
     seconds: npt.NDArray[np.float64]
     states: tuple[Any, ...]
 
-    def start(self, row: int) -> RowStart:
-        """Return where a row continues after this step."""
-        return RowStart(RowPosition(*self.positions[row].tolist()), self.states[row])
+    @property
+    def valid(self) -> BoolArray:
+        """(rows, chunk) bool, where there is an item."""
+        return self.flags[1]
+
+    def starts(self) -> tuple[RowStart, ...]:
+        """Return where each row continues after this step."""
+        positions = itertools.starmap(RowPosition, self.numbers[2:].T.tolist())
+        return tuple(map(RowStart, positions, self.states))
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
         """Return the rows of all parts, one after another."""
         if len(parts) == 1:
             return parts[0]
-        *columns, states = (tuple(column) for column in zip(*parts, strict=True))
-        joined: list[Any] = [np.concatenate(column) for column in columns]
-        return cls(*joined, states=tuple(state for part in states for state in part))
+        numbers, flags, seconds, states = zip(*parts, strict=True)
+        return cls(
+            np.concatenate(numbers, axis=1),
+            np.concatenate(flags, axis=1),
+            np.concatenate(seconds),
+            tuple(itertools.chain.from_iterable(states)),
+        )
 
 
 class Part(NamedTuple):
@@ -120,12 +126,11 @@ class PartWork:
             self.close()
             self._session = task.session
             self._streams = [
-                RowStream(self.plan, row, start, _Report(status, self._first + i, self.plan.order.sequences))
+                RowStream(self.plan, row, start, status, (self._first + i) * self.plan.order.sequences)
                 for i, (row, start) in enumerate(zip(self._rows, task.starts, strict=True))
             ]
-        taken: list[list[Item]] = []
-        seconds = np.zeros(len(self._rows))
-        last = begun
+        taken: list[Taken] = []
+        times = [begun]
         for i, stream in enumerate(self._streams):
             try:
                 taken.append(stream.take())
@@ -134,28 +139,34 @@ class PartWork:
                     raise
                 spans = [("read", begun, perf_counter())]
                 return Part(None, Stacked(0), [self._error(task, i, error)], spans, worker)
-            now = perf_counter()
-            seconds[i], last = now - last, now
+            times.append(perf_counter())
+        last = times[-1]
         try:
-            rows = self._describe(taken, seconds)
-            samples = [item.sample for items in taken for item in items]
+            rows = self._describe(taken, times)
+            samples = [sample for each in taken for sample in each.samples]
             stacked = stack(samples) if self.plan.stacks else Stacked(len(samples), samples=samples)
         except Exception as error:
             return Part(None, Stacked(0), [self._error(task, None, error)], [("read", begun, last)], worker)
         return Part(rows, stacked, [], [("read", begun, last), ("collate", last, perf_counter())], worker)
 
-    def _describe(self, taken: list[list[Item]], seconds: npt.NDArray[np.float64]) -> Rows:
-        blanks = [[False] * (self.plan.chunk - len(items)) for items in taken]
-        firsts = [[not item.offset for item in items] + rest for items, rest in zip(taken, blanks, strict=True)]
-        valid = [[True] * len(items) + rest for items, rest in zip(taken, blanks, strict=True)]
+    def _describe(self, taken: list[Taken], times: list[float]) -> Rows:
+        chunk, streams = self.plan.chunk, self._streams
+        flags = np.zeros((2, len(taken), chunk), np.bool_)
+        if all(len(each.starts) == chunk for each in taken):
+            flags[0].flat = [starts for each in taken for starts in each.starts]
+            flags[1] = True
+        else:
+            for row, each in enumerate(taken):
+                flags[0, row, : len(each.starts)] = each.starts
+                flags[1, row, : len(each.starts)] = True
+        numbers = [(each.sequence, each.offset, *stream.position) for each, stream in zip(taken, streams, strict=True)]
+        clock = np.array(times)
         return Rows(
-            stream_id=np.array([items[0].sequence if items else -1 for items in taken], np.int64),
-            offset=np.array([items[0].offset if items else -1 for items in taken], np.int64),
-            is_first=np.array(firsts, np.bool_),
-            valid=np.array(valid, np.bool_),
-            positions=np.array([stream.position for stream in self._streams], np.int64),
-            seconds=seconds,
-            states=tuple([stream.state() for stream in self._streams]),
+            # A row of memory for each number, because batches get the first two as they are.
+            numbers=np.array(list(zip(*numbers, strict=True)), np.int64),
+            flags=flags,
+            seconds=clock[1:] - clock[:-1],
+            states=tuple([stream.state() for stream in streams]),
         )
 
     def _error(self, task: PartTask, row: int | None, error: BaseException) -> WorkerError:
@@ -165,7 +176,7 @@ class PartWork:
             where = f" in row {self._first + row}"
             if stream.sequence >= 0:
                 indices = (stream.sequence,)
-                where += f", at item {stream.position.offset} of {describe(self.plan.sequences, stream.sequence)}"
+                where += f", at item {stream.position[2]} of {describe(self.plan.sequences, stream.sequence)}"
         failure = WorkerError(
             f"step {task.step} of epoch {task.epoch} failed{where}: {message_of(error)}",
             step=task.step,
@@ -188,14 +199,3 @@ class PartWork:
 
     def __del__(self) -> None:
         self.close()  # in a worker process nothing else does
-
-
-class _Report:
-    """Reports a row and its sequence as one number; `StreamLocator` decodes it."""
-
-    def __init__(self, status: WorkerStatus, row: int, sequences: int) -> None:
-        self._status = status
-        self._first = row * sequences
-
-    def __call__(self, sequence: int) -> None:
-        self._status.at_index(self._first + sequence)

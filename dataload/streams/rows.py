@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 
 from dataload._util.randomness import generator
 from dataload.errors import SourceError, StateMismatchError, printable
+from dataload.executors import WorkerStatus
 from dataload.samplers.streams.sampler import ChunkEnd
 from dataload.streams.order import RowOrder, RowPosition, SequenceOrder
 from dataload.transforms import NamedTransform
@@ -82,18 +83,20 @@ class RowStart(NamedTuple):
     state: Any = None
 
 
-class Item(NamedTuple):
-    """One sample of a row.
+class Taken(NamedTuple):
+    """The items of a row for one step.
 
     Attributes:
-        sequence: Number of its sequence.
-        offset: Number of the item within the sequence.
-        sample: The sample.
+        sequence: Number of the first item's sequence; -1 if there are no items.
+        offset: Number of the first item within its sequence; -1 if there are no items.
+        samples: The items.
+        starts: For each item, whether its sequence starts with it.
     """
 
     sequence: int
     offset: int
-    sample: Any
+    samples: list[Any]
+    starts: list[bool]
 
 
 def describe(sequences: Sequence[Any], number: int) -> str:
@@ -112,13 +115,14 @@ class RowStream:
         plan: The work of all rows.
         row: Number of the row among those of all ranks.
         start: Where the row starts.
-        report: Called with the number of each sequence that the row reaches.
+        status: Told about each step's sequence, as `base` plus its number; `StreamLocator` decodes the sum.
+        base: Tells this row from others.
 
     Attributes:
         sequence: Number of the current sequence; -1 before the first.
     """
 
-    def __init__(self, plan: StreamPlan, row: int, start: RowStart, report: Callable[[int], None]) -> None:
+    def __init__(self, plan: StreamPlan, row: int, start: RowStart, status: WorkerStatus, base: int) -> None:
         self.sequence = -1
         self._epoch, self._position, self._offset = start.position
         self._plan = plan
@@ -126,49 +130,55 @@ class RowStream:
         self._order = RowOrder(plan.order, row)
         self._count = plan.order.count(row)
         self._saved = start.state
-        self._report = report
+        self._status = status
+        self._base = base
         self._stream: Any = None
         self._iterator: Iterator[Any] | None = None
         self._has_state = False
 
     @property
-    def position(self) -> RowPosition:
-        """The position after the items taken so far."""
-        return RowPosition(self._epoch, self._position, self._offset)
+    def position(self) -> tuple[int, int, int]:
+        """The `RowPosition` after the items taken so far, as a plain tuple."""
+        return self._epoch, self._position, self._offset
 
-    def take(self) -> list[Item]:
+    def take(self) -> Taken:
         """Return the items of the next step: `chunk`, or fewer at the end of a padded sequence or of the epoch.
 
         Raises:
             SourceError: A whole pass through the sequences gave nothing.
             Exception: Whatever a stream raises.
         """
-        plan, items, left = self._plan, list[Item](), 0
+        chunk, ends = self._plan.chunk, self._plan.ends
+        first, samples, starts, left = (-1, -1), list[Any](), list[bool](), 0
         if self._iterator is not None:
-            self._report(self.sequence)
-        while len(items) < plan.chunk:
-            iterator = self._open() if self._iterator is None else self._iterator
-            if iterator is None:
+            self._status.at_index(self._base + self.sequence)
+        while len(samples) < chunk:
+            iterator = self._iterator
+            if iterator is None and (iterator := self._open()) is None:
                 break
             try:
                 sample = next(iterator)
             except StopIteration:
                 self._leave()
-                if items and plan.ends == "pad":
+                if samples and ends == "pad":
                     break
-                if plan.ends == "drop":
-                    items.clear()
+                if ends == "drop":
+                    samples, starts = [], []
                 left += 1
-                if left > 2 * self._count and plan.order.mode == "independent":  # this includes a whole pass
+                if left > 2 * self._count and self._plan.order.mode == "independent":  # this includes a whole pass
                     raise SourceError(self._nothing()) from None
                 continue
-            items.append(Item(self.sequence, self._offset, sample))
-            self._offset += 1
-            if plan.ends != "drop":
+            offset = self._offset
+            if not samples:
+                first = self.sequence, offset
+            samples.append(sample)
+            starts.append(not offset)
+            self._offset = offset + 1
+            if ends != "drop":
                 left = 0
-        if plan.ends == "drop" and len(items) < plan.chunk:
-            items.clear()
-        return items
+        if not samples or (ends == "drop" and len(samples) < chunk):
+            return Taken(-1, -1, [], [])
+        return Taken(*first, samples, starts)
 
     def _nothing(self) -> str:
         if self._plan.ends == "drop" and self._plan.chunk > 1:
@@ -182,7 +192,7 @@ class RowStream:
                 return None
             self._epoch, self._position = self._epoch + 1, 0
         self.sequence = sequence = self._order[self._epoch, self._position]
-        self._report(sequence)
+        self._status.at_index(self._base + sequence)
         context = StreamContext(sequence, self._row, self._epoch, self._plan.order.seed)
         self._stream = stream = self._plan.stream(sequence, context)
         self._has_state = all(callable(getattr(stream, name, None)) for name in ("state_dict", "load_state_dict"))

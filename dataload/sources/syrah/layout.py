@@ -29,26 +29,12 @@ HEADER_SIZE = 22
 _HEADER = struct.Struct("<2s4Bqq")
 _VERSION = (0, 0, 2, 0)  # as written by the original, which does not check it
 
+_INTEGERS = [f"{kind}{bits}" for bits in (8, 16, 32, 64) for kind in ("int", "uint")]
+# float128 is 80-bit extended precision in 16 bytes, which numpy lacks on some platforms.
+_FLOATS = [name for name in ("float16", "float32", "float64", "float128") if hasattr(np, name)]
+
 DTYPES: Mapping[str, np.dtype[Any]] = {
-    name: np.dtype(name).newbyteorder("<")
-    for name in (
-        [
-            "bool",
-            "int8",
-            "uint8",
-            "int16",
-            "uint16",
-            "int32",
-            "uint32",
-            "int64",
-            "uint64",
-            "float16",
-            "float32",
-            "float64",
-        ]
-        # 80-bit extended precision in 16 bytes: only where numpy has that type
-        + (["float128"] if hasattr(np, "float128") else [])
-    )
+    name: np.dtype(name).newbyteorder("<") for name in ("bool", *_INTEGERS, *_FLOATS)
 }
 
 BSON_LIMIT = 2**31 - 1
@@ -87,6 +73,11 @@ class Column:
     shapes: Shapes | None = None
     is_bytes: bool = False
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an item."""
+        return 1 if self.dtype == "str" else DTYPES[self.dtype].itemsize
+
 
 def build_header(offset: int, length: int) -> bytes:
     """Return the header of a file whose metadata are at `offset`."""
@@ -107,31 +98,23 @@ def parse_header(head: bytes, file_size: int, path: str) -> tuple[int, int]:
         hint = " (a writer that was never closed?)" if not any(head) else ""
         raise CorruptFileError(f"expected the magic bytes {MAGIC!r}, found {magic!r}{hint}", path=path, offset=0)
     if not HEADER_SIZE <= offset <= file_size:
-        raise CorruptFileError(
-            f"the header says that the metadata start at byte {offset}; the file has {file_size}",
-            path=path,
-            offset=6,
-        )
-    if not 5 <= length <= file_size - offset:  # an empty BSON document has 5 bytes
-        raise CorruptFileError(
-            f"the header says that the metadata have {length} bytes; {file_size - offset} are left for them",
-            path=path,
-            offset=14,
-        )
+        message = f"the header says that the metadata start at byte {offset}; the file has {file_size}"
+        raise CorruptFileError(message, path=path, offset=6)
+    left = file_size - offset
+    if not 5 <= length <= left:  # an empty BSON document has 5 bytes
+        message = f"the header says that the metadata have {length} bytes; {left} are left for them"
+        raise CorruptFileError(message, path=path, offset=14)
     return offset, length
 
 
 def parse_metadata(data: bytes | memoryview, offset: int, file_size: int, path: str) -> list[Column]:
-    """Return the columns of a file, after checking every number.
+    """Return the columns of a file in file order, after checking every number.
 
     Args:
         data: The BSON document.
         offset: Offset of the document in the file; no array may overlap it.
         file_size: Size of the file in bytes.
         path: Path of the file, for messages.
-
-    Returns:
-        One column per key, in file order.
 
     Raises:
         CorruptFileError: The document or a number in it is invalid.
@@ -142,90 +125,88 @@ def parse_metadata(data: bytes | memoryview, offset: int, file_size: int, path: 
         document: dict[str, Any] = bson.decode(data)
     except Exception as error:  # bson raises InvalidBSON, but also whatever struct and the C code raise
         raise CorruptFileError(f"the metadata are not a BSON document: {error}", path=path, offset=offset) from error
-    if not document:
-        raise CorruptFileError("the metadata have no keys", path=path, offset=offset)
-    columns = [_parse_column(name, entry, path, offset) for name, entry in document.items()]
-    first = columns[0]
-    for column in columns:
-        if len(column.offsets) != len(first.offsets):
-            raise CorruptFileError(
-                f"key {first.name!r} has {len(first.offsets)} records, key {column.name!r} has {len(column.offsets)}",
-                path=path,
-                offset=offset,
-            )
-        _check_offsets(column, (offset, offset + len(data)), file_size, path)
-        _check_shapes(column, path, offset)
+    try:
+        columns = _parse_columns(document)
+        for column in columns:
+            _check_offsets(column, (offset, offset + len(data)), file_size, path)
+            _check_shapes(column)
+    except _InvalidMetadata as error:
+        raise CorruptFileError(str(error), path=path, offset=offset) from error
     return columns
 
 
-def _parse_column(name: str, entry: Any, path: str, offset: int) -> Column:
+class _InvalidMetadata(Exception):
+    """The metadata contradict themselves."""
+
+
+def _parse_columns(document: Mapping[str, Any]) -> list[Column]:
+    if not document:
+        raise _InvalidMetadata("the metadata have no keys")
+    columns = [_parse_column(name, entry) for name, entry in document.items()]
+    first, records = columns[0].name, len(columns[0].offsets)
+    for column in columns:
+        if len(column.offsets) != records:
+            raise _InvalidMetadata(
+                f"key {first!r} has {records} records, key {column.name!r} has {len(column.offsets)}"
+            )
+    return columns
+
+
+def _parse_column(name: str, entry: Any) -> Column:
     if not isinstance(entry, dict):
-        raise CorruptFileError(f"key {name!r} has no document", path=path, offset=offset)
+        raise _InvalidMetadata(f"key {name!r} has no document")
     for part in ("offset", "size", "dtype"):
         if part not in entry:
-            raise CorruptFileError(f"key {name!r} has no entry {part!r}", path=path, offset=offset)
+            raise _InvalidMetadata(f"key {name!r} has no entry {part!r}")
     dtype = entry["dtype"]
     if not isinstance(dtype, str) or (dtype != "str" and dtype not in DTYPES):
-        raise CorruptFileError(
-            f"key {name!r} has dtype {dtype!r}; the format supports {', '.join(DTYPES)}, str",
-            path=path,
-            offset=offset,
-        )
-    offsets, sizes = (_table(entry[part], f"{part} of key {name!r}", path, offset) for part in ("offset", "size"))
+        raise _InvalidMetadata(f"key {name!r} has dtype {dtype!r}; the format supports {', '.join(DTYPES)}, str")
+    offsets, sizes = (_parse_table(entry[part], f"{part} of key {name!r}") for part in ("offset", "size"))
     if len(offsets) != len(sizes):
-        raise CorruptFileError(
-            f"key {name!r} has {len(offsets)} offsets and {len(sizes)} sizes", path=path, offset=offset
-        )
-    shapes = None
-    if isinstance(entry.get("shape"), dict):
-        shape = entry["shape"]
-        ndim, dims = (_table(shape.get(part), f"shape of key {name!r}", path, offset) for part in ("ndim", "dims"))
-        shapes = Shapes(ndim, dims)
+        raise _InvalidMetadata(f"key {name!r} has {len(offsets)} offsets and {len(sizes)} sizes")
+    shape, shapes = entry.get("shape"), None
+    if isinstance(shape, dict):
+        shapes = Shapes(*(_parse_table(shape.get(part), f"shape of key {name!r}") for part in ("ndim", "dims")))
     return Column(name, dtype, offsets, sizes, shapes, is_bytes=entry.get("kind") == "bytes" and dtype == "uint8")
 
 
-def _table(data: Any, what: str, path: str, offset: int) -> Int64Array:
+def _parse_table(data: Any, what: str) -> Int64Array:
     if not isinstance(data, bytes) or len(data) % 8:
         found = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
-        raise CorruptFileError(f"{what} is not a table of int64: {found}", path=path, offset=offset)
+        raise _InvalidMetadata(f"{what} is not a table of int64: {found}")
     return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
 
 
 def _check_offsets(column: Column, metadata: tuple[int, int], file_size: int, path: str) -> None:
-    offsets, sizes = column.offsets, column.sizes
-    item = 1 if column.dtype == "str" else DTYPES[column.dtype].itemsize
+    offsets, sizes, item = column.offsets, column.sizes, column.itemsize
 
     def refuse(bad: Any, what: str) -> None:
         if bad.any():
             index = int(np.argmax(bad))
-            raise CorruptFileError(
-                f"key {column.name!r} has {int(sizes[index])} bytes at {int(offsets[index])}: {what}",
-                path=path,
-                offset=int(offsets[index]),
-                index=index,
-            )
+            offset = int(offsets[index])
+            message = f"key {column.name!r} has {int(sizes[index])} bytes at {offset}: {what}"
+            raise CorruptFileError(message, path=path, offset=offset, index=index)
 
     refuse(sizes < 0, "a negative size")
     refuse(offsets < HEADER_SIZE, "inside the header")
     # Compared without adding, because sums of hostile numbers may overflow.
-    refuse(
-        (offsets > file_size) | (sizes > file_size - np.minimum(offsets, file_size)),
-        f"the file has {file_size}",
-    )
+    beyond = (offsets > file_size) | (sizes > file_size - np.minimum(offsets, file_size))
+    refuse(beyond, f"the file has {file_size}")
     refuse((offsets < metadata[1]) & (offsets + sizes > metadata[0]) & (sizes > 0), "inside the metadata")
     refuse(sizes % item != 0, f"not a multiple of the {item} bytes of {column.dtype}")
 
 
-def _check_shapes(column: Column, path: str, offset: int) -> None:
-    if column.shapes is None:
-        return
-    ndim, dims = column.shapes
-    records = len(column.offsets)
-    message = f"the shapes of key {column.name!r} do not fit its sizes"
-    if len(ndim) not in (1, records) or (ndim < 0).any() or (ndim > 64).any() or int(ndim.sum()) != len(dims):
-        raise CorruptFileError(message, path=path, offset=offset)
-    if (dims < 0).any() or (dims > BSON_LIMIT).any():
-        raise CorruptFileError(message, path=path, offset=offset)
+def _check_shapes(column: Column) -> None:
+    if column.shapes is not None and not _match_sizes(column.shapes, column):
+        raise _InvalidMetadata(f"the shapes of key {column.name!r} do not fit its sizes")
+
+
+def _match_sizes(shapes: Shapes, column: Column) -> bool:
+    ndim, dims = shapes
+    if len(ndim) not in (1, len(column.offsets)) or (ndim < 0).any() or (ndim > 64).any():
+        return False
+    if int(ndim.sum()) != len(dims) or (dims < 0).any() or (dims > BSON_LIMIT).any():
+        return False
     counts = np.ones(len(ndim), np.int64)
     ends = np.cumsum(ndim)
     # float64 products do not wrap, and are only inexact when far larger than any file.
@@ -235,31 +216,21 @@ def _check_shapes(column: Column, path: str, offset: int) -> None:
         extent = dims[(ends - ndim)[has] + axis]
         counts[has] *= extent
         products[has] *= np.maximum(extent, 1)  # an extent of 0 must not hide others, which numpy multiplies too
-    item = DTYPES[column.dtype].itemsize if column.dtype != "str" else 1
-    if (products > 2.0**62).any() or (counts * item != column.sizes).any():
-        raise CorruptFileError(message, path=path, offset=offset)
+    return not (products > 2.0**62).any() and bool((counts * column.itemsize == column.sizes).all())
 
 
 def build_metadata(columns: list[Column]) -> bytes:
-    """Return the BSON document for `columns`.
-
-    Raises:
-        MissingDependencyError: pymongo is not installed.
-    """
-    bson = SYRAH.require("bson", package="pymongo")
+    """Return the BSON document for `columns`."""
     document: dict[str, Any] = {}
     for column in columns:
-        entry: dict[str, Any] = {
-            "offset": column.offsets.astype("<i8", copy=False).tobytes(),
-            "size": column.sizes.astype("<i8", copy=False).tobytes(),
-            "dtype": column.dtype,
-        }
+        entry: dict[str, Any] = {"offset": _table(column.offsets), "size": _table(column.sizes), "dtype": column.dtype}
         if column.shapes is not None:
-            entry["shape"] = {
-                "ndim": column.shapes.ndim.astype("<i8", copy=False).tobytes(),
-                "dims": column.shapes.dims.astype("<i8", copy=False).tobytes(),
-            }
+            entry["shape"] = {"ndim": _table(column.shapes.ndim), "dims": _table(column.shapes.dims)}
         if column.is_bytes:
             entry["kind"] = "bytes"
         document[column.name] = entry
-    return bson.encode(document)
+    return SYRAH.require("bson", package="pymongo").encode(document)
+
+
+def _table(numbers: Int64Array) -> bytes:
+    return numbers.astype("<i8", copy=False).tobytes()

@@ -84,23 +84,17 @@ class _Reader:
         self._bytes = column.is_bytes and shape is None
         self._dtype = np.dtype(np.uint8) if self._text else DTYPES[column.dtype]
         self._size = _constant(column.sizes)
-        self._sizes = column.sizes
-        self._shape = _fixed_shape(column, self._dtype, self._size)
-        self._ndim, self._dims, self._dim_ends = None, None, None
-        if column.shapes is not None and self._shape is None:
-            self._ndim, self._dims = column.shapes
-            self._dim_ends = np.cumsum(np.broadcast_to(self._ndim, len(column.offsets)))
-        if shape is not None:
-            self._shape = _resolve(shape, column, self._dtype, self._size, file.path)
+        self._sizes = column.sizes if self._size is None else None
+        self._shape = _fixed_shape(column, self._size) if shape is None else _resolve(shape, column, self._size, file)
+        self._shapes = column.shapes if self._shape is None else None
+        self._dim_ends = None if self._shapes is None else np.cumsum(self._shapes.ndim)
         self._offsets: Int64Array | None = column.offsets
-        self._start: int | None = None
+        self._start = 0
         # Records of one size have a constant stride. If there is nothing between them, they are the rows of one array,
         # which np.take copies fastest.
         stride = _constant(np.diff(column.offsets)) if len(column.offsets) > 1 else self._size
         if self._size and stride == self._size:
             self._start, self._offsets = int(column.offsets[0]), None
-        if self._size is not None:
-            self._sizes = None
 
     @property
     def spec(self) -> FieldSpec:
@@ -108,68 +102,55 @@ class _Reader:
             return FieldSpec("str" if self._text else "bytes", ())
         if self._shape is not None:
             return FieldSpec(str(self._dtype), tuple(None if n == -1 else n for n in self._shape))
-        if self._ndim is None:
-            return FieldSpec(str(self._dtype), (None,))
-        ndim = _constant(self._ndim)
+        ndim = 1 if self._shapes is None else _constant(self._shapes.ndim)
         return FieldSpec(str(self._dtype), None if ndim is None else (None,) * ndim)
 
     def column(self, indices: Int64Array, name: str) -> Any:
-        if self._text or self._bytes or self._shape is None or self._size is None:
-            return default_collate([{name: value} for value in self.values(indices)])[name]
-        return self._gather(indices, self._size).view(self._dtype).reshape(len(indices), *self._shape)
+        rows = self._rows(indices)
+        return default_collate([{name: value} for value in self._each(indices)])[name] if rows is None else rows
 
     def values(self, indices: Int64Array) -> list[Any]:
+        rows = self._rows(indices)
+        # rows[i, ...] is an array even if rows[i] is a scalar
+        return self._each(indices) if rows is None else [rows[i, ...] for i in range(len(rows))]
+
+    def _rows(self, indices: Int64Array) -> Array | None:
+        """Return the values as one array; None if they are not arrays of one shape."""
+        if self._text or self._bytes or self._shape is None or self._size is None:
+            return None
+        if self._offsets is None:
+            data = self._file.take(self._start, self._size, indices)
+        elif self._size:
+            data = self._file.gather(self._offsets[indices], self._size)
+        else:
+            data = np.empty((len(indices), 0), np.uint8)
+        return data.view(self._dtype).reshape(len(indices), *self._shape)
+
+    def _each(self, indices: Int64Array) -> list[Any]:
         if self._offsets is not None:
             self._file.hint(self._offsets[indices], self._size or 0 if self._sizes is None else self._sizes[indices])
-        if self._text or self._bytes:
-            return [self._decode(index, *self._span(index)) for index in indices.tolist()]
-        if self._size is not None and self._shape is not None:
-            rows = self._gather(indices, self._size).view(self._dtype).reshape(len(indices), *self._shape)
-            # rows[i, ...] is an array even if rows[i] is a scalar
-            return [rows[i, ...] for i in range(len(rows))]
-        return [self._array(index) for index in indices.tolist()]
+        return [self._value(index) for index in indices.tolist()]
 
-    def _gather(self, indices: Int64Array, size: int) -> Array:
-        if self._start is not None:
-            return self._file.take(self._start, size, indices)
-        if size == 0 or self._offsets is None:
-            return np.empty((len(indices), size), np.uint8)
-        return self._file.gather(self._offsets[indices], size)
-
-    def _span(self, index: int) -> tuple[int, int]:
-        size = self._size if self._sizes is None else int(self._sizes[index])
-        assert size is not None
-        if self._offsets is None:
-            assert self._start is not None
-            return self._start + index * size, size
-        return int(self._offsets[index]), size
-
-    def _array(self, index: int) -> Array:
-        offset, size = self._span(index)
+    def _value(self, index: int) -> Any:
+        size = self._size or 0 if self._sizes is None else int(self._sizes[index])
+        offset = self._start + index * size if self._offsets is None else int(self._offsets[index])
+        if self._bytes:
+            return self._file.copy(offset, size)
+        if self._text:
+            return self._decode(index, offset, size)
         array = np.empty(size // self._dtype.itemsize, self._dtype)  # aligned, unlike a view of the file
         array.view(np.uint8)[:] = self._file.data[offset : offset + size]
-        if self._shape is not None:
-            return array.reshape(self._shape)
-        if self._ndim is None or self._dims is None or self._dim_ends is None:
-            return array
+        if self._shapes is None or self._dim_ends is None:
+            return array if self._shape is None else array.reshape(self._shape)
         end = int(self._dim_ends[index])
-        start = end - int(self._ndim[index % len(self._ndim)])
-        dims = self._dims if len(self._ndim) == 1 else self._dims[start:end]
-        return array.reshape(dims)
+        return array.reshape(self._shapes.dims[end - int(self._shapes.ndim[index]) : end])
 
-    def _decode(self, index: int, offset: int, size: int) -> Any:
-        data = self._file.copy(offset, size)
-        if not self._text:
-            return data
+    def _decode(self, index: int, offset: int, size: int) -> str:
         try:
-            return data.decode()
+            return self._file.copy(offset, size).decode()
         except UnicodeDecodeError as error:
-            raise CorruptFileError(
-                f"text is not UTF-8: {error.reason}",
-                path=self._file.path,
-                offset=offset + error.start,
-                index=index,
-            ) from error
+            message, bad = f"text is not UTF-8: {error.reason}", offset + error.start
+            raise CorruptFileError(message, path=self._file.path, offset=bad, index=index) from error
 
 
 def _constant(numbers: Int64Array) -> int | None:
@@ -177,14 +158,13 @@ def _constant(numbers: Int64Array) -> int | None:
     return int(numbers[0]) if len(numbers) and bool((numbers == numbers[0]).all()) else None
 
 
-def _fixed_shape(column: Column, dtype: np.dtype[Any], size: int | None) -> tuple[int, ...] | None:
+def _fixed_shape(column: Column, size: int | None) -> tuple[int, ...] | None:
+    """Return the shape that all records have, or None; `size` is the size that all have, if any."""
     if size is None:
         return None
     if column.shapes is None:
-        return (size // dtype.itemsize,)
+        return (size // column.itemsize,)
     ndim, dims = column.shapes
-    if len(ndim) == 1:
-        return tuple(dims.tolist())
     width = _constant(ndim)
     if width is None:
         return None
@@ -192,19 +172,16 @@ def _fixed_shape(column: Column, dtype: np.dtype[Any], size: int | None) -> tupl
     return tuple(table[0].tolist()) if bool((table == table[0]).all()) else None
 
 
-def _resolve(
-    shape: tuple[int, ...], column: Column, dtype: np.dtype[Any], size: int | None, path: str
-) -> tuple[int, ...]:
+def _resolve(shape: tuple[int, ...], column: Column, size: int | None, file: MappedFile) -> tuple[int, ...]:
     """Return `shape` with -1 replaced, unless records differ in size."""
     known = int(np.prod([n for n in shape if n != -1], dtype=np.int64))
-    sizes = column.sizes if size is None else np.array([size])
-    items = sizes // dtype.itemsize
-    open_ended = shape.count(-1)
-    fits = (items == known).all() if not open_ended else known > 0 and (items % known == 0).all()
-    if open_ended > 1 or any(n < -1 for n in shape) or not fits:
+    items = (column.sizes if size is None else np.array([size])) // column.itemsize
+    unknown = shape.count(-1)
+    fits = known > 0 and (items % known == 0).all() if unknown else (items == known).all()
+    if unknown > 1 or any(n < -1 for n in shape) or not fits:
         found = f"{items[0]} values" if size is not None else "different numbers of values"
         raise ConfigError(
-            f"shapes: {list(shape)} does not fit field {column.name!r} of {path}, whose records have {found}",
+            f"shapes: {list(shape)} does not fit field {column.name!r} of {file.path}, whose records have {found}",
             key=f"shapes.{column.name}",
             value=shape,
         )

@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import ConfigError
-from dataload.sources.syrah.layout import (
-    BSON_LIMIT,
-    DTYPES,
-    HEADER_SIZE,
-    Column,
-    Shapes,
-    build_header,
-    build_metadata,
-)
+from dataload.sources.syrah.layout import BSON_LIMIT, DTYPES, HEADER_SIZE, Column, Shapes, build_header, build_metadata
 from dataload.sources.writer import Writer, require_fields
 from dataload.types import Array
 
@@ -82,12 +74,9 @@ class SyrahWriter(Writer):
         for name, (_, dtype, is_bytes) in values.items():
             table = self._tables[name]
             if (dtype, is_bytes) != (table.dtype, table.is_bytes):
-                found, first = (
-                    f"bytes ({t})" if b else t for t, b in ((dtype, is_bytes), (table.dtype, table.is_bytes))
-                )
-                raise ConfigError(
-                    f"field {name!r} of record {len(self)} is {found}; in the first record it was {first}", key=name
-                )
+                found, first = _describe(dtype, is_bytes), _describe(table.dtype, table.is_bytes)
+                message = f"field {name!r} of record {len(self)} is {found}; in the first record it was {first}"
+                raise ConfigError(message, key=name)
         if (len(self) + 1) * len(values) * _BYTES_PER_ENTRY > BSON_LIMIT - 4096:
             raise ConfigError(
                 f"a Syrah file can have {len(self)} records of {len(values)} fields (its metadata are one BSON "
@@ -96,7 +85,9 @@ class SyrahWriter(Writer):
 
     def _finish(self) -> None:
         columns = [_column(name, table) for name, table in self._tables.items()]
-        metadata = build_metadata(columns or [_empty_column()])
+        # A file without records needs a key too; any will do.
+        empty = Column("data", "uint8", np.empty(0, np.int64), np.empty(0, np.int64))
+        metadata = build_metadata(columns or [empty])
         with self._stream as stream:
             stream.write(metadata)
             stream.seek(0)
@@ -104,6 +95,10 @@ class SyrahWriter(Writer):
 
     def _discard(self) -> None:
         self._stream.close()
+
+
+def _describe(dtype: str, is_bytes: bool) -> str:
+    return f"bytes ({dtype})" if is_bytes else dtype
 
 
 def _encode(name: str, value: Any) -> tuple[Array, str, bool]:
@@ -115,16 +110,13 @@ def _encode(name: str, value: Any) -> tuple[Array, str, bool]:
         return np.frombuffer(value, np.uint8), "uint8", True
     data = np.asarray(value)
     if data.dtype.kind == "U":
-        raise ConfigError(
-            f"field {name!r}: an array of text, whose elements the format would join: pass one str", key=name
-        )
+        message = f"field {name!r}: an array of text, whose elements the format would join: pass one str"
+        raise ConfigError(message, key=name)
     little = data.dtype if data.dtype in _NAMES else data.dtype.newbyteorder("<")
     dtype = _NAMES.get(little)
     if dtype is None:
-        raise ConfigError(
-            f"field {name!r} has dtype {data.dtype}; the format supports {', '.join(DTYPES)}, text and bytes",
-            key=name,
-        )
+        known = ", ".join(DTYPES)
+        raise ConfigError(f"field {name!r} has dtype {data.dtype}; supported are {known}, text and bytes", key=name)
     return np.asarray(data, little, order="C"), dtype, False
 
 
@@ -140,12 +132,7 @@ def _column(name: str, table: _Tables) -> Column:
     shapes = None
     if (ndims != 1).any():
         width = int(ndims[0])
-        same = bool((ndims == width).all()) and bool((dims.reshape(len(ndims), width) == dims[:width]).all())
+        same = (ndims == width).all() and (dims.reshape(len(ndims), width) == dims[:width]).all()
         shapes = Shapes(ndims[:1], dims[:width]) if same else Shapes(ndims, dims)
     offsets, sizes = np.array(table.offsets, np.int64), np.array(table.sizes, np.int64)
     return Column(name, table.dtype, offsets, sizes, shapes, table.is_bytes)
-
-
-def _empty_column() -> Column:
-    """Return the column of a file without records, which needs a key although it has no fields."""
-    return Column("data", "uint8", np.empty(0, np.int64), np.empty(0, np.int64))

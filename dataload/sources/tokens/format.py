@@ -1,4 +1,4 @@
-"""The format of flat token files, described."""
+"""The format of flat token files and its options."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class TokenOptions(Options):
     """Options for reading flat token files.
 
     Attributes:
-        window: Tokens of a record, at least 1.
-        stride: Tokens from one window to the next, at least 1; by default ``window - 1``.
-        dtype: Integer type of raw files, little-endian; a .npy file says its own.
-        documents: Starts of the documents: the path of a .npy file or an array of integers, rising from 0, with or
-            without the number of tokens as the last; of several files a list of these, one for each. An array is
-            pickled with the source, a path is not read before it is needed.
-        end_token: What ends a document, and belongs to it.
-        ends: What windows do at the end of a document.
-        pad_token: What fills windows under ``ends="pad"``.
+        window: Tokens per record, at least 1.
+        stride: Tokens from the start of a window to the start of the next, at least 1; by default ``window - 1``.
+        dtype: Little-endian integer type of raw files; a .npy file states its own.
+        documents: Starts of the documents: an array of integers that rise from 0, or the path of a .npy file with one.
+            The number of tokens may follow as the last element. For several files, a list with one of these per file.
+            An array is pickled with the source; a path is read on first use.
+        end_token: The token that ends a document, and is part of it.
+        ends: How windows end at the end of a document; see `TokenSource`.
+        pad_token: The token that fills windows with ``ends="pad"``.
         field: Name of the field.
     """
 
@@ -55,18 +55,19 @@ class TokenOptions(Options):
             object.__setattr__(self, "stride", check_count("stride", self.stride, least=1))
         check_choice("ends", self.ends, get_args(DocumentEnd))
         if self.documents is not None and self.end_token is not None:
-            raise ConfigError("documents and end_token both say where documents end: give one", key="documents")
-        _check_heeded(self.ends, self.documents, self.end_token)
+            raise ConfigError("documents and end_token both say where documents end: give only one", key="documents")
+        given = "documents" if self.documents is not None else "end_token"
+        if self.ends == "across" and (self.documents is not None or self.end_token is not None):
+            message = f'{given} has no effect with ends="across": give ends="drop" or "pad", or leave {given} out'
+            raise ConfigError(message, key="ends", value=self.ends)
         if self.ends == "pad" and self.field == COUNT_FIELD:
-            message = (
-                f'field is {self.field!r}, which ends="pad" needs for the number of real tokens: choose another name'
-            )
+            message = f'field is {COUNT_FIELD!r}, which ends="pad" uses for the number of real tokens: use another name'
             raise ConfigError(message, key="field", value=self.field)
         _integer_dtype(self.dtype)
 
     @property
     def step(self) -> int:
-        """Tokens from the start of a window to the start of the next."""
+        """The stride, given or default."""
         return max(1, self.window - 1) if self.stride is None else self.stride
 
     @property
@@ -75,7 +76,7 @@ class TokenOptions(Options):
         return _integer_dtype(self.dtype)
 
     def content(self) -> dict[str, Any]:
-        """See `Options.content`: the stride counts even if it is the default, and dtypes go by their names."""
+        """See `Options.content`. Includes the stride even if it is the default, and the dtype by its name."""
         chosen = {
             "window": self.window,
             "stride": self.step,
@@ -99,19 +100,8 @@ def _integer_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return found
 
 
-def _check_heeded(ends: DocumentEnd, documents: Any, end_token: int | None) -> None:
-    name = "documents" if documents is not None else "end_token"
-    if ends == "across" and (documents is not None or end_token is not None):
-        raise ConfigError(
-            f'{name} says where documents end, and ends="across" pays no heed to that: choose ends="drop" or "pad", or '
-            f"leave {name} out",
-            key="ends",
-            value=ends,
-        )
-
-
 def _holds_tokens(head: bytes) -> bool:
-    """Return whether a file begins as a .npy file of integers in one dimension; other arrays are no data set."""
+    """Return whether a file begins as a .npy file of integers in one dimension."""
     try:
         layout = npy_layout(head)
     except CorruptFileError:
@@ -123,6 +113,6 @@ TOKENS = Format(
     name="tokens",
     source="dataload.sources.tokens.reader:TokenSource",
     reader_options=TokenOptions,
-    # No suffix: .npy and .bin mean many things, and lie beside the shards of other formats.
+    # No suffixes, because .npy and .bin mean many things, and lie beside the shards of other formats.
     magic=_holds_tokens,
 )

@@ -1,4 +1,4 @@
-"""Flat files of token ids, .npy and .bin, as windows for language models."""
+"""Source of flat files of token ids, .npy and .bin, as windows for language models."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from dataload.sources.tokens.windows import TokenWindows, check_starts, find_end
 from dataload.storage import MappedFile, storage_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
-_HEADER_BYTES = 1 << 14  # more than the header of a .npy file may have
+_HEADER_BYTES = 1 << 14  # more than the longest header of a .npy file
 
 
 class TokenSource(FileSource[Record]):
     """Windows of the tokens in flat files: .npy of one dimension, or raw .bin as nanoGPT and Megatron write them.
 
-    A record is ``{"tokens": (window,) dtype}``. Windows begin every `stride` tokens; for next-token prediction over T
-    tokens take ``window=T + 1``: inputs are ``tokens[:-1]``, targets ``tokens[1:]``, and by default the last token of a
-    window is the first of the next, so that each token but the first is a target once. No window crosses files.
+    A record is ``{"tokens": (window,) dtype}``. Windows begin every `stride` tokens. For next-token prediction over T
+    tokens, use ``window=T + 1``: inputs are ``tokens[:-1]``, targets are ``tokens[1:]``. By default the last token of a
+    window is the first of the next one, so each token but the first is a target once. No window crosses files.
 
-    What becomes of documents and of rests, for a file or document of n tokens:
+    The option `ends` decides what happens at the end of a file or document of n tokens:
 
-    - ``ends="across"``: windows pay no heed to documents. A file has ``(n - window) // stride + 1`` windows, none if it
-      is shorter than one; the tokens behind the last whole window are left out. Opening costs the same for any size.
+    - ``ends="across"``: windows ignore documents. A file has ``(n - window) // stride + 1`` windows, or none if it is
+      shorter than one; the tokens after the last whole window are left out. Opening takes the same time for any size.
     - ``ends="drop"``: the same within each document, so that no window crosses its end.
-    - ``ends="pad"``: windows go on as long as one holds a token that none before it has; what the last lacks is filled
-      with `pad_token`, and a second field ``"token_count"``, an int64, says how many tokens are real. A document of one
-      token has no input with a target and gives no window, unless windows do not overlap (``stride >= window``).
+    - ``ends="pad"``: the last window of a document may be short, if one of its tokens is in no earlier window. It is
+      filled with `pad_token`, and a second field ``"token_count"``, an int64, has the number of real tokens. A document
+      of one token has no input with a target, and gives no window unless windows do not overlap (``stride >= window``).
 
-    Documents are found by an end token, in one pass over the file in each process that opens it, or given by their
-    starts, which is quicker for large files. Without either each file is one document.
+    Documents are given by their starts, or found by an end token in one pass over the file in each process that opens
+    it, which is slower for large files. Without either, each file is one document.
 
     Args:
-        paths: One file or several, each a shard. A name that ends in ``.npy`` or a file that begins like one is read as
-            such; all else is raw.
+        paths: One file or several, each a shard. A file is read as .npy if its name ends in ``.npy`` or its content
+            begins like one; any other file is raw.
         fields: Names of the fields to read; None means all.
         options: See `TokenOptions`; `window` is required.
 
     Raises:
-        ConfigError: An option is none of these, or contradicts another; on first use, when the starts of documents do
-            not rise or a token does not fit the dtype.
-        CorruptFileError: On first use, when a file is empty, or no whole number of tokens.
-        UnsupportedFormatError: On first use, when a .npy file holds anything but integers in one dimension.
+        ConfigError: An option is invalid or contradicts another. On first use: the starts of documents do not rise, or
+            a token does not fit the dtype.
+        CorruptFileError: On first use, if a file is empty or its size is not a whole number of tokens.
+        UnsupportedFormatError: On first use, if a .npy file holds anything but integers in one dimension.
 
     Example:
         >>> source = TokenSource("train.bin", window=1025)  # doctest: +SKIP
@@ -59,7 +59,6 @@ class TokenSource(FileSource[Record]):
     """
 
     format_name = "tokens"
-
     options_type = TokenOptions
 
     def __init__(
@@ -74,9 +73,9 @@ class TokenSource(FileSource[Record]):
 
     @property
     def sequence_lengths(self) -> Int64Array:
-        """(sequences,) int64: windows of each document, with ``ends="across"`` of each file; the sum is the length.
+        """(sequences,) int64, windows in each document, or in each file with ``ends="across"``.
 
-        With it ``StreamSampler(source.sequence_lengths, ...)`` follows documents.
+        ``StreamSampler(source.sequence_lengths, ...)`` follows documents.
         """
         return np.concatenate([cast("_TokenFile", reader).windows.counts for reader in self._data_set().readers])
 
@@ -87,23 +86,16 @@ class TokenSource(FileSource[Record]):
         self, readers: Sequence[ShardReader[Record]], fields: Sequence[Mapping[str, FieldSpec]]
     ) -> Mapping[str, FieldSpec]:
         shards = zip(self._paths, readers, fields, strict=True)
-        dtypes = [(path, specs[self.options.field].dtype) for path, reader, specs in shards if len(reader)]
-        for path, dtype in dtypes[1:]:
-            if dtype != dtypes[0][1]:
-                raise ConfigError(
-                    f"{dtypes[0][0]} contains {dtypes[0][1]} tokens, {path} {dtype}: the files of a source have one "
-                    "dtype; open them separately, or convert one",
-                    key="paths",
-                )
+        dtypes = {specs[self.options.field].dtype: path for path, reader, specs in shards if len(reader)}
+        if len(dtypes) > 1:
+            found = ", ".join(f"{path} contains {dtype} tokens" for dtype, path in dtypes.items())
+            message = f"{found}: the files of a source must have one dtype; open them separately, or convert some"
+            raise ConfigError(message, key="paths")
         return super()._known_fields(readers, fields)
 
 
 class _TokenFile(ShardReader[Record]):
-    """One file.
-
-    Attributes:
-        windows: Where they begin.
-    """
+    """The windows of one file."""
 
     def __init__(self, path: str, options: TokenOptions, documents: Any) -> None:
         self._file = storage_of(path).map(path)
@@ -128,7 +120,7 @@ class _TokenFile(ShardReader[Record]):
                 return check_starts(documents, self._length, self._file.path)
             try:
                 return check_starts(load_starts(documents), self._length, self._file.path)
-            except ConfigError as error:  # of what a file holds
+            except ConfigError as error:  # here it is about a file
                 raise CorruptFileError(str(error), path=documents) from error
         if options.end_token is None:
             return np.array([0, self._length])
@@ -142,17 +134,14 @@ class _TokenFile(ShardReader[Record]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """The tokens, and with padding how many are real."""
         return dict(self._specs)
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
-        """See `ShardReader.read`."""
         columns = self.read_batch(indices, fields)
-        # column[row, ...] is an array even where column[row] would be a scalar
+        # column[row, ...] is an array even if column[row] is a scalar
         return [{name: column[row, ...] for name, column in columns.items()} for row in range(len(indices))]
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        """See `ShardReader.read_batch`: one gather for all windows."""
         self._file.check()
         names = tuple(self._specs) if fields is None else fields
         if self._pad is None:
@@ -172,7 +161,7 @@ class _TokenFile(ShardReader[Record]):
         return self._file.gather(starts * size + self._start, self._window * size).view(self._dtype)
 
     def _padded(self, starts: Int64Array, counts: Int64Array, pad: int) -> Array:
-        last = self._length - self._window  # no whole window starts behind it
+        last = self._length - self._window  # no whole window starts after it
         shape = len(starts), self._window
         out = np.empty(shape, self._dtype) if last < 0 else self._gather(np.minimum(starts, last))
         short = np.flatnonzero(counts < self._window)
@@ -183,26 +172,23 @@ class _TokenFile(ShardReader[Record]):
         return out
 
     def release(self) -> None:
-        """See `ShardReader.release`."""
         self._file.release()
 
     def identity(self) -> str:
-        """Where documents end: given ones stand in no file of the data set."""
+        """Return a hash of the ends of documents, which may not come from the file."""
         return hashlib.blake2b(self.windows.stops.tobytes(), digest_size=8).hexdigest()
 
 
 def _layout(file: MappedFile, dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
-    """The byte at which the tokens of a file start, and their dtype."""
+    """Return the offset of the tokens in a file, and their dtype."""
     head = file.copy(0, min(_HEADER_BYTES, file.size))
     if not head.startswith(MAGIC) and not file.path.lower().endswith(".npy"):
         if not file.size:
-            raise CorruptFileError("the file is empty: a writer of tokens did not finish", path=file.path)
-        if file.size % dtype.itemsize:
-            raise CorruptFileError(
-                f"{file.size} bytes are no whole number of {dtype} tokens: the file is cut off, or has another dtype",
-                path=file.path,
-                offset=file.size - file.size % dtype.itemsize,
-            )
+            raise CorruptFileError("the file is empty: its writer did not finish", path=file.path)
+        rest = file.size % dtype.itemsize
+        if rest:
+            message = f"{file.size} bytes are not a whole number of {dtype} tokens: the file is truncated, or has "
+            raise CorruptFileError(message + "another dtype", path=file.path, offset=file.size - rest)
         return 0, dtype
     try:
         layout = npy_layout(head)
@@ -210,50 +196,39 @@ def _layout(file: MappedFile, dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]
         raise CorruptFileError(str(error), path=file.path, offset=0) from error
     if len(layout.shape) != 1 or layout.dtype.kind not in "iu" or layout.dtype.str.startswith(">"):
         raise UnsupportedFormatError(
-            f"{file.path} holds {layout.dtype.str} {layout.shape}; tokens are little-endian integers in one dimension: "
-            "save them so, for example as array.ravel().astype('<u2')",
+            f"{file.path} holds {layout.dtype.str} {layout.shape}, not little-endian integers in one dimension: save "
+            "the tokens as such, for example with array.ravel().astype('<u2')",
             path=file.path,
         )
     found = file.size - layout.start
     if found != layout.nbytes:
-        raise CorruptFileError(
-            f"{layout.shape[0]} tokens of {layout.dtype} have {layout.nbytes} bytes, found {found}",
-            path=file.path,
-            offset=layout.start,
-        )
+        message = f"{layout.shape[0]} tokens of {layout.dtype} have {layout.nbytes} bytes, found {found}"
+        raise CorruptFileError(message, path=file.path, offset=layout.start)
     return layout.start, layout.dtype
 
 
 def _fitting(name: str, token: int, dtype: np.dtype[Any]) -> int:
-    """`token`, which tokens of `dtype` can be."""
+    """Return `token`, or raise a ConfigError if `dtype` cannot hold it."""
     limits = np.iinfo(dtype)
     return check_count(name, token, least=int(limits.min), below=int(limits.max) + 1)
 
 
 def _pair_documents(paths: tuple[str, ...], documents: Any) -> dict[str, Any]:
-    """File -> the starts of its documents, or their path."""
+    """Return the starts of the documents of each file, or the path of a file with them."""
     if documents is None:
         return {}
-    if len(paths) == 1:
-        several = documents if _is_list_of_one(documents) else [documents]
-    else:
-        several = [documents] if isinstance(documents, (str, PathLike)) else list(documents)
+    is_list = not isinstance(documents, (str, PathLike))
+    if is_list and len(paths) == 1:  # may also be the starts themselves
+        is_list = isinstance(documents, (list, tuple)) and len(documents) == 1 and not _is_number(documents[0])
+    several = list(documents) if is_list else [documents]
     if len(several) != len(paths):
-        raise ConfigError(
-            f"documents has {len(several)} entries for {len(paths)} files: give one for each, in the same order",
-            key="documents",
-        )
+        message = f"documents has {len(several)} entries for {len(paths)} files: give one for each, in the same order"
+        raise ConfigError(message, key="documents")
     if len(set(paths)) < len(paths):
-        raise ConfigError("documents are given by file, and paths name a file twice: name each once", key="documents")
-    return {path: _path_or_array(item) for path, item in zip(paths, several, strict=True)}
+        raise ConfigError("with documents, paths must not name a file twice: name each once", key="documents")
+    items = [fspath(item) if isinstance(item, (str, PathLike)) else np.asarray(item) for item in several]
+    return dict(zip(paths, items, strict=True))
 
 
-def _is_list_of_one(documents: Any) -> bool:
-    """A list that holds the one file's starts or their path, and not starts."""
-    if not isinstance(documents, (list, tuple)) or len(documents) != 1:
-        return False
-    return isinstance(documents[0], (str, PathLike)) or np.ndim(documents[0]) > 0
-
-
-def _path_or_array(item: Any) -> Any:
-    return fspath(item) if isinstance(item, (str, PathLike)) else np.asarray(item)
+def _is_number(item: Any) -> bool:
+    return not isinstance(item, (str, PathLike)) and np.ndim(item) == 0

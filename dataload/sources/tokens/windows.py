@@ -1,4 +1,4 @@
-"""Windows of tokens over a flat file: where documents begin, and where each window does, by arithmetic."""
+"""Documents in a flat file of tokens, and the windows over them, computed by arithmetic."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SCANNED_BYTES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class TokenWindows:
-    """The windows of one file, numbered through its documents.
+    """The windows of one file, numbered through all its documents.
 
     Attributes:
-        ends: (documents,) int64, windows of this document and all before it.
-        origins: (documents,) int64; window i of the file, in this document, starts at token ``origin + i * stride``.
-        stops: (documents,) int64, the token behind each document.
-        window: Tokens of a window.
+        ends: (documents,) int64, cumulative number of windows.
+        origins: (documents,) int64; if window i of the file is in a document, it starts at ``origin + i * stride``.
+        stops: (documents,) int64, the position after each document.
+        window: Tokens per window.
         stride: Tokens from the start of a window to the start of the next one in its document.
     """
 
@@ -38,14 +38,14 @@ class TokenWindows:
         """Count the windows of documents; see `TokenSource` for the rules.
 
         Args:
-            edges: (documents + 1,) int64, the token at which each document starts, and the length of the file.
-            window: Tokens of a window.
-            stride: Tokens from one window to the next.
-            pads: Whether the last window of a document may be longer than what is left of it.
+            edges: (documents + 1,) int64, the start of each document and the length of the file.
+            window: See `TokenWindows`.
+            stride: See `TokenWindows`.
+            pads: Whether the last window of a document may be longer than the rest of the document.
         """
         lengths = np.diff(edges)
         if pads:
-            shared = max(0, window - stride)  # tokens that a window has in common with the one before
+            shared = max(0, window - stride)  # tokens that two consecutive windows have in common
             counts = np.maximum(1, -((shared - lengths) // stride))
             counts[lengths < (2 if shared else 1)] = 0
         else:
@@ -58,15 +58,15 @@ class TokenWindows:
 
     @property
     def counts(self) -> Int64Array:
-        """(documents,) int64, windows of each."""
+        """(documents,) int64, windows in each document."""
         return np.diff(self.ends, prepend=0)
 
     def starts(self, indices: Int64Array) -> Int64Array:
-        """The first token of windows; (rows,) int64."""
+        """Return the first token of windows, (rows,) int64."""
         return self.origins[self._documents(indices)] + indices * self.stride
 
     def spans(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """The first token of windows, and how many tokens of its document each holds; (rows,) int64 both."""
+        """Return the first token of windows, and the number of real tokens in each; both (rows,) int64."""
         documents = self._documents(indices)
         starts = self.origins[documents] + indices * self.stride
         return starts, np.minimum(self.window, self.stops[documents] - starts)
@@ -76,21 +76,18 @@ class TokenWindows:
 
 
 def find_ends(path: str, start: int, dtype: np.dtype[Any], end_token: int) -> Int64Array:
-    """The number of the token behind each end token, by one pass over the file.
+    """Return the position after each end token, (end tokens,) int64, in one pass over the file.
 
     Args:
         path: A flat file.
-        start: Byte at which its tokens start.
-        dtype: Of the tokens.
-        end_token: What ends a document.
-
-    Returns:
-        (end tokens,) int64.
+        start: Offset of its tokens in bytes.
+        dtype: Dtype of the tokens.
+        end_token: The token that ends a document.
     """
     block = np.empty(_SCANNED_BYTES // dtype.itemsize, dtype)
     found: list[Int64Array] = []
     first = 0
-    # Read rather than mapped: a file that is not in memory yet comes several times faster so.
+    # Reading a file that is not in memory yet is several times faster than mapping it.
     with storage_of(path).open(path) as file:
         while count := file.read_into(start + first * dtype.itemsize, block.data) // dtype.itemsize:
             found.append(np.flatnonzero(block[:count] == end_token) + (first + 1))
@@ -99,12 +96,7 @@ def find_ends(path: str, start: int, dtype: np.dtype[Any], end_token: int) -> In
 
 
 def load_starts(path: str) -> Array:
-    """The starts of documents that a .npy file holds.
-
-    Raises:
-        SourceNotFoundError: There is no such file.
-        CorruptFileError: It is no .npy file.
-    """
+    """Return the array in a .npy file."""
     data = storage_of(path).read(path)
     try:
         return parse_npy(data)
@@ -113,18 +105,16 @@ def load_starts(path: str) -> Array:
 
 
 def check_starts(starts: Any, tokens: int, path: str) -> Int64Array:
-    """Starts of documents, with or without the number of tokens behind them, as edges.
+    """Return the edges of documents, (documents + 1,) int64; the last is the number of tokens.
 
     Args:
-        starts: Integers in one dimension, rising from 0; of equal ones all but the last are of empty documents.
-        tokens: Of the file.
-        path: Of the file, for messages.
-
-    Returns:
-        (documents + 1,) int64, the last is `tokens`.
+        starts: Integers in one dimension that rise from 0, with or without the number of tokens as the last. A document
+            with the same start as the next one is empty.
+        tokens: Number of tokens in the file.
+        path: The file, for error messages.
 
     Raises:
-        ConfigError: They are not so.
+        ConfigError: The starts are not like that.
     """
     array = np.asarray(starts)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
@@ -134,14 +124,14 @@ def check_starts(starts: Any, tokens: int, path: str) -> Int64Array:
         edges = np.append(edges, tokens)
     if edges[0] != 0:
         found = f"{int(edges[0])}" if array.size else "none"
-        raise _wrong(f"0 as the first start, got {found}: starts are wanted, not ends or lengths", path)
+        raise _wrong(f"0 as the first start, got {found}: give starts, not ends or lengths", path)
     falls = np.flatnonzero(np.diff(edges) < 0)
     if not falls.size:
         return edges
-    place = int(falls[0])
-    if place + 1 == array.size:
-        raise _wrong(f"starts up to the {tokens} tokens of the file, got {int(edges[place])} at {place}", path)
-    raise _wrong(f"rising starts, got {int(edges[place])} at {place} and {int(edges[place + 1])} behind it", path)
+    at = int(falls[0])
+    if at + 1 == array.size:
+        raise _wrong(f"starts up to the {tokens} tokens of the file, got {int(edges[at])} at {at}", path)
+    raise _wrong(f"rising starts, got {int(edges[at])} at {at} and {int(edges[at + 1])} after it", path)
 
 
 def _wrong(what: str, path: str) -> ConfigError:

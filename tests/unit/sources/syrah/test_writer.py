@@ -97,11 +97,6 @@ def test_values_that_are_no_arrays(path):
     same(SyrahSource(path)[0], expected)
 
 
-def test_no_records(path):
-    write(path, [])
-    assert len(SyrahSource(path)) == 0
-
-
 @pytest.mark.parametrize(
     ("record", "message"),
     [
@@ -115,7 +110,7 @@ def test_no_records(path):
         ),
         (
             {"x": np.zeros(2, complex), "t": "a"},
-            "field 'x' has dtype complex128; the format supports bool, int8, .*, text and bytes",
+            "field 'x' has dtype complex128; supported are bool, int8, .*, text and bytes",
         ),
         ({"x": None, "t": "a"}, "field 'x' has dtype object"),
         ({"x": 2**70, "t": "a"}, "field 'x' has dtype object"),

@@ -195,16 +195,16 @@ def test_the_fingerprint_is_of_tokens_and_windows_and_not_of_places(tmp_path):
         ({"dtype": "float32"}, r"dtype must be a little-endian integer type .* got 'float32'"),
         ({"dtype": ">u2"}, r"dtype must be a little-endian"),
         ({"dtype": "uint17"}, r"dtype must be a little-endian"),
-        ({"end_token": 0}, r'end_token says where documents end, and ends="across" pays no heed'),
-        ({"documents": [0]}, r'documents says where documents end, and ends="across" pays no heed'),
-        ({"documents": [0], "end_token": 0, "ends": "drop"}, r"documents and end_token both say .* give one"),
-        ({"ends": "pad", "field": "token_count"}, r"field is 'token_count', which ends=\"pad\" needs"),
+        ({"end_token": 0}, r'end_token has no effect with ends="across"'),
+        ({"documents": [0]}, r'documents has no effect with ends="across"'),
+        ({"documents": [0], "end_token": 0, "ends": "drop"}, r"documents and end_token both say .* give only one"),
+        ({"ends": "pad", "field": "token_count"}, r"field is 'token_count', which ends=\"pad\" uses"),
         ({"documents": ["x", "y"], "ends": "drop"}, r"documents of a\.bin: expected one integer per document"),
         ({"end_token": 65_536, "ends": "drop"}, r"end_token must be an integer in \[0, 65536\), got 65536"),
         ({"pad_token": -1, "ends": "pad"}, r"pad_token must be an integer in \[0, 65536\), got -1"),
-        ({"documents": [1, 4], "ends": "drop"}, r"0 as the first start, got 1: starts are wanted, not ends"),
+        ({"documents": [1, 4], "ends": "drop"}, r"0 as the first start, got 1: give starts, not ends"),
         ({"documents": [], "ends": "drop"}, r"0 as the first start, got none"),
-        ({"documents": [0, 4, 3], "ends": "drop"}, r"rising starts, got 4 at 1 and 3 behind it"),
+        ({"documents": [0, 4, 3], "ends": "drop"}, r"rising starts, got 4 at 1 and 3 after it"),
         ({"documents": [0, 4, 12], "ends": "drop"}, r"starts up to the 9 tokens of the file, got 12 at 2"),
         ({"documents": np.zeros(2), "ends": "drop"}, r"one integer per document, got an array of float64 \(2,\)"),
         ({"documents": np.zeros((1, 2), int), "ends": "drop"}, r"one integer per document, got .* \(1, 2\)"),
@@ -221,13 +221,13 @@ def test_documents_of_several_files_are_a_list_of_as_many(tmp_path):
     for documents in ("starts.npy", [[0]], [[0], [0], [0]]):
         with pytest.raises(ConfigError, match=r"documents has [13] entries for 2 files: give one for each"):
             TokenSource(paths, window=3, documents=documents, ends="drop")
-    with pytest.raises(ConfigError, match=r"paths name a file twice: name each once"):
+    with pytest.raises(ConfigError, match=r"paths must not name a file twice"):
         TokenSource([paths[0], paths[0]], window=3, documents=[[0], [0]], ends="drop")
 
 
 def test_files_of_one_source_have_one_dtype(tmp_path):
     wide, narrow = write(tmp_path / "a.npy", range(9), "<i4"), write(tmp_path / "b.bin", range(9))
-    with pytest.raises(ConfigError, match=r"a\.npy contains int32 tokens, .*b\.bin uint16: .* one dtype"):
+    with pytest.raises(ConfigError, match=r"a\.npy contains int32 tokens, .*b\.bin contains uint16 .* one dtype"):
         len(TokenSource([wide, narrow], window=3))
     assert len(TokenSource([wide, write(tmp_path / "none.npy", [], "<i8")], window=3)) == 4
 
@@ -238,7 +238,7 @@ def test_damaged_files(tmp_path):
     with pytest.raises(CorruptFileError, match=r"a\.bin: the file is empty"):
         len(TokenSource(path, window=2))
     path.write_bytes(b"12345")
-    with pytest.raises(CorruptFileError, match=r"byte 4: 5 bytes are no whole number of uint16 tokens"):
+    with pytest.raises(CorruptFileError, match=r"byte 4: 5 bytes are not a whole number of uint16 tokens"):
         len(TokenSource(path, window=2))
     path = write(tmp_path / "a.npy", range(9))
     data = path.read_bytes()
@@ -255,7 +255,7 @@ def test_damaged_files(tmp_path):
 @pytest.mark.parametrize("array", [np.zeros(4), np.zeros((2, 2), int), np.zeros(4, ">u2"), np.array(3)])
 def test_arrays_that_are_no_tokens(tmp_path, array):
     np.save(tmp_path / "a.npy", array)
-    found = re.escape(f"holds {array.dtype.str} {array.shape}; tokens are little-endian integers in one dimension")
+    found = re.escape(f"holds {array.dtype.str} {array.shape}, not little-endian integers in one dimension")
     with pytest.raises(UnsupportedFormatError, match=found):
         len(TokenSource(tmp_path / "a.npy", window=2))
 

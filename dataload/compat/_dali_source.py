@@ -157,13 +157,7 @@ class _Reader(ShardReader[tuple[Array, ...]]):
 
     def _ranges(self, output: int, samples: Int64Array) -> tuple[npt.NDArray[np.bool_], Int64Array, Int64Array]:
         """Return which of `samples` have the output, and the offset and length of its bytes (0 if it is missing)."""
-        first: Any = self._first[output]
-        if not isinstance(first, int):
-            components = first[samples]
-        elif first < 0:
-            components = np.full(len(samples), -1, np.int64)
-        else:  # samples have the same extensions in the same order
-            components = samples * len(self._table.codes) + first
+        components = self._table.components(self._first[output], samples)
         found = components >= 0
         components = np.maximum(components, 0)
         return found, self._table.offsets(components) * found, self._table.lengths(components) * found

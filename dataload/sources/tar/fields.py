@@ -1,6 +1,6 @@
-"""Conversion between field names and extensions, in both directions.
+"""Map fields to file extensions, and back.
 
-| value | stored as | unless the field's name has the extension |
+| value | is stored as | unless the field's own name gives the format |
 |---|---|---|
 | array, numpy scalar | ``name.npy`` | ``npy``, ``x.npy`` |
 | int | ``name.cls`` | ``cls``, ``json``, ``x.cls`` |
@@ -8,8 +8,8 @@
 | str | ``name.txt`` | ``txt``, ``json``, ``x.txt`` |
 | bytes | ``name``, unchanged | |
 
-``decode="auto"`` removes the extension again, so a record is read as it was written. A field whose own name ends in a
-known extension (``x.txt``) loses it; a name that is just an extension (``jpg``, ``cls``) stays.
+Decoding "auto" removes the added extension, so that a record is read back as it was written. A field whose own
+name ends in a known extension (``x.txt``) loses it too; a lone extension (``jpg``, ``cls``) stays.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def name_fields(
     """Return the fields of an archive.
 
     Args:
-        extensions: Extensions by code.
-        shorten: Remove known extensions from compound ones. Equal results are one field (``image.jpg`` of some samples
-            and ``image.png`` of others), unless a sample has several of them: then all keep their extensions.
-        case_sensitive: False converts names to lower case, and extensions that differ only in case become one field.
+        extensions: Extension by code.
+        shorten: Remove known last parts of longer extensions. Extensions that become equal are one field
+            (``image.jpg`` of some samples and ``image.png`` of others), unless a sample has two of them.
+        case_sensitive: If False, names are in lower case, and extensions that differ only in case are one field.
         meet: Returns whether any sample has two of these codes.
 
     Returns:
-        Codes by field name, in order of first occurrence.
+        Name -> codes, in order of first occurrence.
 
     Example:
         >>> name_fields(["image.npy", "cls", "a.txt", "a.cls"], shorten=True, case_sensitive=True, meet=lambda _: True)
@@ -68,11 +68,7 @@ def _shorten(name: str) -> str:
 
 
 def encode_field(name: str, value: Any) -> tuple[str, bytes]:
-    """Return extension and bytes of one value; see the table above.
-
-    Raises:
-        ConfigError: Values of this type cannot be stored.
-    """
+    """Return the extension and bytes of a value by the table above; raise a ConfigError if it cannot be stored."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return name, bytes(value)
     known = known_extension(name)
@@ -89,11 +85,11 @@ _FITS = {
     "npz": ("npz",),
     "txt": ("txt",),
 }
-"""Kinds of values that each decoder returns, by the decoder that a field name implies."""
+"""Decoder named by a field -> kinds of values that it restores."""
 
 
 def _kind(name: str, value: Any) -> str:
-    """Return the extension for a value whose name does not imply one."""
+    """Return the extension for a value by its type."""
     if isinstance(value, (np.ndarray, np.generic)):
         return "npy"
     if isinstance(value, str):
@@ -101,17 +97,12 @@ def _kind(name: str, value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return "cls"
     if isinstance(value, (bool, float, list, tuple, Mapping)):
-        return "npz" if _is_npz(value) else "json"
+        items = cast("Mapping[Any, Any]", value).values() if isinstance(value, Mapping) else ()
+        return "npz" if any(isinstance(item, (np.ndarray, bytes)) for item in items) else "json"
     raise ConfigError(
-        f"field {name!r}: a {type(value).__name__} cannot be stored in a tar archive; use an array, bytes, text, a "
-        "number or a value that JSON can represent",
+        f"field {name!r}: a {type(value).__name__} cannot be stored in a tar archive; give an array, bytes, text, a "
+        "number, or a value that JSON can represent",
         key=name,
-    )
-
-
-def _is_npz(value: Any) -> bool:
-    return isinstance(value, Mapping) and any(
-        isinstance(item, (np.ndarray, bytes)) for item in cast("Mapping[Any, Any]", value).values()
     )
 
 
@@ -126,5 +117,5 @@ def _encode(kind: str, name: str, value: Any) -> bytes:
         return str(value).encode()
     except ConfigError:
         raise
-    except (ValueError, TypeError) as error:  # objects in an array, text of lone surrogates, a set in a list
+    except (ValueError, TypeError) as error:  # for example an object array, lone surrogates, or a set in a list
         raise ConfigError(f"field {name!r} cannot be stored as {kind}: {error}", key=name) from error

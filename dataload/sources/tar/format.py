@@ -1,4 +1,4 @@
-"""The format tar and its options."""
+"""The options and the `Format` of tar archives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataload.sources.options import Options
 from dataload.sources.tar.header import OnDamage, is_tar
 
 KEY = "__key__"
-"""The field with the part that the names of a sample's files have in common."""
+"""The field with the common path of a sample's files."""
 
 Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
 Missing: TypeAlias = Literal["error", "skip", "empty"]
@@ -24,21 +24,22 @@ class TarOptions(Options):
     """Options for reading tar archives.
 
     Attributes:
-        index: DALI index files, one per archive. By default ``X.idx`` beside ``X.tar`` is used if it exists, otherwise
-            the archive is scanned; False always scans.
-        decode: Decoding of members, by default none: values are `bytes`. ``"auto"`` decodes by the last part of the
-            extension: ``cls`` to int, ``txt`` to str, ``json``, ``npy``, ``npz``, and images to (height, width, 3)
-            uint8. It removes that part from longer extensions: ``image.npy`` becomes ``image``, as does ``image.png``
-            in other samples, but a sample that has both keeps the full names. A mapping from extension (or its last
-            part) to the name of a decoder or a function of bytes decodes only these. Nothing is ever unpickled.
-        missing: Handling of samples that lack one of `fields`. `error` refuses to open and names the sample; `skip`
-            leaves out such samples; `empty` reads ``b""``, ``""`` for text and an image without pixels, and refuses
-            types without an empty value.
-        case_sensitive: False converts field names to lower case.
-        on_damage: `stop` ends a scan at a damaged or truncated member, with a warning, instead of raising.
-        verify_index: Compare some members with the index, to detect an index of another archive. False only checks that
-            it stays inside the archive, like DALI.
-        cache: Keep the locations of a large archive's samples in a hidden file, to open it faster next time.
+        index: DALI's index files, one for each archive. None uses ``X.idx`` beside ``X.tar`` if it exists, and scans
+            the archive otherwise; False always scans.
+        decode: None returns `bytes`. ``"auto"`` decodes by the last part of the extension: ``cls`` to int, ``txt`` to
+            str, ``json``, ``npy``, ``npz``, and images to (height, width, 3) uint8. A longer extension loses that part:
+            ``image.npy`` becomes ``image``, and so does ``image.png`` of other samples; if one sample has both, they
+            keep their full names. A mapping gives, for an extension or its last part, the name of a decoder or a
+            function of bytes; other fields stay `bytes`. Nothing is ever unpickled.
+        missing: What happens if a sample lacks one of `fields`. ``"error"`` refuses to open the archive and names the
+            sample; ``"skip"`` leaves such samples out; ``"empty"`` reads ``b""``, ``""`` for text or an image without
+            pixels, and refuses fields that have no empty value.
+        case_sensitive: If False, names of fields are in lower case.
+        on_damage: ``"stop"`` ends a scan at a damaged or truncated member with a warning, instead of raising an error.
+        verify_index: Compare some members with the index, to notice the index of another archive. If False, the index
+            is trusted, as in DALI, as long as it stays inside the archive.
+        cache: Keep the sample table of a large archive in a hidden file for later runs; see
+            `dataload.storage.table_cache`.
     """
 
     index: str | PathLike[str] | Sequence[str | PathLike[str]] | Literal[False] | None = field(
@@ -61,10 +62,10 @@ class TarWriterOptions(Options):
     """Options for writing tar archives.
 
     Attributes:
-        index: Write DALI's index beside the archive, ``X.idx`` for ``X.tar``, unless the archive has no samples.
-        key: Function that returns the key of a sample, given its number and record. By default the record's
-            ``"__key__"``, or the number in eight digits. A key is a path whose last component has no dot, and differs
-            from the previous key.
+        index: Write DALI's index beside the archive: ``X.idx`` for ``X.tar``. An archive without samples gets none.
+        key: A function from the number of a sample and its record to its key. By default the key is the record's
+            ``"__key__"``, or the number in eight digits. A key is a path whose last part has no dot, and differs from
+            the key before it.
     """
 
     index: bool = True

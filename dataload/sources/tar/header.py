@@ -1,8 +1,8 @@
-"""The tar format: parsing and building of headers, and scanning of archives.
+"""The tar format: parse and build headers, and scan archives from header to header.
 
-An archive is a sequence of members, each a header of 512 bytes followed by its data, padded to a multiple of that. Two
-blocks of zeros, or the end of the file, end it. Whatever does not fit into a header is stored in a preceding member:
-PAX records (type ``x``, or ``g`` for all following members) or GNU long names (``L``, or ``K`` for links).
+An archive is a sequence of members, each a 512-byte header followed by data padded to a multiple of 512. It ends with
+two blocks of zeros, or at the end of the file. Values that do not fit in a header are in an extra member before it:
+PAX records (type ``x``, or ``g`` for all later members) or GNU long names (``L``, or ``K`` for links).
 
 Names are bytes throughout, because the format does not define their encoding.
 """
@@ -18,18 +18,18 @@ from dataload.errors import CorruptFileError, UnsupportedFormatError
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
-"""The blocks after the last member."""
+"""The end-of-archive marker."""
 
 OnDamage: TypeAlias = Literal["error", "stop"]
 
 GREATEST_SIZE = 8**11 - 1
-"""Largest size that the 11 octal digits of a header can express; PAX records express larger ones."""
+"""Largest size that fits in the 11 octal digits of a header; larger ones need a PAX record."""
 
 REGULAR = frozenset((b"0", b"\0", b"7"))
-_WITHOUT_DATA = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))  # links, devices, ..., whatever their size
+_WITHOUT_DATA = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))  # links, devices, ...: their size field is ignored
 _POSIX_MAGIC = b"ustar\0"
 _ZEROS = bytes(BLOCK)
-_RECORD = 20 * BLOCK  # archives are padded to this; a longer file of zeros was never written
+_RECORD = 20 * BLOCK  # tar pads archives to this size; a longer file of only zeros is not an archive
 _GREATEST_EXTENSION = 1 << 20  # bytes of PAX records or of a long name; real ones have a few hundred
 _COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
@@ -44,9 +44,9 @@ class Member(NamedTuple):
     """A regular file of an archive.
 
     Attributes:
-        name: Path, as spelled in the archive.
-        offset: Where its data start, a multiple of 512.
-        size: Bytes.
+        name: Path, as stored in the archive.
+        offset: Offset of the data in bytes, a multiple of 512.
+        size: Size of the data in bytes.
     """
 
     name: bytes
@@ -55,13 +55,7 @@ class Member(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A parsed header.
-
-    Attributes:
-        name: Path, including the prefix of a POSIX header.
-        size: Size of the data in bytes.
-        kind: Type flag, one byte.
-    """
+    """The name, data size in bytes and one-byte type flag of a header; a POSIX prefix is part of the name."""
 
     name: bytes
     size: int
@@ -74,18 +68,17 @@ def padded(size: int) -> int:
 
 
 def parse_header(block: bytes, path: str, offset: int) -> Header:
-    """Parse a POSIX, GNU or older header, with octal or base-256 numbers.
+    """Parse a POSIX, GNU or pre-POSIX (v7) header, with octal or base-256 sizes.
 
     Args:
         block: 512 bytes.
-        path: Path of the archive, for messages.
-        offset: Offset of the block, for messages.
+        path: The archive, for error messages.
+        offset: Offset of the block in the archive, for error messages.
 
     Raises:
-        CorruptFileError: The checksum or a number is wrong.
+        CorruptFileError: The checksum or the size is invalid.
     """
-    recorded = _number(block[148:156])
-    if recorded is None or not _checksum_fits(block, recorded):
+    if not is_tar(block):
         raise CorruptFileError(
             "expected a tar header here, found a block whose checksum is wrong", path=path, offset=offset
         )
@@ -95,13 +88,13 @@ def parse_header(block: bytes, path: str, offset: int) -> Header:
             f"a tar header has the size {block[124:136]!r}, which is not a number", path=path, offset=offset
         )
     name = block[:100].partition(b"\0")[0]
-    if block[345] and block[257:263] == _POSIX_MAGIC:  # GNU headers have times instead of the prefix
+    if block[345] and block[257:263] == _POSIX_MAGIC:  # GNU headers store times there
         name = block[345:500].partition(b"\0")[0] + b"/" + name
     return Header(name, size, block[156:157])
 
 
 def _number(field: bytes) -> int | None:
-    """Parse an octal or base-256 number; None if it is neither, or negative."""
+    """Parse an octal or base-256 number; return None if it is neither, or negative."""
     if field[0] & 0x80:
         return None if field[0] & 0x40 else int.from_bytes((field[0] & 0x3F, *field[1:]), "big")
     digits = field.partition(b"\0")[0].strip(b" ")
@@ -110,19 +103,23 @@ def _number(field: bytes) -> int | None:
     return int(digits, 8) if digits else 0
 
 
-def _checksum_fits(block: bytes, recorded: int) -> bool:
-    blanked = b"".join((block[:148], b"        ", block[156:]))
-    # The low half of Adler-32 is 1 + the sum of the bytes, modulo 65,521, in a tenth of the time of sum().
+def is_tar(head: bytes) -> bool:
+    """Return whether bytes begin with a tar header. Only its checksum tells: v7 archives have no magic."""
+    recorded = _number(head[148:156]) if len(head) >= BLOCK else None
+    if recorded is None:
+        return False
+    blanked = b"".join((head[:148], b"        ", head[156:BLOCK]))
+    # The low half of Adler-32 is 1 + the sum of the bytes, modulo 65,521. It takes a tenth of the time of sum().
     if (zlib.adler32(blanked) & 0xFFFF) == (1 + recorded) % 65521:
         return True
-    # Some old programs added signed bytes.
+    # Some old programs summed signed bytes.
     return recorded == sum(blanked) - 256 * sum(byte > 127 for byte in blanked)
 
 
 def build_header(name: bytes, size: int) -> bytes:
-    """Return the header of a regular file: POSIX, preceded by PAX records if needed.
+    """Return the header of a regular file, in POSIX format, preceded by PAX records if it needs them.
 
-    The header contains neither times nor an owner, so it only depends on the arguments.
+    The same name and size always give the same bytes: the header contains no times and no owner.
 
     Args:
         name: Path, without zero bytes.
@@ -148,7 +145,7 @@ def build_header(name: bytes, size: int) -> bytes:
 
 
 def _split_for_prefix(name: bytes) -> tuple[bytes, bytes] | None:
-    """Split into prefix (at most 155 bytes) and name (100); None if no slash allows that."""
+    """Split a path at a slash into a prefix (at most 155 bytes) and a name (100); return None if none is possible."""
     if len(name) <= 100:
         return b"", name
     slash = name.find(b"/", len(name) - 101)
@@ -191,19 +188,19 @@ def scan(
     on_damage: OnDamage = "error",
     warn_without_end: bool = False,
 ) -> Iterator[Member]:
-    """Yield the regular files of an archive in order, skipping directories, links and devices.
+    """Yield the regular files of an archive.
 
     Args:
-        read: ``read(offset, length)`` returns these bytes, or fewer at the end of the file.
+        read: ``read(offset, length)`` returns these bytes, fewer at the end of the file.
         size: Size of the archive in bytes.
-        path: Path of the archive, for messages.
-        on_damage: `stop` warns and ends at a damaged or truncated member that follows intact ones.
-        warn_without_end: Warn if the archive does not end with blocks of zeros. That is allowed, but also the only sign
-            of an archive truncated between two members.
+        path: The archive, for messages.
+        on_damage: If ``"stop"``, a damaged or truncated member after good ones ends the scan with a warning.
+        warn_without_end: Warn if the archive does not end with blocks of zeros. That is allowed, but it is the only
+            sign that an archive was cut off between two members.
 
     Raises:
-        CorruptFileError: The archive is damaged or truncated.
-        UnsupportedFormatError: The archive is compressed or contains a sparse file.
+        CorruptFileError: The archive is damaged or cut off.
+        UnsupportedFormatError: It is compressed, or contains a sparse file.
     """
     scanner = _Scanner(_Window(read), size, path)
     while True:
@@ -219,14 +216,11 @@ def scan(
             break
         yield member
     if warn_without_end and not scanner.ended:
-        warnings.warn(f"{path} ends without blocks of zeros: it may have been truncated", stacklevel=2)
+        warnings.warn(f"{path} ends without blocks of zeros: it may have been cut off", stacklevel=2)
 
 
 class _Window:
-    """Reads headers with few calls.
-
-    Small members are read ahead, so that the next headers are in memory. The data of large members are never read.
-    """
+    """A read buffer: finds the next headers in one read if members are small, and skips the data of large ones."""
 
     _SMALL = 1 << 12
     _LARGE = 1 << 18
@@ -235,10 +229,10 @@ class _Window:
         self._read = read
         self._start = 0
         self._data = b""
-        self._last = -self._LARGE  # the last requested position
+        self._last = -self._LARGE  # position of the last request
 
     def bytes(self, position: int, length: int) -> bytes:
-        """Return the bytes [position, position + length), or fewer at the end of the file."""
+        """Return the bytes in [position, position + length), fewer at the end of the file."""
         near, self._last = position - self._last < self._LARGE // 2, position
         skipped = position - self._start
         found = self._data[skipped : skipped + length] if skipped >= 0 else b""
@@ -250,11 +244,11 @@ class _Window:
 
 
 class _Scanner:
-    """Walks from header to header, and keeps the records of extended headers for the members they apply to."""
+    """Moves from header to header, and applies extended headers to the members after them."""
 
     def __init__(self, window: _Window, size: int, path: str) -> None:
         self.members = 0
-        self.ended = False  # by blocks of zeros
+        self.ended = False  # with blocks of zeros
         self._window = window
         self._size = size
         self._path = path
@@ -263,7 +257,7 @@ class _Scanner:
         self._for_next: dict[bytes, bytes] = {}
 
     def next(self) -> Member | None:
-        """Return the next regular file; None at the end of the archive."""
+        """Return the next regular file, or None at the end of the archive."""
         if self._position == 0:
             self._check_start()
         while self._position < self._size:
@@ -273,31 +267,30 @@ class _Scanner:
                 following = self._window.bytes(start + BLOCK, BLOCK)
                 if following == _ZEROS[: len(following)]:
                     if start == 0 and self._size > _RECORD:
-                        raise self._damage(f"the archive begins with its end, but has {self._size} bytes", 0)
+                        raise self._damage(f"the archive ends at its first byte, but has {self._size} bytes", 0)
                     self.ended = True
                     break
-                self._position += BLOCK  # a single block of zeros is not an end
+                self._position += BLOCK  # a single block of zeros does not end an archive
                 continue
             if len(block) < BLOCK:
-                raise self._damage(f"the archive is truncated in a header, of which {len(block)} bytes are left", start)
+                raise self._damage(f"the archive is cut off in a header: only {len(block)} bytes of it are left", start)
             member = self._step(parse_header(block, self._path, start), start)
             if member is not None:
                 self.members += 1
                 return member
         if self._for_next:
-            raise self._damage("the archive ends with an extended header, whose member is missing", self._position)
+            raise self._damage("the archive ends after an extended header, without its member", self._position)
         return None
 
     def _check_start(self) -> None:
         head = self._window.bytes(0, BLOCK)
         if not head:
-            raise self._damage("the file is empty, but an archive ends with blocks of zeros", 0)
+            raise self._damage("the file is empty: even an empty archive has blocks of zeros", 0)
         for magic, name in _COMPRESSIONS.items():
-            # An archive may begin with a member called "BZh...", whose checksum is then correct.
-            if head.startswith(magic) and not (len(head) == BLOCK and _is_header(head)):
+            if head.startswith(magic) and not is_tar(head):  # the first member may be called "BZh..."
                 raise UnsupportedFormatError(
-                    f"{self._path}: the archive is compressed with {name} (it starts with {head[:4]!r}): decompress it "
-                    "first, to allow random access",
+                    f"{self._path}: the archive is compressed with {name} (it starts with {head[:4]!r}), so random "
+                    "access is impossible: decompress it first",
                     path=self._path,
                 )
 
@@ -305,7 +298,7 @@ class _Scanner:
         """Move past the member whose header is at `start`; return the member if it is a regular file."""
         data = start + BLOCK
         if header.kind in (b"x", b"g", b"L", b"K"):
-            self._extend(header.kind, self._extension(header.size, start), start)
+            self._extend(header.kind, header.size, start)
             self._position = data + padded(header.size)
             return None
         name, size, kind = header
@@ -314,42 +307,43 @@ class _Scanner:
             records, self._for_next = {**self._for_all, **self._for_next}, {}
         if records:
             name = records.get(b"path", name)
-            size = self._pax_size(records[b"size"], start) if b"size" in records else size
+            size = self._parse_size(records[b"size"], start) if b"size" in records else size
         if kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in records):
             raise UnsupportedFormatError(
-                f"{self._path}, byte {start}: {_text(name)} is stored as a sparse file: repack it without --sparse",
+                f"{self._path}, byte {start}: {_text(name)} is stored as a sparse file: pack it without --sparse",
                 path=self._path,
             )
-        if kind in _WITHOUT_DATA or (kind == b"\0" and name.endswith(b"/")):  # how old archives mark directories
+        if kind in _WITHOUT_DATA or (kind == b"\0" and name.endswith(b"/")):  # a directory in old archives
             self._position = data
             return None
         self._position = data + padded(size)
         if self._position > self._size:
             raise self._damage(
-                f"{_text(name)} has {size} bytes in whole blocks of {BLOCK}, but the archive is truncated after "
+                f"{_text(name)} has {size} bytes in whole blocks of {BLOCK}, but the archive is cut off after "
                 f"{self._size - data}",
                 start,
             )
         return Member(name, data, size) if kind in REGULAR else None
 
-    def _extension(self, size: int, start: int) -> bytes:
+    def _extend(self, kind: bytes, size: int, start: int) -> None:
+        """Read the extended header at `start`."""
         left = self._size - start - BLOCK
         if size > min(left, _GREATEST_EXTENSION):
-            raise self._damage(f"an extended header has {size} bytes, but {left} are left in the file", start)
-        return self._window.bytes(start + BLOCK, size)
+            raise self._damage(
+                f"an extended header has {size} bytes, but {left} are left in the file, and at most "
+                f"{_GREATEST_EXTENSION} are allowed",
+                start,
+            )
+        data = self._window.bytes(start + BLOCK, size)
+        if kind in (b"L", b"K"):
+            self._for_next[b"path" if kind == b"L" else b"linkpath"] = data.partition(b"\0")[0]
+            return
+        records = _parse_pax(data)
+        if records is None:
+            raise self._damage("the PAX records of an extended header are invalid", start)
+        (self._for_all if kind == b"g" else self._for_next).update(records)
 
-    def _extend(self, kind: bytes, data: bytes, start: int) -> None:
-        if kind == b"L":
-            self._for_next[b"path"] = data.partition(b"\0")[0]
-        elif kind == b"K":
-            self._for_next[b"linkpath"] = data.partition(b"\0")[0]
-        else:
-            records = _parse_pax(data)
-            if records is None:
-                raise self._damage("the PAX records of an extended header are invalid", start)
-            (self._for_all if kind == b"g" else self._for_next).update(records)
-
-    def _pax_size(self, text: bytes, start: int) -> int:
+    def _parse_size(self, text: bytes, start: int) -> int:
         if not text.isdigit() or len(text) > 18:
             raise self._damage(f"a PAX record gives the size {text!r}, which is not a number", start)
         return int(text)
@@ -358,13 +352,8 @@ class _Scanner:
         return CorruptFileError(message, path=self._path, offset=offset)
 
 
-def _is_header(block: bytes) -> bool:
-    recorded = _number(block[148:156])
-    return recorded is not None and _checksum_fits(block, recorded)
-
-
 def _parse_pax(data: bytes) -> dict[bytes, bytes] | None:
-    """Parse ``length key=value`` records; None if they are invalid."""
+    """Parse ``length key=value`` records; return None if they are invalid."""
     records: dict[bytes, bytes] = {}
     position = 0
     while position < len(data) and data[position]:  # some programs pad with zeros
@@ -383,14 +372,3 @@ def _parse_pax(data: bytes) -> dict[bytes, bytes] | None:
 
 def _text(name: bytes) -> str:
     return repr(name.decode("utf-8", "replace"))
-
-
-def is_tar(head: bytes) -> bool:
-    """Return whether a file begins with a tar header: its checksum fits, for v7 archives have no magic."""
-    if len(head) < 512 or not any(head):
-        return False
-    try:
-        stated = int(head[148:156].strip(b" \0") or b"x", 8)
-    except ValueError:
-        return False
-    return stated == sum(head[:512]) - sum(head[148:156]) + 8 * ord(" ")

@@ -1,46 +1,39 @@
-"""Parsing and building of DALI's text index of a tar archive (``X.idx`` beside ``X.tar``).
+"""Parse and build DALI's text index of a tar archive (``X.idx`` beside ``X.tar``). No I/O.
 
-The first line is ``v1.2 <samples>``. Every other line is a sample: ``<extension> <offset> <size> <name>`` for each
-component, where offsets are those of the data. Version 1.1 has no names, and DALI's documentation also shows v1.2
-without them. Tokens are separated by white space; lines after the last sample are ignored.
+The first line is ``v1.2 <samples>``. Each further line is a sample: ``<extension> <offset> <size> <name>`` for every
+component, where the offset is that of the data. v1.1 has no names, and neither has v1.2 as DALI's documentation shows
+it. Any white space separates words; lines after the last sample are ignored.
 
-The index equals that of DALI's wds2idx.py, except for defects of that tool: its offsets of members with GNU long names
-are too low, it omits contiguous files (type 7), does not compare the last character of a name without a dot, and loses
-members after a single block of zeros.
+The output equals that of DALI's wds2idx.py byte for byte, except where wds2idx.py is wrong: its offsets of members with
+GNU long names are too low, it omits contiguous files (type 7), ignores the last character of a name without a dot, and
+loses members after a single block of zeros.
 
-Parsing is vectorised. It handles a block of whole lines at a time, small enough for the processor's cache, and converts
-each column of numbers with a few operations on eight digits at once.
+The parser is vectorised. It takes a block of whole lines at a time, small enough for its arrays to stay in the
+processor's cache, and converts each column of numbers with a few operations on eight digits at once.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tar.header import BLOCK, Member
-from dataload.sources.tar.samples import (
-    Keys,
-    SampleTable,
-    build_table,
-    code_array,
-    decode_name,
-    narrow,
-    split_name,
-)
+from dataload.sources.tar.samples import Keys, SampleTable, build_table, code_array, decode_name, narrow, split_name
 from dataload.types import Array, BytesArray, Int64Array
 
 _VERSION = "v1.2"
-_FIELDS = {b"v1.2": (4, 3), b"v1.1": (3,)}  # fields per component; for v1.2 also as documented
-_BLOCK_BYTES = 1 << 19  # bytes parsed at once
-_PAD = 24  # bytes before the text, so that the 24 bytes before the end of any word can be read
-_PAD_AFTER = 40  # bytes after the text, which comparisons of words may read; see _Extensions
-_MOST_DIGITS = 18  # always fits in int64
+_FIELDS = {b"v1.2": (4, 3), b"v1.1": (3,)}  # words for each component
+_BLOCK_BYTES = 1 << 19  # bytes of text parsed at once
+_PAD = 24  # bytes before the text, so that the 24 bytes that end with a word can always be read
+_PAD_AFTER = 40  # bytes after the text, at least the bytes of a word that are compared
+_MOST_DIGITS = 18  # the most that always fit in int64
+_SHORT = 32  # bytes of an extension that are compared, eight at once
+_FEW = 32  # extensions that are searched for one after another; beyond that a dict is faster
 _HEAD = re.compile(rb"[ \t\v\f\r]*(\S+)[ \t\v\f\r]+\+?(-?\d+)")
 _ODD_SPACES = (b"\t", b"\r", b"\v", b"\f")
 
@@ -49,21 +42,21 @@ _ALL = 2**64 - 1
 
 
 def _kept(lengths: range, last: bool) -> _Words:
-    """Return (4, lengths) masks for four reads of eight bytes of a word, in little-endian order.
+    """Return masks for the four times eight bytes read of a word, (4, lengths), in little-endian order.
 
-    The reads go from the start of a word or, if `last`, backwards from its end; the masks clear all other bytes.
+    A word is read from its start or, if `last`, backwards from its end. The masks clear the bytes beyond it.
     """
-    counts = [[min(max(length - place, 0), 8) for length in lengths] for place in range(0, 32, 8)]
+    counts = [[min(max(length - start, 0), 8) for length in lengths] for start in range(0, 32, 8)]
     masks = [[_ALL << (64 - 8 * n) & _ALL if last else (1 << 8 * n) - 1 for n in row] for row in counts]
     return np.array(masks, np.uint64)
 
 
 _LAST = _kept(range(_MOST_DIGITS + 2), last=True)
-_FIRST = _kept(range(33), last=False)
+_FIRST = _kept(range(_SHORT + 1), last=False)
 
 
 def index_path(path: str) -> str:
-    """Return the path at which DALI's tools write the index of an archive: ``.idx`` for ``.tar``."""
+    """Return the path of an archive's index by DALI's convention: ``.idx`` instead of ``.tar``."""
     return f"{path[:-4] if path.endswith('.tar') else path}.idx"
 
 
@@ -76,7 +69,7 @@ def build_line(members: Iterable[Member]) -> bytes:
     """Return the line of one sample.
 
     Raises:
-        ConfigError: A name contains white space or has no extension.
+        ConfigError: A name contains white space or has no extension, which an index cannot represent.
     """
     groups: list[bytes] = []
     for member in members:
@@ -86,7 +79,7 @@ def build_line(members: Iterable[Member]) -> bytes:
             what = "white space in its name" if extension else "no extension"
             raise ConfigError(
                 f"member {decode_name(member.name)!r} (data at byte {member.offset}) has {what}, which DALI's index "
-                "does not allow: rename it, or read the archive without an index"
+                "cannot represent: rename it, or read the archive without an index"
             )
         groups.append(b"%s %d %d %s" % (extension, member.offset, member.size, member.name))
     return b" ".join(groups) + b"\n"
@@ -95,13 +88,12 @@ def build_line(members: Iterable[Member]) -> bytes:
 def parse_index(text: bytes, path: str, archive: str = "TAR") -> SampleTable:
     """Parse an index.
 
+    Offsets and sizes are checked to be numbers, and offsets to be multiples of 512, but not to be inside an archive.
+
     Args:
         text: The whole index.
-        path: Path of the index, for messages.
-        archive: Path of the archive, for messages.
-
-    Returns:
-        The table. Offsets are multiples of 512, but may lie outside the archive.
+        path: The index file, for messages.
+        archive: The archive, for messages.
 
     Raises:
         CorruptFileError: A line is invalid; the message gives its number.
@@ -110,11 +102,13 @@ def parse_index(text: bytes, path: str, archive: str = "TAR") -> SampleTable:
         return _parse_any(text)
     except _BadLine as error:
         line, message = error.args
-        raise CorruptFileError(f"line {line}: {message}; recreate it: dataload index {archive}", path=path) from None
+        raise CorruptFileError(
+            f"line {line}: {message}; rebuild the index: dataload index {archive}", path=path
+        ) from None
 
 
 class _BadLine(Exception):
-    """An invalid line: its number and what is wrong with it."""
+    """The number of an invalid line, and what is wrong with it."""
 
 
 def _parse_any(text: bytes) -> SampleTable:
@@ -124,22 +118,19 @@ def _parse_any(text: bytes) -> SampleTable:
     if version not in _FIELDS or head is None:
         raise _BadLine(1, f"expected 'v1.1' or 'v1.2' and the number of samples, found {text[: min(end, 40)]!r}")
     if len(head.group(2)) > _MOST_DIGITS or int(head.group(2)) < 1:
-        raise _BadLine(1, f"the number of samples is {head.group(2).decode()[:40]}, which must be positive")
-    first, *others = _FIELDS[version]
-    try:
-        return _parse(text, end + 1, int(head.group(2)), first)
-    except _BadLine:
-        for fields in others:
-            try:
-                return _parse(text, end + 1, int(head.group(2)), fields)
-            except _BadLine:
-                continue
-        raise  # reports the fields that the version should have
+        raise _BadLine(1, f"the number of samples is {head.group(2).decode()[:40]}, expected 1 or more")
+    reason: _BadLine | None = None
+    for fields in _FIELDS[version]:
+        try:
+            return _parse(text, end + 1, int(head.group(2)), fields)
+        except _BadLine as error:
+            reason = reason or error
+    assert reason is not None
+    raise reason  # about the first number of fields, which the version should have
 
 
-@dataclass(slots=True)
-class _Block:
-    """The contents of a block of lines."""
+class _Block(NamedTuple):
+    """The samples of some lines."""
 
     counts: Int64Array  # (lines,) components
     codes: Array  # (components,)
@@ -150,7 +141,7 @@ class _Block:
 
 
 def _parse(text: bytes, start: int, samples: int, fields: int) -> SampleTable:
-    extensions = _Extensions()
+    extensions: dict[bytes, int] = {}
     parts: list[_Block] = []
     line = 0  # samples so far
     for lines in _blocks(text, start):
@@ -160,17 +151,14 @@ def _parse(text: bytes, start: int, samples: int, fields: int) -> SampleTable:
             break
     if line < samples:
         raise _BadLine(line + 2, f"the index ends here, after {line} of {samples} samples")
-    keys = None
-    if fields == 4:
-        lengths = np.concatenate([part.key_lengths for part in parts])
-        keys = Keys.of_lengths(b"".join(part.keys for part in parts), lengths)
+    counts, codes, blocks, sizes, keys, key_lengths = zip(*parts, strict=True)
     return build_table(
-        [decode_name(name) for name in extensions.names],
-        code_array(np.concatenate([part.codes for part in parts]), len(extensions.names)),
-        np.concatenate([part.counts for part in parts]),
-        np.concatenate([part.blocks for part in parts]),
-        np.concatenate([part.sizes for part in parts]),
-        keys,
+        [decode_name(name) for name in extensions],
+        code_array(np.concatenate(codes), len(extensions)),
+        np.concatenate(counts),
+        np.concatenate(blocks),
+        np.concatenate(sizes),
+        Keys.of_lengths(b"".join(keys), np.concatenate(key_lengths)) if fields == 4 else None,
     )
 
 
@@ -182,12 +170,12 @@ def _blocks(text: bytes, start: int) -> Iterator[bytes]:
         start = end or len(text)
 
 
-def _parse_lines(lines: bytes, wanted: int, fields: int, first_line: int, extensions: _Extensions) -> _Block:
+def _parse_lines(lines: bytes, wanted: int, fields: int, first_line: int, extensions: dict[bytes, int]) -> _Block:
     """Parse at most `wanted` lines."""
     data, gaps, line_ends = _gaps(lines)
     if any(space in lines for space in _ODD_SPACES) or int((gaps[1:] - gaps[:-1]).min()) == 1:
         data, gaps, line_ends = _gaps(_with_single_spaces(lines, wanted, first_line))
-    # Word i lies between gaps[i] and gaps[i + 1]; the first gap is the end of the previous line.
+    # Word i is between gaps[i] and gaps[i + 1]; the first gap is the end of the line before.
     line_ends = line_ends[: wanted + 1]
     gaps = gaps[: line_ends[-1] + 1]
     counts, rest = np.divmod(np.diff(line_ends), fields)
@@ -195,13 +183,15 @@ def _parse_lines(lines: bytes, wanted: int, fields: int, first_line: int, extens
         line = int(np.argmax(rest != 0))
         found = int(line_ends[line + 1] - line_ends[line])
         raise _BadLine(first_line + line, f"{found} words, expected {fields} for each component")
-    columns = [gaps[:-1:fields], *(gaps[place::fields] for place in range(1, fields + 1))]
+    columns = [gaps[:-1:fields], *(gaps[word::fields] for word in range(1, fields + 1))]
     windows = np.ndarray((len(data) - 7,), np.dtype((np.void, 8)), data, 0, (1,))
     tokens = _Tokens(data, windows, counts, first_line)
     offsets = tokens.numbers(columns[1], columns[2], "an offset")
     sizes = tokens.numbers(columns[2], columns[3], "a size")
-    tokens.refuse(offsets % BLOCK != 0, columns[1], columns[2], "is not the offset of data, which is a multiple of 512")
-    codes = extensions.codes(tokens, columns[0], columns[1])
+    tokens.refuse(
+        offsets % BLOCK != 0, columns[1], columns[2], "is not the offset of a file: offsets are multiples of 512"
+    )
+    codes = _extension_codes(tokens, columns[0], columns[1], extensions)
     firsts = np.cumsum(counts) - counts
     keys, key_lengths = b"", np.empty(0, np.int64)
     if fields == 4:
@@ -210,19 +200,19 @@ def _parse_lines(lines: bytes, wanted: int, fields: int, first_line: int, extens
 
 
 def _gaps(lines: bytes) -> tuple[BytesArray, Int64Array, Int64Array]:
-    """Return the padded lines, the offsets of spaces and newlines, and which of these are newlines."""
+    """Return the padded lines, the positions of spaces and newlines in them, and which of these are newlines."""
     data = np.frombuffer(b"\n".rjust(_PAD) + lines + bytes(_PAD_AFTER), np.uint8)
     gaps = np.flatnonzero(data[:-_PAD_AFTER] <= 0x20)[_PAD - 1 :]
     kinds = data[gaps]
     newlines = kinds == 0x0A
     known = newlines | (kinds == 0x20)
-    if not known.all():  # other control characters are parts of words
+    if not known.all():  # other control characters belong to words
         gaps, newlines = gaps[known], newlines[known]
     return data, gaps, np.flatnonzero(newlines)
 
 
 def _with_single_spaces(lines: bytes, wanted: int, first_line: int) -> bytes:
-    """Return the first `wanted` lines with single spaces between words."""
+    """Return the first `wanted` lines with one space between words."""
     words = [line.split() for line in lines.split(b"\n")[:-1][:wanted]]
     if not all(words):
         raise _BadLine(first_line + words.index([]), "an empty line, expected a sample")
@@ -230,7 +220,7 @@ def _with_single_spaces(lines: bytes, wanted: int, first_line: int) -> bytes:
 
 
 class _Tokens(NamedTuple):
-    """The text of a block, with methods that read columns of words."""
+    """The text of a block, and methods to read a column of its words."""
 
     data: BytesArray
     windows: Array  # every 8 bytes of `data`, overlapping
@@ -238,84 +228,65 @@ class _Tokens(NamedTuple):
     first_line: int
 
     def words(self, starts: Int64Array) -> _Words:
-        """Return the 8 bytes at each of `starts` as little-endian numbers."""
+        """Return the 8 bytes from each of `starts` as little-endian numbers."""
         return self.windows[starts].view("<u8")
 
     def numbers(self, before: Int64Array, end: Int64Array, what: str) -> Int64Array:
-        """Parse the decimal numbers between the gaps `before` and `end`."""
+        """Return the decimal numbers between the gaps `before` and `end`."""
         lengths = end - before - 1
-        longest = int(lengths.max())
-        self.refuse(lengths > _MOST_DIGITS, before, end, f"is {what} too large for any file")
+        self.refuse(lengths > _MOST_DIGITS, before, end, f"is {what} larger than any file")
         total = np.zeros(len(end), np.uint64)
         wrong = np.zeros(len(end), np.uint64)
-        for place in range(0, longest, 8):
+        for place in range(0, int(lengths.max()), 8):
             digits = self.words(end - (place + 8)) ^ np.uint64(0x3030303030303030)
             digits &= _LAST[place // 8][lengths]
-            # Adding 0x76 sets the highest bit of a byte above 9.
+            # A byte above 9 reaches its highest bit when 0x76 is added.
             wrong |= (digits + np.uint64(0x7676767676767676)) | digits
             total += _join_digits(digits) * np.uint64(10**place)
-        self.refuse(wrong & np.uint64(0x8080808080808080) != 0, before, end, f"is not a number, but should be {what}")
+        self.refuse(wrong & np.uint64(0x8080808080808080) != 0, before, end, f"is {what} that is not a number")
         return total.view(np.int64)
 
     def refuse(self, bad: npt.NDArray[np.bool_], before: Int64Array, end: Int64Array, what: str) -> None:
-        """Raise for the first bad word, if there is one."""
+        """Raise an error about the first bad word, if there is one."""
         if bad.any():
             component = int(np.argmax(bad))
             line = int(np.searchsorted(np.cumsum(self.counts), component, side="right"))
-            raise _BadLine(self.first_line + line, f"{self.text(before[component], end[component])!r} {what}")
-
-    def text(self, before: Any, end: Any) -> str:
-        """Return one word, cut to 40 bytes."""
-        return decode_name(self.data[before + 1 : min(end, before + 41)].tobytes())
+            start, stop = int(before[component]) + 1, int(end[component])
+            word = decode_name(self.data[start : min(stop, start + 40)].tobytes())
+            raise _BadLine(self.first_line + line, f"{word!r} {what}")
 
 
 def _join_digits(digits: _Words) -> _Words:
-    """Return the number whose eight digits are the bytes, the first byte being the most significant digit."""
+    """Return the number whose eight digits are the bytes; the first byte is the highest digit."""
     pairs = (digits * np.uint64(10) + (digits >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
     fours = (pairs * np.uint64(100) + (pairs >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
     return (fours * np.uint64(10_000) + (fours >> np.uint64(32))) & np.uint64(0x00000000FFFFFFFF)
 
 
-class _Extensions:
-    """Assigns codes to extensions, in order of first occurrence."""
-
-    _SHORT = 32  # bytes compared, eight at a time
-    _FEW = 32  # extensions searched one by one; for more, a dict is faster
-
-    def __init__(self) -> None:
-        self.names: dict[bytes, int] = {}
-
-    def codes(self, tokens: _Tokens, before: Int64Array, end: Int64Array) -> Array:
-        """Return the codes of the words between the gaps `before` and `end`."""
-        lengths = end - before - 1
-        compared = np.minimum(lengths, self._SHORT)
-        words = [
-            tokens.words(before + (1 + place)) & _FIRST[place // 8][compared]
-            for place in range(0, int(compared.max()), 8)
-        ]
-        out = np.full(len(end), -1, np.int64)
-        todo = np.arange(len(end))
-        while len(todo) and len(self.names) <= self._FEW:
-            # The first word left is the extension to search for, known or new.
-            model = todo[0]
-            code = self._code(tokens.data[before[model] + 1 : end[model]].tobytes())
-            same = lengths[todo] == lengths[model]
-            for word in words:
-                same &= word[todo] == word[model]
-            if lengths[model] > self._SHORT:
-                same[1:] = False
-            out[todo[same]] = code
-            todo = todo[~same]
-        for place in todo.tolist():
-            out[place] = self._code(tokens.data[before[place] + 1 : end[place]].tobytes())
-        return out
-
-    def _code(self, name: bytes) -> int:
-        return self.names.setdefault(name, len(self.names))
+def _extension_codes(tokens: _Tokens, before: Int64Array, end: Int64Array, names: dict[bytes, int]) -> Array:
+    """Return the codes of the words between the gaps `before` and `end`, adding new words to `names`."""
+    lengths = end - before - 1
+    compared = np.minimum(lengths, _SHORT)
+    words = [tokens.words(before + (1 + at)) & _FIRST[at // 8][compared] for at in range(0, int(compared.max()), 8)]
+    out = np.full(len(end), -1, np.int64)
+    todo = np.arange(len(end))
+    while len(todo) and len(names) <= _FEW:
+        # Find all words equal to the first one.
+        model = todo[0]
+        same = lengths[todo] == lengths[model]
+        for word in words:
+            same &= word[todo] == word[model]
+        if lengths[model] > _SHORT:
+            same[1:] = False
+        out[todo[same]] = names.setdefault(tokens.data[before[model] + 1 : end[model]].tobytes(), len(names))
+        todo = todo[~same]
+    for row in todo.tolist():
+        out[row] = names.setdefault(tokens.data[before[row] + 1 : end[row]].tobytes(), len(names))
+    return out
 
 
 def _keys(data: BytesArray, starts: Int64Array, ends: Int64Array) -> tuple[bytes, Int64Array]:
-    """Return the keys of the names data[starts:ends], concatenated, and their lengths."""
+    """Return the keys of the names data[starts:ends], back to back, and their lengths."""
     bases = starts
     slashes, dots = np.flatnonzero(data == 0x2F), np.flatnonzero(data == 0x2E)
     if len(slashes):
@@ -326,6 +297,6 @@ def _keys(data: BytesArray, starts: Int64Array, ends: Int64Array) -> tuple[bytes
     if length and bool((lengths == length).all()):
         windows = np.ndarray((len(data) - length + 1,), np.dtype((np.void, length)), data, 0, (1,))
         return windows[starts].tobytes(), lengths
-    # Byte i of the result is byte i - (total length of the previous keys) of its key.
+    # Byte i of the result is byte i - (bytes of all keys before it) of its key.
     shifts = starts - (np.cumsum(lengths) - lengths)
     return data[np.repeat(shifts, lengths) + np.arange(int(lengths.sum()))].tobytes(), lengths

@@ -1,4 +1,4 @@
-"""Source of samples in tar archives, as in WebDataset and DALI."""
+"""The source of tar archives, as WebDataset and DALI read them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from dataload.types import FieldSpec, Record
 class TarSource(FileSource[Record]):
     """Samples of tar archives.
 
-    A sample is a run of adjacent files whose paths are equal up to the first dot of the base name. Its record has this
-    common path as ``"__key__"``, and the content of each file under the rest of the file's name: ``"jpg"``,
-    ``"left.png"``. If a sample has several files of the same name, the first is read, as in DALI; `dataload index`
-    reports them. Directories, links and hidden files are skipped.
+    A sample is a run of adjacent files whose paths are the same up to the first dot of the base name. Its record has
+    that path as ``"__key__"``, and the content of each file under the rest of its name: ``"jpg"``, ``"left.png"``. If
+    a sample has several files of one name, the first is read, as in DALI; `dataload index` reports them. Directories,
+    links and hidden files are ignored.
 
     Args:
         paths: One or more uncompressed archives.
-        fields: Names of the fields to read, in that order, with ``"__key__"`` only if it is named; None means all.
+        fields: Names of the fields to read, in that order. None means all fields of each sample; otherwise
+            ``"__key__"`` is read only if it is listed.
         options: See `TarOptions`.
 
     Raises:
-        ConfigError: An option is invalid; on first use, if a field is unknown or missing.
-        CorruptFileError: On first use, if an archive or index is damaged or they contradict each other.
-        UnsupportedFormatError: On first use, if an archive is compressed or contains sparse files.
+        ConfigError: An option is invalid; on first use, a field is unknown or missing.
+        CorruptFileError: On first use, an archive or index is invalid, or they contradict each other.
+        UnsupportedFormatError: On first use, an archive is compressed or contains sparse files.
     """
 
     format_name = "tar"
@@ -57,7 +58,7 @@ class TarSource(FileSource[Record]):
     ) -> Mapping[str, FieldSpec]:
         if self.options.missing == "error":
             super()._known_fields(readers, fields)
-        # Archives may differ in their fields, for example if each holds one class.
+        # Archives may differ in their fields, for example if each has one class.
         known: dict[str, FieldSpec] = {}
         for specs in fields:
             for name, spec in specs.items():
@@ -70,8 +71,8 @@ def pair_indexes(paths: tuple[str, ...], index: Any, key: str = "index") -> dict
     """Return the index file of each archive, or `index` itself if it is None or False.
 
     Raises:
-        ConfigError: The numbers of archives and of index files differ, or an archive has two different index files.
-            The error's key is `key`.
+        ConfigError: The numbers of archives and index files differ, or an archive has two different index files. The
+            error's key is `key`.
     """
     if index is None or index is False:
         return index

@@ -1,8 +1,8 @@
-"""Tables of the samples in an archive, at most 16 bytes per member.
+"""Group the members of an archive into samples, in a table of at most 16 bytes a member. No I/O.
 
-A sample is a run of adjacent regular files with the same key: the path up to the first dot of the base name. The rest
-is the extension, which names the component. The name of a file without a dot is both key and extension. Hidden files
-(whose base name starts with a dot) are not components and do not interrupt a run.
+A sample is a run of adjacent regular files with the same key. The key is the path up to the first dot of the base
+name; the rest is the extension, which names the component. The name of a file without a dot is both its key and its
+extension. Hidden files (base name starting with a dot) are ignored, and do not interrupt a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UnsignedArray = npt.NDArray[np.unsignedinteger[Any]]
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """Return key and extension of a member; None if it is not a component.
+    """Return the key and extension of a member, or None if it is not a component.
 
     Example:
         >>> split_name(b"train/v1.0/000017.left.png")
@@ -42,11 +42,11 @@ def decode_name(name: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys of the samples.
+    """The keys of all samples.
 
     Attributes:
-        text: All keys concatenated; a str, at one byte per character, if they are ASCII.
-        ends: End of each key, (samples,); or the length of all, (1,).
+        text: The keys, back to back; `str` if they are ASCII, because that takes one byte a character.
+        ends: (samples,) the end of each; or (1,) the length that all of them have.
     """
 
     text: str | bytes
@@ -54,7 +54,7 @@ class Keys:
 
     @classmethod
     def of_lengths(cls, blob: bytes, lengths: Int64Array) -> Keys:
-        """Create from concatenated names and their lengths, (samples,)."""
+        """Make keys from their bytes, back to back, and their lengths, (samples,)."""
         same = len(lengths) > 0 and bool((lengths == lengths[0]).all())
         text = blob.decode("ascii") if blob.isascii() else blob
         return cls(text, lengths[:1].copy() if same else narrow(np.cumsum(lengths)))
@@ -73,23 +73,18 @@ class Keys:
             return [text[start:stop] for start, stop in spans]
         return [decode_name(text[start:stop]) for start, stop in spans]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return len(self.text) + self.ends.nbytes
-
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """Locations of the components of all samples; components are numbered in sample order.
+    """The location of every component; components are numbered in the order of the samples.
 
     Attributes:
-        extensions: Extensions by code, in order of first occurrence.
+        extensions: Extension by code, in order of first occurrence.
         codes: Extension codes: (width,) if every sample has the same components, else (components,).
-        ends: (samples,) number of the first component after each sample; None if all have `width`.
-        blocks: (components,) start of the data, in blocks of 512 bytes.
+        ends: (samples,) number of the first component after each sample; None if every sample has `width`.
+        blocks: (components,) offset of the data in blocks of 512 bytes.
         sizes: (components,) size in bytes.
-        keys: Keys of the samples; None if the index has no names.
+        keys: The keys of the samples; None if the index has no names.
     """
 
     extensions: tuple[str, ...]
@@ -104,19 +99,17 @@ class SampleTable:
             return len(self.ends)
         return len(self.blocks) // len(self.codes) if len(self.codes) else 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        parts = (self.codes, self.ends, self.blocks, self.sizes, self.keys)
-        return sum(part.nbytes for part in parts if part is not None)
-
     def offsets(self, components: Int64Array | slice) -> Int64Array:
         """Return the byte offsets of the data of `components`."""
         return self.blocks[components].astype(np.int64) * BLOCK
 
     def lengths(self, components: Int64Array | slice) -> Int64Array:
-        """Return the sizes in bytes of the data of `components`."""
+        """Return the sizes in bytes of `components`."""
         return self.sizes[components].astype(np.int64)
+
+    def span(self, component: int) -> tuple[int, int]:
+        """Return the byte offset and the size of one component."""
+        return int(self.blocks[component]) * BLOCK, int(self.sizes[component])
 
     def meet(self, codes: Sequence[int]) -> bool:
         """Return whether any sample has two components with these codes."""
@@ -127,16 +120,16 @@ class SampleTable:
         return bool((samples[1:] == samples[:-1]).any())
 
     def start(self, sample: int) -> int:
-        """Return the number of a sample's first component."""
+        """Return the number of the first component of a sample."""
         if self.ends is None:
             return sample * len(self.codes)
         return int(self.ends[sample - 1]) if sample else 0
 
     def all_components(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return all components of `samples`, for archives whose samples differ in components.
+        """Return the components of `samples` one after another, if samples differ in them.
 
         Returns:
-            Numbers of the components, (n,) int64, and the row in `samples` of each, (n,) int64.
+            (n,) int64 numbers of components, and (n,) int64 the position in `samples` that each belongs to.
         """
         assert self.ends is not None
         stops = self.ends[samples].astype(np.int64)
@@ -146,7 +139,7 @@ class SampleTable:
         return np.arange(len(rows)) + (starts - before)[rows], rows
 
     def sample(self, component: int) -> int:
-        """Return the number of the sample to which a component belongs."""
+        """Return the number of the sample that a component belongs to."""
         if self.ends is None:
             return component // len(self.codes)
         return int(np.searchsorted(self.ends, component, side="right"))
@@ -156,19 +149,25 @@ class SampleTable:
         return int(self.codes[component % len(self.codes) if self.ends is None else component])
 
     def first(self, codes: Sequence[int]) -> Array | int:
-        """Return for every sample the number of its first component with one of these codes.
+        """Find the first component of each sample with one of these codes.
 
         Returns:
-            (samples,) int32 or int64, -1 for none; or, if all samples have the same components, the position within
-            each sample, -1 for none.
+            (samples,) int32 or int64 numbers of components, -1 for samples without one. If all samples have the same
+            components, a single int instead: its position within each sample, -1 for none.
         """
         hits = np.flatnonzero(np.isin(self.codes, np.asarray(codes, self.codes.dtype)))
         if self.ends is None:
             return int(hits[0]) if len(hits) else -1
         out = np.full(len(self), -1, np.int32 if len(self.blocks) < 2**31 else np.int64)
         samples = np.searchsorted(self.ends, hits, side="right")
-        out[samples[::-1]] = hits[::-1]  # the first of several is written last
+        out[samples[::-1]] = hits[::-1]  # if there are several, the first is written last
         return out
+
+    def components(self, first: Array | int, samples: Int64Array) -> Int64Array:
+        """Return the component of each of `samples`, (rows,), given the result of `first`; -1 for none."""
+        if not isinstance(first, int):
+            return first[samples]
+        return samples * len(self.codes) + first if first >= 0 else np.full(len(samples), -1, np.int64)
 
 
 def build_table(
@@ -179,15 +178,15 @@ def build_table(
     sizes: Array,
     keys: Keys | None,
 ) -> SampleTable:
-    """Return a table in its most compact form.
+    """Make a table in its smallest form.
 
     Args:
-        extensions: See `SampleTable`.
-        codes: (components,) extension codes.
-        counts: (samples,) components per sample, at least 1.
-        blocks: See `SampleTable`.
-        sizes: See `SampleTable`.
-        keys: See `SampleTable`.
+        extensions: Extension by code.
+        codes: (components,).
+        counts: (samples,) number of components, at least 1.
+        blocks: (components,).
+        sizes: (components,).
+        keys: The keys of the samples.
     """
     ends: Array | None = np.cumsum(counts)
     if len(counts) and bool((counts == counts[0]).all()):
@@ -202,13 +201,13 @@ def build_table(
 
 
 def narrow(numbers: Array) -> Array:
-    """Return non-negative numbers in 4 bytes each if they fit."""
+    """Return non-negative numbers as uint32 if they fit, else as int64."""
     fits = not len(numbers) or int(numbers.max()) < 2**32
     return numbers.astype(np.uint32 if fits else np.int64, copy=False)
 
 
 def group_members(members: Iterable[Member]) -> SampleTable:
-    """Return the table of an archive, given its members in order."""
+    """Group the members of an archive, in archive order."""
     extensions: dict[bytes, int] = {}
     codes, counts, blocks, sizes = array("L"), array("q"), array("q"), array("q")
     blob, key_lengths = bytearray(), array("q")
@@ -239,5 +238,5 @@ def group_members(members: Iterable[Member]) -> SampleTable:
 
 
 def code_array(codes: _UnsignedArray, extensions: int) -> _UnsignedArray:
-    """Return codes below `extensions` in as few bytes as possible."""
-    return codes.astype(np.uint8 if extensions <= 1 << 8 else np.uint16 if extensions <= 1 << 16 else np.uint32)
+    """Return codes below `extensions` in the smallest unsigned type."""
+    return codes.astype(np.min_scalar_type(max(extensions - 1, 0)))

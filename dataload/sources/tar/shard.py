@@ -1,4 +1,4 @@
-"""Reader of the samples in one tar archive."""
+"""The reader of one tar archive."""
 
 from __future__ import annotations
 
@@ -26,35 +26,26 @@ _END_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class TarSettings:
-    """Settings for reading an archive.
-
-    Attributes:
-        options: Options of the source.
-        decoders: Decoders by extension or by its last part.
-    """
+    """The options of a source, and decoders by extension or last part of it."""
 
     options: TarOptions
     decoders: Mapping[str, Decoder]
 
     def decoder(self, extension: str) -> Decoder:
-        """Return the decoder for components with this extension."""
+        """Return the decoder of components with an extension."""
         name = extension if self.options.case_sensitive else extension.lower()
         chosen = self.decoders.get(name) or self.decoders.get(name.rpartition(".")[2])
         return chosen or (known_extension(name) if self.options.decode == "auto" else None) or DECODERS["bytes"]
 
 
 def plan_decoders(options: TarOptions) -> dict[str, Decoder]:
-    """Return the decoders that the option `decode` names, by extension.
-
-    Raises:
-        ConfigError: The option is not a mapping, or names a decoder that does not exist.
-    """
+    """Return the decoders of the option `decode` by extension, or raise a ConfigError."""
     decode: Any = options.decode
     if decode is None or decode == "auto":
         return {}
     if not isinstance(decode, Mapping):
         raise ConfigError(
-            f'decode is {decode!r}: pass None, "auto" or a mapping of extensions to decoders',
+            f'decode is {decode!r}: give None, "auto" or a mapping of extensions to decoders',
             key="decode",
             value=decode,
         )
@@ -67,10 +58,10 @@ class _Field:
     """A field of one archive.
 
     Attributes:
-        name: Name of the field.
+        name: Name in the records.
         decoder: Decoder of its values.
-        first: Component number by sample, -1 for none; or the position of the component in every sample.
-        others: Decoders by extension code, for codes with another decoder.
+        first: (samples,) number of each sample's component, or its position in every sample; -1 for none.
+        others: Extension code -> decoder of components with that code, if it is not `decoder`.
     """
 
     name: str
@@ -79,18 +70,18 @@ class _Field:
     others: Mapping[int, Decoder]
 
     def only(self, name: str) -> bool:
-        """Return whether the decoder of this name decodes all values."""
+        """Return whether the built-in decoder of that name decodes all of its values."""
         return self.decoder is DECODERS[name] and not self.others
 
 
 class TarReader(ShardReader[Record]):
-    """One archive.
+    """Reads one archive.
 
     Args:
-        path: Path of the archive.
-        index: Path of its index; None for one beside it, if that exists; False to scan.
-        settings: Settings for reading.
-        selected: Fields to which the option `missing` applies; None means that samples may differ.
+        path: The archive.
+        index: Path of its index; None uses the one beside it, if there is one; False scans the archive.
+        settings: Options and decoders.
+        selected: Fields to read, which every sample must have unless `missing` allows otherwise; None means all.
     """
 
     def __init__(
@@ -105,9 +96,8 @@ class TarReader(ShardReader[Record]):
             verify_index=settings.options.verify_index,
             cache=settings.options.cache,
         )
-        extensions = self._table.extensions
         self._codes = name_fields(
-            extensions,
+            self._table.extensions,
             shorten=settings.options.decode == "auto",
             case_sensitive=settings.options.case_sensitive,
             meet=self._table.meet,
@@ -115,8 +105,7 @@ class TarReader(ShardReader[Record]):
         self._codes.pop(KEY, None)
         self._planned: dict[str, _Field] = {}
         self._specs: dict[str, FieldSpec] | None = None
-        # Numbers of the samples that are read, if some are skipped.
-        self._kept: Int64Array | None = None
+        self._kept: Int64Array | None = None  # numbers of the samples to read, if some are skipped
         if selected is not None and len(self._table):
             self._apply_missing(tuple(name for name in selected if name != KEY))
 
@@ -125,7 +114,7 @@ class TarReader(ShardReader[Record]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """The key and the fields of all samples, in order of first occurrence; empty if there are no samples."""
+        """The key and the fields of all samples, in order of first occurrence; empty without samples."""
         if self._specs is None:
             self._specs = {name: self._spec(self._field(name)) for name in self._codes}
             if len(self._table):
@@ -133,7 +122,7 @@ class TarReader(ShardReader[Record]):
         return self._specs
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
-        """See `ShardReader.read`; without `fields`, each record has the fields of its sample."""
+        """Return records; without `fields` each has the fields of its sample."""
         self._file.check()
         samples = self._samples(indices)
         if fields is None and self._table.ends is not None:
@@ -143,7 +132,7 @@ class TarReader(ShardReader[Record]):
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        """See `ShardReader.read_batch`."""
+        """Return columns."""
         if fields is None and self._table.ends is not None:
             return default_collate(self.read(indices, None))
         self._file.check()
@@ -151,25 +140,24 @@ class TarReader(ShardReader[Record]):
         return {name: self._column(name, samples) for name in ((KEY, *self._codes) if fields is None else fields)}
 
     def release(self) -> None:
-        """See `ShardReader.release`."""
+        """Close the file, and keep the table."""
         self._file.release()
 
     def identity(self) -> str:
-        """Return a hash of the table and of the first and last component's ends: archives end in zeros."""
+        """Return a hash of the table and of both ends of the first and last components: archives end in zeros."""
         self._file.check()
         table, found = self._table, hashlib.blake2b(digest_size=16)
         for numbers in (table.blocks, table.sizes, table.codes, table.ends):
             found.update(b"" if numbers is None else numbers.tobytes())
         found.update("\0".join(table.extensions).encode("utf-8", "surrogateescape"))
         for component in (0, len(table.blocks) - 1) if len(table.blocks) else ():
-            at = np.array([component])
-            offset, length = int(table.offsets(at)[0]), int(table.lengths(at)[0])
+            offset, length = table.span(component)
             found.update(self._file.copy(offset, min(length, _END_BYTES)))
             found.update(self._file.copy(offset + max(0, length - _END_BYTES), min(length, _END_BYTES)))
         return found.hexdigest()
 
     def key(self, index: int) -> str:
-        """See `ShardReader.key`."""
+        """Return the key of a sample."""
         self._file.check()
         return self._key(int(self._samples(np.array([index]))[0]))
 
@@ -188,13 +176,13 @@ class TarReader(ShardReader[Record]):
         return field
 
     def _spec(self, field: _Field) -> FieldSpec:
-        """Return the field's specification, from its first component and from all sizes."""
+        """Describe a field by its first component. The sizes of all components show whether shapes vary."""
         kind = field.decoder.name
         if field.others or field.decoder.own:
             return _UNKNOWN
         if kind in _SPECS:
             return _SPECS[kind]
-        components = self._components(field, np.arange(len(self._table)))
+        components = self._table.components(field.first, np.arange(len(self._table)))
         components = components[components >= 0]
         try:
             value = self._decode(field, components[:1])[0]
@@ -207,17 +195,9 @@ class TarReader(ShardReader[Record]):
             return FieldSpec(spec.dtype, (None,) * len(spec.shape or ()))
         return spec
 
-    def _components(self, field: _Field, samples: Int64Array) -> Int64Array:
-        """Return the number of the field's component in each of `samples`, (rows,), or -1."""
-        if not isinstance(field.first, int):
-            return field.first[samples]
-        if field.first < 0:
-            return np.full(len(samples), -1, np.int64)
-        return samples * len(self._table.codes) + field.first
-
     def _apply_missing(self, names: tuple[str, ...]) -> None:
         if self._settings.options.missing == "error":
-            # A name that no sample has is wrong; the source reports it together with the known names.
+            # The source itself reports a name that no sample has.
             names = tuple(name for name in names if name in self._codes)
         present = np.ones(len(self._table), bool)
         everything = np.arange(len(self._table))
@@ -225,7 +205,7 @@ class TarReader(ShardReader[Record]):
             field = self._field(name)
             if isinstance(field.first, int) and field.first >= 0:
                 continue
-            lacking = self._components(field, everything) < 0
+            lacking = self._table.components(field.first, everything) < 0
             if self._settings.options.missing != "skip" and bool(lacking.any()):
                 self._empty(field, int(np.argmax(lacking)))
             present &= ~lacking
@@ -233,23 +213,19 @@ class TarReader(ShardReader[Record]):
             self._kept = np.flatnonzero(present)
 
     def _empty(self, field: _Field, sample: int) -> Any:
-        """Return the value for a missing component."""
+        """Return the value of a missing component, or raise a ConfigError."""
+        missing, empty = self._settings.options.missing, field.decoder.empty
+        if missing == "empty" and empty is not None:
+            return empty()
+        hint = (
+            f", and values decoded as {field.decoder.name} have no empty value: choose missing='skip', or decode it as "
+            "'bytes'"
+            if missing == "empty"
+            else ": choose missing='skip' to leave such samples out, or missing='empty' to read an empty value"
+        )
         key = self._key(sample)
-        if self._settings.options.missing != "empty":
-            raise ConfigError(
-                f"{self._file.path}: sample {sample} ({key!r}) has no field {field.name!r}: skip such samples with "
-                "missing='skip', or read an empty value with missing='empty'",
-                key="missing",
-                value=self._settings.options.missing,
-            )
-        if field.decoder.empty is None:
-            raise ConfigError(
-                f"{self._file.path}: sample {sample} ({key!r}) has no field {field.name!r}, and "
-                f"{field.decoder.name} has no empty value: use missing='skip', or decode it as 'bytes'",
-                key="missing",
-                value=self._settings.options.missing,
-            )
-        return field.decoder.empty()
+        message = f"{self._file.path}: sample {sample} ({key!r}) has no field {field.name!r}{hint}"
+        raise ConfigError(message, key="missing", value=missing)
 
     def _key(self, sample: int) -> str:
         return self._keys(np.array([sample]))[0]
@@ -260,15 +236,15 @@ class TarReader(ShardReader[Record]):
         return [name_from_archive(self._table, self._table.start(sample), self._file) for sample in samples.tolist()]
 
     def _records(self, samples: Int64Array) -> list[Record]:
-        """Return records with the fields of each sample, for archives whose samples differ in fields."""
+        """Return records with all fields of each sample, if samples differ in their fields."""
         components, rows = self._table.all_components(samples)
         codes = self._table.codes[components]
-        names = {code: name for name, places in self._codes.items() for code in places}
+        names = {code: name for name, own in self._codes.items() for code in own}
         values: list[Any] = [None] * len(components)
-        for name, places in self._codes.items():
-            where = np.flatnonzero(np.isin(codes, np.asarray(places, codes.dtype)))
-            for place, value in zip(where.tolist(), self._decode(self._field(name), components[where]), strict=True):
-                values[place] = value
+        for name, own in self._codes.items():
+            where = np.flatnonzero(np.isin(codes, np.asarray(own, codes.dtype)))
+            for at, value in zip(where.tolist(), self._decode(self._field(name), components[where]), strict=True):
+                values[at] = value
         records: list[Record] = [{KEY: key} for key in self._keys(samples)]
         for row, code, value in zip(rows.tolist(), codes.tolist(), values, strict=True):
             if code in names:
@@ -279,7 +255,7 @@ class TarReader(ShardReader[Record]):
         if name == KEY:
             return self._keys(samples)
         field = self._field(name)
-        components = self._components(field, samples)
+        components = self._table.components(field.first, samples)
         lacking = components < 0
         if bool(lacking.any()):
             found = iter(self._decode(field, components[~lacking]))
@@ -288,7 +264,7 @@ class TarReader(ShardReader[Record]):
         if field.only("npy"):
             rows = self._alike(components)
             if rows is not None:
-                # rows[i, ...] is an array even if rows[i] is a scalar
+                # rows[i, ...] is an array even if rows[i] would be a scalar
                 return [rows[i, ...] for i in range(len(rows))]
         return self._decode(field, components)
 
@@ -297,7 +273,7 @@ class TarReader(ShardReader[Record]):
             return self._keys(samples)
         field = self._field(name)
         if field.only("npy"):
-            components = self._components(field, samples)
+            components = self._table.components(field.first, samples)
             rows = self._alike(components) if int(components.min()) >= 0 else None
             if rows is not None:
                 # like np.stack, which default_collate calls
@@ -310,7 +286,7 @@ class TarReader(ShardReader[Record]):
         return default_collate([{name: value} for value in values])[name]
 
     def _alike(self, components: Int64Array) -> Array | None:
-        """Return .npy components with equal headers as one array, (rows, *shape); None if their headers differ."""
+        """Return the arrays of .npy components, (rows, *shape), if all have the same header; otherwise None."""
         sizes = self._table.lengths(components)
         size = int(sizes[0])
         if not size or bool((sizes != size).any()):
@@ -319,7 +295,7 @@ class TarReader(ShardReader[Record]):
         try:
             layout = npy_layout(self._file.view(int(offsets[0]), size))
         except CorruptFileError:
-            return None  # the general path raises it with its location
+            return None  # the general path raises it again, with its offset
         if layout.start + layout.nbytes != size:
             return None
         headers = self._file.gather(offsets, layout.start)
@@ -330,7 +306,7 @@ class TarReader(ShardReader[Record]):
         return layout.rows(self._file.gather(offsets + layout.start, layout.nbytes))
 
     def _decode(self, field: _Field, components: Int64Array) -> list[Any]:
-        """Decode components that exist."""
+        """Return the values of components, all of which exist."""
         if field.others:
             return self._decode_by_code(field, components)
         offsets, lengths = self._table.offsets(components), self._table.lengths(components)
@@ -346,24 +322,24 @@ class TarReader(ShardReader[Record]):
                 values.append(decode(content))
         except Exception as error:
             row = len(values)
-            located = self._located(error, field, int(components[row]), int(offsets[row]))
+            located = self._locate(error, field, int(components[row]), int(offsets[row]))
             if located is error:
                 raise
             raise located from error
         return values
 
     def _decode_by_code(self, field: _Field, components: Int64Array) -> list[Any]:
-        codes = self._table.codes[components]  # only samples with different components have several decoders
+        codes = self._table.codes[components]  # one for each component: with several decoders, samples differ
         values: list[Any] = [None] * len(components)
         for code in np.unique(codes).tolist():
             where = np.flatnonzero(codes == code)
             one = replace(field, decoder=field.others.get(code, field.decoder), others={})
-            for place, value in zip(where.tolist(), self._decode(one, components[where]), strict=True):
-                values[place] = value
+            for at, value in zip(where.tolist(), self._decode(one, components[where]), strict=True):
+                values[at] = value
         return values
 
-    def _located(self, error: Exception, field: _Field, component: int, offset: int) -> Exception:
-        """Return the error of a decoder with its location."""
+    def _locate(self, error: Exception, field: _Field, component: int, offset: int) -> Exception:
+        """Return a decoder's error with the location of the component added."""
         sample = self._table.sample(component)
         what = f"field {field.name!r} of {self._key(sample)!r}"
         if field.decoder.own or not isinstance(error, (CorruptFileError, UnsupportedFormatError)):

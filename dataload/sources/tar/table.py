@@ -1,4 +1,4 @@
-"""The table of an archive's samples, from its index, which is checked against the archive, or by scanning."""
+"""Load the sample table of an archive: from the cache, from its index (and check it), or by scanning the archive."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from dataload.storage.errors import file_errors
 from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached, within
 from dataload.types import Array
 
-_MEMBERS_VERIFIED = 16  # evenly spaced, including first and last; each costs a page fault
+_MEMBERS_VERIFIED = 16  # evenly spaced, including the first and the last; each costs a page fault
 _LEAST_CACHED = {True: 2_000, False: 100_000}
-"""Minimum size of a cached table in components, scanned or not: about 30 ms of work, or a read each on slow disks."""
-_LONGEST_GAP = 1 << 20  # bytes between components that are searched for a header
+"""Components of the smallest table that is cached, by whether it was scanned. Making either takes about 30 ms."""
+_LONGEST_GAP = 1 << 20  # bytes between two components that are searched for the header of the second
 
 
 def load_table(
@@ -31,20 +31,20 @@ def load_table(
     verify_index: bool,
     cache: bool = True,
 ) -> SampleTable:
-    """Return the table of an archive.
+    """Load the sample table of an archive.
 
     Args:
         file: The archive.
-        index: Path of its index; None for one beside it, if that exists; False to scan.
+        index: Path of its index; None uses the one beside it, if there is one; False scans the archive.
         on_damage: See `scan`.
         verify_index: Compare some members with the index.
-        cache: Use the cache for the table of a large archive.
+        cache: Cache the table of a large archive in a file.
 
     Returns:
-        A table whose components all lie inside the archive.
+        A table whose components are all inside the archive.
 
     Raises:
-        CorruptFileError: The archive or index is damaged, or they contradict each other.
+        CorruptFileError: The archive or the index is invalid, or they contradict each other.
         UnsupportedFormatError: The archive is compressed or contains sparse files.
     """
     if index is None:
@@ -54,7 +54,7 @@ def load_table(
     table = None if key is None else _load(key, file)
     if table is None:
         table = _make(file, index, on_damage)
-        # Opening a damaged archive should warn each time.
+        # Without on_damage="error" a damaged archive should warn each time it is opened.
         if key is not None and on_damage == "error" and len(table.blocks) >= _LEAST_CACHED[index is False]:
             store_cached(key, _pack(table))
     if verify_index and index is not False:
@@ -71,7 +71,7 @@ def _key(file: MappedFile, index: str | Literal[False]) -> IndexKey | None:
 
 
 def _load(key: IndexKey, file: MappedFile) -> SampleTable | None:
-    """Return the cached table if it fits the archive; the cache file is not trusted."""
+    """Return the cached table if it fits the archive; the cache file may have been tampered with."""
     found = load_cached(key) if key.files[0][0] == file.size else None
     table = None if found is None else _unpack(found)
     return table if table is not None and _outside(table, file) is None else None
@@ -88,13 +88,13 @@ def _pack(table: SampleTable) -> CachedTable:
 
 
 def _unpack(found: CachedTable) -> SampleTable | None:
-    """Return the table from the cache, or None if it is invalid."""
+    """Return the table that was packed, or None if the arrays are not a valid table."""
     arrays, names = found.arrays, found.extras.get("extensions")
     if not isinstance(names, list) or not arrays.keys() >= {"codes", "blocks", "sizes"}:
         return None
     extensions = tuple(map(str, cast("list[Any]", names)))
     codes, blocks, sizes, ends = arrays["codes"], arrays["blocks"], arrays["sizes"], arrays.get("ends")
-    # Sums of an offset and a size must fit in int64.
+    # The sum of any offset and any size has to fit in int64.
     if not (within(codes, len(extensions)) and within(blocks, 2**53) and within(sizes, 2**62)):
         return None
     count = len(blocks)
@@ -124,63 +124,60 @@ def _unpack_keys(found: CachedTable, samples: int) -> Keys | None:
 
 
 def _rise(ends: Array, last: int, least: int = 1) -> bool:
-    """Return whether the numbers rise by at least `least` each, and end with `last`."""
+    """Return whether each end is at least `least` more than the one before, and the last one is `last`."""
     steps = np.diff(ends.astype(np.int64), prepend=0)
     return len(ends) > 0 and int(steps.min()) >= least and int(ends[-1]) == last
 
 
 def _make(file: MappedFile, index: str | Literal[False], on_damage: OnDamage) -> SampleTable:
     if index is False:
-        return _scan(file, on_damage)
+        # Read instead of using the map: a page fault would also read the pages around it.
+        with storage_of(file.path).open(file.path) as stream:
+            return group_members(scan(stream.read, file.size, file.path, on_damage=on_damage))
     table = parse_index(storage_of(index).read(index), index, file.path)
     component = _outside(table, file)
     if component is not None:
-        offset, size = (int(numbers(np.array([component]))[0]) for numbers in (table.offsets, table.lengths))
+        offset, size = table.span(component)
         raise _stale(table, component, f"{size} bytes at {offset}, but the archive has {file.size}", file, index)
     return table
 
 
-def _scan(file: MappedFile, on_damage: OnDamage) -> SampleTable:
-    # Reading is better than mapping here: a page fault also reads the surrounding pages.
-    with storage_of(file.path).open(file.path) as stream:
-        return group_members(scan(stream.read, file.size, file.path, on_damage=on_damage))
-
-
 def _outside(table: SampleTable, file: MappedFile) -> int | None:
-    """Return the number of the first component that does not lie inside the archive, or None."""
+    """Return the number of the first component that is not inside the archive."""
     if not len(table.blocks) or int(table.blocks.max()) * BLOCK + int(table.sizes.max()) <= file.size:
-        return None  # checked without an array of ends
+        return None  # usually enough, and it makes no arrays
     outside = table.offsets(slice(None)) + table.lengths(slice(None)) > file.size
     return int(np.argmax(outside)) if outside.any() else None
 
 
 def _check_members(table: SampleTable, file: MappedFile, index: str) -> None:
-    """Compare evenly spaced members with their headers."""
-    count = len(table.blocks)
+    """Compare members throughout the index with their headers."""
     if int(table.blocks.min()) == 0:
         first = int(np.argmin(table.blocks))
         raise _stale(table, first, "a member at 0, where the first header is", file, index)
-    spread = np.unique(np.linspace(0, count - 1, min(count, _MEMBERS_VERIFIED)).astype(np.int64))
-    for component, offset, size in zip(
-        spread.tolist(), table.offsets(spread).tolist(), table.lengths(spread).tolist(), strict=True
-    ):
-        try:
-            header = parse_header(file.copy(offset - BLOCK, BLOCK), file.path, offset - BLOCK)
-        except CorruptFileError:
-            raise _stale(
-                table, component, f"a member at {offset}, but there is no header before it", file, index
-            ) from None
-        if header.kind not in REGULAR:
-            raise _stale(table, component, f"a file at {offset}, but the header before it is not a file's", file, index)
-        if header.size != size and size <= GREATEST_SIZE:
-            raise _stale(table, component, f"{size} bytes at {offset}, but the header says {header.size}", file, index)
-        expected = _names(table, component)
-        # Longer and non-ASCII names may be stored elsewhere.
-        if expected and header.name not in expected and all(len(n) <= 100 and n.isascii() for n in expected):
-            found = decode_name(header.name)
-            raise _stale(
-                table, component, f"{expected[0].decode()!r} at {offset}, but the header says {found!r}", file, index
-            )
+    count = len(table.blocks)
+    for component in np.unique(np.linspace(0, count - 1, min(count, _MEMBERS_VERIFIED)).astype(np.int64)).tolist():
+        difference = _difference(table, component, file)
+        if difference is not None:
+            raise _stale(table, component, difference, file, index)
+
+
+def _difference(table: SampleTable, component: int, file: MappedFile) -> str | None:
+    """Return a description of how a component differs from its header; None if it does not."""
+    offset, size = table.span(component)
+    try:
+        header = parse_header(file.copy(offset - BLOCK, BLOCK), file.path, offset - BLOCK)
+    except CorruptFileError:
+        return f"a member at {offset}, but there is no header before it"
+    if header.kind not in REGULAR:
+        return f"a file at {offset}, but the header before it is not that of a file"
+    if header.size != size and size <= GREATEST_SIZE:
+        return f"{size} bytes at {offset}, but the header says {header.size}"
+    expected = _names(table, component)
+    # Longer names and names that are not ASCII may be in another header.
+    if expected and header.name not in expected and all(len(n) <= 100 and n.isascii() for n in expected):
+        return f"{expected[0].decode()!r} at {offset}, but the header says {decode_name(header.name)!r}"
+    return None
 
 
 def _names(table: SampleTable, component: int) -> tuple[bytes, ...]:
@@ -193,13 +190,12 @@ def _names(table: SampleTable, component: int) -> tuple[bytes, ...]:
 
 
 def _stale(table: SampleTable, component: int, message: str, file: MappedFile, index: str) -> CorruptFileError:
-    offset = int(table.offsets(np.array([component]))[0])
     sample = table.sample(component)
     return CorruptFileError(
-        f"the index {index} (line {sample + 2}) puts {message}: the archive has changed since, or the index "
-        f"belongs to another archive; recreate it: dataload index {file.path}",
+        f"the index {index} (line {sample + 2}) puts {message}: the archive has changed since, or the index belongs to "
+        f"another one; rebuild the index: dataload index {file.path}",
         path=file.path,
-        offset=offset,
+        offset=table.span(component)[0],
         index=sample,
     )
 
@@ -207,13 +203,13 @@ def _stale(table: SampleTable, component: int, message: str, file: MappedFile, i
 def name_from_archive(table: SampleTable, component: int, file: MappedFile) -> str:
     """Return the key of a component whose index has no names.
 
-    The header before the data contains the name, unless that is long or not ASCII and is stored in a preceding member.
-    Therefore headers are followed from the end of the previous component.
+    The header before the data has the name, unless it is long or not ASCII. Then the name is in an extended header
+    before it, so headers are followed from the end of the previous component.
     """
-    offset = int(table.offsets(np.array([component]))[0])
+    offset = table.span(component)[0]
     if offset < BLOCK:
         raise CorruptFileError(
-            f"the index puts a file at {offset}, where the first header is: it has no name; recreate it: "
+            f"the index puts a file at {offset}, where the first header is, so it has no name; rebuild the index: "
             f"dataload index {file.path}",
             path=file.path,
             offset=offset,
@@ -222,11 +218,11 @@ def name_from_archive(table: SampleTable, component: int, file: MappedFile) -> s
     name = parse_header(file.copy(offset - BLOCK, BLOCK), file.path, offset - BLOCK).name
     start = 0
     if component:
-        before = np.array([component - 1])
-        start = int(table.offsets(before)[0]) + padded(int(table.lengths(before)[0]))
+        before, size = table.span(component - 1)
+        start = before + padded(size)
     if 0 < offset - BLOCK - start <= _LONGEST_GAP:
-        members = scan(lambda place, length: file.copy(start + place, length), file.size - start, file.path)
-        with suppress(CorruptFileError):  # the previous component is elsewhere if the index is in another order
+        members = scan(lambda position, length: file.copy(start + position, length), file.size - start, file.path)
+        with suppress(CorruptFileError):  # in an index in another order, the previous component is elsewhere
             inside = takewhile(lambda member: start + member.offset <= offset, members)
             name = next((member.name for member in inside if start + member.offset == offset), name)
     parts = split_name(name)

@@ -1,4 +1,4 @@
-"""Writer of tar archives for WebDataset and DALI, with DALI's index beside them."""
+"""Write tar archives for WebDataset and DALI, and DALI's index of them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dataload.storage import storage_of
 
 
 class TarWriter(Writer):
-    """Writes one archive; equal records give equal bytes.
+    """Writes one archive; the same records give the same bytes.
 
-    Each value becomes a file named ``key.extension``. Arrays are stored as ``.npy``, int as ``.cls``, float, bool and
-    other values that JSON can represent as ``.json``, text as ``.txt``, and bytes unchanged. A field whose name ends in
-    such an extension keeps it (``"cls"``, ``"caption.txt"``; ``"jpg"`` for bytes). ``decode="auto"`` reads the records
-    as they were written.
+    Each value becomes a file named key, dot, extension. Arrays are stored as ``.npy``, int as ``.cls``, text as
+    ``.txt``, bytes unchanged, and float, bool and other values that JSON can represent as ``.json``. A field whose own
+    name ends in such an extension keeps it (``"cls"``, ``"caption.txt"``; ``"jpg"`` for bytes). With ``decode="auto"``
+    the records are read back as they were.
 
     Args:
         path: Destination.
@@ -31,7 +31,8 @@ class TarWriter(Writer):
         options: See `TarWriterOptions`.
 
     Raises:
-        ConfigError: Archive or index exist and `overwrite` is False; when writing, a key or field cannot be stored.
+        ConfigError: The archive or the index exists and `overwrite` is False; when writing, a key or a field cannot be
+            stored.
     """
 
     options_type = TarWriterOptions
@@ -48,10 +49,10 @@ class TarWriter(Writer):
         record = require_fields(record, "tar")
         key = _check_key(self._make_key(len(self), record), self._indexed)
         if key == self._last_key:
-            raise ConfigError(
-                f"record {len(self)} has the same key as the previous one, {decode_name(key)!r}, but needs its own",
-                key=KEY,
+            message = (
+                f"record {len(self)} has the same key as the one before, {decode_name(key)!r}: both are one sample"
             )
+            raise ConfigError(message, key=KEY)
         files = _encode(record, key, self._indexed)
         if not files:
             raise ConfigError(f"record {len(self)} has no fields: a sample without files cannot be stored")
@@ -73,14 +74,14 @@ class TarWriter(Writer):
         with self._stream as stream:
             stream.write(END)
         if self._overwrite:
-            # An archive must never be beside the index of another one, which would be trusted.
+            # First: an archive must never be beside the index of another, because the index would be trusted.
             storage_of(self.path).remove(self._index.path)
 
     def _discard(self) -> None:
         self._stream.close()
 
     def close(self) -> None:
-        """Publish the archive and then its index. May be called twice."""
+        """Publish the archive, and then its index. May be called twice."""
         if self._state != "open":
             return
         super().close()
@@ -90,7 +91,7 @@ class TarWriter(Writer):
             self._index.abort()
 
     def abort(self) -> None:
-        """See `Writer.abort`."""
+        """Discard everything written; the destination is unchanged."""
         try:
             super().abort()
         finally:
@@ -98,9 +99,9 @@ class TarWriter(Writer):
 
 
 class _IndexWriter(Writer):
-    """Writes an index; its lines are kept in memory, because the first one contains their number."""
+    """Writes an index from its lines, which are kept in memory because the first line has their number."""
 
-    def _begin(self, options: Any) -> None:  # noqa: ARG002 - there are none
+    def _begin(self, options: Any) -> None:  # noqa: ARG002 - it has no options
         self._lines = bytearray()
 
     def _write(self, record: bytes) -> None:
@@ -117,17 +118,15 @@ def _default_key(number: int, record: Mapping[str, Any]) -> str:
 
 
 def _check_key(key: Any, indexed: bool) -> bytes:
-    """Return a key as bytes.
-
-    Raises:
-        ConfigError: Files with this name would not be one sample with this key.
-    """
+    """Encode a key; raise a ConfigError if files with that name would not form one sample with that key."""
     if not isinstance(key, str):
         raise ConfigError(f"the key of a sample must be text, got {key!r} ({type(key).__name__})", key=KEY, value=key)
     base = key.rpartition("/")[2]
     if not base or "." in base or "\0" in key:
         raise ConfigError(
-            f"{key!r} cannot be the key of a sample: the key ends at the first dot of a file's name", key=KEY, value=key
+            f"{key!r} cannot be the key of a sample: its last part must be a file name without a dot",
+            key=KEY,
+            value=key,
         )
     return _check_name(key, f"the key {key!r}", indexed)
 
@@ -146,17 +145,13 @@ def _check_name(name: str, what: str, indexed: bool) -> bytes:
 
 
 def _encode(record: Mapping[str, Any], key: bytes, indexed: bool) -> dict[bytes, bytes]:
-    """Return the contents of a sample's files by name.
-
-    Raises:
-        ConfigError: The name or value of a field cannot be stored.
-    """
+    """Return the files of a sample, name -> content; raise a ConfigError if a field cannot be stored."""
     files: dict[bytes, bytes] = {}
     for field, value in record.items():
         if field == KEY:
             continue
         if not field or "/" in field or "\0" in field:
-            raise ConfigError(f"field {field!r} cannot be part of a file's name", key=field)
+            raise ConfigError(f"field {field!r} cannot be part of a file name", key=field)
         extension, data = encode_field(field, value)
         name = key + b"." + _check_name(extension, f"the name of field {field!r}", indexed)
         if name in files:
@@ -172,24 +167,25 @@ def write_index(
     overwrite: bool = True,
     strict: bool = True,
 ) -> int:
-    """Write DALI's index of an archive, and check the archive.
+    """Write DALI's index of an archive, and check the archive on the way.
 
-    An archive that does not end with blocks of zeros may have been truncated and is indexed with a warning.
+    If the archive does not end with blocks of zeros, it is indexed with a warning, because it may have been cut off.
 
     Args:
-        path: Path of the archive.
+        path: The archive.
         index: Path of the index; by default ``X.idx`` beside ``X.tar``.
         overwrite: Replace an existing index.
-        strict: Refuse an archive whose samples would be split or lose files: a sample that continues after another one,
-            or has two files with the same extension. Otherwise adjacent files are a sample, as in DALI's own tool.
+        strict: Refuse an archive in which files would be lost or samples split: a sample that continues after another
+            one, or has two files with the same extension. If False, the index lists adjacent files, as DALI's own
+            tool does.
 
     Returns:
         The number of samples.
 
     Raises:
         CorruptFileError: The archive is damaged, or `strict` refuses it.
-        UnsupportedFormatError: The archive is compressed or contains a sparse file.
-        ConfigError: A name contains white space or has no extension, or there are no samples.
+        UnsupportedFormatError: It is compressed or contains a sparse file.
+        ConfigError: The index cannot list it: a name contains white space or has no extension, or there are no samples.
         SourceNotFoundError: The archive does not exist.
     """
     archive = fspath(path)
@@ -198,35 +194,29 @@ def write_index(
         for key, members in _samples(archive):
             if seen is not None:
                 _check_sample(key, members, seen, archive)
-            writer.write(_line(members, archive))
+            try:
+                writer.write(build_line(members))
+            except ConfigError as error:
+                raise ConfigError(f"{archive}: {error}") from error
         if not len(writer):
-            raise ConfigError(
-                f"{archive} holds no samples, which DALI's index cannot express: read it without an index"
-            )
+            raise ConfigError(f"{archive} holds no samples, and DALI's index cannot be empty: read it without an index")
         return len(writer)
 
 
 def _samples(path: str) -> Iterator[tuple[bytes, list[Member]]]:
-    """Yield the key and the files of each sample."""
+    """Yield the key and the members of each sample."""
     with storage_of(path).open(path) as file:
         members = scan(file.read, file.size, path, warn_without_end=True)
-        keyed = ((parts[0], member) for member in members if (parts := split_name(member.name)))
-        for key, group in groupby(keyed, key=lambda pair: pair[0]):
+        pairs = ((parts[0], member) for member in members if (parts := split_name(member.name)))
+        for key, group in groupby(pairs, key=lambda pair: pair[0]):
             yield key, [member for _, member in group]
-
-
-def _line(members: list[Member], path: str) -> bytes:
-    try:
-        return build_line(members)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def _check_sample(key: bytes, members: list[Member], seen: set[bytes], path: str) -> None:
     if key in seen:
         raise CorruptFileError(
-            f"sample {decode_name(key)!r} continues here after others, and would become two: pack its files "
-            "consecutively (GNU tar: --sort=name)",
+            f"sample {decode_name(key)!r} continues here after others, so it would be read as two samples: pack its "
+            "files next to each other (GNU tar: --sort=name)",
             path=path,
             offset=members[0].offset - BLOCK,
         )
@@ -235,7 +225,7 @@ def _check_sample(key: bytes, members: list[Member], seen: set[bytes], path: str
     for member in members:
         if member.name in names:
             raise CorruptFileError(
-                f"a second {decode_name(member.name)!r} in one sample: only the first would be read",
+                f"a second {decode_name(member.name)!r} in one sample: only the first one would be read",
                 path=path,
                 offset=member.offset - BLOCK,
             )

@@ -45,10 +45,6 @@ def header(name: bytes = b"a.txt", size: int = 0, kind: bytes = b"0", **fields: 
     return bytes(block)
 
 
-def test_what_is_built_parses():
-    assert parse_header(build_header(b"train/a.txt", 1234), "x", 0) == (b"train/a.txt", 1234, b"0")
-
-
 @pytest.mark.parametrize(
     ("name", "blocks"),
     [
@@ -152,7 +148,7 @@ def test_one_block_of_zeros_alone_ends_nothing():
 
 
 def test_an_archive_without_an_end_may_have_been_cut_off():
-    with pytest.warns(UserWarning, match=r"^x.tar ends without blocks of zeros: it may have been truncated"):
+    with pytest.warns(UserWarning, match=r"^x.tar ends without blocks of zeros: it may have been cut off"):
         found, _ = members(header(), warn_without_end=True)
     assert len(found) == 1
     assert len(members(header() + bytes(BLOCK), warn_without_end=True)[0]) == 1
@@ -221,14 +217,16 @@ def test_a_pax_size_that_is_no_number():
 
 
 def test_an_extended_header_that_reaches_beyond_the_file_or_reason():
-    with pytest.raises(CorruptFileError, match="an extended header has 9000 bytes, but 0 are left in the file"):
+    with pytest.raises(
+        CorruptFileError, match="an extended header has 9000 bytes, but 0 are left in the file, and at most 1048576"
+    ):
         members(header(b"x", 9000, b"x"))
     with pytest.raises(CorruptFileError, match="an extended header has 2000000 bytes"):
         members(header(b"x", 2_000_000, b"L") + bytes(2_000_000))
 
 
 def test_an_extended_header_without_its_member():
-    with pytest.raises(CorruptFileError, match="the archive ends with an extended header, whose member is missing"):
+    with pytest.raises(CorruptFileError, match="the archive ends after an extended header, without its member"):
         members(pax(b"x", b"12 path=abc\n") + END)
 
 
@@ -258,18 +256,18 @@ def test_a_first_member_may_be_named_like_a_compressed_file():
     ("data", "message"),
     [
         (b"", "byte 0: the file is empty"),
-        (bytes(10_752), "byte 0: the archive begins with its end, but has 10752 bytes"),
-        (b"junk", "byte 0: the archive is truncated in a header, of which 4 bytes are left"),
-        (header() + b"junk", "byte 512: the archive is truncated in a header"),
+        (bytes(10_752), "byte 0: the archive ends at its first byte, but has 10752 bytes"),
+        (b"junk", "byte 0: the archive is cut off in a header: only 4 bytes of it are left"),
+        (header() + b"junk", "byte 512: the archive is cut off in a header"),
         (
             header(size=700) + bytes(600),
-            "byte 0: 'a.txt' has 700 bytes in whole blocks of 512, but the archive is truncated after 600",
+            "byte 0: 'a.txt' has 700 bytes in whole blocks of 512, but the archive is cut off after 600",
         ),
         (
             header(size=3) + b"abc",
-            "byte 0: 'a.txt' has 3 bytes in whole blocks of 512, but the archive is truncated after 3",
+            "byte 0: 'a.txt' has 3 bytes in whole blocks of 512, but the archive is cut off after 3",
         ),
-        (header(size=1), "byte 0: 'a.txt' has 1 bytes in whole blocks of 512, but the archive is truncated after 0"),
+        (header(size=1), "byte 0: 'a.txt' has 1 bytes in whole blocks of 512, but the archive is cut off after 0"),
         (header() + b"j" * BLOCK, "byte 512: expected a tar header here"),
     ],
 )

@@ -4,7 +4,6 @@ import io
 import os
 import pickle
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from dataload.errors import (
     ClosedSourceError,
     ConfigError,
     CorruptFileError,
-    SourceError,
     SourceNotFoundError,
     UnsupportedFormatError,
 )
@@ -104,7 +102,10 @@ def test_samples_that_differ(ragged):
     with pytest.raises(ConfigError, match="different fields"):
         source.read_batch([0, 1])
     assert source.read_batch([2, 0], ["jpg"]) == {"jpg": [b"4", b"1"]}
-    with pytest.raises(ConfigError, match=r"x.tar: sample 1 \('b'\) has no field 'jpg': skip such samples"):
+    with pytest.raises(
+        ConfigError,
+        match=r"x.tar: sample 1 \('b'\) has no field 'jpg': choose missing='skip' to leave such samples out",
+    ):
         source.read_batch([0, 1], ["jpg"])
 
 
@@ -133,7 +134,9 @@ def test_what_is_decoded_may_have_no_empty_value(path):
     pack(path, {"a.jpg": simplejpeg.encode_jpeg(np.zeros((8, 8, 3), np.uint8)), "a.cls": b"1", "b.txt": b""})
     image = TarSource(path, fields=["jpg"], missing="empty", decode="auto")
     assert [record["jpg"].shape for record in image] == [(8, 8, 3), (0, 0, 3)]
-    with pytest.raises(ConfigError, match=r"sample 1 \('b'\) has no field 'cls', and cls has no empty"):
+    with pytest.raises(
+        ConfigError, match=r"sample 1 \('b'\) has no field 'cls', and values decoded as cls have no empty"
+    ):
         len(TarSource(path, fields=["cls"], missing="empty", decode="auto"))
 
 
@@ -211,7 +214,7 @@ class TestIndex:
             ("y 512 1 a.x", "puts 'a.y' at 512, but the header says 'a.x'"),
             ("x 512 99999999 a.x", "puts 99999999 bytes at 512, but the archive has 10240"),
             ("x 5120000 1 a.x", "puts 1 bytes at 5120000, but the archive has 10240"),
-            ("x 1536 0 d.x", "puts a file at 1536, but the header before it is not a file's"),
+            ("x 1536 0 d.x", "puts a file at 1536, but the header before it is not that of a file"),
         ],
     )
     def test_one_that_disagrees(self, path, line, message):
@@ -242,7 +245,7 @@ class TestIndex:
         pack(path, {f"{i}.x": bytes(i) for i in range(100)}, index=True)
         assert len(TarSource(path)) == 100
         pack(path, {f"{i}.x": bytes(i + 1) for i in range(100)})
-        with pytest.raises(CorruptFileError, match=r"recreate it: dataload index .*x.tar"):
+        with pytest.raises(CorruptFileError, match=r"rebuild the index: dataload index .*x.tar"):
             len(TarSource(path))
 
     def test_names_in_pax_headers(self, path):
@@ -317,7 +320,7 @@ class TestDecode:
     def test_wrong_settings(self, path):
         with pytest.raises(ConfigError, match=r"decode\['jpg'\] is 'imag': did you mean 'image'"):
             TarSource(path, decode={"jpg": "imag"})
-        with pytest.raises(ConfigError, match="decode is 'pil': pass None"):
+        with pytest.raises(ConfigError, match="decode is 'pil': give None"):
             TarSource(path, decode="pil")
 
     @pytest.mark.parametrize(
@@ -404,21 +407,6 @@ def test_damage_may_end_an_archive(path):
         assert len(TarSource(path, on_damage="stop")) == 1
 
 
-def test_no_archive(tmp_path):
-    with pytest.raises(SourceNotFoundError, match=r"there is no .*x.tar"):
-        len(TarSource(tmp_path / "x.tar"))
-    with pytest.raises(SourceError):
-        len(TarSource(tmp_path))
-
-
-def test_a_compressed_archive(path):
-    import gzip
-
-    path.write_bytes(gzip.compress(pack(path, {"a.x": b"1"}).read_bytes()))
-    with pytest.raises(UnsupportedFormatError, match=r"x.tar: the archive is compressed with gzip"):
-        len(TarSource(path))
-
-
 def test_an_archive_that_shrinks_while_it_is_read(plain):
     source = TarSource(plain)
     len(source)
@@ -445,25 +433,12 @@ def test_pickling_closing_and_fingerprints(plain, tmp_path):
         raw.read([0])
 
 
-def test_threads(plain):
-    source = TarSource(plain)
-    with ThreadPoolExecutor(8) as pool:
-        for records in pool.map(lambda _: source.read(range(5)), range(50)):
-            assert [record["jpg"] for record in records] == [b"jpg%d" % i for i in range(5)]
-
-
-def test_values_stay_after_close(path):
-    pack(path, {"a.x": b"1", "a.npy": npy(np.arange(3))})
-    with TarSource(path, decode={"npy": "npy"}) as source:
-        batch = source.read_batch([0, 0])
-    assert batch["x"] == [b"1", b"1"]
-    assert batch["npy"].tolist() == [[0, 1, 2]] * 2
-
-
 def test_index_without_names_that_puts_a_file_where_the_first_header_stands(path):
     """Without verification it is believed; but a name would stand before the archive."""
     pack(path, {"a.jpg": b"1"})
     path.with_suffix(".idx").write_text("v1.1 1\njpg 0 10\n")
     source = TarSource(path, verify_index=False)
-    with pytest.raises(CorruptFileError, match=r"puts a file at 0, where the first header is: .* dataload index"):
+    with pytest.raises(
+        CorruptFileError, match=r"puts a file at 0, where the first header is, so it has no name; .* dataload index"
+    ):
         source[0]

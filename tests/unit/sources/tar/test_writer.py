@@ -122,7 +122,7 @@ def test_keys_by_function(path):
 
 @pytest.mark.parametrize("key", ["a.b", "d/a.b", "", "d/", ".a", "a\0", "d/.hidden"])
 def test_keys_that_would_be_others(path, key):
-    with TarWriter(path) as writer, pytest.raises(ConfigError, match="cannot be the key of a sample: the key ends at"):
+    with TarWriter(path) as writer, pytest.raises(ConfigError, match="cannot be the key of a sample: its last part"):
         writer.write({"__key__": key, "x": b""})
 
 
@@ -137,7 +137,7 @@ def test_more_bad_keys(path):
         with pytest.raises(ConfigError, match=r"the key '.*' is not valid text: surrogates not allowed"):
             writer.write({"__key__": "\ud800", "x": b""})
         writer.write({"__key__": "a", "x": b""})
-        with pytest.raises(ConfigError, match="record 1 has the same key as the previous one, 'a'"):
+        with pytest.raises(ConfigError, match="record 1 has the same key as the one before, 'a': both are one sample"):
             writer.write({"__key__": "a", "x": b""})
         writer.write({"__key__": "b", "x": b""})
         assert len(writer) == 2
@@ -157,8 +157,8 @@ def test_white_space_without_an_index(path):
         ({"__key__": "a"}, "record 0 has no fields"),
         (b"abc", "format 'tar' stores fields, got a record of type bytes"),
         ({7: b""}, "field names must be text, got 7"),
-        ({"": b""}, "field '' cannot be part of a file's name"),
-        ({"a/b": b""}, "field 'a/b' cannot be part of a file's name"),
+        ({"": b""}, "field '' cannot be part of a file name"),
+        ({"a/b": b""}, "field 'a/b' cannot be part of a file name"),
         ({"a b": 1}, "the name of field 'a b' contains white space"),
         ({"x": None}, "field 'x': a NoneType cannot be stored"),
         ({"x": np.arange(2), "x.npy": b""}, r"field 'x.npy' and another one would both be stored as 'x.npy'"),
@@ -184,23 +184,11 @@ def test_nothing_shows_before_close_and_nothing_stays_after_abort(path, tmp_path
     assert os.listdir(tmp_path) == []
 
 
-def test_an_exception_throws_both_away(path, tmp_path):
-    def fail():
-        with TarWriter(path) as writer:
-            writer.write({"x": b"1"})
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert os.listdir(tmp_path) == []
-
-
 def test_close_twice(path):
     writer = TarWriter(path)
     writer.write({"x": b"1"})
-    writer.close()
-    writer.close()
-    writer.abort()
+    for end in (writer.close, writer.close, writer.abort):
+        end()
     assert len(TarSource(path)) == 1
 
 
@@ -238,14 +226,9 @@ def test_no_samples(path):
     assert not path.with_suffix(".idx").exists()
     source = TarSource(path, fields=["x"])
     assert (len(source), list(source), dict(source.fields)) == (0, [], {})
-    with pytest.raises(ConfigError, match=r"x.tar holds no samples, which DALI's index cannot express"):
+    with pytest.raises(ConfigError, match=r"x.tar holds no samples, and DALI's index cannot be empty"):
         write_index(path)
     assert not path.with_suffix(".idx").exists()
-
-
-def test_a_directory_that_is_not_there(tmp_path):
-    with pytest.raises(SourceError, match="there is no directory"):
-        TarWriter(tmp_path / "no" / "x.tar")
 
 
 class TestWriteIndex:

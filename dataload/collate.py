@@ -182,15 +182,7 @@ def _unequal(name: str, row: int, one: str, other_row: int, other: str) -> Confi
 
 
 def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Batch:
-    """Return one batch from the columns of its parts.
-
-    Args:
-        pieces: The row numbers, (k,) int64, and the columns of each part, in any order.
-        rows: Rows of the whole batch; every row is in exactly one part.
-
-    Raises:
-        ConfigError: The parts have different fields, dtypes or shapes.
-    """
+    """Return one batch from `pieces`: row numbers, (k,) int64, and columns. Every row is in exactly one piece."""
     out: Batch = {}
     nested: dict[str, list[tuple[Int64Array, Batch]]] = {}
     first_row = 0
@@ -247,14 +239,8 @@ def empty_like(batch: Any) -> Any:
 def in_chunks(batch: Any, rows: int, chunk: int, *, strict: bool = True) -> Any:
     """Return a batch whose first axis is split in two: rows, and records of a row.
 
-    Args:
-        batch: Columns of ``rows * chunk`` values: arrays, tensors and lists, in mappings and tuples.
-        rows: Number of rows.
-        chunk: Records of each row.
-        strict: If False, leave any other value as it is.
-
-    Raises:
-        ConfigError: There is another value.
+    Splits arrays, tensors and lists of ``rows * chunk`` values, in mappings and tuples. Any other value is an error, or
+    left as it is if not `strict`.
     """
     records = rows * chunk
 
@@ -297,23 +283,13 @@ def _like(original: tuple[Any, ...], values: list[Any]) -> Any:
     return getattr(type(original), "_make", tuple)(values)
 
 
-_ADDED = ("segment_ids", "positions")
-
-
 class Packing(NamedTuple):
-    """The positions of a step's records in rows that hold several records.
+    """The positions of a step's records in rows that hold several records; arrays have one entry per record."""
 
-    Attributes:
-        rows: (records,) int64, the row of each record; ascending.
-        starts: (records,) int64, its first position in the row; ascending within a row.
-        lengths: (records,) int64, its length. The part that does not fit into the row is cut off.
-        shape: (rows, row_length) of the batch.
-    """
-
-    rows: Int64Array
-    starts: Int64Array
-    lengths: Int64Array
-    shape: tuple[int, int]
+    rows: Int64Array  # its row; ascending
+    starts: Int64Array  # its first position in the row; ascending within a row
+    lengths: Int64Array  # its length; the part that does not fit into the row is cut off
+    shape: tuple[int, int]  # (rows, row_length) of the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,13 +317,12 @@ class Pack:
         records = [sample if isinstance(sample, Mapping) else {"data": sample} for sample in samples]
         first = cast("Mapping[str, Any]", records[0])
         batch = {name: self._lay_out([record[name] for record in records], name, packing) for name in first}
-        for name in _ADDED:
+        for name, column in _added_columns(packing).items():
             if name in batch:
-                raise ConfigError(
-                    f"packing adds {name!r}, and the samples have a field of that name: rename it", key=name
-                )
-        segments, positions = _describe_packing(packing)
-        return {**batch, "segment_ids": segments, "positions": positions}
+                message = f"packing adds {name!r}, and the samples have a field of that name: rename it"
+                raise ConfigError(message, key=name)
+            batch[name] = column
+        return batch
 
     def _lay_out(self, values: list[Any], name: str, packing: Packing) -> Array:
         arrays = [np.asarray(value) for value in values]
@@ -368,8 +343,8 @@ class Pack:
         return out
 
 
-def _describe_packing(packing: Packing) -> tuple[Array, Array]:
-    """Return segment ids and positions, (rows, row_length) int32 each."""
+def _added_columns(packing: Packing) -> dict[str, Array]:
+    """Return the columns that `Pack` adds."""
     rows, starts, lengths, shape = packing
     lengths = np.minimum(lengths, shape[1] - starts)
     is_new = np.diff(rows, prepend=-1) != 0
@@ -380,4 +355,4 @@ def _describe_packing(packing: Packing) -> tuple[Array, Array]:
     segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     segments.ravel()[flat] = np.repeat(segment, lengths)
     positions.ravel()[flat] = within
-    return segments, positions
+    return {"segment_ids": segments, "positions": positions}

@@ -37,15 +37,9 @@ class SampleContext:
 
 @dataclass(frozen=True, slots=True)
 class NamedTransform:
-    """One transform, with its name for messages.
+    """One transform, with its name for messages."""
 
-    Attributes:
-        function: ``f(sample)`` or ``f(sample, context)``.
-        name: Qualified name of the function.
-        takes_context: Whether the function takes a context.
-    """
-
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # ``f(sample)`` or ``f(sample, context)``
     name: str
     takes_context: bool
 
@@ -55,22 +49,16 @@ class NamedTransform:
 
 
 def compose(transform: Transform | Sequence[Transform] | None) -> tuple[NamedTransform, ...]:
-    """Return the transforms of a setting that is None, a function or a list of functions.
-
-    Raises:
-        ConfigError: One of them is not callable.
-    """
-    if transform is None:
-        return ()
-    functions = transform if isinstance(transform, (list, tuple)) else [transform]
-    return tuple(_named(function) for function in functions)
-
-
-def _named(function: Any) -> NamedTransform:
-    if not callable(function):
-        raise ConfigError(f"a transform is a function of a sample, got {function!r}", key="transform", value=function)
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    return NamedTransform(function, name, _takes_context(function))
+    """Return the transforms of a setting that is None, a function or a list of functions."""
+    functions: Sequence[Any] = transform if isinstance(transform, (list, tuple)) else [transform]
+    named: list[NamedTransform] = []
+    for function in functions if transform is not None else ():
+        if not callable(function):
+            message = f"a transform is a function of a sample, got {function!r}"
+            raise ConfigError(message, key="transform", value=function)
+        name = getattr(function, "__qualname__", None) or type(function).__qualname__
+        named.append(NamedTransform(function, name, _takes_context(function)))
+    return tuple(named)
 
 
 def _takes_context(function: Callable[..., Any]) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from line_source import LineBackend, LineSource
 from wrong_sources import FAULTS, LeaksDescriptors  # tests/support
 
 from dataload.sources.memory import MemorySource
@@ -19,7 +20,6 @@ from dataload.testing import SourceSuite, SourceTraits, check_source, child
 from dataload.testing.cases import NotApplicable, run_check
 from dataload.testing.checks import CHECKS
 from dataload.testing.child import Reading, read_in_fork, read_in_new_process
-from dataload.testing.lines import LineBackend, LineSource
 
 CHECK_BY_NAME = {check.name: check for check in CHECKS}
 
@@ -132,7 +132,7 @@ def test_suite_runs_in_a_project_of_somebody_else(tmp_path):
     (tmp_path / "test_mine.py").write_text(
         """
 from dataload.testing import SourceSuite
-from dataload.testing.lines import LineBackend, LineSource
+from line_source import LineBackend, LineSource
 
 
 class ForgetsLastRecord(LineSource):
@@ -167,7 +167,8 @@ class TestPinned(Author):
     )
     options = ["-rA", "--strict-markers", "-k", "test_length", "-m", "conformance", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=50, check=False)
     assert "XFAIL test_mine.py::TestWrong::test_length - its issue 12" in done.stdout
     assert "FAILED test_mine.py::TestRepaired::test_length" in done.stdout
     assert "[XPASS(strict)] its issue 12" in done.stdout

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -37,15 +37,12 @@ class Backend(Protocol):
 
     def write(self, path: Path, records: Sequence[Any]) -> None:
         """Write a data set without using the source."""
-        ...
 
     def open(self, path: Any) -> Any:
         """Return the source for a path or a list of paths."""
-        ...
 
     def corrupt(self, path: Path, kind: str) -> None:
         """Damage a data set."""
-        ...
 
     def expected(self, records: Sequence[Any]) -> Sequence[Any]:
         """Return the records that the source gives after `records` were written."""
@@ -58,26 +55,15 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An open source and its expected records.
-
-    Attributes:
-        source: The source under test.
-        oracle: The expected records: has a length, and returns a fresh record for each of `indices`.
-        indices: Indices of the records that the oracle knows, ascending. For real data, these may be a sample.
-        traits: The abilities of the source.
-    """
+    """An open source and its expected records."""
 
     source: Any
-    oracle: Any
-    indices: tuple[int, ...]
+    oracle: Any  # the expected records: has a length, and returns a fresh record for each of `indices`
+    indices: tuple[int, ...]  # of the records that the oracle knows, ascending; for real data, perhaps a sample
     traits: SourceTraits
 
     def pick(self, count: int, seed: int = 0) -> list[int]:
-        """Return `count` random indices, with repetitions.
-
-        Raises:
-            NotApplicable: There are no records.
-        """
+        """Return `count` random indices, with repetitions; raise NotApplicable if there are no records."""
         self.needs_records(1)
         chosen = generator(seed, "testing", count).integers(0, len(self.indices), count)
         return [self.indices[number] for number in chosen.tolist()]
@@ -102,22 +88,14 @@ class Case:
         return [self.oracle[index] for index in indices]
 
     def stacked(self, indices: Sequence[int]) -> Any:
-        """Return the batch that the oracle's records make.
-
-        Raises:
-            NotApplicable: These records cannot be stacked.
-        """
+        """Return the batch that the oracle's records make; raise NotApplicable if they cannot be stacked."""
         try:
             return default_collate(self.expected(indices))
         except ConfigError:
             raise NotApplicable("these records cannot be stacked") from None
 
     def method(self, name: str) -> Callable[..., Any]:
-        """Return an optional method of the source.
-
-        Raises:
-            NotApplicable: The source does not have it.
-        """
+        """Return an optional method of the source; raise NotApplicable if there is none."""
         found = getattr(self.source, name, None)
         if found is None:
             raise NotApplicable(f"{type(self.source).__name__} has no {name}")
@@ -147,14 +125,28 @@ class Case:
         for row, (index, record) in enumerate(zip(indices, got, strict=True)):
             expect_equal(record, self.oracle[index], f"row {row} (record {index})")
 
+    def check_batch(self, indices: Sequence[int], request: Any = None, fields: list[str] | None = None) -> Any:
+        """Fail unless `read_batch` gives the columns of the records at `indices`, and return them.
+
+        If the records cannot be stacked, it must raise ConfigError, and the result is None.
+        """
+        items = list(indices) if request is None else request
+        records = self.expected(indices)
+        if fields is not None:
+            records = [{name: record[name] for name in fields} for record in records]
+        call = f"read_batch({show(items)}{f', fields={fields}' if fields else ''})"
+        try:
+            want = default_collate(records)
+        except ConfigError:
+            expect_raises(ConfigError, lambda: self.source.read_batch(items, fields), call)
+            return None
+        got = self.source.read_batch(items, fields)
+        expect_equal(got, want, call)
+        return got
+
 
 class Maker:
-    """Writes and opens data sets with an author's backend, each in a directory of its own.
-
-    Args:
-        backend: The author's methods.
-        directory: An empty directory.
-    """
+    """Writes and opens data sets with an author's backend, each in a directory of its own below `directory`."""
 
     def __init__(self, backend: Backend, directory: Path) -> None:
         self._backend = backend
@@ -166,9 +158,7 @@ class Maker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened.close()
 
     def path(self) -> Path:
@@ -194,10 +184,7 @@ class Maker:
     def copy(self, path: Path) -> Path:
         """Copy a data set, with the files beside it, to another directory."""
         copy = self.path()
-        if path.is_dir():
-            shutil.copytree(path, copy)
-        else:
-            shutil.copytree(path.parent, copy.parent, dirs_exist_ok=True)
+        shutil.copytree(path.parent, copy.parent, dirs_exist_ok=True)
         return copy
 
     def open(self, path: Paths) -> Any:
@@ -232,22 +219,14 @@ class Maker:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One rule that sources follow.
+    """One rule that sources follow."""
 
-    Attributes:
-        name: Name of the function, for example ``"check_duplicates"``.
-        group: Topic, for example ``"Reads"``.
-        since: The release that introduced the check.
-        needs: ``"source"`` if the function takes a `Case` and only reads, so that it also runs on real data;
-            ``"maker"`` if it takes a `Maker`.
-        run: The function. It raises AssertionError, or whatever the source raised.
-    """
-
-    name: str
-    group: str
-    since: str
+    name: str  # of the function, for example "check_duplicates"
+    group: str  # the topic, for example "Reads"
+    since: str  # the release that introduced the check
+    # "source" if the function takes a `Case` and only reads, so that it also runs on real data; or "maker".
     needs: Literal["source", "maker"]
-    run: Callable[[Any], None]
+    run: Callable[[Any], None]  # raises AssertionError, or whatever the source raised
 
     @property
     def rule(self) -> str:
@@ -306,12 +285,7 @@ def checks_in(*modules: ModuleType) -> tuple[Check, ...]:
 
 
 def run_check(check: Check, backend: Backend, directory: Path) -> None:
-    """Run one check on one backend.
-
-    Raises:
-        AssertionError: The source breaks the rule.
-        NotApplicable: There is nothing to check.
-    """
+    """Run one check on one backend; raise NotApplicable if there is nothing to check."""
     with Maker(backend, directory) as maker:
         check.run(maker.case() if check.needs == "source" else maker)
 

@@ -15,35 +15,26 @@ _SHOWN = 60
 def difference(got: Any, want: Any, label: str) -> str | None:
     """Describe the first difference of two records or batches; return None if they are equal.
 
-    Stricter than ``==``: 1 is not 1.0, b"" is not bytearray(), -0.0 is not 0.0, and NaN equals the same NaN.
-
-    Args:
-        got: The value that was read.
-        want: The expected value.
-        label: A name for the value in the message: ``"record 3"``.
+    Stricter than ``==``: 1 is not 1.0, b"" is not bytearray(), -0.0 is not 0.0, and NaN equals the same NaN. `label`
+    names the value in the message, as in ``"record 3"``.
     """
     if type(got) is not type(want):
         return f"{label} is {show(got)}, expected {show(want)}"
     if isinstance(want, np.ndarray):
         return _array_difference(got, want, label)
     if isinstance(want, Mapping):
-        return _mapping_difference(got, cast("Mapping[Any, Any]", want), label)
+        if got.keys() != want.keys():
+            return f"{label} has fields {sorted(map(str, got))}, expected {sorted(map(str, want))}"
+        parts = (difference(got[name], value, f"{label}, field {name!r}") for name, value in want.items())
+        return next((part for part in parts if part), None)
     if isinstance(want, (list, tuple)):
-        expected = cast("list[Any] | tuple[Any, ...]", want)
-        if len(got) != len(expected):
-            return f"{label} has {len(got)} parts, expected {len(expected)}"
-        parts = (difference(a, b, f"{label}[{i}]") for i, (a, b) in enumerate(zip(got, expected, strict=True)))
+        if len(got) != len(want):
+            return f"{label} has {len(got)} parts, expected {len(want)}"
+        parts = (difference(a, b, f"{label}[{i}]") for i, (a, b) in enumerate(zip(got, want, strict=True)))
         return next((part for part in parts if part), None)
     # repr distinguishes -0.0 from 0.0, and is equal for NaNs.
     same = repr(got) == repr(want) if isinstance(want, float) else bool(got == want)
     return None if same else f"{label} is {show(got)}, expected {show(want)}"
-
-
-def _mapping_difference(got: Mapping[Any, Any], want: Mapping[Any, Any], label: str) -> str | None:
-    if got.keys() != want.keys():
-        return f"{label} has fields {sorted(map(str, got))}, expected {sorted(map(str, want))}"
-    parts = (difference(got[name], want[name], f"{label}, field {name!r}") for name in want)
-    return next((part for part in parts if part), None)
 
 
 def _array_difference(got: Any, want: Any, label: str) -> str | None:
@@ -111,11 +102,7 @@ def arrays_in(value: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def overwrite(value: Any) -> int:
-    """Change every byte of every array and bytearray in `value`; return how many there are.
-
-    Raises:
-        ValueError: An array is read-only.
-    """
+    """Change every byte of every array and bytearray in `value`; return how many there are."""
     count = 0
     for array in arrays_in(value):
         if array.nbytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ MODULE = '''
 import numpy as np
 from dataload import MemorySource
 from dataload.sources.files import FileSource
-from dataload.testing.lines import LineSource
+from line_source import LineSource
 
 
 class SortsRequests(LineSource):
@@ -138,7 +139,8 @@ def test_it_needs_neither_pytest_nor_hypothesis(tmp_path):
         "assert not {'pytest', 'hypothesis'} & set(sys.modules)\n"
         "sys.exit(code)"
     )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=50, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """Sources that are wrong on purpose, each in one way, to test the conformance suite.
 
-Most are variants of one small correct source, `dataload.testing.lines.LineSource`.
+Most are variants of one small correct source, `line_source.LineSource`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import threading
 import time
 
 import numpy as np
+from line_source import LineFile, LineSource, line_record, parse_line
 
 from dataload._util.indexing import as_indices, check_index
 from dataload.collate import default_collate
 from dataload.errors import ClosedSourceError
 from dataload.sources.base import SliceSource, select_fields
-from dataload.testing.lines import LineFile, LineSource, line_record, parse_line
 
 FAULTS = []
 """Every fault: a wrong source, and the name of the check that must catch it."""

@@ -11,15 +11,11 @@ from dataload.testing.checks import (
     identity,
     lifecycle,
     ownership,
-    processes,
     reads,
     round_trip,
-    sizes,
 )
 
-__all__ = ["CHECKS"]
-
 CHECKS: tuple[Check, ...] = checks_in(
-    reads, columns, sizes, bounds, ownership, lifecycle, concurrency, processes, identity, damage, round_trip
+    reads, columns, bounds, ownership, lifecycle, concurrency, identity, damage, round_trip
 )
 """All checks, in the order of reports."""

@@ -1,4 +1,4 @@
-"""Bounds: an index without a record is an error that says so, and no request is answered in part."""
+"""Sizes and bounds: data sets of no, one and several files, records of any size, and indices without a record."""
 
 from __future__ import annotations
 
@@ -6,9 +6,118 @@ from typing import Any
 
 import numpy as np
 
-from dataload.testing.cases import Case, expect, expect_each_raises, expect_raises, source_check
+from dataload.errors import ConfigError
+from dataload.sources.memory import MemorySource
+from dataload.testing.cases import (
+    Case,
+    Maker,
+    NotApplicable,
+    expect,
+    expect_each_raises,
+    expect_raises,
+    maker_check,
+    source_check,
+)
 
+_PAGE = 4096
 _HUGE = (2**31, 2**32, 2**63 - 1, 2**63, 2**64, -(2**63) - 1)
+_LETTERS = bytes(97 + byte % 26 for byte in range(256))
+
+
+@maker_check("Sizes")
+def check_single_record(maker: Maker) -> None:
+    """A data set of one record is read like any other.
+
+    There is no stride to compute, and no second offset.
+    """
+    case = maker.case(maker.records(1))
+    expect(len(case.source) == 1, f"len is {len(case.source)}, expected 1")
+    case.check_record(0, case.source[0])
+    case.check_request([0, 0])
+
+
+@maker_check("Sizes")
+def check_empty_dataset(maker: Maker) -> None:
+    """A data set without records has length 0 and no index, and reads as nothing; or writing it is refused by name.
+
+    A filter that keeps nothing makes one, and so does the last shard of a conversion.
+    """
+    if not maker.traits.empty_dataset:
+        expect_raises((ConfigError, ValueError), lambda: len(maker.open(maker.write([]))), "an empty data set")
+        return
+    case = maker.case([])
+    expect(len(case.source) == 0, f"len is {len(case.source)}, expected 0")
+    case.check_request([])
+    expect(list(case.source) == [], "iterating over no records gives some")
+    expect_each_raises(IndexError, lambda index: case.source[index], (0, -1), "source[{}] of no records")
+
+
+@maker_check("Sizes")
+def check_record_sizes(maker: Maker) -> None:
+    """Records of one byte, about a page, and more than a megabyte are read correctly side by side.
+
+    Block sizes, page boundaries and short length fields lie between them.
+    """
+    sizes = [1, 2, 511, 512, 513, _PAGE - 1, _PAGE, _PAGE + 1, 65_536, (1 << 20) + 3, 1, 7]
+    case = maker.case(_records_of(maker, sizes))
+    case.check_request([*case.indices, *reversed(case.indices)])
+
+
+@maker_check("Sizes")
+def check_empty_values(maker: Maker) -> None:
+    """Values of zero bytes are read as such, between others that are not empty; or they are refused by name.
+
+    An empty caption is a caption. An offset that equals the next one must not read as missing, or as the rest.
+    """
+    records = _records_of(maker, [0, 5, 0, 0, 3, 0])
+    if not maker.traits.empty_values:
+        expect_raises((ConfigError, ValueError), lambda: maker.case(records).source[0], "an empty value")
+        return
+    for case in (maker.case(records), maker.case(_records_of(maker, [0, 0, 0]))):
+        case.check_request(case.indices)
+
+
+def _records_of(maker: Maker, sizes: list[int]) -> list[Any]:
+    """Return records whose values have these sizes in bytes."""
+    traits = maker.traits
+    data = [np.random.default_rng(size).bytes(size) for size in sizes]
+    if traits.record_type is bytes:
+        return data
+    kinds = [kind for kind in traits.value_types if kind in (np.ndarray, bytes, str)]
+    if not kinds:
+        raise NotApplicable("all values have a fixed size")
+    return [{kind.__name__: _value(kind, value, traits.dtypes[0]) for kind in kinds} for value in data]
+
+
+def _value(kind: type, data: bytes, dtype: str) -> Any:
+    if kind is np.ndarray:
+        return np.frombuffer(data, np.uint8).astype(dtype)
+    return data.translate(_LETTERS).decode() if kind is str else data
+
+
+@maker_check("Sizes")
+def check_shards(maker: Maker) -> None:
+    """Several files are one data set, in the order given, and no record is lost at a boundary.
+
+    Shards have different lengths, and some are empty.
+    """
+    if not maker.traits.several_paths:
+        raise NotApplicable("open takes one path")
+    lengths = [5, 1, 0, 3, 1, 0] if maker.traits.empty_dataset else [5, 1, 3, 1]
+    records = maker.records(sum(lengths))
+    starts = [sum(lengths[:shard]) for shard in range(len(lengths))]
+    parts = [records[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+    # The expected records may depend on the position in a file, as keys do, so they are computed per file.
+    oracle = MemorySource([record for part in parts for record in maker.oracle(part)])
+    source = maker.open([maker.write(part) for part in parts])
+    case = Case(source, oracle, tuple(range(len(records))), maker.traits)
+    expect(len(source) == len(records), f"len is {len(source)}, expected {len(records)}")
+    case.check_single_reads(case.indices)
+    for indices in (case.permuted(), case.indices, case.indices[-1:], case.pick(40)):
+        case.check_request(indices)
+    expect_raises(IndexError, lambda: source[len(records)], f"source[{len(records)}]")
+    found = getattr(source, "shard_lengths", tuple(lengths))
+    expect(found == tuple(lengths), f"shard_lengths are {found}, expected {tuple(lengths)}")
 
 
 @source_check("Bounds")

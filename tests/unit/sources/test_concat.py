@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from line_source import LineBackend, LineSource
 
 from dataload.errors import ClosedSourceError, ConfigError
 from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
-from dataload.testing.lines import LineBackend, LineSource
 
 
 def test_no_sources():

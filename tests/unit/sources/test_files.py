@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from line_source import LineBackend, LineFile, LineSource
 
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources import files
 from dataload.sources.files import FileSource, ShardReader
 from dataload.storage.errors import file_errors
 from dataload.testing.child import Reading, read_in_fork
-from dataload.testing.lines import LineBackend, LineFile, LineSource
 from dataload.types import FieldSpec
 
 

@@ -4,11 +4,11 @@ import tarfile
 
 import numpy as np
 import pytest
+from line_source import LineSource
 
 import dataload
 from dataload import ClosedSourceError, ConcatSource, CorruptFileError, MemorySource, RangeSource
 from dataload.sources.base import Location, Source, locate
-from dataload.testing.lines import LineSource
 
 LENGTHS = (3, 0, 2)
 

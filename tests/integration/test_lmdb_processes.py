@@ -85,7 +85,7 @@ def test_one_file_under_two_names(plain, tmp_path):
 def test_a_file_that_other_code_holds_open(plain):
     held = lmdb.open(str(plain), readonly=True, lock=False)
     try:
-        with pytest.raises(Exception, match="code other than dataload has it open") as caught:
+        with pytest.raises(Exception, match="other code of this process has it open") as caught:
             LMDBSource(plain)[0]
         assert caught.value.path == str(plain / "data.mdb")
     finally:

@@ -1,14 +1,13 @@
-"""LMDB environments: one for each file and process, shared by all sources that read it.
+"""Open LMDB environments, one per file and process, shared by all sources that read the file.
 
-LMDB forbids opening a file twice in one process, so environments are kept by file and closed with their last
-lease. They are opened read-only and without locks: the table of locks has 126 places, which killed readers
-keep, and a read-only directory has none. So the data must be finished; a writer at work is not noticed.
+LMDB forbids opening a file twice in one process, so environments are kept by file and closed with their last lease.
+They are opened read-only and without locks: the lock table has 126 slots, which killed readers keep, and a read-only
+directory has no lock table. Therefore the data must be complete; a running writer is not detected.
 
-A forked child goes on with the environments it inherited, for opening these files again is refused while they
-are open, and closing them may never return: py-lmdb waits for the reads that other threads were in at the
-moment of the fork, and these threads do not exist in the child. Without locks, an environment is nothing but
-a shared, read-only map, which a child may read as well as its parent. It only must not be closed, so there it
-is kept until the process ends.
+A forked child continues to use the environments of its parent. It cannot open these files again while they are open,
+and closing them may never return: py-lmdb waits for reads that other threads were executing at the time of the fork,
+and these threads do not exist in the child. Without locks, an environment is only a shared, read-only map, which a
+child may read like its parent. It just must not be closed, so the child keeps it until it exits.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from dataload.sources.lmdb.file import FileInfo, Subdatabase, check_whole, subda
 from dataload.storage import absolute, storage_of
 
 Transaction = Any
-"""A read transaction of lmdb."""
+"""An lmdb read transaction."""
 
 Database = Any
-"""A handle of lmdb on the main database or a named one."""
+"""An lmdb handle of the main database or a named one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,15 +38,15 @@ class _Shared:
     """An open environment.
 
     Attributes:
-        key: Device and inode of its data file.
-        path: The data file, absolute.
-        info: What its meta page said.
+        key: Device and inode of the data file.
+        path: Absolute path of the data file.
+        info: Contents of its meta page.
         subdatabases: The named databases.
-        handle: lmdb's environment.
+        handle: The lmdb environment.
         error: ``lmdb.Error``.
-        leases: How many `Environment` objects use it.
-        inherited: Opened by a parent of this process, so not to be closed.
-        databases: Handles that are open, by name.
+        leases: Number of `Environment` objects that use it.
+        inherited: Whether a parent process opened it, so that it must not be closed.
+        databases: Open handles by name.
     """
 
     key: tuple[int, int]
@@ -61,21 +60,21 @@ class _Shared:
     databases: dict[bytes | None, Database] = field(default_factory=dict[bytes | None, Database])
 
 
-# State of the process, as the environments themselves are.
+# Process-wide, like the environments themselves.
 _shared: dict[tuple[int, int], _Shared] = {}
 _lock = threading.Lock()
-_dropped: deque[_Shared] = deque()  # leases that ended, not yet subtracted
+_dropped: deque[_Shared] = deque()  # ended leases that have not been counted yet
 _watches_forks = False
 
 
 class Environment:
-    """A lease of an open environment, which ends with the last reference to it.
+    """A lease of an open environment, which ends with the last reference to this object.
 
-    Reads are thread-safe: each uses a transaction of its own.
+    Reads are thread-safe: each uses its own transaction.
 
     Attributes:
-        path: The data file.
-        info: What its meta page said.
+        path: Path of the data file.
+        info: Contents of its meta page.
         main: The main database.
         subdatabases: The named databases.
     """
@@ -86,44 +85,44 @@ class Environment:
         self.info = shared.info
         self.main = shared.info.main
         self.subdatabases = shared.subdatabases
-        # Not at exit: threads may still be reading, and the operating system closes everything anyway.
+        # Not at exit, when threads may still be reading; the operating system closes everything anyway.
         weakref.finalize(self, _drop, shared).atexit = False
 
     @contextmanager
     def reading(self, *, buffers: bool) -> Generator[Transaction]:
-        """A read transaction; errors of lmdb are translated.
+        """Begin a read transaction, and translate lmdb's errors.
 
         Args:
-            buffers: What it gives are views into the map, valid only within the transaction; else bytes.
+            buffers: Whether values are views of the map, valid only within the transaction, instead of bytes.
 
         Raises:
-            CorruptFileError: The file became shorter, or LMDB found that it is damaged.
+            CorruptFileError: The file has shrunk, or LMDB reports damage.
         """
         self._check()
         with lmdb_errors(self._shared.error, self.path), self._shared.handle.begin(buffers=buffers) as txn:
             yield txn
 
     def database(self, name: bytes | None) -> Database:
-        """The handle of a named database that exists, or of the main one."""
+        """Return the handle of an existing named database, or of the main one."""
         shared = self._shared
         found = shared.databases.get(name)
         if found is None:
-            # One handle at a time: opening them from two threads is the one thing LMDB does not allow.
+            # LMDB does not allow two threads to open handles at the same time.
             with _lock, lmdb_errors(shared.error, self.path):
                 found = shared.databases[name] = shared.handle.open_db(name, create=False)
             _sweep()
         return found
 
     def _check(self) -> None:
-        """Touching a page that is gone kills the process, so the file's size is looked at first."""
+        """Check that the file has not shrunk: touching a page that no longer exists kills the process."""
         try:
             found = storage_of(self.path).identity(self.path)
         except SourceError:
-            return  # unlinked: what was opened is still there
+            return  # unlinked, but still open
         size = self._shared.info.size
         if found.file == self._shared.key and found.size < size:
             raise CorruptFileError(
-                f"the file has {found.size} bytes, and at least {size} were in use when it was opened: it was "
+                f"the file has {found.size} bytes, but at least {size} were in use when it was opened: it was "
                 "changed since; open it again, and replace files by renaming new ones over them",
                 path=self.path,
                 offset=found.size,
@@ -131,17 +130,17 @@ class Environment:
 
 
 def open_environment(path: str, entry: Format) -> Environment:
-    """Open an environment, or share the one that is open.
+    """Open an environment, or share it if it is open.
 
     Args:
         path: A directory with data.mdb, or a single file.
         entry: The format that is read.
 
     Raises:
-        OSError: There is no such file, or it cannot be read.
-        CorruptFileError: It is truncated or damaged.
-        UnsupportedFormatError: It is an LMDB file of another version or machine.
-        SourceError: LMDB cannot open it.
+        OSError: The file does not exist or cannot be read.
+        CorruptFileError: The file is truncated or damaged.
+        UnsupportedFormatError: The file is from another version of LMDB or kind of machine.
+        SourceError: LMDB cannot open the file.
         MissingDependencyError: lmdb is not installed.
     """
     lmdb = entry.require("lmdb")
@@ -155,7 +154,7 @@ def open_environment(path: str, entry: Format) -> Environment:
             shared = _shared[key] = _open(lmdb, path, key, info)
         elif (shared.info.size, shared.info.main) != (info.size, info.main):
             raise SourceError(
-                f"{info.path} was written to after another source of this process had opened it: close that one first",
+                f"{info.path} has been written to since another source opened it in this process: close that first",
                 path=info.path,
             )
         shared.leases += 1
@@ -172,7 +171,7 @@ def _open(lmdb: Any, path: str, key: tuple[int, int], info: FileInfo) -> _Shared
             subdir=storage_of(path).is_directory(path),
             readonly=True,
             lock=False,
-            readahead=False,  # shuffled reads; it would fetch neighbours that nobody asked for
+            readahead=False,  # it would fetch neighbours that shuffled reads do not need
             create=False,
             max_dbs=max(1, len(named)),
         )
@@ -180,16 +179,16 @@ def _open(lmdb: Any, path: str, key: tuple[int, int], info: FileInfo) -> _Shared
 
 
 def _drop(shared: _Shared) -> None:
-    """End a lease; may be called at any point of any thread, by the garbage collector."""
+    """End a lease. The garbage collector may call this at any point in any thread."""
     _dropped.append(shared)
     _sweep()
 
 
 def _sweep() -> None:
-    """Close what nobody uses any more.
+    """Close environments without leases.
 
-    Whoever holds the lock may be this very thread, interrupted by the garbage collector; so nobody waits for
-    it here, and who has held it sweeps after releasing it.
+    The garbage collector may have interrupted this thread while it held the lock. Therefore nobody waits for the lock
+    here, and whoever held it sweeps after releasing it.
     """
     while _dropped and _lock.acquire(blocking=False):
         try:
@@ -211,7 +210,7 @@ def _watch_forks() -> None:
 
 
 def _after_fork() -> None:
-    global _lock  # another thread of the parent may have held it, and does not exist here
+    global _lock  # a thread of the parent may have held it at the fork
     _lock = threading.Lock()
     for shared in _shared.values():
         shared.inherited = True
@@ -223,7 +222,7 @@ _UNSUPPORTED = ("VersionMismatchError", "IncompatibleError", "EnvEncryptionError
 
 @contextmanager
 def lmdb_errors(base: type[Exception], path: str) -> Generator[None]:
-    """Translate the exceptions of lmdb about `path`.
+    """Translate lmdb's exceptions about `path`.
 
     Args:
         base: ``lmdb.Error``.
@@ -234,10 +233,10 @@ def lmdb_errors(base: type[Exception], path: str) -> Generator[None]:
     except base as error:
         name, text = type(error).__name__, str(error)
         if name in _CORRUPT:
-            raise CorruptFileError(f"LMDB found it damaged: {text}", path=path) from error
+            raise CorruptFileError(f"LMDB reports damage: {text}", path=path) from error
         if name in _UNSUPPORTED:
             raise UnsupportedFormatError(f"LMDB cannot read {path}: {text}", path=path) from error
         hint = ""
         if "already open" in text:
-            hint = ": code other than dataload has it open, and LMDB allows it once in a process; close it there"
+            hint = ": other code of this process has it open, which LMDB allows only once; close it there"
         raise SourceError(f"LMDB cannot read {path}: {text}{hint}", path=path) from error

@@ -1,4 +1,4 @@
-"""The formats plain LMDB and TorchRecord, described."""
+"""The formats LMDB and TorchRecord and their options."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class LMDBOptions(Options):
     """Options for reading LMDB environments.
 
     Attributes:
-        codec: Turns a value into a record: the name of a codec, a function ``bytes -> record``, or an object with
-            ``decode``. None gives bytes.
+        codec: Codec that decodes values to records: the name of a codec, a function of bytes, or an object with
+            ``decode``. By default records are bytes.
         subdatabase: Name of the database to read, in environments with several.
-        cache: Keep which key stands at which index of a large environment in a hidden file, for the next time. Keys
-            that are the numbers from 0 need none.
+        cache: Keep the keys of a large environment in a hidden file, to open it faster next time. Keys that are the
+            numbers from 0 need no cache.
     """
 
     codec: CodecLike = None
@@ -38,9 +38,10 @@ class LMDBWriterOptions(Options):
     """Options for writing LMDB environments.
 
     Attributes:
-        codec: Turns records into bytes: the name of a codec or an object with ``encode``. None takes bytes.
-        keys: ``keys(index, record)`` gives the key of a record, as bytes or text of 1 to 511 bytes. By default keys
-            are 0, 1, ..., padded with zeros to 10 digits.
+        codec: Codec that encodes records to bytes: the name of a codec, or an object with ``encode``. By default
+            records are bytes.
+        keys: Function that returns a record's key, bytes or text of 1 to 511 bytes, given its index and the record. By
+            default keys are 0, 1, ..., padded with zeros to 10 digits.
     """
 
     codec: CodecLike = None
@@ -55,7 +56,7 @@ class TorchRecordOptions(Options):
     """Options for reading TorchRecord directories.
 
     Attributes:
-        db_num: Number of sub-databases that there should be; by default those that are there.
+        db_num: Expected number of sub-databases; by default any.
     """
 
     db_num: int | None = None
@@ -67,7 +68,7 @@ class TorchRecordWriterOptions(Options):
 
     Attributes:
         db_num: Number of sub-databases.
-        num_records: Number of records that will be written, if it is known: it saves writing everything twice.
+        num_records: Number of records that will be written; if it is known, nothing is written twice.
     """
 
     db_num: int = 1

@@ -1,7 +1,7 @@
-"""Which key stands at which index of an LMDB database, in at most 16 bytes a record.
+"""Tables of the keys of an LMDB database by index, at most 16 bytes per record.
 
-Keys that are decimal numbers are ordered by number, as their writer meant them; LMDB orders them as text, "10"
-before "2" unless they are padded. All others stand in LMDB's order.
+Keys that are decimal numbers are ordered numerically, as their writer intended; LMDB orders them as text, with "10"
+before "2" unless they are padded. All other keys are in LMDB's order.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, sto
 from dataload.types import Array, BytesArray, Int64Array
 
 KeyOrder: TypeAlias = Literal["number", "bytes"]
-"""By number, or as LMDB orders the keys' bytes."""
+"""Order of keys: numerical, or by their bytes, like LMDB."""
 
 _BYTES_PER_RECORD = 16
-_MOST_DIGITS = 18  # what int64 holds, whatever the digits
+_MOST_DIGITS = 18  # always fits in int64
 _SCAN_BLOCK = 1 << 16
-_LEAST_CACHED = 100_000  # keys of a table that is kept in a file: about 30 ms of work
+_LEAST_CACHED = 100_000  # minimum number of keys of a cached table: about 30 ms of work
 
 
 class KeyTable(Protocol):
     """The keys of a database, by index.
 
     Attributes:
-        order: How indices follow the keys.
+        order: Order of the keys.
     """
 
     order: KeyOrder
 
     def key(self, txn: Any, database: Any, index: int) -> bytes | None:
-        """The key at `index`; None where the database lacks it."""
+        """Return the key at `index`, or None if the database lacks it."""
         ...
 
     def values(self, txn: Any, database: Any, indices: Int64Array) -> list[Any]:
-        """What stands under the keys at `indices`; None where the database lacks the key."""
+        """Return the values of the keys at `indices`, or None for keys that the database lacks."""
         ...
 
 
 def decimal_keys(numbers: Int64Array, width: int) -> list[bytes]:
-    """Numbers as ASCII digits, padded with zeros.
+    """Return numbers as ASCII digits, padded with zeros.
 
     Args:
-        numbers: (n,) int64, each at least 0 and of at most `width` digits.
-        width: Bytes of each key.
+        numbers: (n,) int64, not negative, with at most `width` digits.
+        width: Bytes per key.
     """
     if len(numbers) == 1:
         return [b"%0*d" % (width, int(numbers[0]))]
@@ -56,7 +56,7 @@ def decimal_keys(numbers: Int64Array, width: int) -> list[bytes]:
     groups = -(-width // 4)
     out = np.full((len(numbers), groups), digits[0])
     rest, greatest = numbers, int(numbers.max(initial=0))
-    for group in range(groups - 1, -1, -1):  # four digits at a time, as far as there are any
+    for group in range(groups - 1, -1, -1):  # four digits at a time
         higher = rest // 10_000
         out[:, group] = digits[rest - higher * 10_000]
         rest, greatest = higher, greatest // 10_000
@@ -68,17 +68,17 @@ def decimal_keys(numbers: Int64Array, width: int) -> list[bytes]:
 
 @cache
 def _four_digits() -> Array:
-    """(10000,) uint32, the four characters of each number in the order of memory."""
+    """Return (10000,) uint32: the four characters of each number in memory order."""
     digits = np.arange(10_000)[:, None] // np.array([1000, 100, 10, 1]) % 10
     return (digits + ord("0")).astype(np.uint8).view(np.uint32).ravel()
 
 
 class _DecimalKeys:
-    """Numbers, each with its own width, or all computed: no table for 0, 1, ..., n - 1.
+    """Keys that are numbers; 0, 1, ..., n - 1 need no table.
 
     Args:
-        numbers: (n,) int64; None where the number is the index.
-        widths: (n,) uint8, or one width for all; 0 for no padding.
+        numbers: (n,) int64; None if each number is its index.
+        widths: (n,) uint8, or one width for all; 0 means no padding.
     """
 
     order: KeyOrder = "number"
@@ -112,12 +112,12 @@ class _DecimalKeys:
 
 
 class _ListedKeys:
-    """Keys in LMDB's order. Of long ones only every few are kept, and a cursor walks from there.
+    """Keys in LMDB's order. If keys are long, only every `step`-th is kept, and a cursor walks from there.
 
     Args:
-        data: The kept keys, back to back.
-        ends: (kept,) int64, where each ends; or the bytes of each, if all are alike.
-        step: Every how many there is one.
+        data: The kept keys, concatenated.
+        ends: End of each key, (kept,) int64; or the length of all.
+        step: Distance between kept keys.
     """
 
     order: KeyOrder = "bytes"
@@ -125,7 +125,7 @@ class _ListedKeys:
     def __init__(self, data: bytes | memoryview, ends: Int64Array | int, step: int) -> None:
         self._ends = ends if isinstance(ends, np.ndarray) else None
         self._data = data
-        # numpy's bytes type would drop zero bytes at the end of a key
+        # numpy's bytes type would drop trailing zero bytes of a key
         self._table = None if isinstance(ends, np.ndarray) else np.frombuffer(data, np.dtype((np.void, ends)))
         self._step = step
         self._length = 0 if isinstance(ends, np.ndarray) else ends
@@ -163,16 +163,16 @@ class _ListedKeys:
 
 
 def build_keys(txn: Any, database: Any, count: int, key: IndexKey | None = None) -> KeyTable:
-    """The key table of a database with `count` records.
+    """Return the key table of a database with `count` records.
 
-    Complete numbers, 0 to n - 1, are recognized by the first and the last key and a few between; they need no
-    table and no look at the others. A key that is missing nevertheless shows when it is read.
+    Keys that are all numbers from 0 to n - 1 are recognized by the first, the last and a few other keys; they need no
+    table, and the other keys are not read. If one is missing after all, reading it fails.
 
     Args:
-        txn: Gives bytes, no views.
+        txn: A transaction without buffers.
         database: The database.
-        count: Its records.
-        key: Under which a large table is kept in a file; None keeps none.
+        count: Number of records.
+        key: Cache key of a large table; None disables the cache.
     """
     cursor = txn.cursor(database)
     if not count or not cursor.first():
@@ -190,12 +190,12 @@ def build_keys(txn: Any, database: Any, count: int, key: IndexKey | None = None)
 
 
 def _width_of_complete(txn: Any, database: Any, count: int, first: bytes) -> int | None:
-    """The width of keys that are 0 to count - 1, 0 if they are not padded; None if they are others."""
+    """Return the width of keys that are 0 to count - 1, 0 if they are not padded; None for other keys."""
     if first.strip(b"0") or len(first) > _MOST_DIGITS:
         return None
     digits = len(str(count - 1))
     if len(first) == 1 < digits:
-        last = b"9" * (digits if count == 10**digits else digits - 1)  # the highest as text
+        last = b"9" * (digits if count == 10**digits else digits - 1)  # the last one as text
         width = 0
     else:
         last = b"%0*d" % (len(first), count - 1)
@@ -215,7 +215,7 @@ def _scan(cursor: Any) -> _DecimalKeys | _ListedKeys:
     if int(lengths.max()) <= _MOST_DIGITS and data.isdigit():
         return _by_number(data, lengths)
     fixed = int(lengths[0]) if bool((lengths == lengths[0]).all()) else None
-    # an array of ends costs 8 bytes a key that is kept
+    # An array of ends takes 8 bytes per kept key.
     step = -(-(len(data) + (0 if fixed else 8 * len(lengths))) // (_BYTES_PER_RECORD * len(lengths)))
     if fixed:
         rows = np.frombuffer(data, np.uint8).reshape(len(lengths), fixed)
@@ -230,7 +230,7 @@ def _scan(cursor: Any) -> _DecimalKeys | _ListedKeys:
 
 
 def _blocks(keys: Iterator[bytes]) -> Iterator[tuple[bytes, Int64Array]]:
-    """Keys joined, and their lengths: a list of all of them would take 60 bytes more for each."""
+    """Yield blocks of concatenated keys and their lengths; a list of all keys would take 60 bytes more per key."""
     while block := list(islice(keys, _SCAN_BLOCK)):
         yield b"".join(block), np.fromiter(map(len, block), np.int64, len(block))
 
@@ -239,18 +239,18 @@ def _by_number(data: bytes, lengths: Int64Array) -> _DecimalKeys:
     ends = np.cumsum(lengths)
     digits = np.frombuffer(data, np.uint8)
     numbers = _parse_decimals(digits, ends, lengths)
-    if bool((lengths == lengths[0]).all()):  # LMDB's order is that of the numbers
+    if bool((lengths == lengths[0]).all()):  # LMDB's order is numerical
         return _DecimalKeys(numbers, int(lengths[0]))
     padded = (digits[ends - lengths] == ord("0")) & (lengths > 1)
     if not padded.any():
         return _DecimalKeys(np.sort(numbers), 0)
-    # of keys that mean the same number, "7" and "07", the shorter comes first
+    # Among equal numbers, "7" and "07", the shorter key comes first.
     order = np.lexsort((lengths, numbers))
     return _DecimalKeys(numbers[order], lengths[order].astype(np.uint8))
 
 
 def _parse_decimals(digits: BytesArray, ends: Int64Array, lengths: Int64Array) -> Int64Array:
-    """(n,) int64, the numbers whose digits lie back to back."""
+    """Parse numbers with concatenated digits; return (n,) int64."""
     numbers = np.zeros(len(ends), np.int64)
     for length in np.unique(lengths).tolist():
         rows = np.flatnonzero(lengths == length)
@@ -264,7 +264,7 @@ def _parse_decimals(digits: BytesArray, ends: Int64Array, lengths: Int64Array) -
 
 
 def _unpack(found: CachedTable, count: int) -> _DecimalKeys | _ListedKeys | None:
-    """The table that was packed; None if it is none of `count` records."""
+    """Return the table from the cache, or None if it is not a valid one of `count` records."""
     arrays, extras = found.arrays, found.extras
     return _unpack_numbers(arrays, extras, count) if "numbers" in arrays else _unpack_listed(arrays, extras, count)
 

@@ -1,4 +1,4 @@
-"""Plain LMDB: any keys, values that are bytes or what a codec makes of them."""
+"""Source of plain LMDB environments, with any keys, and values that a codec may decode."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ T = TypeVar("T")
 class LMDBSource(LMDBFileSource[Any]):
     """Records of LMDB environments, each a directory with ``data.mdb`` or a single file.
 
-    Records are the values, as bytes or as a codec decodes them. Keys that are decimal numbers are ordered by
-    number, all others as LMDB orders them; `key_order` says which.
+    Records are the values, as bytes or decoded by a codec. Keys that are decimal numbers are ordered numerically, all
+    others in LMDB's order; see `key_order`.
 
     Args:
-        paths: One environment or several. They must be finished: a writer at work is not noticed.
-        fields: Names of the fields to read, with a codec that gives fields; None means all.
+        paths: One or more environments. Nothing may write to them: a running writer is not detected.
+        fields: Names of the fields to read, if a codec decodes to fields; None means all.
         options: See `LMDBOptions`.
 
     Raises:
-        ConfigError: The codec is none; on first use, if the environment has several databases and
-            `subdatabase` names none of them.
-        CorruptFileError: On first use, when a file is truncated or damaged; in reads, when a value cannot be
-            decoded.
-        UnsupportedFormatError: On first use, when keys have several values.
-        MissingDependencyError: On first use, when lmdb is not installed.
+        ConfigError: The codec is invalid; on first use, if the environment has several databases and `subdatabase` does
+            not name one of them.
+        CorruptFileError: On first use, if a file is truncated or damaged; in reads, if a value cannot be decoded.
+        UnsupportedFormatError: On first use, if keys have several values.
+        MissingDependencyError: On first use, if lmdb is not installed.
     """
 
     format_name = "lmdb"
@@ -50,7 +49,7 @@ class LMDBSource(LMDBFileSource[Any]):
 
     @property
     def key_order(self) -> KeyOrder:
-        """How the indices of the first environment follow its keys: by ``"number"``, or by their ``"bytes"``."""
+        """Order of the keys in the first environment: ``"number"`` or ``"bytes"``."""
         shard = self._data_set().reader(0)
         assert isinstance(shard, _LMDBShard)
         return shard.keys.order
@@ -68,7 +67,7 @@ class _LMDBShard(LMDBShard[Any]):
         database = environment.database(self._name)
         with environment.reading(buffers=False) as txn:
             self._length: int = txn.stat(database)["entries"]
-            # A writer with a writable map changes the file's time late, but the number of the transaction at once.
+            # A writer with a writable map updates the file's time late, but the transaction number immediately.
             names = () if self._name is None else (self._name,)
             data = environment.path
             key = IndexKey.of("lmdb", (data,), names, state=txn.id(), beside=path) if options.cache else None
@@ -102,7 +101,7 @@ class _LMDBShard(LMDBShard[Any]):
         return None if key is None else key.decode(errors="backslashreplace")
 
     def _read(self, indices: Int64Array, *, views: bool, use: Callable[[list[Any]], T]) -> T:
-        """Return what `use` makes of the values at `indices`: views into the map are valid only within."""
+        """Return the result of `use`, called with the values at `indices`; views are only valid during the call."""
         environment = self.environment()
         database = environment.database(self._name)
         with environment.reading(buffers=views) as txn:
@@ -123,13 +122,13 @@ class _LMDBShard(LMDBShard[Any]):
 
 
 def _choose(environment: Environment, path: str, subdatabase: str | None) -> bytes | None:
-    """The name of the database to read, None for the main one."""
+    """Return the name of the database to read, None for the main one."""
     names = [found.name.decode(errors="replace") for found in environment.subdatabases]
     if subdatabase is None and names:
         listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        hint = "; this is a TorchRecord, which format='torchrecord' reads whole" if names[0] == "db0" else ""
+        hint = "; this is a TorchRecord, which format='torchrecord' reads as a whole" if names[0] == "db0" else ""
         raise ConfigError(
-            f"{path} holds the sub-databases {listed}: choose one with subdatabase={names[0]!r}{hint}",
+            f"{path} contains the sub-databases {listed}: choose one with subdatabase={names[0]!r}{hint}",
             key="subdatabase",
         )
     if subdatabase is not None and subdatabase not in names:
@@ -145,6 +144,6 @@ def _choose(environment: Environment, path: str, subdatabase: str | None) -> byt
         name, has_duplicates = chosen.name, chosen.has_duplicates
     if has_duplicates:
         raise UnsupportedFormatError(
-            f"{path}: keys of this database may have several values (DUPSORT), which have no index", path=path
+            f"{path}: keys of this database may have several values (DUPSORT), so values have no index", path=path
         )
     return name

@@ -1,4 +1,4 @@
-"""TorchRecord: an LMDB environment whose sub-databases db0, db1, ... hold TensorProtos under the numbers from 0."""
+"""Source of TorchRecord directories: LMDB sub-databases db0, db1, ... with TensorProtos under the numbers from 0."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from dataload.types import Batch, FieldSpec, Int64Array, Record
 class TorchRecordSource(LMDBFileSource[Record]):
     """Records of TorchRecord directories.
 
-    The records of db0 come first, then those of db1, and so on. What the values are: see
-    `dataload.codecs.tensorprotos`. Fields without a name are called by their place, ``"0"``, ``"1"``, ...; in
-    the original's picture sets ``"0"`` is the pixels as a flat uint8 array and ``"1"`` the label, as bytes.
+    The records of db0 come first, then those of db1, and so on; see `dataload.codecs.tensorprotos` for their values.
+    Fields without a name are named by position, ``"0"``, ``"1"``, ...; in the original's image data sets, ``"0"``
+    contains the pixels as a flat uint8 array and ``"1"`` the label as bytes.
 
     Args:
-        paths: One directory or several.
+        paths: One or more directories.
         fields: Names of the fields to read; None means all.
         options: See `TorchRecordOptions`.
 
     Raises:
-        ConfigError: On first use, when there are not `db_num` sub-databases.
-        CorruptFileError: On first use, when a file is truncated or damaged, or a sub-database missing; in
-            reads, when a record is missing or no TensorProtos.
-        UnsupportedFormatError: On first use, when it is an LMDB file without db0.
-        MissingDependencyError: On first use, when lmdb is not installed.
+        ConfigError: On first use, if the number of sub-databases is not `db_num`.
+        CorruptFileError: On first use, if a file is truncated or damaged, or a sub-database is missing; in reads, if a
+            record is missing or not a TensorProtos message.
+        UnsupportedFormatError: On first use, if an LMDB file has no db0.
+        MissingDependencyError: On first use, if lmdb is not installed.
     """
 
     format_name = "torchrecord"
@@ -56,7 +56,7 @@ class _Part:
 
     Attributes:
         name: ``"db0"``, ...
-        width: Bytes of a key.
+        width: Bytes per key.
     """
 
     name: str
@@ -70,7 +70,7 @@ class _TorchRecord(LMDBShard[Record]):
         counts = _counts(self.environment(), path)
         if db_num is not None and db_num != len(counts):
             raise ConfigError(
-                f"{path} has {len(counts)} sub-databases, db_num says {db_num}", key="db_num", value=db_num
+                f"{path} has {len(counts)} sub-databases, but db_num is {db_num}", key="db_num", value=db_num
             )
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._parts = [self._open_part(number, count) for number, count in enumerate(counts)]
@@ -80,7 +80,7 @@ class _TorchRecord(LMDBShard[Record]):
     def _open_part(self, number: int, count: int) -> _Part:
         name, environment = f"db{number}", self.environment()
         database = environment.database(name.encode())
-        # Only a look tells the width: the original pads to the digits of this sub-database's own count.
+        # The original pads keys to the digits of each sub-database's own count.
         with environment.reading(buffers=False) as txn:
             cursor = txn.cursor(database)
             first: bytes = cursor.key() if cursor.first() else b"0"
@@ -126,7 +126,7 @@ class _TorchRecord(LMDBShard[Record]):
         return f"{part}/{number}"
 
     def _values(self, environment: Environment, txn: Transaction, indices: Int64Array) -> list[Any]:
-        """What is stored: if the transaction gives views, they are valid within it."""
+        """Return the stored values; views are only valid within the transaction."""
         if len(self._parts) == 1:
             return self._values_of(environment, txn, 0, indices)
         values: list[Any] = [None] * len(indices)
@@ -168,14 +168,14 @@ class _TorchRecord(LMDBShard[Record]):
         return f"key {key} of sub-database {part}"
 
     def _key(self, index: int) -> tuple[str, str]:
-        """The sub-database of a record, and its key there."""
+        """Return the sub-database and key of a record."""
         number, local = shard_of(self._ends, index)
         part = self._parts[number]
         return part.name, f"{local:0{part.width}d}"
 
 
 def _counts(environment: Environment, path: str) -> list[int]:
-    """Records of each sub-database."""
+    """Return the number of records in each sub-database."""
     numbered = {
         int(found.name[2:]): found
         for found in environment.subdatabases
@@ -183,7 +183,8 @@ def _counts(environment: Environment, path: str) -> list[int]:
     }
     if not numbered:
         raise UnsupportedFormatError(
-            f"{path} is an LMDB file without a sub-database db0, so no TorchRecord; format='lmdb' reads it", path=path
+            f"{path} is an LMDB file without a sub-database db0, so it is not a TorchRecord; format='lmdb' reads it",
+            path=path,
         )
     for number in range(len(numbered)):
         if number not in numbered:
@@ -198,5 +199,5 @@ def _counts(environment: Environment, path: str) -> list[int]:
 
 
 def _rows(column: Any) -> list[Any]:
-    # column[i, ...] is an array even where column[i] would be a scalar
+    # column[i, ...] is an array even if column[i] is a scalar
     return column if isinstance(column, list) else [column[i, ...] for i in range(len(column))]

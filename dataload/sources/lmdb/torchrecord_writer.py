@@ -1,4 +1,4 @@
-"""TorchRecord directories, as the original's own reader reads them."""
+"""Writer of TorchRecord directories that the original can read."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ _SPOOL_BYTES = 1 << 26
 
 
 class TorchRecordWriter(Writer):
-    """Writes one TorchRecord directory: sub-databases db0, db1, ... of equal parts, in the order of writing.
+    """Writes one TorchRecord directory, with records split evenly over sub-databases db0, db1, ... in writing order.
 
-    Values are arrays of the dtypes that TensorProtos hold, numbers, text or bytes; fields may differ from
-    record to record.
+    Values are arrays with dtypes that TensorProtos support, numbers, text or bytes. Fields may differ between records.
 
-    Implementation note: the original pads keys to the digits of the number of records, and deals them out to
-    the sub-databases in equal parts, so neither a record's key nor its place is known before the last one.
-    Records are therefore spooled, 64 MiB in memory and beyond that in an unnamed file beside the destination,
-    and put into LMDB by `close`. That writes everything twice; `num_records` avoids it.
+    Implementation note: the original pads keys to the digits of the number of records, and splits the records evenly
+    over the sub-databases, so a record's key and sub-database are unknown before the last record. Records are therefore
+    spooled, up to 64 MiB in memory, then in an unnamed file beside the destination, and `close` writes them to LMDB.
+    That writes everything twice; `num_records` avoids it.
 
     Args:
         path: Destination, a directory.
-        overwrite: Replace a directory that is there.
+        overwrite: Replace an existing directory.
         options: See `TorchRecordWriterOptions`.
 
     Raises:
-        ConfigError: `db_num` or `num_records` is out of range; when writing or closing, if `num_records`
-            was wrong.
+        ConfigError: `db_num` or `num_records` is out of range; when writing or closing, if `num_records` is wrong.
         MissingDependencyError: lmdb is not installed.
     """
 
@@ -45,7 +43,7 @@ class TorchRecordWriter(Writer):
         self._spool = _Spool(self._part.spool(_SPOOL_BYTES)) if options.num_records is None else None
         self._environment = NewEnvironment(self._part.temporary, TORCHRECORD, options.db_num)
         self._db_num = options.db_num
-        self._places = _places(options.num_records or 0, options.db_num)
+        self._targets = _targets(options.num_records or 0, options.db_num)
 
     def _write(self, record: Any) -> None:
         value = encode(require_fields(record, "torchrecord"))
@@ -53,24 +51,26 @@ class TorchRecordWriter(Writer):
             self._spool.append(value)
         elif len(self) == self._expected:
             raise ConfigError(
-                f"num_records says {self._expected}, and this is one more", key="num_records", value=self._expected
+                f"num_records is {self._expected}, but there are more records", key="num_records", value=self._expected
             )
         else:
             self._put(value)
 
     def _put(self, value: bytes) -> None:
-        database, key = next(self._places)
+        database, key = next(self._targets)
         self._environment.put(key, value, database=database, append=True)
 
     def _finish(self) -> None:
         if self._spool is not None:
-            self._places = _places(len(self), self._db_num)
+            self._targets = _targets(len(self), self._db_num)
             for value in self._spool.values():
                 self._put(value)
             self._spool.close()
         elif len(self) != self._expected:
             raise ConfigError(
-                f"num_records says {self._expected}, {len(self)} were written", key="num_records", value=self._expected
+                f"num_records is {self._expected}, but {len(self)} records were written",
+                key="num_records",
+                value=self._expected,
             )
         self._environment.finish()
 
@@ -80,17 +80,17 @@ class TorchRecordWriter(Writer):
         self._environment.close()
 
 
-def _places(total: int, parts: int) -> Iterator[tuple[int, bytes]]:
-    """Sub-database and key of each record, in order; all keys have one width, as the original's reader expects."""
+def _targets(total: int, parts: int) -> Iterator[tuple[int, bytes]]:
+    """Yield sub-database and key of each record in order; keys have one width, as the original's reader expects."""
     spans = even_split(total, parts)
     width = len(str(max(stop - start for start, stop in spans)))
     for number, (start, stop) in enumerate(spans):
-        for place in range(stop - start):
-            yield number, b"%0*d" % (width, place)
+        for record in range(stop - start):
+            yield number, b"%0*d" % (width, record)
 
 
 class _Spool:
-    """Values in the order of writing, in memory or in a file that has no name and so needs no cleaning up."""
+    """Values in writing order, in memory or in an unnamed file, which needs no cleanup."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

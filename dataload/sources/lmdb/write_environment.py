@@ -1,4 +1,4 @@
-"""A new LMDB environment that grows as it is filled."""
+"""A new LMDB environment that grows while it is written."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ MAX_KEY_BYTES = 511
 _MAX_VALUE_BYTES = 2**32 - 1
 
 _FIRST_MAP_BYTES = 1 << 24
-_BATCH_BYTES = 1 << 24  # of records, held in memory until they are written in one transaction
+_BATCH_BYTES = 1 << 24  # of records kept in memory until they are written in one transaction
 _BATCH_RECORDS = 1 << 15
 
 
 class NewEnvironment:
-    """Writes records into a directory that does not exist yet; nothing is durable before `finish`.
+    """Writes records to a new directory; nothing is durable before `finish`.
 
-    A transaction that finds the map full is lost, so its records are kept until it is committed, and written
-    again into a map of twice the size.
+    If a transaction fills the map, it is lost. Therefore its records are kept until it is committed, and are otherwise
+    written again to a map of twice the size.
 
     Args:
         path: The directory.
         entry: The format that is written.
-        subdatabases: How many databases db0, db1, ... there shall be; None for the main one alone.
+        subdatabases: Number of databases db0, db1, ...; None for only the main one.
     """
 
     def __init__(self, path: str, entry: Format, subdatabases: int | None = None) -> None:
@@ -35,8 +35,8 @@ class NewEnvironment:
             path,
             map_size=self._map_bytes,
             max_dbs=subdatabases or 0,
-            lock=False,  # nobody else knows the directory, and no lock file shall stay in it
-            sync=False,  # `finish` does it, once
+            lock=False,  # nobody else uses the directory, and a lock file would stay in it
+            sync=False,  # `finish` syncs once
         )
         self._databases: list[Any] = [
             self._environment.open_db(b"db%d" % number) for number in range(subdatabases or 0)
@@ -47,16 +47,16 @@ class NewEnvironment:
         self._append = True
 
     def put(self, key: bytes, value: bytes, *, database: int = 0, append: bool) -> None:
-        """Add a record; keys that are given with `append` must rise within their database.
+        """Add a record; with `append`, the keys of a database must be in ascending order.
 
         Raises:
-            ConfigError: LMDB cannot hold it, or (later, when the records are written) a key came twice.
+            ConfigError: LMDB cannot store the record, or (later, when records are written) a key occurs twice.
             SourceError: The disk is full.
         """
         if not 0 < len(key) <= MAX_KEY_BYTES:
             raise ConfigError(f"LMDB keys have 1 to {MAX_KEY_BYTES} bytes, got {len(key)}: {key[:40]!r}", key="keys")
         if len(value) > _MAX_VALUE_BYTES:
-            raise ConfigError(f"an LMDB value has {_MAX_VALUE_BYTES} bytes at most, got {len(value)}")
+            raise ConfigError(f"an LMDB value has at most {_MAX_VALUE_BYTES} bytes, got {len(value)}")
         full = self._pending_bytes >= _BATCH_BYTES or len(self._pending) >= _BATCH_RECORDS
         if full or (database, append) != (self._target, self._append):
             self.flush()
@@ -65,7 +65,7 @@ class NewEnvironment:
         self._pending_bytes += len(key) + len(value)
 
     def flush(self) -> None:
-        """Write what is pending in one transaction, growing the map as often as it takes."""
+        """Write pending records in one transaction, growing the map as needed."""
         while self._pending:
             try:
                 self._write()
@@ -88,7 +88,7 @@ class NewEnvironment:
                 raise ConfigError(f"two records have the key {self._repeated(txn)!r}", key="keys")
 
     def _repeated(self, txn: Any) -> bytes:
-        """A pending key that was there before, or that is pending twice."""
+        """Return a pending key that already exists or is pending twice."""
         seen: set[bytes] = set()
         txn.abort()
         with self._environment.begin(db=self._databases[self._target]) as before:
@@ -99,7 +99,7 @@ class NewEnvironment:
         raise AssertionError("LMDB refused a key that was not there")
 
     def finish(self) -> None:
-        """Write everything and wait for the disk."""
+        """Write all records and sync to disk."""
         self.flush()
         try:
             self._environment.sync(True)

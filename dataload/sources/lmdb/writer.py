@@ -1,4 +1,4 @@
-"""Plain LMDB directories."""
+"""Writer of plain LMDB directories."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataload.sources.writer import Writer, encode_bytes
 
 
 class LMDBWriter(Writer):
-    """Writes one LMDB directory with ``data.mdb``, and no lock file.
+    """Writes one LMDB directory with ``data.mdb`` and no lock file.
 
-    The keys are 0, 1, ..., padded with zeros to 10 digits, so that LMDB's order is the order of writing. With
-    `keys` they are yours; a reader finds the records in the order of the keys then.
+    Keys are 0, 1, ..., padded with zeros to 10 digits, so that LMDB's order is the writing order. With custom `keys`,
+    a reader finds the records in key order.
 
     Args:
         path: Destination, a directory.
-        overwrite: Replace a directory that is there.
-        options: See `LMDBWriterOptions`. No key may come twice; one that does is found when it is written, at the
-            latest in `close`, and then nothing is kept.
+        overwrite: Replace an existing directory.
+        options: See `LMDBWriterOptions`. A key that occurs twice is an error, which `close` raises at the latest; the
+            directory is then discarded.
 
     Raises:
-        ConfigError: The codec is none.
+        ConfigError: The codec is invalid.
         MissingDependencyError: lmdb is not installed.
     """
 

@@ -286,7 +286,7 @@ def test_a_record_that_does_not_fit_is_named(tmp_path):
     source = dataload.MemorySource([{"x": 1}, {"x": 2}, {"x": 3}, {"y": 4}])
     with pytest.raises(
         ConfigError,
-        match=r"cannot write record 3 of the source to .*a-00001-of-00002\.syr: record 1 has fields 'y'",
+        match=r"cannot write record 3 of the source to .*a-00001-of-00002\.syr: record 1 has the fields 'y'",
     ):
         convert(source, tmp_path / "a.syr", shards=2)
     assert sorted(os.listdir(tmp_path)) == [".a.syr.convert.json", "a-00000-of-00002.syr"]

@@ -124,29 +124,29 @@ def test_every_length_is_noticed(damaged, whole):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d[:0], "byte 0: the file is empty, an LMDB file has at least two pages"),
+        (lambda d: d[:0], "byte 0: the file is empty, but an LMDB file has at least two pages"),
         (
             lambda d: b"no LMDB file at all, but long enough" * 20,
-            "expected the magic number 0xbeefc0de at byte 16, found",
+            "expected the magic 0xbeefc0de at byte 16, found",
         ),
-        (lambda d: d[:30], "no LMDB file: expected the magic number 0xbeefc0de at byte 16, found de c0 ef be"),
-        (lambda d: d[:10], "no LMDB file: .* found the end"),
-        (lambda d: d[:5000], "byte 5000: the file has 5000 bytes, its two meta pages alone 8192: it is truncated"),
-        (lambda d: patch(d, 40, "=I", 3000), "byte 40: the first meta page says that pages have 3000 bytes"),
-        (lambda d: patch(d, 40, "=I", 64), "the first meta page says that pages have 64 bytes"),
-        (lambda d: patch(d, 4096 + 16, "=I", 0), "byte 4096: this should be a meta page and is none"),
-        (lambda d: patch(d, 4096 + 10, "=H", 2), "byte 4096: this should be a meta page and is none"),
-        (lambda d: patch(d, 0 + 10, "=H", 0), "byte 0: this should be a meta page and is none"),
+        (lambda d: d[:30], "not an LMDB file: expected the magic 0xbeefc0de at byte 16, found de c0 ef be"),
+        (lambda d: d[:10], "not an LMDB file: .* found the end"),
+        (lambda d: d[:5000], "byte 5000: the file has 5000 bytes, but its two meta pages need 8192: it is truncated"),
+        (lambda d: patch(d, 40, "=I", 3000), "byte 40: the first meta page gives an invalid page size of 3000 bytes"),
+        (lambda d: patch(d, 40, "=I", 64), "the first meta page gives an invalid page size of 64 bytes"),
+        (lambda d: patch(d, 4096 + 16, "=I", 0), "byte 4096: expected a meta page, found something else"),
+        (lambda d: patch(d, 4096 + 10, "=H", 2), "byte 4096: expected a meta page, found something else"),
+        (lambda d: patch(d, 0 + 10, "=H", 0), "byte 0: expected a meta page, found something else"),
         (lambda d: d[:-4096], r"page \d+ of 4096 bytes is the last one in use; the file has .* bytes instead of"),
         (lambda d: patch(d, newest(d) + 16 + 120, "=Q", 2**52), r"page 4503599627370496 of 4096 bytes is the last one"),
-        (lambda d: patch(d, newest(d) + 16 + 112, "=Q", 2**40), r"and starts at page 1099511627776, 2 pages deep"),
+        (lambda d: patch(d, newest(d) + 16 + 112, "=Q", 2**40), r"in a tree of depth 2 at page 1099511627776"),
         (
             lambda d: patch(d, newest(d) + 16 + 112, "=Q", 1),
-            r"the main database says .* and starts at page 1, 2 pages deep",
+            r"the main database claims .* of depth 2 at page 1;",
         ),
-        (lambda d: patch(d, newest(d) + 16 + 78, "=H", 99), r"the main database says .* 99 pages deep"),
-        (lambda d: patch(d, newest(d) + 16 + 104, "=Q", 2**60), r"says that it has 1152921504606846976 records"),
-        (lambda d: patch(d, newest(d) + 16 + 112, "=Q", 2**64 - 1), "the main database has 100 records and no pages"),
+        (lambda d: patch(d, newest(d) + 16 + 78, "=H", 99), r"the main database claims .* of depth 99"),
+        (lambda d: patch(d, newest(d) + 16 + 104, "=Q", 2**60), r"claims 1152921504606846976 records"),
+        (lambda d: patch(d, newest(d) + 16 + 112, "=Q", 2**64 - 1), "the main database has 100 records but no pages"),
     ],
 )
 def test_damaged_meta_pages(damaged, whole, change, message):
@@ -169,19 +169,25 @@ def leaf_of(data):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: patch(d, root_of(d) + 10, "=H", 4), "is no page of a tree"),
-        (lambda d: patch(d, root_of(d) + 10, "=H", 3), "is no page of a tree"),
+        (lambda d: patch(d, root_of(d) + 10, "=H", 4), "is not a page of a tree"),
+        (lambda d: patch(d, root_of(d) + 10, "=H", 3), "is not a page of a tree"),
         (lambda d: patch(d, root_of(d) + 12, "=H", 60000), "has wrong bounds"),
         (lambda d: patch(d, root_of(d) + 16, "=H", 4095), "points outside itself"),
         (lambda d: patch(d, root_of(d) + 16, "=H", 3), "points outside itself"),
-        (lambda d: patch(d, first_node(d), "=I", 7), "has an entry that is no sub-database though it says so"),
-        (lambda d: patch(d, first_node(d) + 6, "=H", 60000), "has an entry that is no sub-database though it says so"),
+        (lambda d: patch(d, first_node(d), "=I", 7), "has an entry that claims to be a sub-database but is not"),
+        (
+            lambda d: patch(d, first_node(d) + 6, "=H", 60000),
+            "has an entry that claims to be a sub-database but is not",
+        ),
         (lambda d: patch(d, first_branch(d), "=HHH", 0, 0, 0), "points outside the file"),
         (lambda d: patch(d, first_branch(d), "=HHH", 1, 2, 3), "points outside the file"),
-        (lambda d: patch(d, first_branch(d), "=HHH", root_of(d) // 4096, 0, 0), "twice, or too deep"),
+        (
+            lambda d: patch(d, first_branch(d), "=HHH", root_of(d) // 4096, 0, 0),
+            "twice in the tree of the main database, or too deep",
+        ),
         (
             lambda d: patch(d, first_node(d) + 8 + 3 + 40, "=Q", 2**50),
-            "the sub-database b'db0' says that it has 20 records",
+            "the sub-database b'db0' claims 20 records",
         ),
     ],
 )
@@ -205,12 +211,10 @@ def test_files_of_other_machines(damaged, whole):
     narrow = whole[4:]  # page numbers of 4 bytes
     for data in (big, narrow):
         with pytest.raises(
-            UnsupportedFormatError, match="another word size or byte order: copy it there with mdb_dump"
+            UnsupportedFormatError, match="another word size or byte order: export it there with mdb_dump"
         ):
             check_whole(damaged(data))
-    with pytest.raises(
-        UnsupportedFormatError, match=r"data\.mdb is an LMDB file of data version 2; 1 would be understood"
-    ):
+    with pytest.raises(UnsupportedFormatError, match=r"data\.mdb is an LMDB file of data version 2, expected 1"):
         check_whole(damaged(patch(whole, 20, "=I", 2)))
 
 
@@ -230,6 +234,6 @@ def test_nothing_there(tmp_path):
     with pytest.raises(FileNotFoundError):
         check_whole(str(tmp_path / "missing"))
     with pytest.raises(
-        SourceNotFoundError, match=r"the directory .* holds no data\.mdb, so it is not an LMDB environment"
+        SourceNotFoundError, match=r"the directory .* has no data\.mdb, so it is not an LMDB environment"
     ):
         check_whole(str(tmp_path))

@@ -211,7 +211,7 @@ def test_missing(tmp_path):
     for path in (tmp_path / "nothing.lmdb", tmp_path / "empty" / "no.mdb"):
         with pytest.raises(SourceNotFoundError, match=r"there is no .*: the directory .* exists, nothing of that name"):
             LMDBSource(path)[0]
-    with pytest.raises(SourceNotFoundError, match=r"the directory .*empty holds no data\.mdb"):
+    with pytest.raises(SourceNotFoundError, match=r"the directory .*empty has no data\.mdb"):
         LMDBSource(tmp_path / "empty")[0]
 
 
@@ -240,7 +240,9 @@ def test_a_key_that_vanished(tmp_path, name):
 def test_sub_databases(tmp_path):
     path = make(tmp_path / "e", numbers(5), subdatabase=b"train")
     make(path, numbers(3), subdatabase=b"test")
-    with pytest.raises(ConfigError, match=r"holds the sub-databases test, train: choose one with subdatabase='test'$"):
+    with pytest.raises(
+        ConfigError, match=r"contains the sub-databases test, train: choose one with subdatabase='test'$"
+    ):
         LMDBSource(path)[0]
     with pytest.raises(ConfigError, match="has no sub-database 'trian': did you mean 'train'"):
         LMDBSource(path, subdatabase="trian")[0]
@@ -252,19 +254,19 @@ def test_sub_databases(tmp_path):
 
 def test_a_torchrecord_is_named_as_one(tmp_path):
     path = make(tmp_path / "e", numbers(5), subdatabase=b"db0")
-    with pytest.raises(ConfigError, match="this is a TorchRecord, which format='torchrecord' reads whole"):
+    with pytest.raises(ConfigError, match="this is a TorchRecord, which format='torchrecord' reads as a whole"):
         len(LMDBSource(path))
 
 
 def test_several_values_of_a_key(tmp_path):
     path = make(tmp_path / "e", numbers(5), subdatabase=b"d", dupsort=True)
-    with pytest.raises(UnsupportedFormatError, match="may have several values \\(DUPSORT\\), which have no index"):
+    with pytest.raises(UnsupportedFormatError, match="may have several values \\(DUPSORT\\), so values have no index"):
         len(LMDBSource(path, subdatabase="d"))
     data = bytearray((make(tmp_path / "f", numbers(5)) / "data.mdb").read_bytes())
     for page in (0, 4096):
         struct.pack_into("=H", data, page + 16 + 76, 4)
     (tmp_path / "f" / "data.mdb").write_bytes(data)
-    with pytest.raises(UnsupportedFormatError, match="which have no index"):
+    with pytest.raises(UnsupportedFormatError, match="so values have no index"):
         len(LMDBSource(tmp_path / "f"))
 
 
@@ -290,7 +292,7 @@ def test_a_file_that_was_written_to_after_it_was_opened(tmp_path):
             struct.pack_into("=Q", changed, page + 16 + 104, 6)
         with open(path / "data.mdb", "r+b") as stream:
             stream.write(changed)
-        with pytest.raises(SourceError, match="was written to after another source of this process had opened it"):
+        with pytest.raises(SourceError, match="has been written to since another source opened it"):
             len(LMDBSource(path))
 
 

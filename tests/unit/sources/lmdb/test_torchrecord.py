@@ -107,7 +107,7 @@ def test_values_are_the_callers_own(tmp_path):
 def test_a_number_of_sub_databases_that_is_expected(tmp_path):
     path = make(tmp_path / "t", [records(2), records(2)])
     assert len(TorchRecordSource(path, db_num=2)) == 4
-    with pytest.raises(ConfigError, match="has 2 sub-databases, db_num says 3") as caught:
+    with pytest.raises(ConfigError, match="has 2 sub-databases, but db_num is 3") as caught:
         len(TorchRecordSource(path, db_num=3))
     assert caught.value.key == "db_num"
 
@@ -117,7 +117,7 @@ def test_no_torchrecord(tmp_path):
         txn.put(b"db0", b"no database")
     for path in (tmp_path / "plain", make(tmp_path / "t", [records(2)], names=[b"db00"])):
         with pytest.raises(
-            UnsupportedFormatError, match="without a sub-database db0, so no TorchRecord; format='lmdb'"
+            UnsupportedFormatError, match="without a sub-database db0, so it is not a TorchRecord; format='lmdb'"
         ):
             len(TorchRecordSource(path))
 

@@ -103,12 +103,12 @@ def test_options_out_of_range(tmp_path, options, message):
 def test_another_number_of_records(tmp_path):
     writer = TorchRecordWriter(tmp_path / "o", num_records=3)
     writer.extend(map(record, range(3)))
-    with pytest.raises(ConfigError, match="num_records says 3, and this is one more"):
+    with pytest.raises(ConfigError, match="num_records is 3, but there are more records"):
         writer.write(record(3))
     writer.close()
     writer = TorchRecordWriter(tmp_path / "p", num_records=3)
     writer.extend(map(record, range(2)))
-    with pytest.raises(ConfigError, match="num_records says 3, 2 were written"):
+    with pytest.raises(ConfigError, match="num_records is 3, but 2 records were written"):
         writer.close()
     assert os.listdir(tmp_path) == ["o"]
 

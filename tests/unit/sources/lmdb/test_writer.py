@@ -99,7 +99,7 @@ def test_keys_that_lmdb_does_not_hold(tmp_path, key, message):
 def test_values_that_lmdb_does_not_hold(tmp_path, monkeypatch):
     monkeypatch.setattr(lmdb_environment, "_MAX_VALUE_BYTES", 10)
     with LMDBWriter(tmp_path / "o") as writer:
-        with pytest.raises(ConfigError, match="an LMDB value has 10 bytes at most, got 11"):
+        with pytest.raises(ConfigError, match="an LMDB value has at most 10 bytes, got 11"):
             writer.write(bytes(11))
         writer.write(bytes(10))
     assert stored(tmp_path / "o") == [(b"0000000000", bytes(10))]

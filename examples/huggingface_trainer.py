@@ -23,7 +23,7 @@ from transformers import Trainer, TrainerCallback, TrainerState, TrainingArgumen
 import dataload
 from dataload.torch import distributed_place, to_tensors
 
-STEPS = 30  # of 10 steps an epoch
+STEPS = 30  # 3 epochs of 10 steps
 STOP_AFTER = 17
 
 

@@ -23,7 +23,7 @@ import dataload
 from dataload.torch import distributed_place, to_tensors
 
 EPOCHS = 3
-STOP_AFTER = 17  # of 10 steps an epoch
+STOP_AFTER = 17  # steps; an epoch has 10
 
 
 class Data(lightning.LightningDataModule):

@@ -162,6 +162,23 @@ def test_the_readme_names_the_commands_that_exist():
     assert named == set(typer.main.get_command(app).commands)
 
 
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_the_paths_that_a_page_names_exist(page):
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL).replace("NAME", "tar")
+    named = set(re.findall(r"`([\w./-]+(?:/|\.(?:py|md|json|toml)))`", text))
+    folders = ROOT, ROOT / "dataload", ROOT / "dataload/sources/tar"  # the last for `format.py` of any format
+    assert len(named) > 5
+    assert [name for name in sorted(named) if not any((folder / name).exists() for folder in folders)] == []
+
+
+def test_the_page_on_the_architecture_lists_the_layers():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| (`.*?`) \| ", text.partition("## Layers")[2].partition("\n## ")[0], re.MULTILINE)
+    listed = [{Path(name).stem for name in re.findall(r"`(.*?)`", row)} for row in rows]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert listed == [set(layer.split(" | ")) for layer in contracts[0]["layers"]]
+
+
 @pytest.mark.parametrize("path", [path for path in sorted(ROOT.glob("dataload/**/*.py")) if ">>> " in path.read_text()])
 def test_docstring_examples(path):
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

@@ -1,6 +1,7 @@
 """The way of a batch is short: few files lie between the consumer and the copy, and none of the loader's opens one."""
 
 import ast
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -21,10 +22,10 @@ def test_few_files_lie_between_the_consumer_and_the_copy(tmp_path):
     stacks = set()
 
     def note(frame, *_):
-        files = {Path(each.f_code.co_filename) for each, _ in traceback.walk_stack(frame)}
-        rooms = {file.relative_to(PACKAGE) for file in files if file.is_relative_to(PACKAGE)}
+        files = [Path(each.f_code.co_filename) for each, _ in traceback.walk_stack(frame)][::-1]
+        rooms = dict.fromkeys(file.relative_to(PACKAGE) for file in files if file.is_relative_to(PACKAGE))
         if Path(frame.f_code.co_filename).is_relative_to(PACKAGE / "storage"):
-            stacks.add(tuple(sorted(map(str, rooms))))
+            stacks.add(tuple(map(str, rooms)))
 
     with dataload.Loader(dataload.open(path), batch_size=4) as loader:
         batches = iter(loader)
@@ -35,9 +36,13 @@ def test_few_files_lie_between_the_consumer_and_the_copy(tmp_path):
         finally:
             sys.setprofile(None)
     assert stacks
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text().partition("## The way of a batch")[2]
+    documented = re.findall(r"^\d\. .*?`([\w/]+\.py)`", page.partition("\n## ")[0], re.MULTILINE)
+    assert len(documented) == 8
     # Below the first call into the storage, files are its own business.
     for files in stacks:
-        assert len([file for file in files if not file.startswith("storage/")]) + 1 <= 8, files
+        assert list(files[:8]) == documented
+        assert all(file.startswith("storage/") for file in files[8:])
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "loader").glob("*.py")), ids=lambda path: path.name)

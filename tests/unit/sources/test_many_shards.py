@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from line_source import LineBackend, LineSource
 
 import dataload
 from dataload.errors import CorruptFileError
 from dataload.sources import files
 from dataload.sources.tar import shard as tar_shard
-from dataload.testing.lines import LineBackend, LineSource
 
 RECORDS = 3
 OPTIONS = {

@@ -10,28 +10,18 @@ from typing import NamedTuple
 
 
 class _ControlGroup(NamedTuple):
-    """A control group.
+    """A control group."""
 
-    Attributes:
-        directory: The directory of its files, which may not be visible in a container.
-        version: 1 or 2; the file names differ.
-    """
-
-    directory: Path
-    version: int
+    directory: Path  # may not be visible in a container
+    version: int  # 1 or 2; the names of the files differ
 
 
 class _MemoryNames(NamedTuple):
-    """Names in a memory control group.
+    """Names in a memory control group."""
 
-    Attributes:
-        limit: The file with its limit.
-        used: The file with its usage.
-        cached: Lines of its statistics that count pages of files, which are given up before memory runs out.
-    """
-
-    limit: str
-    used: str
+    limit: str  # a file
+    used: str  # a file
+    # Lines of its statistics that count pages of files, which are given up before memory runs out.
     cached: tuple[str, str]
 
 
@@ -42,11 +32,7 @@ _MEMORY_NAMES = {
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """Return the CPUs that the control groups of this process allow, or None if they set no limit.
-
-    Args:
-        root: The directory with ``proc`` and ``sys``.
-    """
+    """Return the CPUs that the control groups of this process allow, or None if they set no limit."""
     quotas: list[float] = []
     for group, version in _control_groups("cpu", root):
         with suppress(OSError, ValueError, IndexError):  # not visible, or "max"
@@ -60,11 +46,7 @@ def cgroup_quota(root: Path = Path("/")) -> float | None:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that this process can still use: the machine's, or that of its control groups if less.
-
-    Args:
-        root: The directory with ``proc`` and ``sys``.
-    """
+    """Return the memory that this process can still use: the machine's, or that of its control groups if less."""
     found: list[int] = []
     with suppress(OSError, ValueError, KeyError):
         found.append(_numbers(root / "proc/meminfo")["MemAvailable:"] * 1024)

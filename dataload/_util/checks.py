@@ -11,11 +11,7 @@ from dataload.errors import ConfigError, closest
 
 
 def check_count(name: str, value: Any, *, least: int, below: int | None = None) -> int:
-    """Return `value` as an int in [least, below), or in [least, infinity) if `below` is None.
-
-    Raises:
-        ConfigError: `value` is not an integer or is out of range.
-    """
+    """Return `value` as an int in [least, below), or in [least, infinity) if `below` is None."""
     allowed = f"an integer >= {least}" if below is None else f"an integer in [{least}, {below})"
     try:
         number = operator.index(value)
@@ -27,11 +23,7 @@ def check_count(name: str, value: Any, *, least: int, below: int | None = None) 
 
 
 def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """Check that the setting `name` has one of the `allowed` values.
-
-    Raises:
-        ConfigError: It does not; the message suggests the closest allowed value and lists all of them.
-    """
+    """Check that the setting `name` has one of the `allowed` values; if not, suggest the closest one and list all."""
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}: {closest(value, allowed)}", key=name, value=value)
 
@@ -39,12 +31,7 @@ def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
 def check_directory(path: str, key: str) -> None:
     """Check that the directory of an output file exists, before any work is done that could be lost.
 
-    Args:
-        path: The file to be written.
-        key: Name of the setting that holds the path.
-
-    Raises:
-        ConfigError: The directory does not exist.
+    The setting that holds the path is called `key`.
     """
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
@@ -52,22 +39,14 @@ def check_directory(path: str, key: str) -> None:
 
 
 def check_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the names of the fields to read; None means all.
-
-    Raises:
-        ConfigError: `fields` is a string, whose letters would be taken as names.
-    """
+    """Return the names of the fields to read, None for all; refuse a string, whose letters would be names."""
     if isinstance(fields, str):
         raise ConfigError(f"fields must be a list of names, got the text {fields!r}", key="fields", value=fields)
     return None if fields is None else tuple(fields)
 
 
 def check_seconds(name: str, value: Any) -> float | None:
-    """Return a positive duration in seconds, or None.
-
-    Raises:
-        ConfigError: `value` is neither.
-    """
+    """Return a positive duration in seconds, or None."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
         raise ConfigError(f"{name} must be a number of seconds above 0, or None; got {value!r}", key=name, value=value)
     return value

@@ -47,12 +47,7 @@ def shows_address(value: Any) -> bool:
 
 
 def _canonical(value: Any, outer: tuple[int, ...]) -> Any:
-    """Return nested lists and tuples whose repr depends on the content alone.
-
-    Args:
-        value: Any value.
-        outer: Identities of the objects around it, outermost first.
-    """
+    """Return lists and tuples whose repr depends on the content alone; `outer` has the ids of the objects around it."""
     own = getattr(value, "fingerprint", None)
     if callable(own):
         return own()

@@ -14,12 +14,7 @@ from dataload.types import Int64Array
 
 
 def check_index(index: SupportsIndex, length: int) -> int:
-    """Return `index` as an int in [0, length); a negative index counts from the end.
-
-    Raises:
-        IndexError: `index` is out of range.
-        TypeError: `index` is not an integer, or is a bool.
-    """
+    """Return `index` as an int in [0, length); a negative index counts from the end. Bools and floats are refused."""
     if isinstance(index, bool):
         raise TypeError(f"an index must be an integer, got {index}")
     number = operator.index(index)
@@ -37,10 +32,6 @@ def as_indices(indices: Any, length: int) -> Int64Array:
 
     Returns:
         (rows,) int64, all in [0, length). This is `indices` itself if nothing had to be converted.
-
-    Raises:
-        IndexError: An index is out of range.
-        TypeError: An index is not an integer. Bools and floats are not accepted.
     """
     if isinstance(indices, np.ndarray):
         array = indices

@@ -12,9 +12,6 @@ class Memo(Generic[T]):
 
     It holds two by default because a loader may be at the end of one epoch and at the start of the next at once.
     Concurrent threads may drop each other's entries, which are then computed again.
-
-    Args:
-        size: Number of keys, which must be hashable.
     """
 
     __slots__ = ("_entries", "_size")

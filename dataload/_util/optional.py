@@ -12,13 +12,8 @@ def load_optional(module: str, *, needed_by: str, extra: str | None, package: st
     """Import a module of an optional package and return it.
 
     Args:
-        module: Module to import, for example ``"bson"``.
         needed_by: What needs the module, worded for the error message: ``"format 'syrah'"``.
         extra: The extra of dataload that installs the package; None if there is none.
-        package: Name of the package, if it differs from the top-level module's.
-
-    Raises:
-        MissingDependencyError: The package is not installed; the message says how to install it.
     """
     try:
         return importlib.import_module(module)

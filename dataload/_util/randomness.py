@@ -28,27 +28,20 @@ _SHIFT_30, _SHIFT_27, _SHIFT_31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def check_seed(seed: Any) -> int:
-    """Return `seed` as a Python int.
-
-    Raises:
-        ConfigError: `seed` is not an integer. Floats and strings are refused rather than silently rounded or hashed.
-    """
+    """Return `seed` as a Python int. Floats and strings are refused rather than silently rounded or hashed."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise ConfigError(f"seed must be an integer, got {seed!r} ({type(seed).__name__})", key="seed", value=seed)
     return int(seed.__index__())
 
 
 def derive_key(seed: int, purpose: str, *address: int | str, words: int = 4) -> UInt64Array:
-    """Return the key for one purpose at one address, statistically independent of all other keys.
+    """Return the key for one purpose at one address, (words,) uint64, statistically independent of all other keys.
 
     Args:
         seed: The user's seed, any integer.
         purpose: What the random numbers are for, for example ``"shuffle"``.
         address: The rest of the address, for example the epoch.
         words: Length of the key, at most 8.
-
-    Returns:
-        (words,) uint64.
     """
     text = "\x1f".join([repr(int(seed)), purpose, *map(_address_part, address)])
     digest = hashlib.blake2b(text.encode(), digest_size=8 * words, person=b"dataload").digest()
@@ -64,7 +57,6 @@ def hash64(key: np.uint64, values: npt.NDArray[Any]) -> UInt64Array:
     """Hash each value to 64 well-mixed bits, with the output function of SplitMix64 (Steele, Lea, Flood 2014).
 
     Args:
-        key: One word of a key.
         values: (n,) integers.
 
     Returns:

@@ -81,11 +81,8 @@ class WorkerStatus:
 class WorkerLostError(Exception):
     """A worker failed to return a result. Internal: the loader turns it into a `WorkerError`.
 
-    Attributes:
-        worker: Name of the worker.
-        reason: Predicate of a sentence about the worker, such as "was killed by SIGKILL".
-        place: Its last reported step and sample.
-        stacks: Stack traces of its threads; empty if unknown.
+    `reason` is the predicate of a sentence about the worker, such as "was killed by SIGKILL"; `place` is its last
+    reported step and sample; `stacks` are the stack traces of its threads, empty if unknown.
     """
 
     def __init__(self, worker: str, reason: str, place: Place, stacks: str = "") -> None:
@@ -98,17 +95,12 @@ class WorkerLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TimeoutPolicy:
-    """How long to wait for a task before warning and before giving up.
+    """The times to wait for a task before warning and before giving up."""
 
-    Attributes:
-        timeout: Seconds after which to give up; None waits for ever.
-        warn_after: Seconds until the first warning, or half of `timeout` if that is less. The interval doubles with
-            each warning.
-        locate: Returns for a place the index to show instead, and a description; by default the index is shown.
-    """
-
-    timeout: float | None = None
+    timeout: float | None = None  # seconds after which to give up; None waits for ever
+    # Seconds until the first warning, or half of `timeout` if that is less. The interval doubles with each warning.
     warn_after: float = 60.0
+    # Returns for a place the index to show instead, and a description; by default the index is shown.
     locate: Callable[[Place], tuple[int, str]] | None = None
 
     def watch(self) -> StallMonitor:
@@ -136,13 +128,10 @@ class StallMonitor:
         return self.next_look() == 0
 
     def look(self, describe: Callable[[], tuple[str, Place, str]]) -> None:
-        """Warn about a late worker.
+        """Warn about a late worker, or raise a `WorkerLostError` if the timeout has passed.
 
         Args:
             describe: Returns the worker's name, its place and the stack traces of its threads.
-
-        Raises:
-            WorkerLostError: The timeout has passed.
         """
         waited = monotonic() - self._begun
         worker, place, stacks = describe()
@@ -174,8 +163,7 @@ class Result(Generic[ResultT]):
     def run(self) -> bool:
         """Run the task in the calling thread if no worker has started it. Return True if it was run here.
 
-        Raises:
-            BaseException: An exception of the task that is not an `Exception`, such as Ctrl-C.
+        An exception of the task that is not an `Exception`, such as Ctrl-C, is raised at once.
         """
         return False
 
@@ -188,12 +176,7 @@ class Executor(ABC, Generic[TaskT, ResultT]):
 
     @abstractmethod
     def submit(self, task: TaskT, /) -> Result[ResultT]:
-        """Schedule a task.
-
-        Raises:
-            ConfigError: No worker could be started.
-            RuntimeError: The executor is closed.
-        """
+        """Schedule a task. Fails if the executor is closed or no worker could be started."""
 
     def wait_for_any(self, results: Iterable[Result[Any]], /) -> None:
         """Wait until at least one of `results` is done."""
@@ -216,11 +199,7 @@ class _Deferred(Result[ResultT], Generic[TaskT, ResultT]):
 
 
 class SerialExecutor(Executor[TaskT, ResultT]):
-    """Runs each task in the consumer's thread when its result is requested.
-
-    Args:
-        work: The function to apply.
-    """
+    """Runs each task in the consumer's thread when its result is requested."""
 
     def __init__(self, work: Callable[[TaskT, WorkerStatus], ResultT]) -> None:
         self._work = work
@@ -239,7 +218,6 @@ class PoolExecutor(Executor[TaskT, ResultT]):
     Args:
         start: Starts a number of workers. Returns their pool, which has the methods of an executor with `stop` instead
             of `close`, and `is_usable`, which returns False in a forked child or after `stop`.
-        workers: Number of workers, at least 1.
     """
 
     def __init__(self, start: Callable[[int], Any], workers: int) -> None:
@@ -286,14 +264,7 @@ def worker_name() -> str:
 
 
 def check_process(pid: int) -> None:
-    """Raise if called in a forked child.
-
-    Args:
-        pid: The process that owns the workers.
-
-    Raises:
-        RuntimeError: This is another process.
-    """
+    """Raise if called in a forked child of `pid`, the process that owns the workers."""
     if pid != os.getpid():
         raise RuntimeError(
             "this iteration was started before the process was forked, and its workers belong to the parent: "
@@ -304,9 +275,7 @@ def check_process(pid: int) -> None:
 def raise_closed() -> NoReturn:
     """Raise for a thread that waits for a batch of a closed loader.
 
-    Raises:
-        RuntimeError: Always, except when the interpreter exits. Only daemon threads are left then, and this one
-            stops silently.
+    When the interpreter exits, only daemon threads are left, and this one stops silently instead.
     """
     if not threading.main_thread().is_alive():
         threading.Event().wait()

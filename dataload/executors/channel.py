@@ -28,13 +28,7 @@ def _frame(content: Any, parts: Sequence[Any]) -> list[memoryview]:
 
 
 def send(connection: socket.socket, content: Any, parts: Sequence[Any] = ()) -> None:
-    """Send a message, and wait until all of it is sent.
-
-    Args:
-        connection: A blocking socket.
-        content: Anything that can be pickled.
-        parts: Buffers of bytes, which are not copied.
-    """
+    """Send a message, and wait until all of it is sent. `parts` are buffers of bytes, which are not copied."""
     for view in _frame(content, parts):
         connection.sendall(view)
 
@@ -48,11 +42,7 @@ def receive_descriptor(connection: socket.socket) -> int:
 
 
 class Inbox:
-    """Assembles messages from a socket, however few bytes arrive at a time.
-
-    Args:
-        connection: A socket, blocking or not.
-    """
+    """Assembles messages from a socket, blocking or not, however few bytes arrive at a time."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -61,9 +51,7 @@ class Inbox:
     def take(self) -> Message | None:
         """Return the next message, or None if the socket does not block and the message is incomplete.
 
-        Raises:
-            EOFError: The peer closed the connection.
-            OSError: The peer is gone, and so is what was sent to it.
+        Raises `EOFError` or `OSError` if the peer closed the connection or is gone.
         """
         return next(self._messages)
 
@@ -95,11 +83,7 @@ class Inbox:
 
 
 class Outbox:
-    """Messages that wait to be sent.
-
-    Args:
-        connection: A non-blocking socket.
-    """
+    """Messages that wait to be sent through a non-blocking socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

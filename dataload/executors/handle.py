@@ -31,17 +31,7 @@ class WorkerHandle:
     """Starts a worker process and exchanges messages with it, without ever blocking on it.
 
     Args:
-        number: Number of the worker.
-        context: A `multiprocessing` context.
-        work: The function to apply to tasks.
-        start_method: The start method of `context`.
-
-    Attributes:
-        tasks: Unfinished tasks, by number.
-        connection: Non-blocking socket to the worker.
-        inbox: Messages from the worker.
-        outbox: Messages to the worker.
-        status: The worker's progress.
+        context: A `multiprocessing` context with the given start method.
     """
 
     DESCRIPTORS = 5
@@ -49,7 +39,7 @@ class WorkerHandle:
 
     def __init__(self, number: int, context: Any, work: Any, start_method: StartMethod) -> None:
         self.number = number
-        self.tasks: dict[int, Any] = {}
+        self.tasks: dict[int, Any] = {}  # unfinished, by number
         self._known_slots: set[int] = set()
         self._imports_main = start_method != "fork"
         # The worker writes its status here, followed by the stack traces of its threads on request.
@@ -170,8 +160,7 @@ class WorkerHandle:
 def _without_interrupts(*, only: bool) -> Generator[None]:
     """Start a process with Ctrl-C blocked until it is ready for it, because it would print a traceback.
 
-    Args:
-        only: Whether only our process inherits this; a fork server would pass it on to the processes of others.
+    `only` says whether only our process inherits this; a fork server would pass it on to the processes of others.
     """
     if not only:
         yield

@@ -18,11 +18,7 @@ _SPARE_DESCRIPTORS = 16
 
 
 def check_parent(start_method: StartMethod) -> None:
-    """Check that this process can start worker processes.
-
-    Raises:
-        ConfigError: This process is a worker or is about to become one, or workers could not import its main module.
-    """
+    """Refuse to start workers if this process is a worker, or workers could not import its main module."""
     current = multiprocessing.current_process()
     if getattr(current, "_inheriting", False):
         raise ConfigError(f"a worker process tried to start workers: {GUARD}", key="executor", value="processes")
@@ -46,11 +42,7 @@ def check_parent(start_method: StartMethod) -> None:
 
 
 def within_descriptors(workers: int, slots: int) -> tuple[int, int]:
-    """Return the numbers of workers and slots that the limit of open files allows, up to those requested.
-
-    Raises:
-        ConfigError: The limit does not allow a single worker.
-    """
+    """Return the numbers of workers and slots that the limit of open files allows, up to those requested."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         free = limit - len(os.listdir("/proc/self/fd"))

@@ -52,11 +52,7 @@ class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
 
     Args:
         work: The function to apply; pickled once per worker unless workers are forked.
-        workers: Number of processes, at least 1.
         slots: Number of slots: tasks in flight plus results that the consumer holds.
-        start_method: See `StartMethod`. `fork` copies the process as it is, with its threads and locks.
-        timeouts: When to warn about a task and when to give up on it.
-        first: Number of the first process, for names.
     """
 
     def __init__(
@@ -178,11 +174,7 @@ class ProcessPool:
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
 
     def wait_for_any(self, waiting: list[Any]) -> None:
-        """Wait until one of these tasks is finished.
-
-        Raises:
-            WorkerLostError: The timeout has passed.
-        """
+        """Wait until one of these tasks is finished, or the timeout has passed."""
         watch = self._timeouts.watch()
         while not any(pending.finished for pending in waiting):
             self.receive(watch.next_look())

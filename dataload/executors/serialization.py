@@ -16,11 +16,7 @@ _SMALL_BYTES = 16 << 10
 
 
 def take_apart(value: Any) -> list[memoryview]:
-    """Return the pickle of `value`, then the buffers of its large arrays, which are not copied.
-
-    Raises:
-        Exception: `value` cannot be pickled.
-    """
+    """Return the pickle of `value`, then the buffers of its large arrays, which are not copied."""
     buffers: list[memoryview] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -40,11 +36,7 @@ def put_together(parts: Sequence[Any]) -> Any:
 
 
 def check_pickle(value: Any) -> None:
-    """Raise if `value` cannot be pickled, without using memory for the result.
-
-    Raises:
-        Exception: `value` cannot be pickled.
-    """
+    """Raise if `value` cannot be pickled, without using memory for the result."""
     _pickler(_Discard(), lambda _: False).dump(value)
 
 

@@ -43,11 +43,7 @@ class Slot:
         self._view: BytesArray = np.empty(0, np.uint8)
 
     def reserve(self, size: int) -> None:
-        """Allocate memory for `size` bytes.
-
-        Raises:
-            OSError: There is not enough memory.
-        """
+        """Allocate memory for `size` bytes; raise an `OSError` if there is not enough."""
         present = os.fstat(self.descriptor).st_size
         if present >= size:
             return
@@ -70,11 +66,7 @@ class Slot:
         return self._view
 
     def write(self, parts: Sequence[memoryview]) -> list[Extent]:
-        """Write buffers one after another.
-
-        Raises:
-            OSError: There is not enough memory; nothing was written.
-        """
+        """Write buffers one after another; raise an `OSError`, with nothing written, if there is not enough memory."""
         extents: list[Extent] = []
         size = 0
         for part in parts:
@@ -102,11 +94,7 @@ def _unnamed_file() -> int:
 
 
 class Ring:
-    """The slots of one executor, used in turn.
-
-    Args:
-        slots: Number of slots.
-    """
+    """The slots of one executor, used in turn."""
 
     def __init__(self, slots: int) -> None:
         self.slots: dict[int, Slot] = {number: Slot() for number in range(slots)}

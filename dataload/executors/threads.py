@@ -197,14 +197,7 @@ class _Pool:
 
 
 class ThreadExecutor(PoolExecutor[TaskT, ResultT]):
-    """Runs tasks in threads; see `PoolExecutor`.
-
-    Args:
-        work: The function to apply; called by several threads at once.
-        workers: Number of threads, at least 1.
-        timeouts: When to warn about a task and when to give up on it.
-        first: Number of the first thread, for names.
-    """
+    """Runs tasks in threads; see `PoolExecutor`. `work` is called by several threads at once."""
 
     def __init__(
         self,

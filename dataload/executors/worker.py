@@ -31,17 +31,11 @@ SMALL_RESULT = 16 << 10
 
 
 class TaskMessage(NamedTuple):
-    """A task for a worker.
+    """A task for a worker."""
 
-    Attributes:
-        number: Number of the task; it increases.
-        task: The argument for `work`.
-        slot: Number of the slot for the result; None sends the result over the socket.
-    """
-
-    number: int
+    number: int  # increases from task to task
     task: Any
-    slot: int | None
+    slot: int | None  # number of the slot for the result; None sends the result over the socket
 
 
 class NewSlot(NamedTuple):
@@ -51,33 +45,18 @@ class NewSlot(NamedTuple):
 
 
 class ResultMessage(NamedTuple):
-    """The outcome of a task. The parts of its result come with this message unless they are in its slot.
-
-    Attributes:
-        number: Number of the task.
-        extents: The parts of the result in its slot; empty if they are not in the slot.
-        failure: Why there is no result; empty if there is one.
-        traceback_text: The traceback of the failure.
-        note: Why the result is not in its slot, if that is unexpected.
-        place: The worker's place at the time of the failure; it may have moved on since.
-    """
+    """The outcome of a task. The parts of its result come with this message unless they are in its slot."""
 
     number: int
-    extents: list[Extent]
-    failure: str = ""
+    extents: list[Extent]  # the parts of the result in its slot; empty if they are not in the slot
+    failure: str = ""  # why there is no result; empty if there is one
     traceback_text: str = ""
-    note: str = ""
-    place: Place | None = None
+    note: str = ""  # why the result is not in its slot, if that is unexpected
+    place: Place | None = None  # the worker's place at the time of the failure; it may have moved on since
 
 
 def serve(connection: socket.socket, name: str, work: Callable[[Any, WorkerStatus], Any] | None) -> None:
-    """Run tasks until the parent closes the connection.
-
-    Args:
-        connection: Socket to the parent.
-        name: Name of the worker.
-        work: The function to apply; None if the first message contains it.
-    """
+    """Run tasks until the parent closes the connection; without `work`, the first message contains it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork inherits the parent's handler
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,4 +1,4 @@
-"""``num_workers="auto"``: how many workers a loader should have."""
+"""``num_workers="auto"``: the number of workers that a loader should have."""
 
 from __future__ import annotations
 
@@ -17,21 +17,13 @@ _START_SECONDS = {"threads": 0.2, "processes": 1.5}  # until new workers deliver
 
 
 class ThroughputSample(NamedTuple):
-    """How a loader did for a while.
-
-    Attributes:
-        workers: Number of workers.
-        steps: Batches that the consumer received.
-        wait_seconds: Time that the consumer waited for them.
-        consumer_seconds: Time that the consumer spent in between.
-        work_seconds: Time that all workers together spent on them.
-    """
+    """The throughput of a loader for a while."""
 
     workers: int
-    steps: int
-    wait_seconds: float
-    consumer_seconds: float
-    work_seconds: float
+    steps: int  # batches that the consumer received
+    wait_seconds: float  # time that the consumer waited for them
+    consumer_seconds: float  # time that the consumer spent in between
+    work_seconds: float  # time that all workers together spent on them
 
     @property
     def seconds(self) -> float:
@@ -50,7 +42,7 @@ class ThroughputSample(NamedTuple):
 
 
 def workers_to_use(before: ThroughputSample | None, now: ThroughputSample, limit: int) -> int:
-    """Return how many workers there should be. Pure.
+    """Return how many workers there should be, at least the present number and at most `limit`. Pure.
 
     Workers are added while the consumer waits at least 10% of the time: as many as would keep up with it, but at most
     twice the present number, because the gain is an estimate until it is measured. Once the last ones brought less
@@ -58,11 +50,6 @@ def workers_to_use(before: ThroughputSample | None, now: ThroughputSample, limit
 
     Args:
         before: The last sample with fewer workers; None if there were never fewer.
-        now: The present sample.
-        limit: Most workers allowed.
-
-    Returns:
-        At least the present number.
     """
     workers = now.workers
     if workers >= limit or now.wait_seconds < _LEAST_WAIT * now.seconds:
@@ -76,11 +63,7 @@ def workers_to_use(before: ThroughputSample | None, now: ThroughputSample, limit
 
 
 class Scaling:
-    """Starts with one worker, and adds others as `workers_to_use` decides.
-
-    Args:
-        limit: Most workers allowed; by default the CPUs that this process may use.
-    """
+    """Starts with one worker, and adds others as `workers_to_use` decides, up to one per usable CPU or `limit`."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.workers = 1
@@ -90,12 +73,7 @@ class Scaling:
         self._starting = True
 
     def look(self, recorder: Recorder, grow: Callable[[int], None]) -> None:
-        """Add workers if a new sample is complete and says so. Call this after each batch.
-
-        Args:
-            recorder: The loader's recorder.
-            grow: Adds workers, up to the number that it is given.
-        """
+        """Add workers with `grow` if a new sample is complete and says so. Call this after each batch."""
         enough = max(_LEAST_STEPS, _STEPS_PER_WORKER * self.workers)
         if self.workers >= self._limit or recorder.steps - self._mark.steps < enough:
             return

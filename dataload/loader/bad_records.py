@@ -66,9 +66,6 @@ class Budget:
         most: How many bad records are allowed.
         report: A JSONL file to append them to, or None. It is created at once, so that an error shows before the
             first batch.
-
-    Raises:
-        ConfigError: The report cannot be written.
     """
 
     def __init__(self, most: int, report: str | os.PathLike[str] | None) -> None:
@@ -118,11 +115,7 @@ class Budget:
 
 
 def append_report(path: str, bad: Iterable[BadRecord]) -> None:
-    """Append records to a report, one JSON object per line, in a single write, so that ranks can share a file.
-
-    Raises:
-        OSError: The report cannot be written.
-    """
+    """Append records to a report, one JSON object per line, in a single write, so that ranks can share a file."""
     append_text(path, "".join(json.dumps(dataclasses.asdict(record)) + "\n" for record in bad))
 
 
@@ -134,14 +127,9 @@ def read_excluded(exclude: Any, source: Any) -> Int64Array | None:
 
     Args:
         exclude: None, integers in [0, len(source)), or the path of a JSONL report.
-        source: The source. A report must agree with it on where its records lie.
 
     Returns:
         (n,) int64, ascending and unique; None if there are none.
-
-    Raises:
-        ConfigError: `exclude` is something else, has an index out of range or excludes every record; or the report
-            cannot be read or is about other data.
     """
     if exclude is None:
         return None

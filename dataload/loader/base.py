@@ -1,4 +1,4 @@
-"""What all loaders share: the iteration protocol, epochs, statistics, and closing."""
+"""The base of all loaders: the iteration protocol, epochs, statistics, and closing."""
 
 from __future__ import annotations
 
@@ -22,22 +22,16 @@ BatchT = TypeVar("BatchT")
 
 @dataclass(slots=True, eq=False)
 class EpochIteration:
-    """One ``for`` over a loader.
-
-    Attributes:
-        epoch: Number of the epoch.
-        step: Steps of the epoch that were received.
-        steps: Steps of the epoch; None if that is unknown before its end.
-    """
+    """One ``for`` over a loader."""
 
     epoch: int
-    step: int
-    steps: int | None
+    step: int  # steps of the epoch that were received
+    steps: int | None  # steps of the epoch; None if that is unknown before its end
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a loader is.
+    """The progress of a loader.
 
     Attributes:
         epoch: Number of the epoch.

@@ -24,12 +24,10 @@ class Trace:
     """The progress of one step: its stages, how long each took, and its bad records.
 
     Attributes:
-        status: The worker's status; told about each step and sample.
         stage: The stage in progress; "" between stages.
         index: The record that the stage works on, if it is a single one.
         transform: Name of the transform that failed; "" if none did.
         spans: Stage, begin and end in seconds of `time.perf_counter`, which all processes of a machine share.
-        bad: Records that were left out or replaced.
     """
 
     __slots__ = ("_begun", "bad", "index", "spans", "stage", "status", "transform")
@@ -69,26 +67,16 @@ class Fetcher:
 
     How records are read is decided once: as columns if the source has `read_batch` and nothing needs single samples,
     else with one `__getitems__`, else one by one.
-
-    Attributes:
-        source: Anything with ``__len__`` and ``__getitem__``.
-        fields: Fields to keep; None means all.
-        transform: Applied to each sample, one after another.
-        collate: Makes a batch of samples, or of samples and their `Packing` if plans have one.
-        batch_transform: Applied to the batch; None for no change.
-        seed: The loader's seed.
-        policy: What to do about records that fail.
-        reads_columns: Whether batches come from ``source.read_batch``.
     """
 
     source: Any
     fields: tuple[str, ...] | None
-    transform: tuple[NamedTransform, ...]
-    collate: Callable[..., Any]
-    batch_transform: Callable[[Any], Any] | None
+    transform: tuple[NamedTransform, ...]  # applied to each sample, one after another
+    collate: Callable[..., Any]  # makes a batch of samples, or of samples and their `Packing` if plans have one
+    batch_transform: Callable[[Any], Any] | None  # applied to the batch; None for no change
     seed: int
     policy: ErrorPolicy = field(default_factory=ErrorPolicy)
-    reads_columns: bool = field(init=False)
+    reads_columns: bool = field(init=False)  # whether batches come from ``source.read_batch``
 
     def __post_init__(self) -> None:
         stacks = not self.transform and self.collate is default_collate
@@ -100,16 +88,7 @@ class Fetcher:
         return self.reads_columns and self.batch_transform is None
 
     def __call__(self, plan: BatchPlan, epoch: int, trace: Trace | None = None) -> Any:
-        """Return the batch of `plan`.
-
-        Args:
-            plan: The rows.
-            epoch: Number of the epoch.
-            trace: Filled with what happens.
-
-        Raises:
-            WorkerError: The step failed; the message names the step, the stage and the record.
-        """
+        """Return the batch of `plan`, or raise a `WorkerError` that names the step, the stage and the record."""
         trace = Trace() if trace is None else trace
         trace.status.at(epoch, plan.step)
         try:
@@ -182,12 +161,9 @@ class Fetcher:
         return batch
 
     def load_together(self, plans: Sequence[BatchPlan], trace: Trace) -> list[Any] | None:
-        """Return the batches of several steps from one read of columns; raise whatever goes wrong.
+        """Return the batches of several steps from one read of columns; None if they have to be loaded one by one.
 
         One read of many rows takes the GIL once, and pays fixed costs once. The batches are views of one memory.
-
-        Returns:
-            One batch per plan, or None if these steps have to be loaded one by one.
         """
         if not (self.reads_together and all(len(plan.indices) and plan.packing is None for plan in plans)):
             return None
@@ -208,11 +184,7 @@ class Fetcher:
 
 
 def choose_collate(collate: Callable[..., Any] | Mapping[str, Policy] | None, *, packs: bool) -> Callable[..., Any]:
-    """Return the function that makes batches, from a loader's argument.
-
-    Raises:
-        ConfigError: The argument is not a function or policies, or it is not a `Pack` although rows are packed.
-    """
+    """Return the function that makes batches, from a loader's argument."""
     if packs:
         if collate is not None and not isinstance(collate, Pack):
             raise ConfigError(
@@ -234,14 +206,8 @@ def choose_collate(collate: Callable[..., Any] | Mapping[str, Policy] | None, *,
 def complete(batch: Any, plan: BatchPlan) -> Any:
     """Return a collated batch with the chunk axis, the mask and the columns of its plan; see `BatchPlan`.
 
-    If something is added to a batch that is not a mapping, the batch becomes the field "data".
-
-    Args:
-        batch: Collated samples; with chunks, the records of each chunk one after another.
-        plan: The rows.
-
-    Raises:
-        ConfigError: The batch has a field that is added, or a value that cannot be split into chunks.
+    If something is added to a batch that is not a mapping, the batch becomes the field "data". With chunks, `batch`
+    has the records of each chunk one after another.
     """
     if plan.valid is None and plan.columns is None:
         return batch

@@ -43,12 +43,7 @@ def plan_batches(
     rank: int | None,
     world_size: int | None,
 ) -> BatchPlanner:
-    """Return the plan that the arguments of `dataload.Loader` ask for.
-
-    Raises:
-        ConfigError: Arguments contradict each other, or the plan would read records that the source does not have.
-        TypeError: `sampler` is not a sampler.
-    """
+    """Return the plan that the arguments of `dataload.Loader` ask for."""
     rank, world_size = rank_and_world_size(rank, world_size, batch_sampler)
     if tail is None:
         tail = "partial" if world_size == 1 else "pad"
@@ -134,9 +129,6 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None, 
 
     The environment variables are RANK and WORLD_SIZE, as torchrun sets them; without them it is rank 0 of 1. Nothing
     else in dataload reads them.
-
-    Raises:
-        ConfigError: Only one of the two is known, or a variable is not an integer.
     """
     if (rank is None) != (world_size is None):
         raise ConfigError("rank and world_size go together: give both or neither", key="rank", value=rank)

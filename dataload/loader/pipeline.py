@@ -25,10 +25,7 @@ class StepDelivery:
     It ends before an epoch without steps, and before epoch `epochs`.
 
     Args:
-        executor: Runs `StepWork`.
-        planners: The planner of each epoch.
         sizer: Knows the time and size of steps, and learns from each task.
-        start: What the consumer has received.
         epochs: The epoch to stop before; None goes on for ever.
         window: Tasks ahead of the one that is waited for; 0 for no work ahead.
         max_bytes: Approximate bytes of batches ahead; one batch is ahead in any case.
@@ -69,12 +66,7 @@ class StepDelivery:
             )
 
     def __next__(self) -> StepResult:
-        """Return the next step.
-
-        Raises:
-            StopIteration: There are no more steps.
-            WorkerLostError: The worker of this step is gone.
-        """
+        """Return the next step. Raises `WorkerLostError` if the worker of this step is gone."""
         if not self._ready:
             result = self._next_result()
             steps = result.loaded
@@ -127,7 +119,6 @@ def ordered_map(
     and waits for nothing.
 
     Args:
-        submit: Starts a task.
         tasks: Taken from as results are consumed, so they may be endless.
         window: Returns the tasks ahead of the one that is waited for, 0 for no work ahead; called for each task.
         helps: Returns True if the consumer's thread should run tasks when it would have to wait.
@@ -164,15 +155,9 @@ def unordered_map(
     wait_for_any: Callable[[Iterable[Result[T]]], None],
     section: Callable[[Task], object],
 ) -> Generator[T]:
-    """Yield the results of `tasks` in completion order, with at most `window()` + 1 of them in flight.
-
-    The error of a task is raised when the task is done. Closing the generator cancels what has not started, and waits
-    for nothing.
+    """Yield the results of `tasks` in completion order; everything else is as with `ordered_map`.
 
     Args:
-        submit: Starts a task.
-        tasks: Taken from as results are consumed, so they may be endless.
-        window: Returns the tasks ahead of the one that is waited for, 0 for no work ahead; called for each task.
         wait_for_any: Waits until one of several results is done.
         section: All consecutive tasks with an equal section come before any task of the next section.
     """
@@ -202,14 +187,11 @@ class TaskSizer:
 
     Waking a waiting thread takes 20 to 50 us, more in a virtual machine, which is as long as a small batch takes.
     Steps under a millisecond are therefore grouped. The first task is one step, so that it comes soon.
-
-    Attributes:
-        step_bytes: Mean bytes of a step in the last task; None before the first.
     """
 
     def __init__(self) -> None:
         self._steps = 1
-        self.step_bytes: float | None = None
+        self.step_bytes: float | None = None  # mean of the last task; None before the first
 
     def is_quick(self) -> bool:
         """Return True if running a task here beats waiting for a worker: it takes about a millisecond."""
@@ -218,9 +200,7 @@ class TaskSizer:
     def groups(self, steps: range, room: Callable[[], int]) -> Generator[range]:
         """Yield consecutive parts of `steps`, each of the size that is best when it is requested.
 
-        Args:
-            steps: The steps to divide.
-            room: Returns the maximum size of a part, but a part has at least one step.
+        A part has at least one step, and otherwise at most `room()`.
         """
         start = steps.start
         while start < steps.stop:
@@ -237,12 +217,11 @@ class TaskSizer:
 
 
 class PrefetchBudget:
-    """How much may be in flight.
+    """The number of tasks and steps that may be in flight.
 
     Kept apart from `StepDelivery` to avoid a reference cycle, which would delay cancellation.
 
     Args:
-        sizer: Knows the size of a step.
         window: Tasks ahead of the one that is waited for.
         max_bytes: Bytes of batches ahead.
     """
@@ -282,11 +261,7 @@ def lost_step(lost: WorkerLostError, planners: EpochPlanners, cursor: Cursor) ->
 
 
 def apply_in_consumer(step: StepResult, function: Callable[[Any], Any], planners: EpochPlanners) -> Any:
-    """Apply a function to the batch of a step in the consumer's process.
-
-    Raises:
-        WorkerError: The function failed.
-    """
+    """Apply a function to the batch of a step in the consumer's process; a failure becomes a `WorkerError`."""
     try:
         return function(step.batch)
     except Exception as error:
@@ -305,17 +280,7 @@ def _step_error(
     traceback_text: str,
     shown: str = "",
 ) -> WorkerError:
-    """Return the error of a step that failed outside its work.
-
-    Args:
-        planners: Know the indices of the step.
-        epoch: Number of the epoch.
-        step: Number of the step.
-        reason: Continues the message "step 3 of epoch 0 failed".
-        worker: Name of the worker.
-        traceback_text: See `WorkerError`.
-        shown: Ends the message.
-    """
+    """Return the error of a step that failed elsewhere: "step 3 of epoch 0 failed", `reason`, indices, `shown`."""
     (plan,) = planners.of(epoch).plans(range(step, step + 1), epoch=epoch)
     indices = tuple(plan.indices.tolist())
     message = f"step {step} of epoch {epoch} failed{reason}\n  indices of the step: {shorten(indices)}{shown}"

@@ -32,27 +32,16 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class Recorder:
-    """Adds up `Statistics`. Used by the consumer's thread; any thread may call `snapshot`.
+    """Adds up `Statistics`. Used by the consumer's thread; any thread may call `snapshot`."""
 
-    Attributes:
-        executor: Where batches are made.
-        transforms: Names of the transforms.
-        clock: Returns seconds; the clock of the steps' spans.
-        cpu_clock: Returns seconds; see `cpu_demand`.
-        listener: Called with every event; usually None.
-        steps: Batches received.
-        wait_seconds: Time that the consumer waited.
-        consumer_seconds: Time that the consumer spent between batches.
-    """
-
-    executor: Workplace = "serial"
+    executor: Workplace = "serial"  # where batches are made
     transforms: tuple[str, ...] = ()
-    clock: Callable[[], float] = perf_counter
+    clock: Callable[[], float] = perf_counter  # the clock of the steps' spans
     cpu_clock: Callable[[], float] = cpu_demand
     listener: Listener | None = None
     steps: int = field(default=0, init=False)
     wait_seconds: float = field(default=0.0, init=False)
-    consumer_seconds: float = field(default=0.0, init=False)
+    consumer_seconds: float = field(default=0.0, init=False)  # time that the consumer spent between batches
     _rows: int = field(default=0, init=False)
     _nbytes: int = field(default=0, init=False)
     _first_wait: float = field(default=0.0, init=False)

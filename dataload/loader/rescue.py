@@ -43,7 +43,7 @@ _EXAMPLES_TRIED = 100
 
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
-    """What to do about records that fail.
+    """The treatment of records that fail.
 
     Only reading and transforming are a record's own fault. A failing collate or batch transform, a closed source and
     a missing package are raised whatever `action` is.
@@ -81,12 +81,9 @@ class ErrorPolicy:
 
 
 class StageError(Exception):
-    """A failure and the stage in which it happened. Internal: it becomes a `WorkerError`.
+    """A failure, its stage ("" if it happened between stages), and the record at fault if it is a single one.
 
-    Attributes:
-        stage: The stage that failed; "" if it happened between stages.
-        error: The original exception.
-        index: The record at fault, if it is a single one.
+    Internal: it becomes a `WorkerError`.
     """
 
     def __init__(self, stage: str, error: BaseException, index: int | None = None) -> None:
@@ -106,14 +103,7 @@ class StageError(Exception):
 
 
 class Rescue:
-    """Makes the batch of one step from those of its records that are good.
-
-    Args:
-        fetch: Reads, transforms and collates.
-        plan: The rows.
-        epoch: Number of the epoch.
-        trace: Filled with what happens.
-    """
+    """Makes the batch of one step from those of its records that are good."""
 
     def __init__(self, fetch: Fetcher, plan: BatchPlan, epoch: int, trace: Trace) -> None:
         self._fetch = fetch
@@ -132,11 +122,7 @@ class Rescue:
         return self._collate([self._example()[1]], plan)
 
     def recover(self, failure: StageError) -> Any:
-        """Return the batch of a step that failed, if the policy allows it.
-
-        Raises:
-            WorkerError: It does not, or nothing helps.
-        """
+        """Return the batch of a step that failed; raise a `WorkerError` if the policy forbids it or nothing helps."""
         if not failure.record_may_be_at_fault:
             self._fail(failure)
         if self._policy.action == "raise":
@@ -227,11 +213,7 @@ class Rescue:
         return last.text if last else ""
 
     def _sample(self, index: int, *, transforms: bool = True) -> Any:
-        """Return one sample, read by itself.
-
-        Raises:
-            StageError: It cannot be read or transformed.
-        """
+        """Return one sample, read by itself; raise a `StageError` if it cannot be read or transformed."""
         fetch, trace = self._fetch, self._trace
         trace.status.at_index(index)
         trace.enter("read", index)
@@ -314,12 +296,8 @@ def is_for_consumer(error: BaseException) -> bool:
 def substitute(seed: int, epoch: int, index: int, good: Int64Array) -> int:
     """Return the record that replaces a bad one: the same in every run, and a different one for each bad record.
 
-    Args:
-        seed: The loader's seed.
-        epoch: Number of the epoch.
-        index: The bad record.
-        good: (n,) int64, at least one: the good records of the same step, so that no record is served that the order
-            does not have.
+    It is one of `good`, (n,) int64, at least one: the good records of the same step, so that no record is served that
+    the order does not have.
     """
     candidates = np.unique(good)
     key = derive_key(seed, "replace", epoch, index, words=1)[0]

@@ -15,7 +15,7 @@ from dataload.samplers import BatchPlanner
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """What the consumer has received: all epochs before `epoch`, and its steps below `step` except those `missing`.
+    """The steps that the consumer has received: all before `epoch`, and its steps below `step` but for those `missing`.
 
     Steps are missing only with ``in_order=False``, and only as many as were in flight.
     """
@@ -52,12 +52,9 @@ class Cursor:
 
 
 class EpochPlanners:
-    """The planner of each epoch: the same for all, except for one that was resumed with steps of another size.
+    """The planner of each epoch: `planner` for all, except for one epoch that was resumed with steps of another size.
 
-    Args:
-        planner: The planner of most epochs.
-        epoch: The resumed epoch.
-        shifted: Its planner, which counts steps from another origin.
+    The planner of that epoch, `shifted`, counts steps from another origin.
     """
 
     def __init__(self, planner: BatchPlanner, epoch: int = -1, shifted: BatchPlanner | None = None) -> None:
@@ -80,13 +77,7 @@ class EpochPlanners:
         return cls(planner, state.epoch, shifted), Cursor(state.epoch, step, frozenset(steps))
 
     def state(self, cursor: Cursor, *, source: str, order: str) -> LoaderState:
-        """Return the state to save at `cursor`.
-
-        Args:
-            cursor: What the consumer has received.
-            source: Fingerprint of the data.
-            order: Fingerprint of the order.
-        """
+        """Return the state to save at `cursor`."""
         epoch, planner = cursor.epoch, self.of(cursor.epoch)
         return LoaderState(
             epoch=epoch,
@@ -141,14 +132,9 @@ def check_same(
     """Check that a state was saved with the data and the order of the loader that loads it.
 
     Args:
-        saved: The state.
-        here: The loader's own state.
-        meanings: Field -> its meaning, for each field that must be equal.
+        meanings: The meaning of each field that must be equal. The error has one line for each that is not.
         hint: More for the message.
         more: Other differences.
-
-    Raises:
-        StateMismatchError: They differ; the message has one line per field.
     """
     differences = [
         f"{name} ({meaning}): {getattr(saved, name)} in the state, {getattr(here, name)} here"
@@ -183,26 +169,17 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderState:
-    """Serialized position of a loader in its data: the same on every rank, for any number of workers.
-
-    Attributes:
-        epoch: Number of the epoch.
-        position: Positions of the epoch's order that the consumer has received, over all ranks.
-        length: Positions per epoch.
-        source: Fingerprint of the data.
-        order: Fingerprint of the sampler, seed included.
-        missing: With ``in_order=False``, the first positions of the steps before `position` that this rank has not
-            received, in rising order.
-        step_size: Positions per step if any are missing, else 0.
-    """
+    """Serialized position of a loader in its data: the same on every rank, for any number of workers."""
 
     epoch: int
-    position: int
-    length: int
-    source: str
-    order: str
+    position: int  # of the epoch's order, over all ranks: what the consumer has received
+    length: int  # of the epoch
+    source: str  # fingerprint of the data
+    order: str  # fingerprint of the sampler, seed included
+    # With ``in_order=False``, the first positions of the steps before `position` that this rank has not received, in
+    # rising order.
     missing: tuple[int, ...] = ()
-    step_size: int = 0
+    step_size: int = 0  # positions per step if any are missing, else 0
     order_version: int = ORDER_VERSION
     version: int = len(_MIGRATIONS) + 1
 
@@ -212,11 +189,7 @@ class LoaderState:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """Read what `to_json` returned, in this release or an earlier one.
-
-        Raises:
-            StateMismatchError: It is not such a dict, or was saved by a newer release.
-        """
+        """Read what `to_json` returned, in this release or an earlier one."""
         values = upgrade(state, cls, "Loader", _MIGRATIONS)
         if not isinstance(values["missing"], (list, tuple)):
             raise StateMismatchError(f"missing in the state must be a list of positions, found {values['missing']!r}")

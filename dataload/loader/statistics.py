@@ -1,4 +1,4 @@
-"""What a loader has done, where the time went, and what limits it. Pure (no clock)."""
+"""The work of a loader, where its time went, and what limits it. Pure (no clock)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StageStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What a loader has done since it was built.
+    """The work of a loader since it was built.
 
     Attributes:
         steps: Batches that the consumer received.

@@ -22,67 +22,41 @@ from dataload.samplers import BatchPlan, BatchPlanner
 
 
 class StepRange(NamedTuple):
-    """Consecutive steps of an epoch.
-
-    Attributes:
-        epoch: Number of the epoch.
-        origin: First item of its step 0; see `BatchPlanner`.
-        start: First step.
-        stop: The step after the last one.
-    """
+    """Consecutive steps of an epoch."""
 
     epoch: int
-    origin: int
+    origin: int  # first item of its step 0; see `BatchPlanner`
     start: int
-    stop: int
+    stop: int  # the step after the last one
 
 
 class StepResult(NamedTuple):
-    """The batch of one step, or its error.
-
-    Attributes:
-        epoch: Number of the epoch.
-        step: Number of the step.
-        batch: The batch; None if the step failed.
-        error: The error; None if the step did not fail.
-        rows: Rows of the plan; 0 if there is no plan.
-        nbytes: Bytes of the batch's arrays.
-        spans: Stage, begin and end in seconds of `time.perf_counter`.
-        bad: Records that were left out or replaced.
-        worker: Name of the worker.
-        shares: Of a step that several workers made together, for each its name, its rows and its spans.
-    """
+    """The batch of one step, or its error."""
 
     epoch: int
     step: int
-    batch: Any
+    batch: Any  # None if the step failed
     error: WorkerError | None
-    rows: int
-    nbytes: int
-    spans: list[tuple[str, float, float]]
-    bad: list[BadRecord]
+    rows: int  # of the plan; 0 if there is no plan
+    nbytes: int  # bytes of the batch's arrays
+    spans: list[tuple[str, float, float]]  # stage, begin and end in seconds of `time.perf_counter`
+    bad: list[BadRecord]  # records that were left out or replaced
     worker: str
+    # Of a step that several workers made together, for each its name, its rows and its spans.
     shares: Sequence[tuple[str, int, list[tuple[str, float, float]]]] = ()
 
 
 class JobResult(NamedTuple):
-    """The results of a `StepRange`.
+    """The results of a `StepRange`."""
 
-    Attributes:
-        loaded: Its steps, up to the first one that failed.
-        seconds: Time that it took.
-    """
-
-    loaded: list[StepResult]
-    seconds: float
+    loaded: list[StepResult]  # its steps, up to the first one that failed
+    seconds: float  # time that it took
 
 
 class StepWork:
     """Makes the batches of a `StepRange`. Thread-safe; pickled once for each worker process.
 
     Args:
-        fetch: Makes one batch.
-        planner: Knows the rows of each step.
         reseeds: Whether to seed the global generators of `random`, numpy and torch before each step. A safety net for
             transforms that use them, in processes where nobody else does.
     """

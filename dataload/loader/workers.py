@@ -34,12 +34,7 @@ def make_executor(
     """Return the executor that does `work`; it runs in the consumer's thread if `workers` is 0.
 
     Args:
-        work: The function to apply to tasks.
-        name: See `ExecutorName`.
-        workers: Number of workers.
         window: Tasks ahead of the consumer.
-        start_method: How processes start.
-        timeouts: When to warn about a task and when to give up on it.
         parts: The parts of `work` to name if they cannot be pickled; see `check_pickles`.
         first: Number of the first worker, for names.
 
@@ -73,14 +68,7 @@ def parts_of_work(work: StepWork) -> list[tuple[str, str, Any]]:
 
 
 def check_pickles(*parts: tuple[str, str, Any]) -> None:
-    """Check that worker processes can get copies of some settings.
-
-    Args:
-        parts: For each its key, its name in messages, and its value.
-
-    Raises:
-        ConfigError: A value cannot be pickled.
-    """
+    """Check that worker processes can get copies of settings, each given as key, name in messages, and value."""
     for key, name, value in parts:
         try:
             check_pickle(value)

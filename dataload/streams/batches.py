@@ -1,4 +1,4 @@
-"""From the samples of all workers to the steps that the consumer receives."""
+"""Join the samples of all workers into the steps that the consumer receives."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dataload.executors import Result, worker_name
 from dataload.loader.pipeline import ordered_map
 from dataload.loader.step import StepResult, nbytes
 from dataload.streams.columns import join, samples_of, spread
-from dataload.streams.parts import Part, Rows, Span
 from dataload.streams.rows import RowStart
+from dataload.streams.workers import Part, Rows, Span
 
 ADDED = ("stream_id", "offset", "is_first", "valid")
 """Fields that each batch has in addition to those of its samples."""
@@ -25,18 +25,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchMaker:
-    """Makes batches in the consumer's thread.
-
-    Attributes:
-        rows: Rows of a batch.
-        chunk: Items of a row.
-        collate: Makes a batch of samples.
-        transform: ``f(batch)``, or None.
-    """
+    """Makes batches in the consumer's thread."""
 
     rows: int
-    chunk: int
-    collate: Callable[..., Any]
+    chunk: int  # items of a row
+    collate: Callable[..., Any]  # makes a batch of samples
     transform: Callable[[Any], Any] | None
 
     @property
@@ -45,13 +38,7 @@ class BatchMaker:
         return self.collate is default_collate
 
     def __call__(self, parts: Sequence[Part], rows: Rows, epoch: int, step: int) -> StepResult:
-        """Return a step whose `batch` is a pair of the batch and the rows.
-
-        Args:
-            parts: The results of all workers.
-            rows: Their rows, joined.
-            epoch: Number of the epoch.
-            step: Number of the step.
+        """Return a step whose `batch` is a pair of the batch and `rows`, the joined rows of all parts.
 
         Raises:
             ConfigError: The samples have a field that is added to batches.
@@ -137,18 +124,13 @@ def deliver(
     starts: tuple[RowStart, ...],
     window: int,
 ) -> Generator[StepResult]:
-    """Yield the steps of an epoch, working ahead of the consumer.
+    """Yield the steps of an epoch from `step` on, at most `window` of them ahead of the consumer.
 
     No name here may refer to a batch or an error while the consumer has it.
 
     Args:
         submit: Starts a step: takes its number, and where the rows start if it is the first.
-        make: Makes the batches.
         has_ended: Returns True for the rows of the step after the last.
-        epoch: Number of the epoch.
-        step: The first step.
-        starts: Where the rows start.
-        window: Steps ahead.
     """
     tasks = itertools.chain([(step, starts)], ((later, ()) for later in itertools.count(step + 1)))
     del starts

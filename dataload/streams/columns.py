@@ -12,25 +12,17 @@ import numpy.typing as npt
 from dataload.collate import default_collate
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
-
 _NUMBERS = (bool, int, float)
 _PLAIN = frozenset((*_NUMBERS, str, bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """The samples of a worker's rows, stacked if they are alike.
-
-    Attributes:
-        count: Number of samples.
-        columns: The stacked samples, as from `default_collate`.
-        form: The common form of all samples; None if they are not stacked.
-        samples: The samples, if they are not stacked.
-    """
+    """The samples of a worker's rows: columns if they are alike, else the samples themselves."""
 
     count: int
-    columns: Any = None
-    form: Any = None
+    columns: Any = None  # the stacked samples, as from `default_collate`
+    form: Any = None  # the common form of all samples; None if they are not stacked
     samples: Sequence[Any] = ()
 
 
@@ -48,9 +40,6 @@ def join(parts: Sequence[Stacked], valid: BoolArray) -> Any:
     Args:
         parts: The samples of consecutive cells.
         valid: (cells,) bool, True where there is a sample.
-
-    Raises:
-        ConfigError: Samples differ in fields, dtypes or shapes.
     """
     given = [part for part in parts if part.count]
     first = given[0]

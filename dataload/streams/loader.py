@@ -24,11 +24,10 @@ from dataload.loader.workers import ExecutorName
 from dataload.samplers.streams.sampler import ChunkEnd
 from dataload.streams.batches import BatchMaker, deliver
 from dataload.streams.order import RowPosition, SequenceMode, SequenceOrder
-from dataload.streams.parts import Rows
 from dataload.streams.rows import RowStart, StreamPlan
 from dataload.streams.state import MultiStreamState, identify_sequences
 from dataload.streams.statistics import MultiStreamStatistics
-from dataload.streams.workers import StreamWorkers
+from dataload.streams.workers import Rows, StreamWorkers
 from dataload.transforms import compose
 
 SplitTail: TypeAlias = Literal["pad", "drop"]
@@ -127,12 +126,9 @@ class MultiStreamLoader(LoaderBase[Any]):
     ) -> None:
         _check_streams(make_stream, sequences)
         self._tail: SplitTail = tail or "pad"
-        for key, value, kind in (
-            ("mode", mode, SequenceMode),
-            ("ends", ends, ChunkEnd),
-            ("tail", self._tail, SplitTail),
-        ):
-            check_choice(key, value, get_args(kind))
+        check_choice("mode", mode, get_args(SequenceMode))
+        check_choice("ends", ends, get_args(ChunkEnd))
+        check_choice("tail", self._tail, get_args(SplitTail))
         rank, world_size = rank_and_world_size(rank, world_size)
         self._sequences = sequences
         self._size = check_count("batch_size", batch_size, least=1)
@@ -244,15 +240,14 @@ class MultiStreamLoader(LoaderBase[Any]):
 
     def _lost(self, lost: WorkerLostError) -> WorkerError:
         self._stream_workers.replace()
-        place, locator = lost.place, self._stream_workers.locator
         epoch, step = self._cursor.epoch, max(lost.place.step, self._cursor.step)
-        where = locator.text(place)
+        sequence, where = self._stream_workers.locator(lost.place)
         message = f"step {step} of epoch {epoch} failed{where and ' '}{where}: {lost.worker} {lost.reason}"
         return WorkerError(
             f"{message}\n{lost.stacks}" if lost.stacks else message,
             step=step,
             epoch=epoch,
-            indices=(locator.sequence(place),) if place.index >= 0 else (),
+            indices=(sequence,) if where else (),
             worker=lost.worker,
             traceback_text=lost.stacks,
         )

@@ -1,4 +1,4 @@
-"""Which sequences a row goes through, and in which order. Pure (no I/O)."""
+"""The order of the sequences of each row. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -20,34 +20,21 @@ _BLOCK = 1024
 
 
 class RowPosition(NamedTuple):
-    """The position of a row in its sequences.
+    """The position of a row in its sequences."""
 
-    Attributes:
-        epoch: Number of the row's pass through its sequences; in mode `split` the loader's epoch.
-        position: Position in the order of this pass.
-        offset: Items taken from the sequence at this position.
-    """
-
-    epoch: int
-    position: int
-    offset: int
+    epoch: int  # number of the row's pass through its sequences; in mode `split` the loader's epoch
+    position: int  # position in the order of this pass
+    offset: int  # items taken from the sequence at this position
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceOrder:
-    """The orders of all rows of all ranks.
-
-    Attributes:
-        sequences: Number of sequences.
-        rows: Number of rows, over all ranks.
-        mode: See `SequenceMode`.
-        shuffle: Whether each pass has another order, in mode `independent` for each row; else all have the given one.
-        seed: Any integer.
-    """
+    """The orders of all rows of all ranks."""
 
     sequences: int
-    rows: int
-    mode: SequenceMode
+    rows: int  # over all ranks
+    mode: SequenceMode  # see `SequenceMode`
+    # whether each pass has another order, in mode `independent` for each row; else all have the given one
     shuffle: bool
     seed: int
 
@@ -56,15 +43,13 @@ class SequenceOrder:
         return self.sequences if self.mode == "independent" else len(range(row, self.sequences, self.rows))
 
     def find(self, row: int, epoch: int, positions: Int64Array) -> Int64Array:
-        """Return the sequences at some positions of a pass.
+        """Return the sequences at some positions of pass `epoch` of a row; all rows of all ranks are numbered.
 
         Args:
-            row: Number of the row among those of all ranks.
-            epoch: Number of the pass.
             positions: (n,) int64, each in [0, count(row)).
 
         Returns:
-            (n,) int64, numbers of sequences.
+            (n,) int64.
         """
         address = ("split", epoch) if self.mode == "split" else ("independent", epoch, row)
         positions = row + positions * self.rows if self.mode == "split" else positions
@@ -74,12 +59,7 @@ class SequenceOrder:
 
 
 class RowOrder:
-    """The order of one row, computed in blocks: a single position takes nearly as long as a block.
-
-    Args:
-        order: The orders of all rows.
-        row: Number of the row among those of all ranks.
-    """
+    """The order of one row, computed in blocks: a single position takes nearly as long as a block."""
 
     def __init__(self, order: SequenceOrder, row: int) -> None:
         self._order = order

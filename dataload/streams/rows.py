@@ -46,57 +46,35 @@ class StreamContext:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """The work of all rows. Pickled once per worker process.
-
-    Attributes:
-        make_stream: ``f(sequence)`` or ``f(sequence, context)``, which returns an iterable of samples.
-        sequences: The arguments for `make_stream`.
-        order: The sequences of each row.
-        chunk: Items of a row per step.
-        ends: See `MultiStreamLoader`.
-        stacks: Whether the worker stacks samples into columns; else the consumer collates them.
-    """
+    """The work of all rows. Pickled once per worker process."""
 
     make_stream: NamedTransform
     sequences: Sequence[Any]
-    order: SequenceOrder
-    chunk: int
+    order: SequenceOrder  # the sequences of each row
+    chunk: int  # items of a row per step
     ends: ChunkEnd
-    stacks: bool
+    stacks: bool  # whether the worker stacks samples into columns; else the consumer collates them
 
     def stream(self, sequence: int, context: StreamContext) -> Any:
         """Make a stream."""
         step = self.make_stream
-        given = (self.sequences[sequence], context) if step.takes_context else (self.sequences[sequence],)
-        return step.function(*given)
+        return step.function(self.sequences[sequence], *([context] if step.takes_context else []))
 
 
 class RowStart(NamedTuple):
-    """Where a row starts.
-
-    Attributes:
-        position: The position of the row.
-        state: The ``state_dict()`` of the stream there; None if it has none, and items are skipped instead.
-    """
+    """The position where a row starts, and the ``state_dict()`` of its stream there."""
 
     position: RowPosition
-    state: Any = None
+    state: Any = None  # if the stream has none, items are skipped instead
 
 
 class Taken(NamedTuple):
-    """The items of a row for one step.
+    """The items of a row for one step. Without items, `sequence` and `offset` are -1."""
 
-    Attributes:
-        sequence: Number of the first item's sequence; -1 if there are no items.
-        offset: Number of the first item within its sequence; -1 if there are no items.
-        samples: The items.
-        starts: For each item, whether its sequence starts with it.
-    """
-
-    sequence: int
-    offset: int
+    sequence: int  # of the first item
+    offset: int  # number of the first item within its sequence
     samples: list[Any]
-    starts: list[bool]
+    starts: list[bool]  # for each item, whether its sequence starts with it
 
 
 def describe(sequences: Sequence[Any], number: int) -> str:
@@ -112,18 +90,13 @@ class RowStream:
     """The streams of one row: each is made when the row reaches it, and closed when the row leaves it.
 
     Args:
-        plan: The work of all rows.
         row: Number of the row among those of all ranks.
-        start: Where the row starts.
         status: Told about each step's sequence, as `base` plus its number; `StreamLocator` decodes the sum.
         base: Tells this row from others.
-
-    Attributes:
-        sequence: Number of the current sequence; -1 before the first.
     """
 
     def __init__(self, plan: StreamPlan, row: int, start: RowStart, status: WorkerStatus, base: int) -> None:
-        self.sequence = -1
+        self.sequence = -1  # -1 before the first
         self._epoch, self._position, self._offset = start.position
         self._plan = plan
         self._row = row
@@ -142,12 +115,7 @@ class RowStream:
         return self._epoch, self._position, self._offset
 
     def take(self) -> Taken:
-        """Return the items of the next step: `chunk`, or fewer at the end of a padded sequence or of the epoch.
-
-        Raises:
-            SourceError: A whole pass through the sequences gave nothing.
-            Exception: Whatever a stream raises.
-        """
+        """Return the items of the next step: `chunk`, or fewer at the end of a padded sequence or of the epoch."""
         chunk, ends = self._plan.chunk, self._plan.ends
         first, samples, starts, left = (-1, -1), list[Any](), list[bool](), 0
         if self._iterator is not None:

@@ -34,32 +34,18 @@ def identify_sequences(sequences: Sequence[Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiStreamState:
-    """The position of the rows of one rank: independent of workers, prefetch and chunk.
-
-    Attributes:
-        epoch: Number of the epoch.
-        step: Steps of the epoch that the consumer has received.
-        rows: The position of each row.
-        streams: The own state of each row's stream; empty if no stream has one.
-        sequences: Fingerprint of the sequences.
-        mode: See `SequenceMode`.
-        shuffle: Whether the sequences are shuffled.
-        seed: The seed of the order.
-        batch_size: Rows of this rank.
-        rank: Number of this rank. Its row b is row ``b * world_size + rank`` of all.
-        world_size: Number of ranks.
-    """
+    """The position of the rows of one rank: independent of workers, prefetch and chunk."""
 
     epoch: int
-    step: int
+    step: int  # steps of the epoch that the consumer has received
     rows: tuple[RowPosition, ...]
-    streams: tuple[Any, ...]
+    streams: tuple[Any, ...]  # the own state of each row's stream; empty if no stream has one
     sequences: str
     mode: str
     shuffle: bool
     seed: int
-    batch_size: int
-    rank: int
+    batch_size: int  # rows of this rank
+    rank: int  # row b of this rank is row ``b * world_size + rank`` of all
     world_size: int
     order_version: int = ORDER_VERSION
     version: int = len(_MIGRATIONS) + 1
@@ -75,11 +61,7 @@ class MultiStreamState:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """Read what `to_json` returned, in this release or an earlier one.
-
-        Raises:
-            StateMismatchError: It is not such a dict, or was saved by a newer release.
-        """
+        """Read what `to_json` returned, in this release or an earlier one."""
         values = upgrade(state, cls, "MultiStreamLoader", _MIGRATIONS)
         for name in ("epoch", "step", "batch_size", "rank", "world_size"):
             if not is_count(values[name]):
@@ -96,15 +78,7 @@ class MultiStreamState:
 
     @classmethod
     def load(cls, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], here: Self) -> Self:
-        """Return a saved position of the rows of this rank.
-
-        Args:
-            state: This rank's state, or a list of the states of all ranks, whose number may differ.
-            here: The present position of the loader.
-
-        Raises:
-            StateMismatchError: It is of other sequences, another order or other rows.
-        """
+        """Return the saved position of this rank's rows. `state` is this rank's, or a list of those of all ranks."""
         if isinstance(state, Sequence) and not isinstance(state, (str, bytes)):
             return cls.deal([cls.from_json(each) for each in state], here)
         saved = cls.from_json(cast("Mapping[str, Any]", state))
@@ -115,15 +89,7 @@ class MultiStreamState:
 
     @classmethod
     def deal(cls, states: Sequence[Self], here: Self) -> Self:
-        """Return the rows of this rank from the states of all ranks that saved them.
-
-        Args:
-            states: The states of all ranks, in any order.
-            here: The present position of the loader.
-
-        Raises:
-            StateMismatchError: A rank is missing, the states are not of one step, or they do not fit the loader.
-        """
+        """Return the rows of this rank from the states of all ranks that saved them, in any order."""
         ranks = {state.rank: state for state in states}
         if not states or sorted(ranks) != list(range(states[0].world_size)) or len(ranks) != len(states):
             raise StateMismatchError(

@@ -14,7 +14,7 @@ from dataload.loader.statistics import Statistics
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MultiStreamStatistics(Statistics):
-    """What a multi-stream loader has done since it was built. Its rows are those of batches.
+    """The work of a multi-stream loader since it was built. Its rows are those of batches.
 
     Attributes:
         row_seconds: (rows,) float64, time taken by the streams of each row.

@@ -1,4 +1,4 @@
-"""The examples of README.md and of docstrings run as they are written."""
+"""The examples of the documents and of docstrings run as written, and the documents name what exists."""
 
 import doctest
 import importlib
@@ -44,7 +44,7 @@ def test_the_readme_runs(tmp_path, monkeypatch):
 
 
 def run_page(name):
-    """The names that the examples of a page have left."""
+    """Run the examples of a page, and return the names they define."""
     text = (ROOT / "docs" / name).read_text()
     scope = {}
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
 from dataload._util.checks import check_count
 from dataload.errors import ConfigError
+from dataload.loader.loader import Loader
+from dataload.streams.loader import MultiStreamLoader
 from dataload.torch.tensors import map_leaves, pin, to_tensors
 
 
-class _EpochLoader(Protocol):
-    """The methods of a loader that `DeviceLoader` uses."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-    def __len__(self) -> int: ...
-    def set_epoch(self, epoch: int, /) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None: ...
-    def close(self) -> None: ...
-
-
 class _Ahead(NamedTuple):
-    """A batch on its way to the device, with the event that ends its copy and the loader's state after it."""
+    """A batch on its way to the device, the event that ends its copy, and the loader's state after it."""
 
     batch: Any
     copied: Any
@@ -33,7 +24,7 @@ class _Ahead(NamedTuple):
 
 
 class _Transfer:
-    """Copies batches to a device: on a separate stream, while the consumer's works, if the device has streams."""
+    """Copies batches to a device, on a separate stream if the device has streams."""
 
     def __init__(self, device: torch.device, streams: Any, *, pins: bool) -> None:
         self._device = device
@@ -99,7 +90,12 @@ class DeviceLoader:
     """
 
     def __init__(
-        self, loader: _EpochLoader, device: str | int | torch.device = "cuda", *, depth: int = 2, pin: bool = True
+        self,
+        loader: Loader[Any] | MultiStreamLoader,
+        device: str | int | torch.device = "cuda",
+        *,
+        depth: int = 2,
+        pin: bool = True,
     ) -> None:
         check_count("depth", depth, least=1)
         self.loader = loader
@@ -126,7 +122,12 @@ class DeviceLoader:
         ended = False
         try:
             while True:
-                self._check_current(ahead)
+                if self._ahead is not ahead:
+                    iter(self.loader)  # raises if it is closed
+                    raise RuntimeError(
+                        "this iteration ended when another one began or the loader's state was set: "
+                        "build two loaders to iterate twice at the same time"
+                    )
                 while not ended and len(ahead) <= self._depth:
                     try:
                         ahead.append(self._transfer.send(to_tensors(next(batches)), self.loader.state_dict()))
@@ -144,15 +145,8 @@ class DeviceLoader:
             if self._ahead is ahead:
                 self._ahead = None
 
-    def _check_current(self, ahead: deque[_Ahead]) -> None:
-        if self._ahead is not ahead:
-            iter(self.loader)  # raises if it is closed
-            raise RuntimeError(
-                "this iteration ended when another one began or the loader's state was set: "
-                "build two loaders to iterate twice at the same time"
-            )
-
     def _hand_over(self, ahead: deque[_Ahead], ended: bool) -> Any:
+        """Return the oldest batch, which a local variable of the generator would keep alive on the device."""
         oldest = ahead.popleft()
         self._state = None if ended and not ahead else oldest.state  # `set_epoch` may have moved the loader meanwhile
         return self._transfer.receive(oldest)

@@ -14,7 +14,7 @@ class DistributedPlace(TypedDict):
     """The rank of a process in a distributed training job.
 
     Attributes:
-        rank: Number of the process, in [0, world_size).
+        rank: Rank of the process, in [0, world_size).
         world_size: Number of processes.
     """
 
@@ -40,15 +40,11 @@ def distributed_place(group: Any = None) -> DistributedPlace:
     if distributed.is_available() and distributed.is_initialized():
         rank = distributed.get_rank(group)
         if rank < 0:
-            raise ConfigError(
-                "this process is not in the process group: pass the group that it reads data for",
-                key="group",
-                value=group,
-            )
+            message = "this process is not in the process group: pass the group that it reads data for"
+            raise ConfigError(message, key="group", value=group)
         return DistributedPlace(rank=rank, world_size=distributed.get_world_size(group))
     if group is not None:
-        raise ConfigError(
-            "a process group has ranks only after torch.distributed.init_process_group", key="group", value=group
-        )
+        message = "a process group has ranks only after torch.distributed.init_process_group"
+        raise ConfigError(message, key="group", value=group)
     rank, world_size = rank_and_world_size()
     return DistributedPlace(rank=rank, world_size=world_size)

@@ -27,8 +27,7 @@ import dataload
 from dataload.codecs import example, msgpack, npy, npz, tensorprotos
 from dataload.codecs.decoders import DECODERS
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError
-from dataload.sources.array_record import riegeli, tfds_features
-from dataload.sources.array_record import tfds_info as tfds
+from dataload.sources.array_record import riegeli, tfds, tfds_info
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.find import detect
 from dataload.sources.head import describe_head
@@ -313,8 +312,8 @@ def run_tokens(data):
 
 def run_tfds(data):
     text = data.decode(errors="replace")
-    outcome(lambda: tfds.parse_info(text, "dataset_info.json"))
-    features = outcome(lambda: tfds_features.parse_features(text, "features.json"))
+    outcome(lambda: tfds_info.parse_info(text, "dataset_info.json"))
+    features = outcome(lambda: tfds.parse_features(text, "features.json"))
     if not isinstance(features, str):
         for record in seeds_example():
             outcome(lambda record=record: features.decode(record))

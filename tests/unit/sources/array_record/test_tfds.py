@@ -14,8 +14,7 @@ from PIL import Image
 import dataload
 from dataload.codecs import example
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
-from dataload.sources.array_record.tfds import TfdsSource
-from dataload.sources.array_record.tfds_features import parse_features
+from dataload.sources.array_record.tfds import TfdsSource, parse_features
 
 CLASSES = "tensorflow_datasets.core.features."
 

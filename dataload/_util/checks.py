@@ -10,6 +10,19 @@ from typing import Any
 from dataload.errors import ConfigError, closest
 
 
+def setting_error(name: str, value: Any, rule: str) -> ConfigError:
+    """Return the error for a setting that breaks a rule, such as "must ascend"."""
+    return ConfigError(f"{name} {rule}{';' if ',' in rule else ','} got {value!r}", key=name, value=value)
+
+
+def as_tuple(values: Any) -> tuple[Any, ...]:
+    """Return the elements of a setting, or () if it has none or is not a sequence."""
+    try:
+        return tuple(values)
+    except TypeError:
+        return ()
+
+
 def check_count(name: str, value: Any, *, least: int, below: int | None = None) -> int:
     """Return `value` as an int in [least, below), or in [least, infinity) if `below` is None."""
     allowed = f"an integer >= {least}" if below is None else f"an integer in [{least}, {below})"

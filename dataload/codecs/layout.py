@@ -121,7 +121,7 @@ def _groups(buffers: Sequence[_Data], parse: Callable[[_Data], Layout | None]) -
         rows = waiting.pop(0)  # the first record's group first: its order of fields counts
         several = buffers if rows is None else [buffers[row] for row in rows.tolist()]
         layout = parse(several[0])
-        if layout is None or (groups and not _agree(layout, groups[0].layout)):
+        if layout is None or (groups and _kinds(layout) != _kinds(groups[0].layout)):
             return []
         group, others = _split(rows, several, layout)
         groups.append(group)
@@ -188,9 +188,8 @@ def _table_columns(layout: Layout) -> dict[str, slice]:
     return columns
 
 
-def _agree(one: Layout, other: Layout) -> bool:
-    """Whether two layouts give the same columns."""
-    return one.keys() == other.keys() and all(one[name].column == other[name].column for name in one)
+def _kinds(layout: Layout) -> dict[str, tuple[object, ...]]:
+    return {name: span.column for name, span in layout.items()}
 
 
 def _column(name: str, buffers: Sequence[_Data], groups: list[_Group]) -> Any:

@@ -22,7 +22,9 @@ written. In records of other writers:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,14 +143,15 @@ def _layout(data: _Data) -> Layout | None:
         elif not isinstance(value, np.ndarray):
             layout[name] = Span(*span)
         elif kind.is_varint:
-            layout[name] = Span(*span, kind.dtype, value.shape, _converter(name, kind), mask=0x80)
+            convert = partial(_narrow_varints, name, kind)
+            layout[name] = Span(*span, kind.dtype, value.shape, convert, mask=0x80)
         else:
             layout[name] = Span(*span, kind.dtype, value.shape)
     return layout
 
 
-def _converter(name: str, kind: DataType) -> Callable[[BytesArray], Array]:
-    return lambda rows: _narrow(parse_varints(rows), name, kind)
+def _narrow_varints(name: str, kind: DataType, rows: BytesArray) -> Array:
+    return _narrow(parse_varints(rows), name, kind)
 
 
 def _value(data: _Data, name: str, tensor: Tensor) -> Value:
@@ -194,7 +197,7 @@ def _shaped(array: Array, name: str, tensor: Tensor, kind: DataType) -> Array:
     dims = tensor.dims
     if not dims:
         return array.reshape(()) if len(array) == 1 else array
-    if _fit(dims, len(array)):
+    if len(dims) <= MAX_DIMS and min(dims) >= 0 and math.prod(dims) == len(array):
         try:
             return array.reshape(dims)
         except ValueError:  # no values, and dims beyond what numpy can address
@@ -205,20 +208,6 @@ def _shaped(array: Array, name: str, tensor: Tensor, kind: DataType) -> Array:
     raise CorruptFileError(
         f"tensor {name!r} has dims [{', '.join(map(str, dims[:8]))}{more}] and {len(array)} {kind.name} values"
     )
-
-
-def _fit(dims: Sequence[int], count: int) -> bool:
-    """Whether the product is `count`, computed without large intermediate numbers for hostile dims."""
-    if len(dims) > MAX_DIMS or min(dims) < 0:
-        return False
-    if 0 in dims:
-        return count == 0
-    product = 1
-    for dim in dims:
-        product *= dim
-        if product > count:
-            return False
-    return product == count
 
 
 def _varints(raw: _Data | bytearray, name: str) -> Int64Array:
@@ -365,7 +354,7 @@ def _array(name: str, value: Any) -> Array:
     array = np.asarray(value)
     if array.dtype.kind == "O":
         # without dimensions it would be read as text
-        if array.ndim and isinstance(value, np.ndarray) and _all_bytes(array):
+        if array.ndim and isinstance(value, np.ndarray) and all(isinstance(item, bytes) for item in array.flat):
             return array
     elif array.dtype.str[1:] in _BY_DTYPE:
         return np.asarray(array, array.dtype.newbyteorder("="), order="C")
@@ -374,10 +363,6 @@ def _array(name: str, value: Any) -> Array:
     raise ConfigError(
         f"field {name!r} {found}; TensorProtos hold {known}, text, bytes, and arrays of bytes objects", key=name
     )
-
-
-def _all_bytes(array: Array) -> bool:
-    return all(isinstance(item, bytes) for item in array.ravel().tolist())
 
 
 def _values(array: Array, kind: DataType) -> bytes:

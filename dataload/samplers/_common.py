@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dataload._util.checks import check_count
+from dataload._util.checks import as_tuple, check_count, setting_error
 from dataload._util.fingerprint import fingerprint
 from dataload.errors import ConfigError
 from dataload.samplers.permutation import MAX_LENGTH
@@ -51,19 +51,6 @@ def set_fields(value: Any, **fields: Any) -> None:
     """Set fields of a frozen dataclass that is still under construction."""
     for name, field in fields.items():
         object.__setattr__(value, name, field)
-
-
-def setting_error(name: str, value: Any, rule: str) -> ConfigError:
-    """Return the error for a setting that breaks a rule, such as "must ascend"."""
-    return ConfigError(f"{name} {rule}{';' if ',' in rule else ','} got {value!r}", key=name, value=value)
-
-
-def as_tuple(values: Any) -> tuple[Any, ...]:
-    """Return the elements of a setting, or () if it has none or is not a sequence."""
-    try:
-        return tuple(values)
-    except TypeError:
-        return ()
 
 
 def check_length(length: Any) -> int:

@@ -10,9 +10,9 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
-from dataload._util.checks import check_choice, check_count
+from dataload._util.checks import check_choice, check_count, setting_error
 from dataload.collate import Packing
-from dataload.samplers._common import BoolArray, check_sampler, records_of, set_fields, setting_error
+from dataload.samplers._common import BoolArray, check_sampler, records_of, set_fields
 from dataload.types import Array, Int64Array, Sampler
 
 Tail: TypeAlias = Literal["drop", "pad", "partial"]
@@ -154,13 +154,9 @@ class BatchPlanner(ABC):
         return min(self.origin + step * self.step_size, self.items(epoch))
 
     def with_ranks(self, **dealing: Any) -> Self:
-        """Return a planner of the same items with other ranks. What was computed from the items is kept.
+        """Return a planner of the same items with other `world_size`, `rank`, `tail` or `origin`.
 
-        Args:
-            dealing: New values for any of `world_size`, `rank`, `tail`, `origin`.
-
-        Raises:
-            ConfigError: See `check_dealing`.
+        Keeps what was computed from the items.
         """
         planner = copy.copy(self)
         set_fields(planner, **dealing)  # nobody else has seen the copy yet
@@ -173,11 +169,9 @@ class BatchPlanner(ABC):
         return self.with_ranks(origin=origin), step
 
     def deal(self, steps: range, *, epoch: int) -> tuple[Int64Array, BoolArray]:
-        """Return the items of this rank at `steps`.
+        """Return the items of this rank at `steps`, (steps, items_per_step) int64, and which of them exist.
 
-        Returns:
-            Item numbers, (steps, items_per_step) int64, continued past the end of the epoch; and a bool array of that
-            shape that tells which of them exist.
+        The numbers continue past the end of the epoch.
         """
         size = self.step_size
         firsts = self.origin + np.arange(steps.start, steps.stop, dtype=np.int64) * size

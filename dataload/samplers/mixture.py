@@ -10,19 +10,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from dataload._util.checks import check_choice, check_count
+from dataload._util.checks import as_tuple, check_choice, check_count, setting_error
 from dataload._util.randomness import check_seed, derive_key
 from dataload.errors import ConfigError
-from dataload.samplers._common import (
-    as_tuple,
-    check_lengths,
-    check_sampler,
-    divide,
-    records_of,
-    set_fields,
-    setting_error,
-    split_by_group,
-)
+from dataload.samplers._common import check_lengths, check_sampler, divide, records_of, set_fields, split_by_group
 from dataload.samplers.basic import indices_without_end
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.samplers.weighted import check_weights, uniform

@@ -8,17 +8,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from dataload._util.checks import check_choice, check_count
+from dataload._util.checks import check_choice, check_count, setting_error
 from dataload._util.memo import Memo
 from dataload.collate import Packing
-from dataload.samplers._common import (
-    ArrayValue,
-    check_record_lengths,
-    check_sampler,
-    records_of,
-    set_fields,
-    setting_error,
-)
+from dataload.samplers._common import ArrayValue, check_record_lengths, check_sampler, records_of, set_fields
 from dataload.samplers.batch import BatchPlan, BatchPlanner, OverSampler
 from dataload.types import Int64Array, Sampler
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.checks import check_count
+from dataload._util.checks import check_count, setting_error
 from dataload._util.randomness import check_seed, derive_key
-from dataload.samplers._common import check_lengths, setting_error
+from dataload.samplers._common import check_lengths
 from dataload.samplers.order_sample import Shards, expected_shards
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.samplers.shuffle import ShardSequential

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dataload._util.checks import setting_error
 from dataload._util.memo import Memo
 from dataload._util.randomness import check_seed, derive_key
-from dataload.samplers._common import check_length, check_lengths, check_sampler, records_of, set_fields, setting_error
+from dataload.samplers._common import check_length, check_lengths, check_sampler, records_of, set_fields
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array, Sampler
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dataload._util.checks import check_count
+from dataload._util.checks import check_count, setting_error
 from dataload._util.memo import Memo
 from dataload._util.randomness import check_seed, derive_key, hash64
 from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, Float64Array, set_fields, setting_error
+from dataload.samplers._common import ArrayValue, Float64Array, set_fields
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.types import Int64Array
 

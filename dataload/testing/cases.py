@@ -7,7 +7,6 @@ import itertools
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar, cast
@@ -18,7 +17,8 @@ from dataload._util.randomness import generator
 from dataload.collate import default_collate
 from dataload.errors import ConfigError
 from dataload.sources.memory import MemorySource
-from dataload.testing.compare import difference, show
+from dataload.testing.compare import show
+from dataload.testing.expect import NotApplicable, close, expect, expect_equal, expect_raises
 from dataload.testing.traits import SourceTraits, sample_records
 
 Paths: TypeAlias = "Path | list[Path]"
@@ -47,10 +47,6 @@ class Backend(Protocol):
     def expected(self, records: Sequence[Any]) -> Sequence[Any]:
         """Return the records that the source gives after `records` were written."""
         ...
-
-
-class NotApplicable(Exception):
-    """Raised by a check that has nothing to check; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,22 +255,19 @@ class CheckResult:
 _F = TypeVar("_F", bound=Callable[..., None])
 
 
-def source_check(group: str, *, since: str = "0.1") -> Callable[[_F], _F]:
+def source_check(group: str, *, since: str = "0.1", needs: Literal["source", "maker"] = "source") -> Callable[[_F], _F]:
     """Mark a function of a `Case` as a check that only reads."""
-    return _mark(group, since, "source")
 
-
-def maker_check(group: str, *, since: str = "0.1") -> Callable[[_F], _F]:
-    """Mark a function of a `Maker` as a check that writes its own data."""
-    return _mark(group, since, "maker")
-
-
-def _mark(group: str, since: str, needs: Literal["source", "maker"]) -> Callable[[_F], _F]:
     def mark(function: _F) -> _F:
         setattr(function, "check", Check(function.__name__, group, since, needs, function))  # noqa: B010
         return function
 
     return mark
+
+
+def maker_check(group: str, *, since: str = "0.1") -> Callable[[_F], _F]:
+    """Mark a function of a `Maker` as a check that writes its own data."""
+    return source_check(group, since=since, needs="maker")
 
 
 def checks_in(*modules: ModuleType) -> tuple[Check, ...]:
@@ -288,45 +281,3 @@ def run_check(check: Check, backend: Backend, directory: Path) -> None:
     """Run one check on one backend; raise NotApplicable if there is nothing to check."""
     with Maker(backend, directory) as maker:
         check.run(maker.case() if check.needs == "source" else maker)
-
-
-def expect(condition: object, message: str) -> None:
-    """Fail with `message` unless the condition holds. Unlike `assert`, this works under ``python -O``."""
-    if not condition:
-        raise AssertionError(message)
-
-
-def expect_equal(got: Any, want: Any, label: str) -> None:
-    """Fail unless two values are bitwise equal; see `difference`."""
-    found = difference(got, want, label)
-    expect(found is None, found or "")
-
-
-def expect_raises(
-    expected: type[BaseException] | tuple[type[BaseException], ...], call: Callable[[], Any], what: str
-) -> BaseException:
-    """Fail unless `call` raises one of the `expected` exceptions; return it. `what` is the call in words."""
-    kinds = expected if isinstance(expected, tuple) else (expected,)
-    names = " or ".join(kind.__name__ for kind in kinds)
-    try:
-        got = call()
-    except kinds as error:
-        return error
-    except Exception as error:
-        raise AssertionError(f"{what} raises {type(error).__name__} ({error}), expected {names}") from error
-    raise AssertionError(f"{what} gives {show(got)}, expected {names}")
-
-
-def expect_each_raises(
-    expected: type[BaseException], call: Callable[[Any], Any], arguments: Iterable[Any], what: str
-) -> None:
-    """Fail unless `call` raises `expected` for each of `arguments`; `what` has ``{}`` for the argument."""
-    for argument in arguments:
-        expect_raises(expected, partial(call, argument), what.format(repr(argument)))
-
-
-def close(source: Any) -> None:
-    """Close a source if it has `close`."""
-    method = getattr(source, "close", None)
-    if method is not None:
-        method()

@@ -43,7 +43,9 @@ def records_for(traits: SourceTraits) -> st.SearchStrategy[list[Any]]:
     if traits.record_type is bytes:
         record = st.binary(min_size=smallest, max_size=300)
         return st.lists(record, min_size=max(1, fewest), max_size=_MAX_RECORDS)
-    fields = st.dictionaries(st.sampled_from(_NAMES), st.sampled_from(_kinds(traits)), min_size=1, max_size=len(_NAMES))
+    kinds: list[Any] = [kind for kind in traits.value_types if kind is not np.ndarray]
+    kinds += traits.dtypes if np.ndarray in traits.value_types else ()
+    fields = st.dictionaries(st.sampled_from(_NAMES), st.sampled_from(kinds), min_size=1, max_size=len(_NAMES))
     return fields.flatmap(
         lambda kinds: st.lists(
             st.fixed_dictionaries({name: _values(kind, smallest) for name, kind in kinds.items()}),
@@ -51,11 +53,6 @@ def records_for(traits: SourceTraits) -> st.SearchStrategy[list[Any]]:
             max_size=_MAX_RECORDS,
         )
     )
-
-
-def _kinds(traits: SourceTraits) -> list[Any]:
-    kinds: list[Any] = [kind for kind in traits.value_types if kind is not np.ndarray]
-    return kinds + (list(traits.dtypes) if np.ndarray in traits.value_types else [])
 
 
 def _values(kind: Any, smallest: int) -> st.SearchStrategy[Any]:

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import pytest
 
 from dataload.errors import closest
-from dataload.testing.cases import Check, NotApplicable, run_check
+from dataload.testing.cases import Check, run_check
 from dataload.testing.checks import CHECKS
+from dataload.testing.expect import NotApplicable
 from dataload.testing.traits import SourceTraits
 
 

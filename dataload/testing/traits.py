@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dataload._util.randomness import generator
-from dataload.types import Array
+from dataload.testing.compare import arrays_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,17 +87,14 @@ def _sample_record(traits: SourceTraits, index: int, rng: np.random.Generator) -
         if value_type is np.ndarray:
             for dtype in traits.dtypes:
                 values = np.frombuffer(rng.bytes(12), np.uint8).astype(dtype)
-                record[f"x{dtype}"] = _frozen(values.reshape(3, 4))
-            record["label"] = _frozen(np.array(index % 128, traits.dtypes[0]))
+                record[f"x{dtype}"] = values.reshape(3, 4)
+            record["label"] = np.array(index % 128, traits.dtypes[0])
         elif value_type is bytes:
             record["image"] = data
         elif value_type is str:
             record["text"] = f"{index} {'é€𝄞'[index % 3]}{'.' * int(rng.integers(0, 9))}"
         else:
             record[value_type.__name__] = value_type(index)
+    for array in arrays_in(record):
+        array.flags.writeable = False
     return record
-
-
-def _frozen(array: Array) -> Array:
-    array.flags.writeable = False
-    return array

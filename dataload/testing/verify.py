@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from dataload._util.randomness import generator
-from dataload.testing.cases import Case, Check, CheckResult, NotApplicable
+from dataload.testing.cases import Case, CheckResult
 from dataload.testing.checks import CHECKS
 from dataload.testing.compare import snapshot
+from dataload.testing.expect import NotApplicable
 from dataload.testing.traits import SourceTraits
 
 _MOST_AT_SHARDS = 32
@@ -60,17 +61,17 @@ def _results(source: Any, expected: Any, sample: int, traits: SourceTraits | Non
     except Exception as error:
         yield CheckResult("check_length", "Reads", "failed", _text(error), "the source opens and has a length")
         return
-    yield from (_run(check, case) for check in CHECKS if check.needs == "source")
-
-
-def _run(check: Check, case: Case) -> CheckResult:
-    try:
-        check.run(case)
-    except NotApplicable as reason:
-        return CheckResult(check.name, check.group, "skipped", str(reason), check.rule)
-    except Exception as error:
-        return CheckResult(check.name, check.group, "failed", _text(error), check.rule)
-    return CheckResult(check.name, check.group, "passed", "", check.rule)
+    for check in CHECKS:
+        if check.needs != "source":
+            continue
+        status, message = "passed", ""
+        try:
+            check.run(case)
+        except NotApplicable as reason:
+            status, message = "skipped", str(reason)
+        except Exception as error:
+            status, message = "failed", _text(error)
+        yield CheckResult(check.name, check.group, status, message, check.rule)
 
 
 def _text(error: Exception) -> str:

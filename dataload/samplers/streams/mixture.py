@@ -8,9 +8,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from dataload._util.checks import setting_error
 from dataload._util.memo import Memo
 from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, set_fields, setting_error
+from dataload.samplers._common import ArrayValue, set_fields
 from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.streams.sampler import Cells, StreamSampler, check_rows, plans_of
 

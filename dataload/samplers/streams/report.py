@@ -46,40 +46,22 @@ def follow(planner: StreamPlanner, steps: range, *, epoch: int = 0) -> Followed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamReport:
-    """A measurement of how rows follow sequences over an epoch, all ranks together.
-
-    Attributes:
-        epoch: Number of the epoch.
-        steps: Steps in the epoch.
-        rows: Rows per step.
-        continuing: Rows per step that continue; the others hold shuffled chunks.
-        chunk: Records per row and step.
-        sequences: Sequences with records. For a `RowMixture`, those of its first part.
-        shortest: Records of the shortest of these.
-        longest: Records of the longest of these.
-        looked_at: Steps that were measured.
-        beginnings: Number of times a continuing row starts anew in these steps.
-        run_steps: Mean steps from one start of a continuing row to the next. None without a start.
-        run_records: Mean records from one start to the next. None without a start.
-        per_batch: Mean number of different sequences in a step.
-        filler: Fraction of the cells that hold no record.
-        multiplicity: The number of times that records come.
-    """
+    """A measurement of how rows follow sequences over an epoch, all ranks together."""
 
     epoch: int
-    steps: int
-    rows: int
-    continuing: int
-    chunk: int
-    sequences: int
-    shortest: int
-    longest: int
-    looked_at: int
-    beginnings: int
-    run_steps: float | None
-    run_records: float | None
-    per_batch: float
-    filler: float
+    steps: int  # in the epoch
+    rows: int  # per step
+    continuing: int  # rows per step that continue; the others hold shuffled chunks
+    chunk: int  # records per row and step
+    sequences: int  # with records; for a `RowMixture`, those of its first part
+    shortest: int  # records of the shortest of these
+    longest: int  # records of the longest of these
+    looked_at: int  # steps that were measured
+    beginnings: int  # number of times a continuing row starts anew in these steps
+    run_steps: float | None  # mean steps from one start of a continuing row to the next; None without a start
+    run_records: float | None  # mean records from one start to the next; None without a start
+    per_batch: float  # mean number of different sequences in a step
+    filler: float  # fraction of the cells that hold no record
     multiplicity: Multiplicity
 
     @property
@@ -118,6 +100,8 @@ def stream_report(planner: StreamPlanner, *, epoch: int = 0) -> StreamReport:
     beginnings = sum(int(np.count_nonzero(look.is_first[:, continues])) for look in looks)
     visited = int(np.count_nonzero(valid[:, continues].any(axis=2)))
     records = int(np.count_nonzero(valid[:, continues]))
+    ordered = np.sort(stream_id, axis=1)
+    distinct = (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1) + 1 - (ordered[:, 0] < 0)
     first = _parts(planner)[0]
     lengths = np.asarray(first.sequence_lengths)
     lengths = lengths[lengths > 0]
@@ -134,7 +118,7 @@ def stream_report(planner: StreamPlanner, *, epoch: int = 0) -> StreamReport:
         beginnings=beginnings,
         run_steps=visited / beginnings if beginnings else None,
         run_records=records / beginnings if beginnings else None,
-        per_batch=float(_distinct(stream_id).mean()),
+        per_batch=float(distinct.mean()),
         filler=float(1 - valid.mean()),
         multiplicity=Multiplicity.of(sample.indices, planner.records, whole=sample.whole),
     )
@@ -142,9 +126,3 @@ def stream_report(planner: StreamPlanner, *, epoch: int = 0) -> StreamReport:
 
 def _parts(planner: StreamPlanner) -> tuple[StreamSampler, ...]:
     return planner.parts if isinstance(planner, RowMixture) else (planner,)
-
-
-def _distinct(stream_id: Int64Array) -> Int64Array:
-    """Return the number of different sequences in each step, (steps,) int64."""
-    ordered = np.sort(stream_id, axis=1)
-    return (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1) + 1 - (ordered[:, 0] < 0)

@@ -3,19 +3,7 @@
 from __future__ import annotations
 
 from dataload.testing.cases import Check, checks_in
-from dataload.testing.checks import (
-    bounds,
-    columns,
-    concurrency,
-    damage,
-    identity,
-    lifecycle,
-    ownership,
-    reads,
-    round_trip,
-)
+from dataload.testing.checks import bounds, columns, concurrency, files, identity, lifecycle, ownership, reads
 
-CHECKS: tuple[Check, ...] = checks_in(
-    reads, columns, bounds, ownership, lifecycle, concurrency, identity, damage, round_trip
-)
+CHECKS: tuple[Check, ...] = checks_in(reads, columns, bounds, ownership, lifecycle, concurrency, identity, files)
 """All checks, in the order of reports."""

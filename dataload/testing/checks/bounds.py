@@ -8,16 +8,8 @@ import numpy as np
 
 from dataload.errors import ConfigError
 from dataload.sources.memory import MemorySource
-from dataload.testing.cases import (
-    Case,
-    Maker,
-    NotApplicable,
-    expect,
-    expect_each_raises,
-    expect_raises,
-    maker_check,
-    source_check,
-)
+from dataload.testing.cases import Case, Maker, maker_check, source_check
+from dataload.testing.expect import NotApplicable, expect, expect_each_raises, expect_raises
 
 _PAGE = 4096
 _HUGE = (2**31, 2**32, 2**63 - 1, 2**63, 2**64, -(2**63) - 1)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import ConfigError
-from dataload.testing.cases import Case, NotApplicable, expect, expect_each_raises, expect_raises, source_check
+from dataload.testing.cases import Case, source_check
+from dataload.testing.expect import NotApplicable, expect, expect_each_raises, expect_raises
 
 
 @source_check("Columns")

@@ -11,19 +11,10 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from dataload.errors import ClosedSourceError, SourceNotFoundError
-from dataload.testing.cases import (
-    Case,
-    Maker,
-    NotApplicable,
-    close,
-    expect,
-    expect_equal,
-    expect_raises,
-    maker_check,
-    source_check,
-)
+from dataload.testing.cases import Case, Maker, maker_check, source_check
 from dataload.testing.child import Reading, pickled, read_in_fork, read_in_new_process
 from dataload.testing.compare import record_digest
+from dataload.testing.expect import NotApplicable, close, expect, expect_equal, expect_raises
 
 _THREADS = 8
 _READS = 20
@@ -37,13 +28,12 @@ def check_threads(case: Case) -> None:
     Another thread may run between a seek and a read on one handle, or fill a shared buffer.
     """
     case.needs_records(1)
-    read = getattr(case.source, "__getitems__", None)
 
     def work(number: int) -> None:
         for turn in range(_READS):
             indices = case.pick(5, seed=1 + number * _READS + turn)
             case.check_record(indices[0], case.source[indices[0]])
-            if read is not None and turn % 4 == 0:
+            if turn % 4 == 0:
                 case.check_request(indices)
 
     _in_threads(work)
@@ -171,8 +161,7 @@ def check_pickle(case: Case) -> None:
 
     Worker processes get their source that way.
     """
-    for index in case.indices[:3]:
-        _ = case.source[index]
+    case.check_single_reads(case.indices[:3])
     copy = _loaded(pickled(case.source))
     try:
         expect(len(copy) == len(case.oracle), f"len of the copy is {len(copy)}, expected {len(case.oracle)}")

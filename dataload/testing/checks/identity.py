@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dataload.testing.cases import Case, Maker, NotApplicable, expect, maker_check, source_check
+from dataload.testing.cases import Case, Maker, maker_check, source_check
 from dataload.testing.compare import difference
+from dataload.testing.expect import NotApplicable, expect
 
 
 @source_check("Identity")
@@ -19,8 +20,7 @@ def check_fingerprint(case: Case) -> None:
         expect(not hasattr(case.source, "fingerprint"), "there is a fingerprint, but the traits deny it")
         raise NotApplicable("the traits have no fingerprint")
     before = _fingerprint(case.source)
-    for index in case.indices[:5]:
-        _ = case.source[index]
+    case.check_single_reads(case.indices[:5])
     expect(_fingerprint(case.source) == before, "the fingerprint changes when records are read")
 
 

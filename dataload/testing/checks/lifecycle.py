@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dataload.errors import ClosedSourceError
-from dataload.testing.cases import Case, Maker, close, expect, expect_raises, maker_check, source_check
+from dataload.testing.cases import Case, Maker, maker_check, source_check
+from dataload.testing.expect import close, expect, expect_raises
 
 _REPR_LIMIT = 200
 

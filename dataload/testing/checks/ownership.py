@@ -10,8 +10,9 @@ import numpy as np
 
 from dataload.collate import default_collate
 from dataload.errors import ConfigError
-from dataload.testing.cases import Case, Maker, NotApplicable, close, expect, expect_equal, maker_check, source_check
+from dataload.testing.cases import Case, Maker, maker_check, source_check
 from dataload.testing.compare import arrays_in, overwrite, snapshot
+from dataload.testing.expect import NotApplicable, close, expect, expect_equal
 
 
 @source_check("Ownership")

@@ -11,17 +11,9 @@ import numpy as np
 
 from dataload.collate import default_collate
 from dataload.sources.base import Location
-from dataload.testing.cases import (
-    Case,
-    NotApplicable,
-    close,
-    expect,
-    expect_each_raises,
-    expect_equal,
-    expect_raises,
-    source_check,
-)
+from dataload.testing.cases import Case, source_check
 from dataload.testing.compare import snapshot
+from dataload.testing.expect import NotApplicable, close, expect, expect_each_raises, expect_equal, expect_raises
 
 
 @source_check("Reads")
@@ -269,8 +261,7 @@ def check_reads_in_order(case: Case) -> None:
     """
     told: Any = case.method("reads_in_order")
     expect(isinstance(told, bool), f"reads_in_order is {told!r}, expected a bool")
-    for index in case.pick(5):
-        _ = case.source[index]
+    case.check_single_reads(case.pick(5))
     expect(case.source.reads_in_order == told, f"reads_in_order is {told}, and {not told} after reads")
 
 

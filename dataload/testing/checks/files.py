@@ -1,4 +1,4 @@
-"""Errors: a missing, damaged or foreign file raises an error that names it, and never reads as other data."""
+"""Files: whatever is written is read back; a missing, damaged or foreign file is an error, never other data."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from dataload.errors import SourceNotFoundError
-from dataload.testing.cases import Maker, NotApplicable, expect, expect_raises, maker_check
+from dataload.testing.cases import Maker, maker_check
 from dataload.testing.child import Reading, failed_reading, read_in_fork, read_in_new_process
 from dataload.testing.compare import record_digest
+from dataload.testing.expect import NotApplicable, close, expect, expect_raises
 from dataload.testing.traits import SourceTraits
 
+_EXAMPLES = 20
 _TEXT = b"not what you expected\n"
 _DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "emptied": lambda _: b"",
@@ -118,3 +120,29 @@ def _check_refused(reading: Reading, what: str, path: Path) -> None:
     names = {path.name, *(entry.name for entry in path.parent.rglob("*"))}
     named = any(name in reading.error or name in reading.error_path for name in names)
     expect(named, f"{what}: the error does not name the file: {reading.error}")
+
+
+@maker_check("Round trip")
+def check_round_trip(maker: Maker) -> None:
+    """Any records that the format can hold, read by any request, equal what was written.
+
+    Varying shapes, no shape, values of zero bytes, NaNs, non-ASCII text, one record, many equal ones.
+    """
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    from dataload.testing.strategies import records_for, requests_for
+
+    @settings(max_examples=_EXAMPLES, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(records=records_for(maker.traits), data=st.data())
+    def holds(records: list[Any], data: Any) -> None:
+        case = maker.case(records)
+        indices = data.draw(requests_for(len(records), negative=maker.traits.negative_index), label="request")
+        wanted = [index % len(records) for index in indices]
+        case.check_single_reads(case.indices)
+        case.check_request(wanted, indices)
+        if hasattr(case.source, "read_batch"):
+            case.check_batch(wanted, indices)
+        close(case.source)
+
+    holds()

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 import dataload
-from benchmarks.harness import ROUNDS, Case, batches, blobs, consume, made, run_cases, through_loader, total
-from dataload.bench.timing import seconds_of
+from benchmarks.harness import ROUNDS, Case, batches, blobs, consume, made, run_cases, show, through_loader, total
+from dataload.bench.timing import median_seconds
 from dataload.bench.workloads import floats
 
 
@@ -187,20 +187,17 @@ def opening(count=1_000_000):
         ("tar, index cached", tar, {}, 0.01),
     ]
     rows = []
-    print(f"\nOpening {count:,} records (aim: < 0.3 s, < 0.01 s with a cached index, <= 16 bytes a component held)")
-    print(f"  {'':20} {'seconds':>8} {'spread':>13} {'bytes held a record':>20}")
     for name, path, options, aim in cases:
         opened = partial(dataload.open, path, **options)
         for _ in range(2):  # imports, warms the page cache, and writes the cached table
             with opened() as source:
                 assert len(source) == count
-        times = sorted(seconds_of(lambda opened=opened: opened().close()) for _ in range(5))
+        seconds = median_seconds(lambda opened=opened: opened().close())
         tracemalloc.start()
         with opened():
             held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        median, met = times[2], times[2] < aim and held / count <= 16
-        verdict = "met" if met else "NOT MET"
-        print(f"  {name:20} {median:8.4f} {times[0]:6.3f}-{times[-1]:6.3f} {held / count:20.2f}  {verdict}")
-        rows.append({"title": "open", "case": name, "seconds": median, "bytes_per_record": held / count})
-    return rows
+        met = seconds < aim and held / count <= 16
+        rows.append({"case": name, "seconds": seconds, "bytes_per_record": held / count, "met": met})
+    aims = "aim: < 0.3 s, < 0.01 s with a cached index, <= 16 bytes a component held"
+    return show("open", f"Opening {count:,} records ({aims})", rows)

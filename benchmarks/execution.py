@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 import dataload
-from benchmarks.harness import Case, run_cases
+from benchmarks.harness import Case, run_cases, show
 from benchmarks.peers import torch_loader
 from dataload.bench import readings
 from dataload.bench.data import made_data
@@ -153,13 +153,9 @@ def light(sample):
 def first_batch():
     """The time from the loader's construction to its first batch, and the wait where one epoch follows another."""
     rows = []
-    print("\nTime to the first batch, and the wait for the first batch of later epochs against that for others")
-    source = dataload.RangeSource(640)
     for executor, aim in (("threads", 0.02), ("processes", 0.7)):
-
-        def opened(executor=executor):
-            return dataload.Loader(source, batch_size=64, transform=light, num_workers=2, executor=executor)
-
+        settings = {"batch_size": 64, "transform": light, "num_workers": 2, "executor": executor}
+        opened = partial(dataload.Loader, dataload.RangeSource(640), **settings)
         seconds, waits, boundaries = [], [], []
         for _ in range(5):
             start = time.perf_counter()
@@ -176,32 +172,25 @@ def first_batch():
                     time.sleep(0.005)  # a model that takes longer than a batch
                 next(batches, None)
         first, wait, boundary = (statistics.median(times) for times in (seconds, waits, boundaries))
-        print(
-            f"  {executor:12} first {first * 1e3:7.1f} ms (aim {aim * 1e3:.0f})  "
-            f"wait {wait * 1e3:6.3f} ms, at boundaries {boundary * 1e3:6.3f} ms"
-        )
-        figures = {"seconds": first, "met": first < aim, "wait": wait, "boundary": boundary}
-        rows.append({"title": "first batch", "case": executor, **figures})
-    return rows
+        rows.append({"case": executor, "seconds": first, "met": first < aim, "wait": wait, "boundary": boundary})
+    heading = "Seconds to the first batch (aims: 0.02 and 0.7), for other batches, and at the boundaries of epochs"
+    return show("first batch", heading, rows)
 
 
 def memory(batches=100_000):
     """Resident memory after a tenth of a long run and at its end."""
     rows = []
-    print(f"\nResident memory over {batches:,} batches")
+    source = dataload.RangeSource(batches * 16)
     for executor in ("threads", "processes"):
-        with dataload.Loader(
-            dataload.RangeSource(batches * 16), batch_size=16, shuffle=True, num_workers=2, executor=executor, epochs=1
-        ) as loader:
+        settings = {"batch_size": 16, "shuffle": True, "num_workers": 2, "executor": executor, "epochs": 1}
+        with dataload.Loader(source, **settings) as loader:
             before = after = 0
             for step, _ in enumerate(loader):
                 if step == batches // 10:
                     before = resident()
             after = resident()
-        print(f"  {executor:12} {before / 1e6:8.1f} MB -> {after / 1e6:8.1f} MB")
-        figures = {"before": before, "after": after, "met": after < before + 8e6}
-        rows.append({"title": "memory", "case": executor, **figures})
-    return rows
+        rows.append({"case": executor, "before": before, "after": after, "met": after < before + 8e6})
+    return show("memory", f"Bytes of resident memory after a tenth of {batches:,} batches, and after all", rows)
 
 
 def resident():

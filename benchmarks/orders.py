@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 import dataload
-from benchmarks.harness import SEED, Case, made, run_cases
+from benchmarks.harness import SEED, Case, made, run_cases, show
 from dataload.bench.child import drop_cached
 from dataload.bench.timing import peak_bytes, seconds_of
 from dataload.bench.workloads import floats
@@ -40,38 +40,28 @@ def order(sampler):
 def orders():
     plain, shards = Sequential(COUNT), ShardSequential((COUNT // 100,) * 100, SEED)
     mixture = Mixture(tuple(map(Sequential, THIRDS)), THIRDS, window=1000, seed=SEED)
-    size = {"items": COUNT, "steps": COUNT // 256}
-    rows = run_cases(
-        f"Orders of {COUNT:,} records, an index",
-        [
-            Case("numpy Generator.permutation (whole, in memory)", numpy_permutation),
-            *torch_randperm(),
-            *grain_shuffles(),
-            Case("Sequential", order(plain)),
-            Case("GlobalShuffle", order(GlobalShuffle(COUNT, SEED)), least=20e6),
-            Case("PoolShuffle(1,024) of Sequential", order(PoolShuffle(plain, 1024, SEED)), least=5e6),
-            Case("PoolShuffle(65,536) of Sequential", order(PoolShuffle(plain, 65_536, SEED)), least=5e6),
-            Case("Lanes(8) of Sequential", order(Lanes(plain, 8)), least=1e9 / 30),
-            Case("Mixture of three Sequential", order(mixture), least=1e9 / 30),
-            Case("shards -> pool(1,024)", order(PoolShuffle(shards, 1024, SEED)), least=5e6),
-            Case("shards -> lanes(8) -> pool(1,024) in each", order(Lanes(shards, 8, 1024, SEED))),
-        ],
-        **size,
-    )
-    weights = np.random.default_rng(0).random(COUNT)
+    rng, weights = np.random.default_rng(SEED), np.random.default_rng(0).random(COUNT)
+    chances = weights / weights.sum()
     cases = [
-        Case("numpy Generator.choice(p=), whole", partial(numpy_choice, weights)),
+        Case("numpy Generator.permutation (whole, in memory)", lambda: int(rng.permutation(COUNT).sum())),
+        *torch_randperm(),
+        *grain_shuffles(),
+        Case("Sequential", order(plain)),
+        Case("GlobalShuffle", order(GlobalShuffle(COUNT, SEED)), least=20e6),
+        Case("PoolShuffle(1,024) of Sequential", order(PoolShuffle(plain, 1024, SEED)), least=5e6),
+        Case("PoolShuffle(65,536) of Sequential", order(PoolShuffle(plain, 65_536, SEED)), least=5e6),
+        Case("Lanes(8) of Sequential", order(Lanes(plain, 8)), least=1e9 / 30),
+        Case("Mixture of three Sequential", order(mixture), least=1e9 / 30),
+        Case("shards -> pool(1,024)", order(PoolShuffle(shards, 1024, SEED)), least=5e6),
+        Case("shards -> lanes(8) -> pool(1,024) in each", order(Lanes(shards, 8, 1024, SEED))),
+    ]
+    weighted = [
+        Case("numpy Generator.choice(p=), whole", lambda: rng.choice(COUNT, COUNT, p=chances).sum() and None),
         Case("Weighted", lambda: order(Weighted(weights, COUNT, SEED))() and None),
     ]
-    return rows + run_cases(f"Weighted orders of {COUNT:,} records, an index", cases, **size)
-
-
-def numpy_permutation():
-    return int(np.random.default_rng(SEED).permutation(COUNT).sum())
-
-
-def numpy_choice(weights):
-    np.random.default_rng(SEED).choice(COUNT, COUNT, p=weights / weights.sum()).sum()
+    size = {"items": COUNT, "steps": COUNT // 256}
+    rows = run_cases(f"Orders of {COUNT:,} records, an index", cases, **size)
+    return rows + run_cases(f"Weighted orders of {COUNT:,} records, an index", weighted, **size)
 
 
 def torch_randperm():
@@ -114,9 +104,6 @@ def starting(count=10**10, shard_count=10_000):
         "shards -> pool(1,024)": lambda: PoolShuffle(ShardSequential(lengths, SEED), 1024, SEED),
         "shards -> lanes(64) -> pool(1,024)": lambda: Lanes(ShardSequential(lengths, SEED), 64, 1024, SEED),
     }
-    print(
-        f"\nA plan over {count:,} records: made, and {BLOCK_ROWS:,} rows in the middle of an epoch; aims 10 ms, 10 MB"
-    )
     rows = []
     for name, make in plans.items():
 
@@ -126,25 +113,20 @@ def starting(count=10**10, shard_count=10_000):
             return planner.plans(range(middle, middle + BLOCK_ROWS // 256), epoch=0)
 
         start()
-        seconds, peak = min(seconds_of(start) for _ in range(5)), peak_bytes(start)
-        print(f"  {name:44} {seconds * 1e3:8.1f} ms {peak / 1e6:8.1f} MB")
-        rows.append({"title": "starting", "case": name, "seconds": seconds, "peak_bytes": peak})
-    return rows
+        seconds = min(seconds_of(start) for _ in range(5))
+        rows.append({"case": name, "seconds": seconds, "peak_bytes": peak_bytes(start)})
+    heading = f"A plan over {count:,} records, and {BLOCK_ROWS:,} rows in the middle of an epoch; aims: 10 ms, 10 MB"
+    return show("starting", heading, rows)
 
 
 def reading(shard_count=16, shard_records=16_384, size=1024, few=2560):
     """The same records in each order: from a cold cache, and from groups that are compressed together."""
-    paths = [
-        made(f"order-{shard}-{size}-{shard_records}.syr", floats(size), shard_records) for shard in range(shard_count)
-    ]
+    names = [f"order-{shard}-{size}-{shard_records}.syr" for shard in range(shard_count)]
+    paths = [made(name, floats(size), shard_records) for name in names]
     count = shard_count * shard_records
-    cold = run_cases(
-        f"Cold reads of {shard_count} Syrah shards, {4 * size} B records, batch 256",
-        [Case(name, partial(cold_epoch, paths, shuffle)) for name, shuffle in ORDERS.items()],
-        items=count,
-        steps=count // 256,
-        rounds=3,
-    )
+    title = f"Cold reads of {shard_count} Syrah shards, {4 * size} B records, batch 256"
+    cases = [Case(name, partial(cold_epoch, paths, shuffle)) for name, shuffle in ORDERS.items()]
+    cold = run_cases(title, cases, items=count, steps=count // 256, rounds=3)
     options = {"codec": "tensorprotos", "options": "group_size:256"}
     grouped = [made(f"group-{shard}.array_record", floats(256), 4096, **options) for shard in range(32)]
     with warnings.catch_warnings():
@@ -155,13 +137,9 @@ def reading(shard_count=16, shard_records=16_384, size=1024, few=2560):
         for _, _ in zip(range(few // 256), loader(source, shuffle), strict=False):
             pass
 
-    return cold + run_cases(
-        "Warm reads of 32 ArrayRecord shards with group_size:256, 1 KB records, batch 256",
-        [Case(name, partial(steps, shuffle), items=few) for name, shuffle in ORDERS.items()],
-        items=few,
-        steps=few // 256,
-        rounds=3,
-    )
+    title = "Warm reads of 32 ArrayRecord shards with group_size:256, 1 KB records, batch 256"
+    cases = [Case(name, partial(steps, shuffle), items=few) for name, shuffle in ORDERS.items()]
+    return cold + run_cases(title, cases, items=few, steps=few // 256, rounds=3)
 
 
 def cold_epoch(paths, shuffle):

@@ -1,10 +1,12 @@
 """Token windows of a flat file: the bare gather, ours, and torch's DataLoader over the usual Dataset."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from benchmarks.cases import over_format
 from benchmarks.harness import ROOT, Case, batches, consume, run_cases, through_loader
 from dataload.bench.data import made_data, write
 from dataload.bench.workloads import get_workload
@@ -48,18 +50,12 @@ def tokens():
         return consume(found, first_tokens)
 
     size = {"items": len(source), "steps": len(plan)}
-    rows = run_cases(
-        f"Token windows, {ROWS} rows of {T} + 1 uint16",
-        [
-            Case("numpy gather of the mapped file (the limit)", gather),
-            Case("np.stack of slices of the memmap", stack),
-            Case("source.read_batch", lambda: consume(map(source.read_batch, plan), first_tokens)),
-            Case("Loader, no worker", through_loader(source, ROWS, 0, first_tokens)),
-            Case("Loader, 1 worker", through_loader(source, ROWS, 1, first_tokens), 0.8),
-            Case("Loader, 2 workers", through_loader(source, ROWS, 2, first_tokens), 0.8),
-        ],
-        **size,
-    )
+    limits = [
+        Case("numpy gather of the mapped file (the limit)", gather),
+        Case("np.stack of slices of the memmap", stack),
+    ]
+    title = f"Token windows, {ROWS} rows of {T} + 1 uint16"
+    rows = over_format(title, limits, partial(nullcontext, source), first_tokens, plan, {0: None, 1: 0.8, 2: 0.8})
     return rows + documents(path, size) + beside_torch(source, stored, size)
 
 
@@ -106,9 +102,8 @@ def beside_torch(source, stored, size):
 
     theirs, ours = [], []
     for workers in (0, 1, 2):
-        loader = DataLoader(
-            Windows(stored), batch_size=ROWS, shuffle=True, num_workers=workers, persistent_workers=workers > 0
-        )
+        several = {"num_workers": workers, "persistent_workers": workers > 0}
+        loader = DataLoader(Windows(stored), batch_size=ROWS, shuffle=True, **several)
         theirs.append(Case(f"torch DataLoader, {workers} workers", partial(consume, loader, first_inputs)))
         run = through_loader(source, ROWS, workers, first_inputs, batch_transform=to_xy)
         ours.append(Case(f"Loader, {workers} workers, to int64 tensors", run))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json as json_module
 import os
+import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -178,10 +179,9 @@ def _write(path: str, text: str) -> None:
 def _measure(
     name: str, tasks: Sequence[Task], repeats: int, interpreters: Mapping[str, str]
 ) -> tuple[Measurement, ...]:
-    total = len(tasks) * repeats
     run = partial(run_task, interpreters=interpreters)
     with ProgressBar(f"measuring {name}") as bar:
-        return agreeing(measure_all(tasks, repeats, run=run, progress=lambda done: bar(done, total)))
+        return agreeing(measure_all(tasks, repeats, run=run, progress=lambda done: bar(done, len(tasks) * repeats)))
 
 
 def _curves() -> tuple[Curve, ...]:
@@ -202,8 +202,13 @@ def _peers(
         return lambda *_: ((), ()), {}
     package = _import_peers()
     known = tuple(package.PEERS)
-    interpreters = dict(_interpreters(pythons, known))
-    chosen = known if names == "all" else () if names is None else _known("peers", names, _split(names, known), known)
+    interpreters: dict[str, str] = {}
+    for setting in pythons:
+        name, _, interpreters[name] = setting.partition("=")
+        if not interpreters[name] or name not in known:
+            message = f"--peer-python must be NAME=PATH with the name of a peer, got {setting!r}"
+            raise ConfigError(f"{message}: {closest(name, known)}", key="peer_python", value=setting)
+    chosen = known if names == "all" else () if names is None else _choose("peers", names, known)
     return partial(package.plan.plan_peers, chosen, interpreters=interpreters), interpreters
 
 
@@ -223,24 +228,6 @@ def _import_peers() -> Any:
         ) from error
 
 
-def _split(names: str, known: Sequence[str]) -> Iterator[str]:
-    """Split names at commas, although some names contain one."""
-    words = [word.strip() for word in names.split(",")]
-    while words:
-        taken = next((n for n in range(len(words), 1, -1) if ", ".join(words[:n]) in known), 1)
-        yield from filter(None, [", ".join(words[:taken])])
-        words = words[taken:]
-
-
-def _interpreters(settings: Sequence[str], known: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for setting in settings:
-        name, _, python = setting.partition("=")
-        if not python or name not in known:
-            message = f"--peer-python must be NAME=PATH with the name of a peer, got {setting!r}"
-            raise ConfigError(f"{message}: {closest(name, known)}", key="peer_python", value=setting)
-        yield name, python
-
-
 def _print(data: Data, written: dict[str, Written], measured: Sequence[Measurement], *, wide: bool) -> None:
     print_line(data.name, "bold")
     print_table(table.FILE_COLUMNS, table.file_rows([one.facts for one in written.values()]))
@@ -255,11 +242,9 @@ def _print(data: Data, written: dict[str, Written], measured: Sequence[Measureme
 
 
 def _choose(key: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    return _known(key, text, filter(None, map(str.strip, text.split(","))), allowed)
-
-
-def _known(key: str, text: str, names: Iterable[str], allowed: Sequence[str]) -> tuple[str, ...]:
-    chosen = tuple(names)
+    # Some names contain a comma.
+    whole = "|".join(sorted(map(re.escape, allowed), key=len, reverse=True))
+    chosen = tuple(re.findall(rf"\s*({whole}|[^,\s][^,]*?)\s*(?:,|$)", text))
     for name in chosen:
         if name not in allowed:
             raise ConfigError(f"--{key} has {name!r}: {closest(name, allowed)}", key=key, value=name)
@@ -269,11 +254,7 @@ def _known(key: str, text: str, names: Iterable[str], allowed: Sequence[str]) ->
 
 
 def _numbers(key: str, text: str) -> tuple[int, ...]:
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        numbers = [-1]
-    if min(numbers) < 0:
+    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
         message = f"--{key} must be numbers of 0 or more, separated by commas, got {text!r}"
         raise ConfigError(message, key=key, value=text)
-    return tuple(numbers)
+    return tuple(map(int, text.split(",")))

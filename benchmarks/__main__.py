@@ -6,9 +6,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from benchmarks import cases, execution, orders, tokens
-from dataload.bench.machine import describe_run
+from benchmarks import cases, execution, orders
 from dataload.bench.results import Results
+from dataload.bench.runner import describe_run
 
 CASES = {
     "overhead": cases.overhead,
@@ -20,7 +20,7 @@ CASES = {
     "array_record-uncompressed": lambda: cases.array_record(4096, 100_000, 256, "group_size:1,uncompressed", 6),
     "tar-4k": lambda: cases.tar(4096, 100_000, 256),
     "tar-110k": lambda: cases.tar(110_000, 20_000, 256),
-    "tokens": tokens.tokens,
+    "tokens": cases.tokens,
     "open": cases.opening,
     "orders": orders.orders,
     "order-start": orders.starting,

@@ -3,18 +3,16 @@
 The files are both from `dataload bench`, from `python -m benchmarks` or from `python -m benchmarks.instructions`, each
 with `--json`.
 
-**Rates.** Rates are compared as ratios to the limit (the first case) of the same run, taken within each round: where
-the machine is slower, the limit is slower, too. A machine of another kind (more cores, faster memory) may change the
-ratio itself, so compare runs of one machine where you can. The title of each table shows how the limit moved.
+**Rates** are compared as ratios to the limit (the first case) of the same run, taken within each round: where the
+machine is slower, the limit is slower, too. The title of each table shows how the limit moved. A machine of another
+kind may change the ratio itself, so compare runs of one machine where you can.
 
 **Verdicts.** The repeats of both runs are compared by the Mann-Whitney rank sum, with its exact distribution. "slower"
 means: more than `--threshold` slower, and chance would show that in at most one of a hundred such rows; "faster"
 likewise; "no difference" means: as surely, less than the threshold either way. Anything else is "not clear". The
-threshold also covers what the repeats of one run cannot show, because it is the same in all of them: where the files
-lie on the disk, and who else uses the machine. Fewer than five repeats cannot be that sure, because even the clearest
-order of three and three comes by chance in one of twenty cases: use `--repeats 5` or more.
-
-**Instructions** repeat to a fraction of a percent, so for them the threshold alone decides.
+threshold also covers what the repeats of one run share: where the files lie on the disk, and who else uses the machine.
+Fewer than five repeats cannot be that sure: use `--repeats 5` or more. For **instructions**, which repeat to a fraction
+of a percent, the threshold alone decides.
 
 Exit status: 1 if a reader of this library is slower, or newly fails; 2 if the files cannot be compared.
 """

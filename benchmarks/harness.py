@@ -112,7 +112,9 @@ def show(title, heading, rows):
     """Print rows of figures that have no ratio; returns them with the title, as JSON."""
     print(f"\n{heading}")
     for row in rows:
-        figures = [f"{key} {value:,.4g}" for key, value in row.items() if key not in ("case", "met")]
+        figures = [
+            f"{key} {value:,.{0 if value >= 1000 else 5}f}" for key, value in row.items() if key not in ("case", "met")
+        ]
         verdict = "" if row.get("met") is None else "met" if row["met"] else "NOT MET"
         print(f"  {row['case']:36}", *(f"{text:28}" for text in figures), verdict)
     return [{"title": title, **row} for row in rows]

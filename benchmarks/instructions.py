@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 import dataload
-from dataload.bench.machine import describe_run
 from dataload.bench.results import Results
+from dataload.bench.runner import describe_run
 from dataload.collate import default_collate
 from dataload.samplers import GlobalShuffle, PoolShuffle, ShardSequential
 

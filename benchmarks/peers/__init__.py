@@ -5,7 +5,7 @@ numpy and has this repository on ``PYTHONPATH``: the modules here import nothing
 installs the peers that get along with one another.
 
 A task for a peer has the options of `field.Field.to_options`, and in ``path`` a file of a format that the peer reads,
-or what `prepare` has written for it. In LMDB and ArrayRecord files a record is the bytes of the field, unless
+or what `plan` has written for it. In LMDB and ArrayRecord files a record is the bytes of the field, unless
 ``options["open"]["codec"]`` says otherwise; in tar archives it is the component ``x.npy`` for arrays, and ``bin`` or
 ``jpg``, with DALI's index beside the archive.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.peers import own_formats as own
 from benchmarks.peers import readers, torch_loader
 from benchmarks.peers.field import Field, FieldKind
-from dataload.bench.machine import versions
+from dataload.bench.runner import versions
 from dataload.bench.task import Order, Reading, Task
 from dataload.errors import ConfigError, closest
 

@@ -1,15 +1,23 @@
-"""Plan the measurements of peers: which of them are possible, and the files that they need."""
+"""Plan the measurements of peers: which of them are possible, and the files that they need.
+
+``python -m benchmarks.peers.plan PEER SOURCE DIRECTORY OPTIONS`` writes a peer's own format, in the environment of the
+peer. So SOURCE is a file of a format that needs no package: a tar archive. OPTIONS are those of the task, as JSON, see
+`Field.to_options`. The last line of its output is the path for ``Task.path``.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import dataload
 from benchmarks.peers import Peer, get_peer, why_missing
 from benchmarks.peers.field import Field
 from dataload.bench.data import Data, Written, write_once
@@ -18,6 +26,7 @@ from dataload.bench.results import Measurement
 from dataload.bench.runner import child_environment
 from dataload.bench.task import Task
 from dataload.errors import ConfigError, printable, text_of
+from dataload.sources.base import Source
 
 _OF_BYTES = ("lmdb", "array_record")
 _MESSAGE_CHARACTERS = 300
@@ -131,7 +140,7 @@ class _Plan:
     def _prepare(self, directory: str, field: Field) -> str:
         """Write the peer's own format with its own Python; returns the path."""
         shutil.rmtree(directory, ignore_errors=True)  # left by an interrupted run
-        module = [self.python or sys.executable, "-m", "benchmarks.peers.prepare"]
+        module = [self.python or sys.executable, "-m", "benchmarks.peers.plan"]
         command = [*module, self.peer.name, self.written["tar"].path, directory, json.dumps(field.to_options())]
         try:
             done = subprocess.run(
@@ -143,3 +152,25 @@ class _Plan:
         if done.returncode or not lines:
             raise ConfigError(f"its files cannot be written: {lines[-1] if lines else done.returncode}", key="peers")
         return lines[-1]
+
+
+def prepare(peer: Peer, source: Source[Any], directory: str, field: Field) -> str:
+    """Write the records of a source in a peer's own format; returns the path for ``Task.path``."""
+    if peer.write is None:
+        raise ConfigError(f"{peer.name} has no format of its own: it reads {', '.join(peer.readings)}", key="peer")
+    if field.kind not in peer.kinds:
+        raise ConfigError(f"{peer.name} holds fields of {', '.join(peer.kinds)}, not of {field.kind}", key="field")
+    os.makedirs(directory, exist_ok=True)
+    return peer.write(source, field, directory)
+
+
+def main(peer: str, source: str, directory: str, options: str) -> None:
+    field = Field.from_options(json.loads(options))
+    # Arrays are decoded from .npy; JPEG files have to stay files.
+    choices: dict[str, Any] = {"decode": "auto"} if source.endswith(".tar") and field.kind == "array" else {}
+    with dataload.open(source, **choices) as opened:
+        print(f"\n{prepare(get_peer(peer), opened, directory, field)}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -14,7 +14,6 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -65,8 +64,16 @@ class Memmap:
 _LOCK = threading.Lock()  # held while files are opened
 
 
-class Stored(ABC):
-    """Records stored as bytes; subclasses read a format."""
+class Stored:
+    """Records stored as bytes.
+
+    Subclasses read a format: ``_find()`` looks at the files once and returns the number of records, ``_open(held)``
+    opens them, to be closed with the stack, and ``_read(opened, indices)`` reads.
+    """
+
+    _find: Callable[[], int]
+    _open: Callable[[ExitStack], Any]
+    _read: Callable[[Any, Sequence[int]], Iterable[Any]]
 
     def __init__(self, path: str, field: Field) -> None:
         self._path = path
@@ -100,18 +107,6 @@ class Stored(ABC):
         files, self._files = self._files, None
         if files is not None and files[0] == os.getpid():
             files[1].close()
-
-    @abstractmethod
-    def _find(self) -> int:
-        """Look at the files once; returns the number of records."""
-
-    @abstractmethod
-    def _open(self, held: ExitStack) -> Any:
-        """Open the files, to be closed with `held`."""
-
-    @abstractmethod
-    def _read(self, opened: Any, indices: Sequence[int]) -> Iterable[Any]:
-        """See `read`; `opened` is from `_open`."""
 
 
 class LmdbRecords(Stored):
@@ -151,11 +146,7 @@ class TarRecords(Stored):
         return len(self._spans)
 
     def _open(self, held: ExitStack) -> Any:
-        maps: list[mmap.mmap] = []
-        for path in self._paths:
-            with open(path, "rb") as stream:
-                maps.append(held.enter_context(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)))
-        return maps
+        return [held.enter_context(_mapped(path)) for path in self._paths]
 
     def _read(self, opened: Any, indices: Sequence[int]) -> Iterable[Any]:
         shards, spans = self._shards[indices].tolist(), self._spans[indices].tolist()
@@ -176,6 +167,11 @@ class ArrayRecords(Stored):
 
     def _read(self, opened: Any, indices: Sequence[int]) -> Iterable[Any]:
         return opened.__getitems__(indices)
+
+
+def _mapped(path: str) -> mmap.mmap:
+    with open(path, "rb") as stream:
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _spans(path: str, component: str) -> Int64Array:

@@ -19,8 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from dataload.bench.checksum import MODULUS
-from dataload.bench.task import Answer, Reading, Task
+from dataload.bench.task import MODULUS, Answer, Reading, Task
 
 
 def measure(task: Task) -> Answer:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import cycle, islice
 from time import perf_counter
@@ -102,22 +102,22 @@ def measure_stages(
     verdict, kept = "", list[Any]()
     for _ in range(repeats):
         for name, more in variants.items():
-            with _opened(config, [*overrides, *more]) as loader:
+            with record_loader(config, overrides=[*overrides, *more]) as loader, closing(cast("Any", loader.source)):
                 times[name].append(_time_batches(_endless(loader), seconds))
                 if name == _AS_IT_IS:
                     verdict, kept = loader.statistics().verdict, _keep(loader)
         times[_FROM_MEMORY].append(_time_batches(cycle(kept), seconds / 4))
         kept.clear()
     rows = settings.loader.batch_size or 1
-    return StageReport(
-        tuple(_stage_time(name, found, rows) for name, found in times.items()), verdict, tuple(_notes(settings))
+    stages = (
+        StageTime(
+            name,
+            Spread.of([took / steps for took, steps in found]),
+            rows * sum(steps for _, steps in found) / sum(took for took, _ in found),
+        )
+        for name, found in times.items()
     )
-
-
-@contextmanager
-def _opened(config: Any, overrides: Sequence[str]) -> Generator[Loader[Any]]:
-    with record_loader(config, overrides=overrides) as loader, closing(cast("Any", loader.source)):
-        yield loader
+    return StageReport(tuple(stages), verdict, tuple(_notes(settings)))
 
 
 def _endless(loader: Loader[Any]) -> Iterator[Any]:
@@ -150,11 +150,6 @@ def _keep(loader: Loader[Any]) -> list[Any]:
         if nbytes(kept) > _KEPT_BYTES:
             break
     return kept
-
-
-def _stage_time(name: str, found: list[tuple[float, int]], rows: int) -> StageTime:
-    rate = rows * sum(steps for _, steps in found) / sum(took for took, _ in found)
-    return StageTime(name, Spread.of([took / steps for took, steps in found]), rate)
 
 
 def _notes(settings: DataloadConfig) -> Iterator[str]:

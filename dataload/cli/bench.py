@@ -22,12 +22,10 @@ from dataload._util.checks import check_directory
 from dataload.analysis.pictures import check_picture
 from dataload.bench import table
 from dataload.bench.data import Data, Written, made_data, own_data, write
-from dataload.bench.html import report
-from dataload.bench.machine import describe_run
-from dataload.bench.picture import rates_figure
 from dataload.bench.plan import Choices, plan_limits, plan_loaders
+from dataload.bench.report import rates_figure, report
 from dataload.bench.results import Curve, Measurement, Results
-from dataload.bench.runner import agreeing, measure_all, run_task
+from dataload.bench.runner import agreeing, describe_run, measure_all, run_task
 from dataload.bench.scale import measure_scale
 from dataload.bench.stages import StageReport, measure_stages
 from dataload.bench.task import Order, Task

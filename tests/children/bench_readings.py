@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from dataload.bench.checksum import check_batch
+from dataload.bench.task import check_batch
 
 
 class Reading:

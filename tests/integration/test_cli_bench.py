@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import dataload
-from dataload.bench.picture import curves_figure
+from dataload.bench.report import curves_figure
 from dataload.bench.results import Curve, Results
 from dataload.bench.table import RATE_COLUMNS
 from dataload.cli import bench

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dataload.bench.picture import curves_figure
+from dataload.bench.report import curves_figure
 from dataload.bench.results import Measurement, Results
 from dataload.bench.task import Answer, Task
 

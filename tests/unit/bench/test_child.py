@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dataload.api import open_source
-from dataload.bench.checksum import check_batch, check_record
 from dataload.bench.child import drop_cached, measure
 from dataload.bench.data import made_data, write
 from dataload.bench.plan import Choices, plan_limits, plan_loaders
 from dataload.bench.runner import run_task
+from dataload.bench.task import check_batch, check_record
 from dataload.bench.workloads import get_workload
 
 

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dataload.bench.html import report
+from dataload.bench.report import report
 from dataload.bench.results import Curve, FileFacts
 from dataload.bench.table import FILE_COLUMNS, RATE_COLUMNS, file_rows, rate_rows
 from dataload.errors import MissingDependencyError

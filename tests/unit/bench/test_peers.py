@@ -14,9 +14,8 @@ import pytest
 import dataload
 from benchmarks.peers import PEERS, get_peer, open_peer, why_missing
 from benchmarks.peers.field import Field, decode_jpeg, load
-from benchmarks.peers.prepare import main, prepare
-from dataload.bench.checksum import MODULUS, check_record
-from dataload.bench.task import Task
+from benchmarks.peers.plan import main, prepare
+from dataload.bench.task import MODULUS, Task, check_record
 from dataload.errors import ConfigError, MissingDependencyError
 
 COUNT, BATCH = 50, 16
@@ -173,7 +172,7 @@ def test_several_archives_are_one_data_set(data, tmp_path):
 def test_the_modules_of_peers_import_nothing_but_numpy():
     code = (
         f"import sys; sys.path.append({str(Path(dataload.__file__).parents[1])!r})\n"
-        "import benchmarks.peers.prepare\n"
+        "import benchmarks.peers.plan\n"
         "print(*{name.partition('.')[0] for name in sys.modules if getattr(sys.modules[name], '__file__', None) "
         "and 'site-packages' in sys.modules[name].__file__})"
     )

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import same_color, to_rgb
 from matplotlib.container import BarContainer, ErrorbarContainer
 
-from dataload.bench.picture import as_svg, curves_figure, rates_figure
+from dataload.bench.report import as_svg, curves_figure, rates_figure
 from dataload.bench.results import Curve
 from dataload.errors import MissingDependencyError
 

@@ -182,7 +182,7 @@ def test_a_format_of_its_own_is_prepared_once_by_the_peers_interpreter(plan, pre
     tasks, missing = plan(MEMMAP, interpreters={MEMMAP: "/other/python"})
     assert missing == []
     ((command, settings),) = prepares.ran
-    assert command[:4] == ["/other/python", "-m", "benchmarks.peers.prepare", MEMMAP]
+    assert command[:4] == ["/other/python", "-m", "benchmarks.peers.plan", MEMMAP]
     assert command[4].endswith("data.tar")
     assert json.loads(command[6]) == {"field": {"name": "x", "kind": "array", "dtype": "float32", "shape": [16]}}
     assert str(Path(dataload.__file__).parents[1]) in settings["env"]["PYTHONPATH"].split(":")

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from benchmarks.peers.torch_loader import groups as torch_groups
-from dataload.bench.checksum import MODULUS
 from dataload.bench.data import made_data, write
 from dataload.bench.plan import Choices, plan_limits, plan_loaders
 from dataload.bench.readings import bare_generators, multistream
-from dataload.bench.task import Task
+from dataload.bench.task import MODULUS, Task
 from dataload.bench.workloads import busy_numbers, get_workload
 
 ROWS, STEPS = 5, 7

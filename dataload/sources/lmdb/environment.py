@@ -64,7 +64,6 @@ class _Shared:
 _shared: dict[tuple[int, int], _Shared] = {}
 _lock = threading.Lock()
 _dropped: deque[_Shared] = deque()  # ended leases that have not been counted yet
-_watches_forks = False
 
 
 class Environment:
@@ -74,7 +73,6 @@ class Environment:
 
     Attributes:
         path: Path of the data file.
-        info: Contents of its meta page.
         main: The main database.
         subdatabases: The named databases.
     """
@@ -82,7 +80,6 @@ class Environment:
     def __init__(self, shared: _Shared) -> None:
         self._shared = shared
         self.path = shared.path
-        self.info = shared.info
         self.main = shared.info.main
         self.subdatabases = shared.subdatabases
         # Not at exit, when threads may still be reading; the operating system closes everything anyway.
@@ -150,7 +147,6 @@ def open_environment(path: str, entry: Format) -> Environment:
     with _lock:
         shared = _shared.get(key)
         if shared is None:
-            _watch_forks()
             shared = _shared[key] = _open(lmdb, path, key, info)
         elif (shared.info.size, shared.info.main) != (info.size, info.main):
             raise SourceError(
@@ -202,19 +198,14 @@ def _sweep() -> None:
             _lock.release()
 
 
-def _watch_forks() -> None:
-    global _watches_forks
-    if not _watches_forks:
-        on_fork(_after_fork)
-        _watches_forks = True
-
-
 def _after_fork() -> None:
     global _lock  # a thread of the parent may have held it at the fork
     _lock = threading.Lock()
     for shared in _shared.values():
         shared.inherited = True
 
+
+on_fork(_after_fork)
 
 _CORRUPT = ("CorruptedError", "PageNotFoundError", "InvalidError", "PanicError", "BadChecksumError", "ProblemError")
 _UNSUPPORTED = ("VersionMismatchError", "IncompatibleError", "EnvEncryptionError", "CryptoFailError")

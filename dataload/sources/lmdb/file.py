@@ -38,17 +38,17 @@ _MOST_NAMES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Tree:
+class Tree:
     """A database.
 
     Attributes:
-        flags: LMDB's flags.
+        has_duplicates: Whether keys may have several values, which `entries` counts.
         depth: Levels of pages, at most `_DEEPEST`.
         entries: Number of records.
         root: Page number, checked; None if there are no records.
     """
 
-    flags: int
+    has_duplicates: bool
     depth: int
     entries: int
     root: int | None
@@ -70,7 +70,7 @@ class FileInfo:
     header_size: int
     page_size: int
     size: int
-    main: _Tree
+    main: Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,12 @@ def subdatabases(path: str) -> list[Subdatabase]:
         info = _read_info(file)
         if info.main.entries > _MOST_NAMES:
             return []
-        return list(_named(file, info))
+        last_page = info.size // info.page_size - 1
+        found: list[Subdatabase] = []
+        for name, record in _subdatabase_nodes(file, info):
+            tree = _parse_tree(record, last_page, info.size, f"the sub-database {name!r}", info.path)
+            found.append(Subdatabase(name, tree.entries, tree.has_duplicates))
+        return found
 
 
 def is_lmdb(head: bytes) -> bool:
@@ -162,9 +167,9 @@ def _read_info(file: LocalFile) -> FileInfo:
             offset=size,
         )
     second = file.read(page_size, header_size + _META_SIZE)
-    metas = [_parse_meta(meta, header_size, place, path) for place, meta in ((0, head), (page_size, second))]
+    metas = [_parse_meta(meta, header_size, offset, path) for offset, meta in ((0, head), (page_size, second))]
     # If the numbers are equal, as in a new file, the first page is valid.
-    _, last_page, flags, depth, entries, root = max(metas, key=lambda meta: meta[0])
+    _, last_page, record = max(metas, key=lambda meta: meta[0])
     needed = (last_page + 1) * page_size
     if needed > size:
         raise CorruptFileError(
@@ -173,7 +178,7 @@ def _read_info(file: LocalFile) -> FileInfo:
             path=path,
             offset=size,
         )
-    main = _tree(flags, depth, entries, root, (last_page, needed), "the main database", path)
+    main = _parse_tree(record, last_page, needed, "the main database", path)
     return FileInfo(path, header_size, page_size, needed, main)
 
 
@@ -203,41 +208,33 @@ def _header_size(head: bytes, size: int, path: str) -> int:
     )
 
 
-def _parse_meta(meta: bytes, header_size: int, place: int, path: str) -> tuple[int, int, int, int, int, int]:
-    """Return transaction, last page, and flags, depth, entries and root of the main database."""
-    version = _VERSIONS[header_size]
+def _parse_meta(meta: bytes, header_size: int, offset: int, path: str) -> tuple[int, int, bytes]:
+    """Return the transaction, the last page and the record of the main database."""
     if len(meta) < header_size + _META_SIZE:
-        raise CorruptFileError("the file ends in a meta page", path=path, offset=place)
+        raise CorruptFileError("the file ends in a meta page", path=path, offset=offset)
     flags = struct.unpack_from("=H", meta, header_size - 6)[0]
-    if not flags & _IS_META or _META.unpack_from(meta, header_size) != (_MAGIC, version):
-        raise CorruptFileError("expected a meta page, found something else", path=path, offset=place)
-    at = header_size + _META.size + _DATABASE.size
-    _, db_flags, depth, _, _, _, entries, root = _DATABASE.unpack_from(meta, at)
-    last_page, transaction = struct.unpack_from("=QQ", meta, at + _DATABASE.size)
-    return transaction, last_page, db_flags, depth, entries, root
+    if not flags & _IS_META or _META.unpack_from(meta, header_size) != (_MAGIC, _VERSIONS[header_size]):
+        raise CorruptFileError("expected a meta page, found something else", path=path, offset=offset)
+    start = header_size + _META.size + _DATABASE.size
+    stop = start + _DATABASE.size
+    last_page, transaction = struct.unpack_from("=QQ", meta, stop)
+    return transaction, last_page, meta[start:stop]
 
 
-def _tree(flags: int, depth: int, entries: int, root: int, bounds: tuple[int, int], what: str, path: str) -> _Tree:
-    """Return a database; `bounds` are the last page and the size of all pages, which limit the numbers."""
-    last_page, size = bounds
+def _parse_tree(record: bytes, last_page: int, size: int, what: str, path: str) -> Tree:
+    """Parse the record of a database; the last page and the size of all pages limit its numbers."""
+    _, flags, depth, _, _, _, entries, root = _DATABASE.unpack(record)
+    has_duplicates = bool(flags & _DUPSORT)
     if root == _NO_PAGE:
         if entries:
             raise CorruptFileError(f"{what} has {entries} records but no pages", path=path)
-        return _Tree(flags, 0, 0, None)
+        return Tree(has_duplicates, 0, 0, None)
     if not 2 <= root <= last_page or not 1 <= depth <= _DEEPEST or entries > size:
         raise CorruptFileError(
             f"{what} claims {entries} records in a tree of depth {depth} at page {root}; the last page is {last_page}",
             path=path,
         )
-    return _Tree(flags, depth, entries, root)
-
-
-def _named(file: LocalFile, info: FileInfo) -> Iterator[Subdatabase]:
-    last_page = info.size // info.page_size - 1
-    for name, value in _subdatabase_nodes(file, info):
-        _, flags, depth, _, _, _, entries, root = _DATABASE.unpack(value)
-        tree = _tree(flags, depth, entries, root, (last_page, info.size), f"the sub-database {name!r}", info.path)
-        yield Subdatabase(name, tree.entries, bool(flags & _DUPSORT))
+    return Tree(has_duplicates, depth, entries, root)
 
 
 def _subdatabase_nodes(file: LocalFile, info: FileInfo) -> Iterator[tuple[bytes, bytes]]:
@@ -257,7 +254,7 @@ def _subdatabase_nodes(file: LocalFile, info: FileInfo) -> Iterator[tuple[bytes,
         if leaf:
             yield from _subdatabases_of(page, nodes, number, info)
         else:
-            parsed = [_NODE.unpack_from(page, place) for place in nodes]
+            parsed = [_NODE.unpack_from(page, node) for node in nodes]
             children = [low | high << 16 | flags << 32 for low, high, flags, _ in parsed]
             if any(not 2 <= child < info.size // info.page_size for child in children):
                 raise _damaged(info, number, "points outside the file")
@@ -274,18 +271,18 @@ def _parse_page(page: bytes, number: int, info: FileInfo) -> tuple[bool, list[in
     count = (lower + base - header) // 2
     if not header <= lower + base <= upper + base <= info.page_size:
         raise _damaged(info, number, "has wrong bounds")
-    places = [place + base for place in struct.unpack_from(f"={count}H", page, header)]
-    if any(not header <= place <= info.page_size - _NODE.size for place in places):
+    nodes = [node + base for node in struct.unpack_from(f"={count}H", page, header)]
+    if any(not header <= node <= info.page_size - _NODE.size for node in nodes):
         raise _damaged(info, number, "points outside itself")
-    return bool(flags & _LEAF), places
+    return bool(flags & _LEAF), nodes
 
 
 def _subdatabases_of(page: bytes, nodes: list[int], number: int, info: FileInfo) -> Iterator[tuple[bytes, bytes]]:
-    for place in nodes:
-        low, high, flags, key_size = _NODE.unpack_from(page, place)
+    for node in nodes:
+        low, high, flags, key_size = _NODE.unpack_from(page, node)
         if not flags & _SUBDATABASE or flags & _DUPLICATES:  # values of one key form a tree too
             continue
-        key, value_size = place + _NODE.size, low | high << 16
+        key, value_size = node + _NODE.size, low | high << 16
         value = key + key_size
         if info.header_size == 24:  # LMDB 1.0 aligns values to two bytes
             value += key_size % 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import islice, repeat
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -23,24 +23,6 @@ _BYTES_PER_RECORD = 16
 _MOST_DIGITS = 18  # always fits in int64
 _SCAN_BLOCK = 1 << 16
 _LEAST_CACHED = 100_000  # minimum number of keys of a cached table: about 30 ms of work
-
-
-class KeyTable(Protocol):
-    """The keys of a database, by index.
-
-    Attributes:
-        order: Order of the keys.
-    """
-
-    order: KeyOrder
-
-    def key(self, txn: Any, database: Any, index: int) -> bytes | None:
-        """Return the key at `index`, or None if the database lacks it."""
-        ...
-
-    def values(self, txn: Any, database: Any, indices: Int64Array) -> list[Any]:
-        """Return the values of the keys at `indices`, or None for keys that the database lacks."""
-        ...
 
 
 def decimal_keys(numbers: Int64Array, width: int) -> list[bytes]:
@@ -88,14 +70,16 @@ class _DecimalKeys:
         self._widths = widths
 
     def key(self, txn: Any, database: Any, index: int) -> bytes | None:
+        """Return the key at `index`, or None if the database lacks it."""
         del txn, database
         return self._keys(np.array([index], np.int64))[0]
 
     def values(self, txn: Any, database: Any, indices: Int64Array) -> list[Any]:
+        """Return the values of the keys at `indices`, or None for keys that the database lacks."""
         return list(map(txn.get, self._keys(indices), repeat(None), repeat(database)))
 
     def packed(self) -> CachedTable:
-        """For a file."""
+        """Return the table for the cache."""
         assert self._numbers is not None
         if isinstance(self._widths, int):
             return CachedTable({"numbers": self._numbers}, {"width": self._widths})
@@ -141,7 +125,7 @@ class _ListedKeys:
         return [cursor.value() if self._move(cursor, index) else None for index in indices.tolist()]
 
     def packed(self) -> CachedTable:
-        """For a file."""
+        """Return the table for the cache."""
         arrays: dict[str, Array] = {"data": np.frombuffer(self._data, np.uint8)}
         if self._ends is not None:
             arrays["ends"] = self._ends
@@ -153,16 +137,16 @@ class _ListedKeys:
             return False
         return all(cursor.next() for _ in range(further))
 
-    def _kept(self, places: Int64Array) -> list[bytes]:
+    def _kept(self, positions: Int64Array) -> list[bytes]:
         if self._table is not None:
-            return self._table[places].tolist()
+            return self._table[positions].tolist()
         assert self._ends is not None
         ends, data = self._ends, self._data
-        starts = np.where(places > 0, ends[places - 1], 0).tolist()
-        return [bytes(data[start:end]) for start, end in zip(starts, ends[places].tolist(), strict=True)]
+        starts = np.where(positions > 0, ends[positions - 1], 0).tolist()
+        return [bytes(data[start:end]) for start, end in zip(starts, ends[positions].tolist(), strict=True)]
 
 
-def build_keys(txn: Any, database: Any, count: int, key: IndexKey | None = None) -> KeyTable:
+def build_keys(txn: Any, database: Any, count: int, key: IndexKey | None = None) -> _DecimalKeys | _ListedKeys:
     """Return the key table of a database with `count` records.
 
     Keys that are all numbers from 0 to n - 1 are recognized by the first, the last and a few other keys; they need no

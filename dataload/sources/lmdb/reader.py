@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from dataload.codecs.codec import decode_batch, decode_records, takes_views
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
 from dataload.sources.base import select_fields
-from dataload.sources.lmdb.environment import Environment
+from dataload.sources.lmdb.environment import Environment, Transaction
 from dataload.sources.lmdb.format import LMDB, LMDBOptions
 from dataload.sources.lmdb.keys import KeyOrder, build_keys
 from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
 from dataload.storage.table_cache import IndexKey
-from dataload.types import Batch, Codec, FieldSpec, Int64Array
-
-_DUPSORT = 4
-
-T = TypeVar("T")
+from dataload.types import Batch, Codec, Int64Array
 
 
 class LMDBSource(LMDBFileSource[Any]):
@@ -61,7 +56,6 @@ class _LMDBShard(LMDBShard[Any]):
         environment = self.environment()
         self._codec = cast("Codec | None", options.codec)
         self._views = takes_views(self._codec)
-        self._file = environment.path
         self._name = _choose(environment, path, options.subdatabase)
         self._databases = (self._name,)
         database = environment.database(self._name)
@@ -69,30 +63,25 @@ class _LMDBShard(LMDBShard[Any]):
             self._length: int = txn.stat(database)["entries"]
             # A writer with a writable map updates the file's time late, but the transaction number immediately.
             names = () if self._name is None else (self._name,)
-            data = environment.path
-            key = IndexKey.of("lmdb", (data,), names, state=txn.id(), beside=path) if options.cache else None
+            key = IndexKey.of("lmdb", (self._file,), names, state=txn.id(), beside=path) if options.cache else None
             self.keys = build_keys(txn, database, self._length, key)
-        self._fields = self.first_fields() if self._codec is not None else {}
+        if self._codec is not None:
+            self._fields = self.first_fields()
 
     def __len__(self) -> int:
         return self._length
 
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        return self._fields
-
-    def stored(self, indices: Int64Array) -> list[bytes]:
-        return self._read(indices, views=False, use=list)
-
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Any]:
-        return self._read(indices, views=self._views, use=lambda values: self._records(values, indices, fields))
+        environment = self.environment()
+        with environment.reading(buffers=self._views) as txn:
+            return self._records(self._values(environment, txn, indices), indices, fields)
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        def use(values: list[Any]) -> Batch:
+        environment = self.environment()
+        with environment.reading(buffers=self._views) as txn:
+            values = self._values(environment, txn, indices)
             batch = None if self._codec is None else decode_batch(self._codec, values, fields)
             return default_collate(self._records(values, indices, fields)) if batch is None else batch
-
-        return self._read(indices, views=self._views, use=use)
 
     def key(self, index: int) -> str | None:
         environment = self.environment()
@@ -100,24 +89,19 @@ class _LMDBShard(LMDBShard[Any]):
             key = self.keys.key(txn, environment.database(self._name), index)
         return None if key is None else key.decode(errors="backslashreplace")
 
-    def _read(self, indices: Int64Array, *, views: bool, use: Callable[[list[Any]], T]) -> T:
-        """Return the result of `use`, called with the values at `indices`; views are only valid during the call."""
-        environment = self.environment()
+    def _values(self, environment: Environment, txn: Transaction, indices: Int64Array) -> list[Any]:
         database = environment.database(self._name)
-        with environment.reading(buffers=views) as txn:
-            values = self.keys.values(txn, database, indices)
-            if None in values:
-                index = int(indices[values.index(None)])
-                key = self.keys.key(txn, database, index)
-                found = f"key {key!r} is missing" if key is not None else "the key was there when the file was opened"
-                raise CorruptFileError(
-                    f"{found}; the database has {self._length} records", path=environment.path, index=index
-                )
-            return use(values)
+        values = self.keys.values(txn, database, indices)
+        missing = [row for row, value in enumerate(values) if value is None]  # `None in` is slow for views
+        if missing:
+            index = int(indices[missing[0]])
+            key = self.keys.key(txn, database, index)
+            found = f"key {key!r} is missing" if key is not None else "the key was there when the file was opened"
+            raise CorruptFileError(f"{found}; the database has {self._length} records", path=self._file, index=index)
+        return values
 
     def _records(self, values: list[Any], indices: Int64Array, fields: tuple[str, ...] | None) -> list[Any]:
-        codec, path = self._codec, self._file
-        records = values if codec is None else decode_records(codec, values, indices.tolist(), path)
+        records = values if self._codec is None else decode_records(self._codec, values, indices.tolist(), self._file)
         return records if fields is None else [select_fields(record, fields) for record in records]
 
 
@@ -131,17 +115,14 @@ def _choose(environment: Environment, path: str, subdatabase: str | None) -> byt
             f"{path} contains the sub-databases {listed}: choose one with subdatabase={names[0]!r}{hint}",
             key="subdatabase",
         )
-    if subdatabase is not None and subdatabase not in names:
-        raise ConfigError(
-            f"{path} has no sub-database {subdatabase!r}: {closest(subdatabase, names)}",
-            key="subdatabase",
-            value=subdatabase,
-        )
     if subdatabase is None:
-        name, has_duplicates = None, bool(environment.main.flags & _DUPSORT)
-    else:
+        name, has_duplicates = None, environment.main.has_duplicates
+    elif subdatabase in names:
         chosen = environment.subdatabases[names.index(subdatabase)]
         name, has_duplicates = chosen.name, chosen.has_duplicates
+    else:
+        message = f"{path} has no sub-database {subdatabase!r}: {closest(subdatabase, names)}"
+        raise ConfigError(message, key="subdatabase", value=subdatabase)
     if has_duplicates:
         raise UnsupportedFormatError(
             f"{path}: keys of this database may have several values (DUPSORT), so values have no index", path=path

@@ -1,20 +1,21 @@
-"""Shared by the sources of LMDB environments."""
+"""The base classes of sources and shards in LMDB environments."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dataload.sources.files import FileSource, ShardReader
 from dataload.sources.format import Format
-from dataload.sources.lmdb.environment import Environment, open_environment
+from dataload.sources.lmdb.environment import Environment, Transaction, open_environment
 from dataload.sources.lmdb.file import data_file
 from dataload.storage import storage_of
 from dataload.storage.errors import rewritten_error
-from dataload.types import Int64Array
+from dataload.types import FieldSpec, Int64Array
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -29,12 +30,20 @@ class LMDBShard(ShardReader[T_co]):
 
     _databases: tuple[bytes | None, ...] = ()
     """Names of the databases that are read: a transaction only sees those opened before it begins."""
+    _fields: Mapping[str, FieldSpec]
 
     def __init__(self, path: str, entry: Format) -> None:
         self._path = path
         self._format = entry
         self._environment: Environment | None = open_environment(path, entry)
-        self._identity = storage_of(path).identity(self._environment.path)
+        self._file = self._environment.path
+        self._identity = storage_of(path).identity(self._file)
+        self._fields = {}
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """The fields of the first record."""
+        return self._fields
 
     def environment(self) -> Environment:
         """Return the environment, opened again if it was released.
@@ -53,12 +62,18 @@ class LMDBShard(ShardReader[T_co]):
         return environment
 
     def release(self) -> None:
-        """See `ShardReader.release`."""
+        """End the lease of the environment."""
         self._environment = None
 
     @abstractmethod
+    def _values(self, environment: Environment, txn: Transaction, indices: Int64Array) -> list[Any]:
+        """Return the stored values; views are only valid within the transaction."""
+
     def stored(self, indices: Int64Array) -> list[bytes]:
         """Return records as they are stored."""
+        environment = self.environment()
+        with environment.reading(buffers=False) as txn:
+            return self._values(environment, txn, indices)
 
     def identity(self) -> list[str]:
         """Return hashes of the first and the last record: LMDB keeps its own pages at both ends of a file."""

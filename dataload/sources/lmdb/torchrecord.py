@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
@@ -19,7 +17,7 @@ from dataload.sources.lmdb.environment import Environment, Transaction
 from dataload.sources.lmdb.format import TORCHRECORD, TorchRecordOptions
 from dataload.sources.lmdb.keys import decimal_keys
 from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
-from dataload.types import Batch, FieldSpec, Int64Array, Record
+from dataload.types import Batch, Int64Array, Record
 
 
 class TorchRecordSource(LMDBFileSource[Record]):
@@ -50,59 +48,38 @@ class TorchRecordSource(LMDBFileSource[Record]):
         return _TorchRecord(path, self.options.db_num)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One sub-database.
-
-    Attributes:
-        name: ``"db0"``, ...
-        width: Bytes per key.
-    """
-
-    name: str
-    width: int
-
-
 class _TorchRecord(LMDBShard[Record]):
     def __init__(self, path: str, db_num: int | None) -> None:
         super().__init__(path, TORCHRECORD)
-        self._file = self.environment().path
-        counts = _counts(self.environment(), path)
+        environment = self.environment()
+        counts = _counts(environment, path)
         if db_num is not None and db_num != len(counts):
             raise ConfigError(
                 f"{path} has {len(counts)} sub-databases, but db_num is {db_num}", key="db_num", value=db_num
             )
         self._ends = np.cumsum(counts, dtype=np.int64)
-        self._parts = [self._open_part(number, count) for number, count in enumerate(counts)]
-        self._databases = tuple(part.name.encode() for part in self._parts)
+        names = [b"db%d" % number for number in range(len(counts))]
+        self._databases = tuple(names)
+        self._widths = [self._width(environment, *part) for part in zip(names, counts, strict=True)]
         self._fields = self.first_fields()
 
-    def _open_part(self, number: int, count: int) -> _Part:
-        name, environment = f"db{number}", self.environment()
-        database = environment.database(name.encode())
+    def _width(self, environment: Environment, name: bytes, count: int) -> int:
+        """Return the number of bytes of a sub-database's keys."""
+        database = environment.database(name)
         # The original pads keys to the digits of each sub-database's own count.
         with environment.reading(buffers=False) as txn:
             cursor = txn.cursor(database)
             first: bytes = cursor.key() if cursor.first() else b"0"
         if count and (not first.isdigit() or len(first) < len(str(count - 1))):
             raise CorruptFileError(
-                f"the first key of sub-database {name} is {first!r}; its {count} records should have decimal keys, "
-                "padded with zeros",
+                f"the first key of sub-database {name.decode()} is {first!r}; its {count} records should have decimal "
+                "keys, padded with zeros",
                 path=self._file,
             )
-        return _Part(name, len(first))
+        return len(first)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
-
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        return self._fields
-
-    def stored(self, indices: Int64Array) -> list[bytes]:
-        environment = self.environment()
-        with environment.reading(buffers=False) as txn:
-            return self._values(environment, txn, indices)
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
         environment = self.environment()
@@ -122,12 +99,11 @@ class _TorchRecord(LMDBShard[Record]):
             return default_collate(self._decode(values, indices, fields)) if batch is None else batch
 
     def key(self, index: int) -> str:
-        part, number = self._key(index)
-        return f"{part}/{number}"
+        number, local = shard_of(self._ends, index)
+        return f"db{number}/{local:0{self._widths[number]}d}"
 
     def _values(self, environment: Environment, txn: Transaction, indices: Int64Array) -> list[Any]:
-        """Return the stored values; views are only valid within the transaction."""
-        if len(self._parts) == 1:
+        if len(self._widths) == 1:
             return self._values_of(environment, txn, 0, indices)
         values: list[Any] = [None] * len(indices)
         for number, local, where in split_by_shard(self._ends, indices):
@@ -137,16 +113,15 @@ class _TorchRecord(LMDBShard[Record]):
         return values
 
     def _values_of(self, environment: Environment, txn: Transaction, number: int, local: Int64Array) -> list[Any]:
-        part = self._parts[number]
-        database = environment.database(part.name.encode())
-        keys = decimal_keys(local, part.width)
+        database = environment.database(self._databases[number])
+        keys = decimal_keys(local, self._widths[number])
         values = list(map(txn.get, keys, repeat(None), repeat(database)))
         missing = [row for row, value in enumerate(values) if value is None]
         if missing:
             row = missing[0]
             first = int(self._ends[number - 1]) if number else 0
             raise CorruptFileError(
-                f"key {keys[row].decode()!r} of sub-database {part.name} is missing, "
+                f"key {keys[row].decode()!r} of sub-database db{number} is missing, "
                 f"which has {int(self._ends[number]) - first} records",
                 path=self._file,
                 index=first + int(local[row]),
@@ -159,19 +134,11 @@ class _TorchRecord(LMDBShard[Record]):
             try:
                 record = decode(value)
             except CorruptFileError as error:
-                raise CorruptFileError(f"{self._place(index)}: {error}", path=self._file, index=index) from error
+                database, _, key = self.key(index).partition("/")
+                message = f"key {key} of sub-database {database}: {error}"
+                raise CorruptFileError(message, path=self._file, index=index) from error
             records.append(record if fields is None else select_fields(record, fields))
         return records
-
-    def _place(self, index: int) -> str:
-        part, key = self._key(index)
-        return f"key {key} of sub-database {part}"
-
-    def _key(self, index: int) -> tuple[str, str]:
-        """Return the sub-database and key of a record."""
-        number, local = shard_of(self._ends, index)
-        part = self._parts[number]
-        return part.name, f"{local:0{part.width}d}"
 
 
 def _counts(environment: Environment, path: str) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 from dataload._util.indexing import even_split
 from dataload.codecs.tensorprotos import encode
@@ -40,7 +40,8 @@ class TorchRecordWriter(Writer):
 
     def _begin(self, options: TorchRecordWriterOptions) -> None:
         self._expected = options.num_records
-        self._spool = _Spool(self._part.spool(_SPOOL_BYTES)) if options.num_records is None else None
+        self._spool = self._part.spool(_SPOOL_BYTES) if options.num_records is None else None
+        self._lengths = array("q")  # of the values in the spool
         self._environment = NewEnvironment(self._part.temporary, TORCHRECORD, options.db_num)
         self._db_num = options.db_num
         self._targets = _targets(options.num_records or 0, options.db_num)
@@ -48,7 +49,8 @@ class TorchRecordWriter(Writer):
     def _write(self, record: Any) -> None:
         value = encode(require_fields(record, "torchrecord"))
         if self._spool is not None:
-            self._spool.append(value)
+            self._spool.write(value)
+            self._lengths.append(len(value))
         elif len(self) == self._expected:
             raise ConfigError(
                 f"num_records is {self._expected}, but there are more records", key="num_records", value=self._expected
@@ -63,8 +65,9 @@ class TorchRecordWriter(Writer):
     def _finish(self) -> None:
         if self._spool is not None:
             self._targets = _targets(len(self), self._db_num)
-            for value in self._spool.values():
-                self._put(value)
+            self._spool.seek(0)
+            for length in self._lengths:
+                self._put(self._spool.read(length))
             self._spool.close()
         elif len(self) != self._expected:
             raise ConfigError(
@@ -87,23 +90,3 @@ def _targets(total: int, parts: int) -> Iterator[tuple[int, bytes]]:
     for number, (start, stop) in enumerate(spans):
         for record in range(stop - start):
             yield number, b"%0*d" % (width, record)
-
-
-class _Spool:
-    """Values in writing order, in memory or in an unnamed file, which needs no cleanup."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._lengths = array("q")
-
-    def append(self, value: bytes) -> None:
-        self._file.write(value)
-        self._lengths.append(len(value))
-
-    def values(self) -> Iterator[bytes]:
-        self._file.seek(0)
-        for length in self._lengths:
-            yield self._file.read(length)
-
-    def close(self) -> None:
-        self._file.close()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dataload.codecs.tensorprotos import decode
-from dataload.errors import ConfigError, MissingDependencyError, SourceError
+from dataload.errors import ConfigError, SourceError
 from dataload.sources.lmdb import write_environment as lmdb_environment
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.writer import LMDBWriter
@@ -35,13 +35,6 @@ def test_bytes_of_any_kind(tmp_path):
     with LMDBWriter(tmp_path / "o") as writer:
         writer.extend([bytearray(b"a"), memoryview(b"b"), b""])
     assert [value for _, value in stored(tmp_path / "o")] == [b"a", b"b", b""]
-
-
-def test_no_records(tmp_path):
-    LMDBWriter(tmp_path / "o").close()
-    assert stored(tmp_path / "o") == []
-    with LMDBSource(tmp_path / "o") as source:
-        assert len(source) == 0
 
 
 def test_the_map_grows(tmp_path, monkeypatch):
@@ -162,11 +155,4 @@ def test_errors_of_the_disk_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(writer._environment, "_environment", Failing())
     with pytest.raises(SourceError, match=r"cannot write .*: .*input/output error"):
         writer.close()
-    assert os.listdir(tmp_path) == []
-
-
-def test_without_lmdb(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "lmdb", None)
-    with pytest.raises(MissingDependencyError, match=r"format 'lmdb' needs lmdb.*: pip install 'dataload\[lmdb\]'"):
-        LMDBWriter(tmp_path / "o")
     assert os.listdir(tmp_path) == []

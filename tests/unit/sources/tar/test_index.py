@@ -8,7 +8,7 @@ import pytest
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tar import index as tar_index
 from dataload.sources.tar.header import Member
-from dataload.sources.tar.index import build_head, build_line, index_path, parse_index
+from dataload.sources.tar.index import build_head, build_line, parse_index
 
 LINES = ("jpg 512 480 train/000.jpg cls 1536 4 train/000.cls", "jpg 2560 4097 train/001.jpg cls 7168 10 train/001.cls")
 
@@ -28,10 +28,6 @@ def contents(table):
 
 
 EXPECTED = (["train/000", "train/001"], ["jpg", "cls"] * 2, [512, 1536, 2560, 7168], [480, 4, 4097, 10])
-
-
-def test_columns():
-    assert contents(parse(*LINES)) == EXPECTED
 
 
 @pytest.mark.parametrize("stretch", [8, 60, 64, 130])
@@ -72,10 +68,6 @@ def test_stretches_end_at_lines(monkeypatch, stretch):
 def test_what_else_dali_reads(change):
     text = "\n".join(["v1.2 2", *LINES, ""])
     assert contents(parse_index(change(text).encode(), "x")) == EXPECTED
-
-
-def test_fewer_samples_than_lines():
-    assert contents(parse(*LINES, head="v1.2 1"))[0] == ["train/000"]
 
 
 @pytest.mark.parametrize("version", ["v1.1", "v1.2"])
@@ -174,8 +166,3 @@ def test_lines():
 def test_names_that_an_index_cannot_hold(name, what):
     with pytest.raises(ConfigError, match=re.escape(f"member {name!r} (data at byte 512) has {what}")):
         build_line([Member(name.encode(), 512, 1)])
-
-
-@pytest.mark.parametrize(("path", "index"), [("d/x.tar", "d/x.idx"), ("x", "x.idx"), ("x.tar.part", "x.tar.part.idx")])
-def test_where_an_index_stands(path, index):
-    assert index_path(path) == index

@@ -62,16 +62,6 @@ def test_samples_that_differ():
     assert [found.start(sample) for sample in range(3)] == [0, 2, 3]
 
 
-def test_equal_numbers_of_different_components_are_no_table():
-    assert table("a.jpg", "a.cls", "b.jpg", "b.txt").ends.tolist() == [2, 4]
-    assert table("a.jpg", "a.cls", "b.cls", "b.jpg").ends.tolist() == [2, 4]
-
-
-def test_only_adjacent_files_make_a_sample_and_hidden_ones_part_nothing():
-    found = table("a.jpg", ".x.jpg", "a.cls", "b.jpg", "a.txt")
-    assert names(found, *range(len(found))) == ["a", "b", "a"]
-
-
 def test_nothing():
     found = table()
     assert (len(found), found.extensions, held(found)) == (0, (), 0)

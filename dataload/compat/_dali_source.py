@@ -47,9 +47,8 @@ def parse_outputs(ext: Any, dtypes: Any, *, case_sensitive: bool) -> tuple[Outpu
         dtypes = [dtypes]
     given = list(dtypes or ["UINT8"] * len(sets))
     if len(given) != len(sets):
-        raise ConfigError(
-            f"dtypes names {len(given)} types for {len(sets)} outputs: give one for each", key="dtypes", value=dtypes
-        )
+        message = f"dtypes names {len(given)} types for {len(sets)} outputs: give one for each"
+        raise ConfigError(message, key="dtypes", value=dtypes)
     outputs: list[Output] = []
     for names, dtype in zip(sets, given, strict=True):
         extensions = (names if case_sensitive else names.lower()).split(";")
@@ -61,11 +60,8 @@ def parse_outputs(ext: Any, dtypes: Any, *, case_sensitive: bool) -> tuple[Outpu
 
 def _parse_dtype(given: Any) -> np.dtype[Any]:
     """Return the dtype for a name ("INT32"), a member of DALI's own enumeration or a numpy type."""
-    dtype: np.dtype[Any] | None
-    if isinstance(given, (np.dtype, type)):
-        dtype = np.dtype(cast("Any", given))
-    else:
-        dtype = _DTYPES.get(str(getattr(given, "name", given)).upper())
+    is_dtype = isinstance(given, (np.dtype, type))
+    dtype = np.dtype(cast("Any", given)) if is_dtype else _DTYPES.get(str(getattr(given, "name", given)).upper())
     if dtype is None or dtype not in _DTYPES.values():
         raise ConfigError(f"dtypes: an output cannot have type {given!r}: {closest(given, _DTYPES)}", key="dtypes")
     return dtype
@@ -74,19 +70,13 @@ def _parse_dtype(given: Any) -> np.dtype[Any]:
 class OutputSource(FileSource[tuple[Array, ...]]):
     """A source of tuples: for each output the bytes of one file, as an array of the output's dtype.
 
-    Like DALI, it trusts index files as long as they stay inside the archive.
-
-    Args:
-        paths: The archives, in order; an archive may be listed twice.
-        index_paths: An index file for each archive; None or an empty list scans the archives.
-        outputs: The outputs to read of each sample.
-        missing: What to do with a sample that lacks an output.
-        case_sensitive: If False, compare the extensions in lower case. Those of `outputs` must be in lower case then.
+    Like DALI, it trusts index files as long as they stay inside the archive. Without `index_paths` it scans the
+    archives. If not `case_sensitive`, the extensions of `outputs` must be in lower case.
 
     Raises:
         ConfigError: The index files do not match the archives. On first use: a sample lacks an output (`missing` is
             "error"), or the size of a file is not a multiple of its dtype's.
-        CorruptFileError: On first use, when an archive or index contradicts its format or the other.
+        CorruptFileError: On first use, if an archive or index contradicts its format or the other.
     """
 
     format_name = "tar"
@@ -129,7 +119,6 @@ class _Reader(ShardReader[tuple[Array, ...]]):
         return len(self._table) if self._kept is None else len(self._kept)
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[tuple[Array, ...]]:  # noqa: ARG002
-        """See `ShardReader.read`."""
         self._file.check()
         samples = indices if self._kept is None else self._kept[indices]
         return list(zip(*(self._arrays(output, samples) for output in range(len(self._outputs))), strict=True))

@@ -16,11 +16,7 @@ _MODULE: Final = "dataload.compat.torchrecord"
 
 @functools.cache
 def message_class(name: str) -> Any:
-    """Return the class of a message, ``"TensorProto"`` or ``"TensorProtos"``.
-
-    Raises:
-        MissingDependencyError: protobuf is not installed.
-    """
+    """Return the class of a message, ``"TensorProto"`` or ``"TensorProtos"``."""
     found = _load("message_factory").GetMessageClass(_pool().FindMessageTypeByName(f"{_PACKAGE}.{name}"))
     found.__module__ = _MODULE  # where pickle looks for it
     return found

@@ -179,9 +179,7 @@ class IndexStream:
         self._plan = plan
         self.samples = sum(lengths)
         if self.samples < plan.num_shards:
-            message = (
-                f"num_shards is {plan.num_shards}, but there are only {self.samples} samples: each shard needs one"
-            )
+            message = f"num_shards is {plan.num_shards}, but there are only {self.samples} samples: each needs one"
             raise ConfigError(message, key="num_shards", value=plan.num_shards)
         # The samples of all shards, with each shard filled up to the size of the largest if the plan pads.
         self.samples_padded = -(-self.samples // plan.num_shards) * plan.num_shards if plan.pad else self.samples

@@ -61,13 +61,11 @@ def __getattr__(name: str) -> Any:
 
 
 def default_data_process_func(data: str) -> Any:
-    """Return an image and its label as `TensorProtos`.
-
-    Args:
-        data: A line such as ``"path/of/image.jpg 3"``.
+    """Return the image and label of a line such as ``"path/of/image.jpg 3"``.
 
     Returns:
-        Two tensors of type BYTE: the RGB pixels in rows, with dims [width, height], and the text of the label.
+        `TensorProtos` with two tensors of type BYTE: the RGB pixels in rows, with dims [width, height], and the text of
+        the label.
 
     Raises:
         IndexError: There is no label.

@@ -118,7 +118,7 @@ def test_needless_keywords_change_nothing(opened):
         ({"index_paths": ["a", "b"]}, "index_paths names 2 files for 1 archives: pass one for each, in the same order"),
         ({"num_shards": 0}, "num_shards must be an integer >= 1, got 0"),
         ({"num_shards": 2, "shard_id": 2}, r"shard_id must be an integer in \[0, 2\), got 2"),
-        ({"num_shards": 11}, "num_shards is 11, but there are only 10 samples: each shard needs one"),
+        ({"num_shards": 11}, "num_shards is 11, but there are only 10 samples: each needs one"),
         ({"seed": 1.5}, "seed must be an integer, got 1.5"),
         ({"shuffle_after_epoch": True, "stick_to_shard": True}, "shuffle_after_epoch and stick_to_shard exclude each"),
         ({"pad_last_batch": 1}, "pad_last_batch must be True or False, got 1"),

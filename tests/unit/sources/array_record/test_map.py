@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -127,23 +124,6 @@ def test_the_fingerprint_does_not_tell_how_it_is_read(path):
         found = source.fingerprint()
         patch.setattr(MappedRecords, "open", lambda path: None)
         assert ArrayRecordSource(path).fingerprint() == found
-
-
-def test_pickles_and_threads(path, records):
-    with ArrayRecordSource(path) as source:
-        source.read([1])
-        copy = pickle.loads(pickle.dumps(source))
-    barrier = threading.Barrier(4)
-
-    def hammer(seed):
-        rng = np.random.default_rng(seed)
-        barrier.wait()
-        for size in (1, 300, 1200, 2, 64):
-            request = rng.integers(0, 400, size)
-            assert copy.read(request) == [records[index] for index in request]
-
-    with copy, ThreadPoolExecutor(4) as pool:
-        list(pool.map(hammer, range(4)))
 
 
 def test_cold_data_are_asked_for_first(path, records, monkeypatch):

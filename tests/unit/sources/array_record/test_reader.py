@@ -231,20 +231,6 @@ def test_codecs_without_fields(path, records):
         np.testing.assert_array_equal(source.read_batch([3, 1]), [len(records[3]), len(records[1])])
 
 
-def test_eight_threads_get_what_one_gets(path, records):
-    barrier = threading.Barrier(8)
-
-    def hammer(seed):
-        rng = np.random.default_rng(seed)
-        barrier.wait()
-        for size in (1, 7, 300, 1200, 2, 64):
-            request = rng.integers(0, 3000, size)
-            assert source.read(request) == [records[index] for index in request]
-
-    with ArrayRecordSource(path) as source, ThreadPoolExecutor(8) as pool:
-        list(pool.map(hammer, range(8)))
-
-
 def test_threads_need_no_more_than_a_few_descriptors(path):
     def open_here():
         return sum(os.readlink(f"/proc/self/fd/{fd}") == path for fd in os.listdir("/proc/self/fd") if _is_link(fd))
@@ -265,17 +251,6 @@ def test_threads_need_no_more_than_a_few_descriptors(path):
 
 def _is_link(fd):
     return os.path.islink(f"/proc/self/fd/{fd}")
-
-
-def test_pickles_are_small_and_open_again(path, records):
-    source = ArrayRecordSource([path, f"{path}[5:9]"])
-    source.read([1])
-    source.fingerprint()
-    data = pickle.dumps(source)
-    assert len(data) < 800
-    copy = pickle.loads(data)
-    assert copy.read([3000]) == [records[5]]
-    assert copy.fingerprint() == source.fingerprint() == ArrayRecordSource([path, f"{path}[5:9]"]).fingerprint()
 
 
 def test_fingerprints_tell_a_changed_last_record(tmp_path):

@@ -284,15 +284,6 @@ def test_unaligned_values_come_back_aligned(path):
         assert array.flags.writeable
 
 
-def test_regular_files_hold_no_tables(path):
-    """Records of one size end to end are a matter of arithmetic, whatever their number."""
-    write(path, [{"x": np.zeros(4)} for _ in range(50)])
-    source = SyrahSource(path)
-    assert len(source) == 50
-    [reader] = source._data_set().reader(0)._columns.values()
-    assert reader._offsets is reader._sizes is None
-
-
 def test_without_pymongo_the_error_says_what_to_install(path, monkeypatch):
     write(path, [{"x": 1}])
     monkeypatch.setitem(sys.modules, "bson", None)

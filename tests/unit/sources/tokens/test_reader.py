@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import dataload
 from dataload.errors import (
-    ClosedSourceError,
     ConfigError,
     CorruptFileError,
     SourceNotFoundError,
@@ -35,14 +33,6 @@ def write(path, tokens, dtype="<u2"):
     else:
         array.tofile(path)
     return path
-
-
-def test_next_token_windows_make_each_token_but_the_first_a_target_once(tmp_path):
-    tokens = np.random.default_rng(0).integers(0, 60_000, 1000)
-    source = TokenSource(write(tmp_path / "a.bin", tokens), window=112)
-    batch = source.read_batch(np.arange(len(source)))["tokens"]
-    assert batch[:, 1:].ravel().tolist() == tokens[1 : 1 + 9 * 111].tolist()
-    assert batch[:, :-1].ravel().tolist() == tokens[: 9 * 111].tolist()
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64, 600])
@@ -110,28 +100,6 @@ def test_a_file_shorter_than_a_window_has_no_records(tmp_path):
     assert short[0]["tokens"].tolist() == [0, 1, 2, 3, PAD]
     assert short[0]["token_count"] == 4
     assert len(TokenSource(write(tmp_path / "none.npy", []), window=5, ends="pad")) == 0
-
-
-def test_what_is_read_belongs_to_the_caller(tmp_path):
-    path = write(tmp_path / "a.bin", range(100))
-    source = TokenSource(path, window=5)
-    batch, record = source.read_batch([3, 3])["tokens"], source[3]["tokens"]
-    source.close()
-    batch[0], record[:] = 0, 0
-    assert batch[1].tolist() == [12, 13, 14, 15, 16]
-    assert path.read_bytes() == np.arange(100, dtype="<u2").tobytes()
-    with pytest.raises(ClosedSourceError, match="is closed"):
-        source.read_batch([0])
-
-
-def test_threads_read_the_same_source(tmp_path):
-    tokens = np.random.default_rng(0).integers(0, 60_000, 20_000)
-    source = TokenSource(write(tmp_path / "a.bin", tokens), window=65, end_token=7, ends="drop")
-    plan = [np.random.default_rng(seed).integers(0, len(source), 50) for seed in range(40)]
-    alone = [source.read_batch(rows)["tokens"].tolist() for rows in plan]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda rows: source.read_batch(rows)["tokens"].tolist(), plan))
-    assert found == alone
 
 
 def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path, monkeypatch):

@@ -70,15 +70,14 @@ def as_indices(indices: Any, length: int) -> Int64Array:
 
 
 def split_by_shard(ends: Int64Array, indices: Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-    """Split a request by shard.
+    """Split a request by shard, in shard order.
 
     Args:
         ends: (shards,) int64, cumulative number of records per shard.
         indices: (rows,) int64, each in [0, ends[-1]).
 
     Yields:
-        For each requested shard, in shard order: its number; the indices within it in ascending order, (k,) int64;
-        and the rows of the request that they belong to, (k,) int64.
+        A shard, the indices within it in ascending order, (k,) int64, and their rows in the request, (k,) int64.
     """
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]

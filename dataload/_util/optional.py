@@ -9,11 +9,10 @@ from dataload.errors import MissingDependencyError
 
 
 def load_optional(module: str, *, needed_by: str, extra: str | None, package: str | None = None) -> Any:
-    """Import a module of an optional package and return it.
+    """Import a module of an optional package and return it, or say how to install the package.
 
-    Args:
-        needed_by: What needs the module, worded for the error message: ``"format 'syrah'"``.
-        extra: The extra of dataload that installs the package; None if there is none.
+    `needed_by` is what needs the module, worded for the error message: ``"format 'syrah'"``. `extra` is the extra of
+    dataload that installs the package, if there is one.
     """
     try:
         return importlib.import_module(module)

@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dataload._util.cpus import usable_cpus
+from dataload._util.machine import usable_cpus
 from dataload.bench.results import Measurement
 from dataload.bench.task import Answer, Task
 from dataload.errors import printable

@@ -130,8 +130,7 @@ class StallMonitor:
     def look(self, describe: Callable[[], tuple[str, Place, str]]) -> None:
         """Warn about a late worker, or raise a `WorkerLostError` if the timeout has passed.
 
-        Args:
-            describe: Returns the worker's name, its place and the stack traces of its threads.
+        `describe` returns the worker's name, its place and the stack traces of its threads.
         """
         waited = monotonic() - self._begun
         worker, place, stacks = describe()

@@ -15,7 +15,7 @@ from multiprocessing import forkserver
 from time import monotonic
 from typing import Any, TypeVar
 
-from dataload._util.cgroups import available_bytes
+from dataload._util.machine import available_bytes
 from dataload.errors import ConfigError
 from dataload.executors.base import (
     PoolExecutor,
@@ -28,8 +28,7 @@ from dataload.executors.base import (
     raise_closed,
 )
 from dataload.executors.channel import Message
-from dataload.executors.handle import WorkerHandle
-from dataload.executors.limits import check_parent, within_descriptors
+from dataload.executors.handle import WorkerHandle, check_parent, within_descriptors
 from dataload.executors.serialization import put_together
 from dataload.executors.shared_memory import Ring
 from dataload.executors.worker import ResultMessage, TaskMessage
@@ -48,11 +47,8 @@ class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
 
     Results come back in shared memory: the large arrays of a result are views of a slot, which is reused once the
     last view is gone, so arrays that are kept are never overwritten. (Being kept by a fork of this process does not
-    count.) When all slots are in use, results are sent through a pipe.
-
-    Args:
-        work: The function to apply; pickled once per worker unless workers are forked.
-        slots: Number of slots: tasks in flight plus results that the consumer holds.
+    count.) When all slots are in use, results are sent through a pipe. There should be a slot for each task in flight
+    and each result that the consumer holds. `work` is pickled once per worker unless workers are forked.
     """
 
     def __init__(

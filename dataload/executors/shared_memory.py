@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.cgroups import available_bytes
 from dataload._util.leases import BufferLeases
+from dataload._util.machine import available_bytes
 from dataload.types import BytesArray
 
 Extent = tuple[int, int]

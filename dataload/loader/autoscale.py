@@ -7,7 +7,7 @@ from collections.abc import Callable
 from operator import sub
 from typing import NamedTuple
 
-from dataload._util.cpus import usable_cpus
+from dataload._util.machine import usable_cpus
 from dataload.loader.recorder import Recorder
 
 _LEAST_WAIT = 0.1  # part of the time that the consumer waits; below it, more workers are not worth it

@@ -23,33 +23,21 @@ _SHOWN_ITEMS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRecord:
-    """One record that failed at one step. Its fields are those of a line of an error report.
-
-    Attributes:
-        epoch: Number of the epoch.
-        step: Number of the step.
-        index: Index in the source.
-        source: Repr of the source.
-        shard: The file or the part of the data set that holds the record; None if the source does not say.
-        record: Number of the record in the shard, or `index` if the source does not say.
-        key: Name of the record in the shard; None if the source does not say.
-        stage: What failed: ``"read"``, or the transform with its name.
-        error: Class of the exception.
-        cause: Message of the exception; the beginning and the end of a very long one.
-        replaced_by: Index of the record that replaced it, or None.
-    """
+    """One record that failed at one step. Its fields are those of a line of an error report."""
 
     epoch: int
     step: int
     index: int
     source: str
+    # Where the record lies, as far as the source says: the file or part of the data set, and the record's number (else
+    # `index`) and name there.
     shard: str | None
     record: int
     key: str | None
-    stage: str
-    error: str
-    cause: str
-    replaced_by: int | None = None
+    stage: str  # what failed: ``"read"``, or the transform with its name
+    error: str  # class of the exception
+    cause: str  # message of the exception; the beginning and the end of a very long one
+    replaced_by: int | None = None  # index of the record that replaced it, or None
 
     @property
     def text(self) -> str:
@@ -60,12 +48,8 @@ class BadRecord:
 class Budget:
     """Counts bad records as the consumer receives their steps, reports them, and raises when there are too many.
 
-    The count goes on over all epochs, so a record that fails in each of them counts each time.
-
-    Args:
-        most: How many bad records are allowed.
-        report: A JSONL file to append them to, or None. It is created at once, so that an error shows before the
-            first batch.
+    The count goes on over all epochs, so a record that fails in each of them counts each time. The report, a JSONL
+    file, is created at once, so that an error shows before the first batch.
     """
 
     def __init__(self, most: int, report: str | os.PathLike[str] | None) -> None:
@@ -86,11 +70,7 @@ class Budget:
             ) from error
 
     def spend(self, bad: Sequence[BadRecord], worker: str) -> None:
-        """Count and report the bad records of one step. Warn if the report can no longer be written.
-
-        Raises:
-            WorkerError: There are more bad records than allowed; `indices` are those of this step.
-        """
+        """Count and report the bad records of one step; raise if too many, warn if they cannot be reported."""
         if self._report is not None:
             try:
                 append_report(self._report, bad)
@@ -120,16 +100,11 @@ def append_report(path: str, bad: Iterable[BadRecord]) -> None:
 
 
 def read_excluded(exclude: Any, source: Any) -> Int64Array | None:
-    """Return the records that are never read, given as indices or as an error report.
+    """Return the records that are never read, (n,) int64, ascending and unique; None if there are none.
 
-    Excluding records changes rows, but no step and no position of the order. It is therefore not part of a loader's
-    state: a state that was saved before a record was excluded stays valid, and so does one saved after.
-
-    Args:
-        exclude: None, integers in [0, len(source)), or the path of a JSONL report.
-
-    Returns:
-        (n,) int64, ascending and unique; None if there are none.
+    They are given as indices or as an error report. Excluding records changes rows, but no step and no position of the
+    order, so it is not part of a loader's state: a state saved before a record was excluded stays valid, and so does
+    one saved after.
     """
     if exclude is None:
         return None

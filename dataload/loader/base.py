@@ -56,11 +56,7 @@ class Progress:
 class LoaderBase(ABC, Generic[BatchT]):
     """An iterable of batches that is resumable at any step.
 
-    Args:
-        recorder: Adds up the statistics.
-        workers: Number of workers; 0 for the consumer's thread.
-        epochs: Number of epochs; None for no limit.
-        release: Stops the workers. Called when the loader is closed or dropped, so it must not refer to the loader.
+    `release` stops the workers. It is called when the loader is closed or dropped, so it must not refer to the loader.
     """
 
     def __init__(self, *, recorder: Recorder, workers: int, epochs: int | None, release: Callable[[], None]) -> None:

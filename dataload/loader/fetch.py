@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from dataload._util.checks import setting_error
 from dataload.collate import Collate, Pack, Policy, default_collate, in_chunks
 from dataload.errors import ConfigError, SourceError
 from dataload.executors import WorkerStatus
@@ -21,21 +22,16 @@ from dataload.types import BatchReader, ColumnReader, Int64Array
 
 
 class Trace:
-    """The progress of one step: its stages, how long each took, and its bad records.
-
-    Attributes:
-        stage: The stage in progress; "" between stages.
-        index: The record that the stage works on, if it is a single one.
-        transform: Name of the transform that failed; "" if none did.
-        spans: Stage, begin and end in seconds of `time.perf_counter`, which all processes of a machine share.
-    """
+    """The progress of one step: its stages, how long each took, and its bad records."""
 
     __slots__ = ("_begun", "bad", "index", "spans", "stage", "status", "transform")
 
     def __init__(self, status: WorkerStatus | None = None) -> None:
         self.status = WorkerStatus() if status is None else status
-        self.stage = self.transform = ""
-        self.index: int | None = None
+        self.stage = ""  # the one in progress; "" between stages
+        self.transform = ""  # the one that failed, if any
+        self.index: int | None = None  # the record that the stage works on, if it is a single one
+        # Stage, begin and end in seconds of `time.perf_counter`, which all processes of a machine share.
         self.spans: list[tuple[str, float, float]] = []
         self.bad: list[BadRecord] = []
         self._begun = 0.0
@@ -187,19 +183,15 @@ def choose_collate(collate: Callable[..., Any] | Mapping[str, Policy] | None, *,
     """Return the function that makes batches, from a loader's argument."""
     if packs:
         if collate is not None and not isinstance(collate, Pack):
-            raise ConfigError(
-                f"packed rows are laid out by dataload.Pack: leave collate out, or pass Pack(pad_value=...), got "
-                f"{collate!r}",
-                key="collate",
-                value=collate,
-            )
+            message = "packed rows are laid out by dataload.Pack: leave collate out, or pass Pack(pad_value=...), got"
+            raise ConfigError(f"{message} {collate!r}", key="collate", value=collate)
         return collate or Pack()
     if collate is None:
         return default_collate
     if isinstance(collate, Mapping):
         return Collate(policies=collate) if collate else default_collate
     if not callable(collate):
-        raise ConfigError(f"collate is a function of a list of samples, got {collate!r}", key="collate", value=collate)
+        raise setting_error("collate", collate, "must be a function of a list of samples")
     return collate
 
 

@@ -10,8 +10,8 @@ from dataclasses import is_dataclass
 from typing import Any, Literal, TypeVar, cast
 
 from dataload._util.checks import check_count, check_fields, check_seconds
-from dataload._util.cpus import usable_cpus
 from dataload._util.fingerprint import fingerprint, identify, shows_address
+from dataload._util.machine import usable_cpus
 from dataload._util.randomness import check_seed
 from dataload.collate import Policy
 from dataload.errors import WorkerError

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
+from dataload._util.checks import setting_error
 from dataload._util.indexing import even_split
 from dataload.errors import ConfigError
 from dataload.samplers import (
@@ -57,11 +58,7 @@ def plan_batches(
                     value=value,
                 )
         if not isinstance(batch_sampler, BatchPlanner):
-            raise ConfigError(
-                f"batch_sampler must be a BatchPlanner, such as BucketBatchSampler, got {batch_sampler!r}",
-                key="batch_sampler",
-                value=batch_sampler,
-            )
+            raise setting_error("batch_sampler", batch_sampler, "must be a BatchPlanner, such as BucketBatchSampler")
         plan = batch_sampler.with_ranks(rank=rank, world_size=world_size, tail=tail)
     else:
         if batch_size is None:
@@ -112,7 +109,7 @@ def default_pool_size(source: RandomAccessSource[Any]) -> int:
 def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffle, seed: int) -> Sampler:
     if shuffle not in (False, True, *get_args(Shuffle)):
         allowed = ", ".join(map(repr, get_args(Shuffle)))
-        raise ConfigError(f"shuffle must be True, False, {allowed}, got {shuffle!r}", key="shuffle", value=shuffle)
+        raise setting_error("shuffle", shuffle, f"must be True, False, {allowed}")
     if sampler is None:
         return shuffled(source, shuffle, seed) if shuffle else Sequential(len(source))
     if shuffle:

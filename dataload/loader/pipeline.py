@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from operator import attrgetter
 from typing import Any, TypeVar
 
-from dataload.errors import WorkerError, message_of, traceback_of
-from dataload.executors import Executor, Result, SerialExecutor, WorkerLostError, worker_name
-from dataload.loader.rescue import shorten
+from dataload.errors import WorkerError
+from dataload.executors import Executor, Result, SerialExecutor, WorkerLostError
+from dataload.loader.rescue import shorten, step_error
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.loader.step import JobResult, StepRange, StepResult
 
@@ -50,19 +51,20 @@ class StepDelivery:
         self._budget = budget = PrefetchBudget(sizer, window, max_bytes)
         self._ready: list[StepResult] = []
         # Without workers there is no hand-over to save: make each step on request, unless one read serves several.
-        groups = sizer.groups if (window or together) and in_order else _singles
+        groups = sizer.groups if (window or together) and in_order else _one_by_one
         tasks = _tasks(planners, start, epochs, budget, groups)
         self._executor = executor
         self._waiting: deque[StepRange] = deque()  # with in_order, the tasks in flight
         self._lost: WorkerLostError | None = None  # raised after the steps of `_again`
         self._again: deque[StepRange] = deque()
         if in_order:
-            helps = _never if isinstance(executor, SerialExecutor) else sizer.is_quick
-            submit = _recording(executor, self._waiting)
-            self._results = ordered_map(submit, tasks, window=budget.tasks, helps=helps)
+            helps = (lambda: False) if isinstance(executor, SerialExecutor) else sizer.is_quick
+            recorded = _recorded(tasks, self._waiting)
+            self._results = ordered_map(executor.submit, recorded, window=budget.tasks, helps=helps)
         else:
+            wait, section = executor.wait_for_any, attrgetter("epoch")
             self._results = unordered_map(
-                executor.submit, tasks, window=budget.tasks, wait_for_any=executor.wait_for_any, section=_epoch_of
+                executor.submit, tasks, window=budget.tasks, wait_for_any=wait, section=section
             )
 
     def __next__(self) -> StepResult:
@@ -217,13 +219,9 @@ class TaskSizer:
 
 
 class PrefetchBudget:
-    """The number of tasks and steps that may be in flight.
+    """The number of tasks and steps that may be in flight: `window` tasks ahead, and batches of about `max_bytes`.
 
     Kept apart from `StepDelivery` to avoid a reference cycle, which would delay cancellation.
-
-    Args:
-        window: Tasks ahead of the one that is waited for.
-        max_bytes: Bytes of batches ahead.
     """
 
     def __init__(self, sizer: TaskSizer, window: int, max_bytes: int) -> None:
@@ -255,9 +253,10 @@ def lost_step(lost: WorkerLostError, planners: EpochPlanners, cursor: Cursor) ->
     inside = place.epoch == epoch and cursor.first <= place.step < planners.of(epoch).steps(epoch)
     at = f", at index {place.index}" if inside and place.index >= 0 else ""
     step = place.step if inside else cursor.first
-    reason = f": {lost.worker} {lost.reason}{at}"
+    indices, details = _indices(planners, epoch, step)
     shown = f"\n{lost.stacks}" if lost.stacks else ""
-    return _step_error(planners, epoch, step, reason, worker=lost.worker, traceback_text=lost.stacks, shown=shown)
+    message = f"step {step} of epoch {epoch} failed: {lost.worker} {lost.reason}{at}{details}{shown}"
+    return WorkerError(message, step=step, epoch=epoch, indices=indices, worker=lost.worker, traceback_text=lost.stacks)
 
 
 def apply_in_consumer(step: StepResult, function: Callable[[Any], Any], planners: EpochPlanners) -> Any:
@@ -265,26 +264,25 @@ def apply_in_consumer(step: StepResult, function: Callable[[Any], Any], planners
     try:
         return function(step.batch)
     except Exception as error:
-        reason = f" in batch_transform: {message_of(error)}"
-        text = traceback_of(error)
-        raise _step_error(planners, step.epoch, step.step, reason, worker=worker_name(), traceback_text=text) from error
+        indices, details = _indices(planners, step.epoch, step.step)
+        raise step_error(step.step, step.epoch, " in batch_transform", error, indices, details) from error
 
 
-def _step_error(
-    planners: EpochPlanners,
-    epoch: int,
-    step: int,
-    reason: str,
-    *,
-    worker: str,
-    traceback_text: str,
-    shown: str = "",
-) -> WorkerError:
-    """Return the error of a step that failed elsewhere: "step 3 of epoch 0 failed", `reason`, indices, `shown`."""
+def _indices(planners: EpochPlanners, epoch: int, step: int) -> tuple[tuple[int, ...], str]:
+    """Return the indices of a step, and a line that shows them."""
     (plan,) = planners.of(epoch).plans(range(step, step + 1), epoch=epoch)
     indices = tuple(plan.indices.tolist())
-    message = f"step {step} of epoch {epoch} failed{reason}\n  indices of the step: {shorten(indices)}{shown}"
-    return WorkerError(message, step=step, epoch=epoch, indices=indices, worker=worker, traceback_text=traceback_text)
+    return indices, f"\n  indices of the step: {shorten(indices)}"
+
+
+def _recorded(tasks: Iterable[Task], record: deque[Task]) -> Iterator[Task]:
+    for task in tasks:
+        record.append(task)
+        yield task
+
+
+def _one_by_one(steps: range, _: Callable[[], int]) -> Iterator[range]:
+    return (range(step, step + 1) for step in steps)
 
 
 def _tasks(
@@ -308,25 +306,3 @@ def _tasks(
             budget.steps += len(group)
             yield StepRange(epoch, planner.origin, group.start, group.stop)
         epoch, step = epoch + 1, 0
-
-
-def _recording(
-    executor: Executor[StepRange, JobResult], tasks: deque[StepRange]
-) -> Callable[[StepRange], Result[JobResult]]:
-    def submit(task: StepRange) -> Result[JobResult]:
-        tasks.append(task)
-        return executor.submit(task)
-
-    return submit
-
-
-def _singles(steps: range, _: Callable[[], int]) -> Iterator[range]:
-    return (range(step, step + 1) for step in steps)
-
-
-def _epoch_of(task: StepRange) -> int:
-    return task.epoch
-
-
-def _never() -> bool:
-    return False

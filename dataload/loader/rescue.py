@@ -274,15 +274,22 @@ class Rescue:
             if location.shard is not None or location.key is not None:
                 lines.append(f"location: {printable(str(location))}")
         lines.append(f"indices of the step: {shorten(indices)}")
-        step, epoch = self._plan.step, self._epoch
-        raise WorkerError(
-            "\n  ".join([f"step {step} of epoch {epoch} failed{where}: {message_of(failure.error)}", *lines]),
-            step=step,
-            epoch=epoch,
-            indices=indices,
-            worker=worker_name(),
-            traceback_text=traceback_of(failure.error),
-        ) from failure.error
+        details = "".join(f"\n  {line}" for line in lines)
+        raise step_error(self._plan.step, self._epoch, where, failure.error, indices, details) from failure.error
+
+
+def step_error(
+    step: int, epoch: int, where: str, error: BaseException, indices: tuple[int, ...] = (), details: str = ""
+) -> WorkerError:
+    """Return the error of a step, such as "step 3 of epoch 0 failed in collate: no memory", with details at its end."""
+    return WorkerError(
+        f"step {step} of epoch {epoch} failed{where}: {message_of(error)}{details}",
+        step=step,
+        epoch=epoch,
+        indices=indices,
+        worker=worker_name(),
+        traceback_text=traceback_of(error),
+    )
 
 
 def is_for_consumer(error: BaseException) -> bool:

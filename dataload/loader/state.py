@@ -93,16 +93,9 @@ class EpochPlanners:
 def upgrade(
     state: object, kind: type[Any], name: str, migrations: Sequence[Callable[[dict[str, Any]], dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Return a saved state with the keys of the current version.
+    """Return a saved state, which may be anything, with the keys of the current version: the fields of `kind`.
 
-    Args:
-        state: What was loaded from a checkpoint.
-        kind: The dataclass whose fields are the keys.
-        name: The class that saves such states, for messages.
-        migrations: Functions that make a state of version 2 from one of version 1, 3 from 2, and so on.
-
-    Raises:
-        StateMismatchError: `state` is not a dict of these keys, or was saved by a newer release.
+    `migrations` make a state of version 2 from one of version 1, 3 from 2, and so on.
     """
     if not isinstance(state, Mapping):  # from a file it may be anything
         raise StateMismatchError(f"the state of a {name} is a dict, found {type(state).__name__}")
@@ -131,10 +124,7 @@ def check_same(
 ) -> None:
     """Check that a state was saved with the data and the order of the loader that loads it.
 
-    Args:
-        meanings: The meaning of each field that must be equal. The error has one line for each that is not.
-        hint: More for the message.
-        more: Other differences.
+    `meanings` are the fields that must be equal. The error has one line for each that is not, then those of `more`.
     """
     differences = [
         f"{name} ({meaning}): {getattr(saved, name)} in the state, {getattr(here, name)} here"
@@ -148,6 +138,13 @@ def check_same(
             f"or start over{hint}",
             differences=differences,
         )
+
+
+def check_counts(values: Mapping[str, Any], *names: str) -> None:
+    """Refuse a state of which one of these values is not a count."""
+    for name in names:
+        if not is_count(values[name]):
+            raise StateMismatchError(f"{name} in the state must be an integer >= 0, found {values[name]!r}")
 
 
 def is_count(value: Any) -> bool:
@@ -194,12 +191,8 @@ class LoaderState:
         if not isinstance(values["missing"], (list, tuple)):
             raise StateMismatchError(f"missing in the state must be a list of positions, found {values['missing']!r}")
         values["missing"] = tuple(values["missing"])
+        check_counts(values, "epoch", "position", "length", "step_size")
         loaded = cls(**values)
-        for name in ("epoch", "position", "length", "step_size"):
-            if not is_count(getattr(loaded, name)):
-                raise StateMismatchError(
-                    f"{name} in the state must be an integer >= 0, found {getattr(loaded, name)!r}"
-                )
         if loaded.position > loaded.length:
             raise StateMismatchError(f"the state is at position {loaded.position} of {loaded.length}")
         loaded._check_missing()

@@ -12,12 +12,12 @@ import numpy as np
 
 from dataload._util.memo import Memo
 from dataload._util.randomness import derive_key
-from dataload.errors import WorkerError, message_of, traceback_of
+from dataload.errors import WorkerError
 from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.bad_records import BadRecord
 from dataload.loader.fetch import Fetcher, Trace
 from dataload.loader.order import BlockedPlans
-from dataload.loader.rescue import is_for_consumer
+from dataload.loader.rescue import is_for_consumer, step_error
 from dataload.samplers import BatchPlan, BatchPlanner
 
 
@@ -56,9 +56,8 @@ class JobResult(NamedTuple):
 class StepWork:
     """Makes the batches of a `StepRange`. Thread-safe; pickled once for each worker process.
 
-    Args:
-        reseeds: Whether to seed the global generators of `random`, numpy and torch before each step. A safety net for
-            transforms that use them, in processes where nobody else does.
+    With `reseeds` it seeds the global generators of `random`, numpy and torch before each step. A safety net for
+    transforms that use them, in processes where nobody else does.
     """
 
     def __init__(self, fetch: Fetcher, planner: BatchPlanner, *, reseeds: bool = False) -> None:
@@ -125,13 +124,7 @@ class StepWork:
                 plans = self._plans.keep(key, BlockedPlans(planner, job.epoch))
             return plans[step]
         except Exception as error:
-            raise WorkerError(
-                f"step {step} of epoch {job.epoch} failed in the order: {message_of(error)}",
-                step=step,
-                epoch=job.epoch,
-                worker=worker_name(),
-                traceback_text=traceback_of(error),
-            ) from error
+            raise step_error(step, job.epoch, " in the order", error) from error
 
 
 def nbytes(batch: Any) -> int:

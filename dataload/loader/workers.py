@@ -37,9 +37,6 @@ def make_executor(
         window: Tasks ahead of the consumer.
         parts: The parts of `work` to name if they cannot be pickled; see `check_pickles`.
         first: Number of the first worker, for names.
-
-    Raises:
-        ConfigError: The name or the start method is unknown, or something cannot be pickled for worker processes.
     """
     for key, value, kind in (("executor", name, ExecutorName), ("start_method", start_method, StartMethod)):
         check_choice(key, value, get_args(kind))

@@ -9,9 +9,10 @@ from time import perf_counter
 from typing import Any, TypeVar, cast
 
 from dataload.collate import default_collate, in_chunks
-from dataload.errors import ConfigError, WorkerError, message_of, traceback_of
+from dataload.errors import ConfigError, WorkerError
 from dataload.executors import Result, worker_name
 from dataload.loader.pipeline import ordered_map
+from dataload.loader.rescue import step_error
 from dataload.loader.step import StepResult, nbytes
 from dataload.streams.columns import join, samples_of, spread
 from dataload.streams.rows import RowStart
@@ -38,12 +39,7 @@ class BatchMaker:
         return self.collate is default_collate
 
     def __call__(self, parts: Sequence[Part], rows: Rows, epoch: int, step: int) -> StepResult:
-        """Return a step whose `batch` is a pair of the batch and `rows`, the joined rows of all parts.
-
-        Raises:
-            ConfigError: The samples have a field that is added to batches.
-            WorkerError: `collate` or `transform` failed.
-        """
+        """Return a step whose `batch` is a pair of the batch and `rows`, the joined rows of all parts."""
         spans: list[Span] = []
 
         def run(stage: str, function: Callable[[], T]) -> T:
@@ -51,13 +47,7 @@ class BatchMaker:
             try:
                 return function()
             except Exception as error:
-                raise WorkerError(
-                    f"step {step} of epoch {epoch} failed in {stage}: {message_of(error)}",
-                    step=step,
-                    epoch=epoch,
-                    worker=worker_name(),
-                    traceback_text=traceback_of(error),
-                ) from error
+                raise step_error(step, epoch, f" in {stage}", error) from error
             finally:
                 spans.append((stage, begun, perf_counter()))
 
@@ -126,11 +116,8 @@ def deliver(
 ) -> Generator[StepResult]:
     """Yield the steps of an epoch from `step` on, at most `window` of them ahead of the consumer.
 
-    No name here may refer to a batch or an error while the consumer has it.
-
-    Args:
-        submit: Starts a step: takes its number, and where the rows start if it is the first.
-        has_ended: Returns True for the rows of the step after the last.
+    No name here may refer to a batch or an error while the consumer has it. `submit` takes the number of a step, and
+    where the rows start if it is the first; `has_ended` returns True for the rows of the step after the last.
     """
     tasks = itertools.chain([(step, starts)], ((later, ()) for later in itertools.count(step + 1)))
     del starts

@@ -35,12 +35,7 @@ def stack(samples: list[Any]) -> Stacked:
 
 
 def join(parts: Sequence[Stacked], valid: BoolArray) -> Any:
-    """Return what `default_collate` makes of all samples, with blanks for missing ones.
-
-    Args:
-        parts: The samples of consecutive cells.
-        valid: (cells,) bool, True where there is a sample.
-    """
+    """Return what `default_collate` makes of the samples, with blanks for the cells that are not valid."""
     given = [part for part in parts if part.count]
     first = given[0]
     if first.form is not None and all(_alike(part, first) for part in given[1:]):

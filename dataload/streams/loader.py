@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from dataload._util.checks import check_choice, check_count, check_seconds
+from dataload._util.checks import check_choice, check_count, check_seconds, setting_error
 from dataload._util.randomness import check_seed
 from dataload.collate import Policy
 from dataload.errors import ConfigError, SourceError, WorkerError
@@ -188,9 +188,8 @@ class MultiStreamLoader(LoaderBase[Any]):
             ConfigError: Rows of ``mode="independent"`` have no epochs: `epoch` is not 0.
         """
         if epoch and self._plan.order.mode == "independent":
-            raise ConfigError(
-                "set_epoch needs mode='split': mode='independent' has no epochs", key="epoch", value=epoch
-            )
+            message = "set_epoch needs mode='split': mode='independent' has no epochs"
+            raise ConfigError(message, key="epoch", value=epoch)
         super().set_epoch(epoch)
 
     def _start(self) -> Cursor:
@@ -222,7 +221,10 @@ class MultiStreamLoader(LoaderBase[Any]):
 
     def _end_epoch(self, now: EpochIteration) -> list[Any]:
         if not self._cursor.begun:
-            raise SourceError(self._no_step())
+            reason = "no sequence of these rows gave an item, or a chunk of items"
+            if self._tail == "drop":
+                reason = "a row has no items for one, and tail='drop' ends the epoch there"
+            raise SourceError(f"epoch {now.epoch} has no step: {reason}")
         resumed_at_end = now.step == self._restored_step
         self._move(self._upcoming or Cursor(now.epoch + 1, 0))
         if not resumed_at_end or (self._epochs is not None and self._cursor.epoch >= self._epochs):
@@ -231,12 +233,6 @@ class MultiStreamLoader(LoaderBase[Any]):
         self._upcoming = None
         now.epoch, now.step = self._cursor.epoch, 0
         return self._next(now)
-
-    def _no_step(self) -> str:
-        reason = "no sequence of these rows gave an item, or a chunk of items"
-        if self._tail == "drop":
-            reason = "a row has no items for one, and tail='drop' ends the epoch there"
-        return f"epoch {self._cursor.epoch} has no step: {reason}"
 
     def _lost(self, lost: WorkerLostError) -> WorkerError:
         self._stream_workers.replace()
@@ -325,16 +321,10 @@ def _has_ended(plan: StreamPlan, tail: SplitTail, rows: Rows) -> bool:
 
 def _check_streams(make_stream: Any, sequences: Any) -> None:
     if not callable(make_stream):
-        raise ConfigError(
-            f"make_stream must be a function of a sequence, got {make_stream!r}", key="make_stream", value=make_stream
-        )
+        raise setting_error("make_stream", make_stream, "must be a function of a sequence")
     # Each character of a text would be a sequence.
     if isinstance(sequences, str) or not hasattr(sequences, "__len__") or not hasattr(sequences, "__getitem__"):
-        raise ConfigError(
-            f"sequences must be a list of arguments for make_stream, got {sequences!r}",
-            key="sequences",
-            value=sequences,
-        )
+        raise setting_error("sequences", sequences, "must be a list of arguments for make_stream")
     if not len(sequences):
         raise ConfigError("sequences is empty, but a row needs one to follow", key="sequences", value=sequences)
 
@@ -343,11 +333,8 @@ def _check_epochs(order: SequenceOrder, tail: SplitTail | None, epochs: int | No
     if order.mode == "independent":
         for key, value in (("epochs", epochs), ("tail", tail)):
             if value is not None:
-                raise ConfigError(
-                    f"{key} needs mode='split': rows of mode='independent' never end",
-                    key=key,
-                    value=value,
-                )
+                message = f"{key} needs mode='split': rows of mode='independent' never end"
+                raise ConfigError(message, key=key, value=value)
     elif tail == "drop" and order.sequences < order.rows:
         raise ConfigError(
             f"{order.sequences} sequences do not fill {order.rows} rows, and tail='drop' needs full rows: use "

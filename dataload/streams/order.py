@@ -43,14 +43,7 @@ class SequenceOrder:
         return self.sequences if self.mode == "independent" else len(range(row, self.sequences, self.rows))
 
     def find(self, row: int, epoch: int, positions: Int64Array) -> Int64Array:
-        """Return the sequences at some positions of pass `epoch` of a row; all rows of all ranks are numbered.
-
-        Args:
-            positions: (n,) int64, each in [0, count(row)).
-
-        Returns:
-            (n,) int64.
-        """
+        """Return the sequences, (n,) int64, at (n,) positions of a pass of a row; rows of all ranks are numbered."""
         address = ("split", epoch) if self.mode == "split" else ("independent", epoch, row)
         positions = row + positions * self.rows if self.mode == "split" else positions
         if not self.shuffle:

@@ -89,10 +89,8 @@ def describe(sequences: Sequence[Any], number: int) -> str:
 class RowStream:
     """The streams of one row: each is made when the row reaches it, and closed when the row leaves it.
 
-    Args:
-        row: Number of the row among those of all ranks.
-        status: Told about each step's sequence, as `base` plus its number; `StreamLocator` decodes the sum.
-        base: Tells this row from others.
+    `row` is numbered among those of all ranks. `status` is told about each step's sequence, as `base` plus its number;
+    `StreamLocator` decodes the sum.
     """
 
     def __init__(self, plan: StreamPlan, row: int, start: RowStart, status: WorkerStatus, base: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 from dataload._util.fingerprint import digest
 from dataload._util.randomness import ORDER_VERSION
 from dataload.errors import StateMismatchError
-from dataload.loader.state import check_same, is_count, upgrade
+from dataload.loader.state import check_counts, check_same, is_count, upgrade
 from dataload.streams.order import RowPosition
 from dataload.streams.rows import RowStart
 
@@ -63,9 +63,7 @@ class MultiStreamState:
     def from_json(cls, state: Mapping[str, Any]) -> Self:
         """Read what `to_json` returned, in this release or an earlier one."""
         values = upgrade(state, cls, "MultiStreamLoader", _MIGRATIONS)
-        for name in ("epoch", "step", "batch_size", "rank", "world_size"):
-            if not is_count(values[name]):
-                raise StateMismatchError(f"{name} in the state must be an integer >= 0, found {values[name]!r}")
+        check_counts(values, "epoch", "step", "batch_size", "rank", "world_size")
         rows, streams = values["rows"], values["streams"]
         if not (isinstance(rows, (list, tuple)) and all(map(_is_position, cast("list[Any]", rows)))):
             raise StateMismatchError(f"rows in the state must be a list of three integers for each row, found {rows!r}")

@@ -35,8 +35,7 @@ class MultiStreamStatistics(Statistics):
 
     def since(self, earlier: Self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride] # of one loader
         """See `Statistics.since`."""
-        recent = Statistics.since(self, earlier)
-        return self.of(recent, self.row_seconds - earlier.row_seconds)
+        return self.of(Statistics.since(self, earlier), self.row_seconds - earlier.row_seconds)
 
     def to_json(self) -> dict[str, Any]:
         """See `Statistics.to_json`."""

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dataload.errors import WorkerError, message_of, traceback_of
+from dataload.errors import WorkerError
 from dataload.executors import Place, Result, StartMethod, TimeoutPolicy, WorkerStatus, worker_name
-from dataload.loader.rescue import is_for_consumer
+from dataload.loader.rescue import is_for_consumer, step_error
 from dataload.loader.workers import ExecutorName, make_executor
 from dataload.streams.columns import Stacked, stack
 from dataload.streams.order import RowPosition
@@ -83,9 +83,7 @@ class Part(NamedTuple):
 class PartWork:
     """Makes the steps of a worker's rows, one after another. Called by one worker only.
 
-    Args:
-        first: First row of the batch that belongs to this worker.
-        rows: Its rows, numbered among those of all ranks.
+    The rows are numbered among those of all ranks; `first` is the row of the batch that they begin at.
     """
 
     def __init__(self, plan: StreamPlan, first: int, rows: Sequence[int]) -> None:
@@ -157,14 +155,7 @@ class PartWork:
             if stream.sequence >= 0:
                 indices = (stream.sequence,)
                 where += f", at item {stream.position[2]} of {describe(self.plan.sequences, stream.sequence)}"
-        failure = WorkerError(
-            f"step {task.step} of epoch {task.epoch} failed{where}: {message_of(error)}",
-            step=task.step,
-            epoch=task.epoch,
-            indices=indices,
-            worker=worker_name(),
-            traceback_text=traceback_of(error),
-        )
+        failure = step_error(task.step, task.epoch, where, error, indices)
         failure.__cause__ = error
         self.close()  # otherwise tasks already submitted would continue after the failed one
         return failure
@@ -200,13 +191,9 @@ def parts_of(rows: int, most: int) -> int:
 
 
 class StreamWorkers:
-    """Makes every step of all rows; each worker makes its part.
+    """Makes every step of all rows of this rank, numbered among those of all ranks; each worker makes its part.
 
-    Args:
-        plan: The work of all rows.
-        rows: The rows of this rank, numbered among those of all ranks.
-        workers: Maximum number of workers; 0 for the consumer's thread.
-        executor: See `make_executor`, as for the other settings.
+    As many workers as divide the rows are used, at most `workers`; 0 stands for the consumer's thread.
     """
 
     def __init__(

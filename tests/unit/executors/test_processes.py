@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from dataload import ConfigError
-from dataload.executors import Place, TimeoutPolicy, WorkerLostError, limits, processes
+from dataload.executors import Place, TimeoutPolicy, WorkerLostError, handle, processes
 from dataload.executors.handle import WorkerHandle
 from dataload.executors.processes import ProcessExecutor
 
@@ -321,13 +321,13 @@ def test_a_lack_of_memory_is_found_and_told(monkeypatch):
 
 def open_files(monkeypatch, free):
     used = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (used + free, used + free))
+    monkeypatch.setattr(handle.resource, "getrlimit", lambda _: (used + free, used + free))
 
 
 def test_a_limit_of_open_files_leaves_fewer_slots_and_workers(monkeypatch):
     # Four workers with five each, ten slots with two each, 16 spared: 56.
     open_files(monkeypatch, 60)
-    assert limits.within_descriptors(4, 10) == (4, 10)
+    assert handle.within_descriptors(4, 10) == (4, 10)
     for free, expected in ((50, (4, 7)), (36, (4, 0)), (28, (2, 1)), (21, (1, 0))):
         open_files(monkeypatch, free)
         with pytest.warns(
@@ -335,13 +335,13 @@ def test_a_limit_of_open_files_leaves_fewer_slots_and_workers(monkeypatch):
             match=r"4 worker processes and 10 slots of shared memory need 56 file descriptors, but \d+ of "
             rf"\d+ are free; raise the limit \(ulimit -n\): using {expected[0]} workers and {expected[1]} slots, and",
         ):
-            assert limits.within_descriptors(4, 10) == expected
+            assert handle.within_descriptors(4, 10) == expected
     open_files(monkeypatch, 18)
     with pytest.raises(ConfigError, match=r"4 worker processes and 10 slots .* need 56 file descriptors, but"):
-        limits.within_descriptors(4, 10)
+        handle.within_descriptors(4, 10)
     monkeypatch.setattr(os, "listdir", lambda path: (_ for _ in ()).throw(FileNotFoundError(path)))
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (64 + 60, 0))
-    assert limits.within_descriptors(4, 10) == (4, 10)
+    monkeypatch.setattr(handle.resource, "getrlimit", lambda _: (64 + 60, 0))
+    assert handle.within_descriptors(4, 10) == (4, 10)
 
 
 def test_the_count_of_descriptors_is_right():
@@ -356,7 +356,7 @@ def test_the_count_of_descriptors_is_right():
         assert count() - before == 2 * WorkerHandle.DESCRIPTORS
     with executor(works.large, workers=1, slots=3) as tasks:
         held = [tasks.submit(number).result() for number in range(3)]
-        assert count() - before == 3 * limits.Slot.DESCRIPTORS
+        assert count() - before == 3 * handle.Slot.DESCRIPTORS
         del held
 
 
@@ -400,7 +400,7 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch):
 
 
 def test_a_process_that_may_have_none_says_so(monkeypatch):
-    current = limits.multiprocessing.current_process()
+    current = handle.multiprocessing.current_process()
     monkeypatch.setattr(current, "_inheriting", True, raising=False)
     tasks = ProcessExecutor(works.echo, 1, slots=1)
     with pytest.raises(
@@ -429,7 +429,7 @@ def test_a_slot_that_cannot_be_mapped_is_an_error_of_its_batch_only(monkeypatch)
         pending = [tasks.submit(number) for number in range(3)]
         with monkeypatch.context() as patch:
             patch.setattr(
-                limits.Slot, "view", lambda *_: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many files"))
+                handle.Slot, "view", lambda *_: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many files"))
             )
             with pytest.raises(WorkerLostError) as caught:
                 pending[0].result()

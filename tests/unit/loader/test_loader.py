@@ -513,7 +513,7 @@ def test_leaving_a_loader_behind_leaves_no_process(leave, no_collector):
             r"a sampler needs __len__ and indices\(positions, epoch=\); list does not",
         ),
         ({"fields": "x"}, ConfigError, "fields must be a list of names, got the text 'x'"),
-        ({"collate": 3}, ConfigError, "collate is a function of a list of samples, got 3"),
+        ({"collate": 3}, ConfigError, "collate must be a function of a list of samples, got 3"),
         ({"collate": {"x": "padd"}}, ConfigError, "collate policy of field 'x' is 'padd': did you mean 'pad'"),
         ({"seed": 0.5}, ConfigError, "seed must be an integer, got 0.5"),
         ({"tail": "x"}, ConfigError, "tail is 'x'"),

@@ -102,8 +102,8 @@ def test_no_tail_at_all_is_named():
     [
         ({}, "give batch_size, or a batch_sampler"),
         ({"batch_size": 1, "batch_sampler": 1}, "batch_sampler and batch_size both choose order and batches"),
-        ({"batch_sampler": [[0, 1]]}, r"batch_sampler must be a BatchPlanner, .*, got \[\[0, 1\]\]"),
-        ({"batch_size": 1, "shuffle": "shard"}, "shuffle must be True, False, 'global', 'shards', got 'shard'"),
+        ({"batch_sampler": [[0, 1]]}, r"batch_sampler must be a BatchPlanner, .*; got \[\[0, 1\]\]"),
+        ({"batch_size": 1, "shuffle": "shard"}, "shuffle must be True, False, 'global', 'shards'; got 'shard'"),
         ({"batch_size": 1, "max_bad": -1}, "max_bad must be an integer >= 0, got -1"),
         ({"batch_size": 1, "sampler": Sequential(11)}, "the sampler chooses from 11 records, and the source has 10"),
         (

@@ -846,7 +846,7 @@ def test_an_epoch_without_a_step_is_an_error_each_time(lengths, settings_, match
         ({"max_workers": -1}, "max_workers", "max_workers must be an integer >= 0"),
         ({"prefetch": 0}, "prefetch", "prefetch must be an integer >= 1"),
         ({"timeout": 0}, "timeout", "timeout must be a number of seconds above 0"),
-        ({"collate": 3}, "collate", "collate is a function of a list of samples"),
+        ({"collate": 3}, "collate", "collate must be a function of a list of samples"),
         ({"seed": 0.5}, "seed", "seed must be an integer"),
         ({"rank": 2, "world_size": 2}, "rank", r"rank must be an integer in \[0, 2\)"),
         (

@@ -119,14 +119,13 @@ def _parse_any(text: bytes) -> SampleTable:
         raise _BadLine(1, f"expected 'v1.1' or 'v1.2' and the number of samples, found {text[: min(end, 40)]!r}")
     if len(head.group(2)) > _MOST_DIGITS or int(head.group(2)) < 1:
         raise _BadLine(1, f"the number of samples is {head.group(2).decode()[:40]}, expected 1 or more")
-    reason: _BadLine | None = None
+    reasons: list[tuple[int, str]] = []  # not the errors, whose tracebacks would keep this frame alive
     for fields in _FIELDS[version]:
         try:
             return _parse(text, end + 1, int(head.group(2)), fields)
         except _BadLine as error:
-            reason = reason or error
-    assert reason is not None
-    raise reason  # about the first number of fields, which the version should have
+            reasons.append(error.args)
+    raise _BadLine(*reasons[0])  # about the number of fields that the version should have
 
 
 class _Block(NamedTuple):

@@ -255,7 +255,7 @@ def _os_errors() -> Generator[None]:
 
 
 def _check_position(number: int, length: int, what: str) -> int:
-    """Return `number` if it is in [0, length), else raise an error of the class that the original raises."""
+    """Return `number` if it is in [0, length), else raise the same class of error as the original."""
     if number < 0:
         raise ConfigError(f"index {number} is negative; there are {length} {what}", key="index", value=number)
     if number >= length:

@@ -157,7 +157,10 @@ def _bounds(selector: str, split: Split, spec: str) -> tuple[int, int]:
             raise _invalid(spec, f"[{selector}] is a single number, which can only select a shard: [{first[1]}shard]")
         high = low + 1
     if unit == "shard":
-        return _of_shards(None if low is None else int(low), None if high is None else int(high), split)
+        lengths = split.shard_lengths  # shards that do not exist are ignored
+        first_shard = 0 if low is None else int(low)
+        end = len(lengths) if high is None else int(high) + (len(lengths) if high <= 0 else 0)
+        return sum(lengths[:first_shard]), sum(lengths[:end])
     count = len(split)
     if unit == "%":
         if max(abs(low or 0), abs(high or 0)) > 100:
@@ -168,14 +171,6 @@ def _bounds(selector: str, split: Split, spec: str) -> tuple[int, int]:
     if max(abs(start), abs(stop)) > count:
         raise _invalid(spec, f"[{selector}] reaches beyond the {count} records of {split.name!r}")
     return start + count if start < 0 else start, stop + count if stop < 0 else stop
-
-
-def _of_shards(low: int | None, high: int | None, split: Split) -> tuple[int, int]:
-    """Return the range of records in shards [low, high); shards that do not exist are ignored."""
-    lengths = split.shard_lengths
-    if high is not None and high <= 0:
-        high += len(lengths)
-    return 0 if low is None else sum(lengths[:low]), sum(lengths[:high])
 
 
 def _parts(split: Split, start: int, stop: int) -> Iterator[ShardPart]:

@@ -107,6 +107,10 @@ def parse_header(head: bytes, file_size: int, path: str) -> tuple[int, int]:
     return offset, length
 
 
+class _InvalidMetadata(Exception):
+    """The metadata contradict themselves; `parse_metadata` adds the position."""
+
+
 def parse_metadata(data: bytes | memoryview, offset: int, file_size: int, path: str) -> list[Column]:
     """Return the columns of a file in file order, after checking every number.
 
@@ -129,14 +133,11 @@ def parse_metadata(data: bytes | memoryview, offset: int, file_size: int, path: 
         columns = _parse_columns(document)
         for column in columns:
             _check_offsets(column, (offset, offset + len(data)), file_size, path)
-            _check_shapes(column)
+            if column.shapes is not None and not _match_sizes(column.shapes, column):
+                raise _InvalidMetadata(f"the shapes of key {column.name!r} do not fit its sizes")
     except _InvalidMetadata as error:
         raise CorruptFileError(str(error), path=path, offset=offset) from error
     return columns
-
-
-class _InvalidMetadata(Exception):
-    """The metadata contradict themselves."""
 
 
 def _parse_columns(document: Mapping[str, Any]) -> list[Column]:
@@ -194,11 +195,6 @@ def _check_offsets(column: Column, metadata: tuple[int, int], file_size: int, pa
     refuse(beyond, f"the file has {file_size}")
     refuse((offsets < metadata[1]) & (offsets + sizes > metadata[0]) & (sizes > 0), "inside the metadata")
     refuse(sizes % item != 0, f"not a multiple of the {item} bytes of {column.dtype}")
-
-
-def _check_shapes(column: Column) -> None:
-    if column.shapes is not None and not _match_sizes(column.shapes, column):
-        raise _InvalidMetadata(f"the shapes of key {column.name!r} do not fit its sizes")
 
 
 def _match_sizes(shapes: Shapes, column: Column) -> bool:

@@ -84,7 +84,8 @@ class Mixture:
 
     def __post_init__(self) -> None:
         self._check()
-        rows = _rows(self.weights)
+        weights: Any = self.weights
+        rows = weights if isinstance(weights[0], tuple) else (weights,)
         window = _window(rows) if self.window is None else check_count("window", self.window, least=1)
         seed = check_seed(self.seed)
         keys = [derive_key(seed, "mixture", i, words=1) for i in range(len(rows))]
@@ -171,10 +172,6 @@ def _check_rows(weights: Any, parts: int) -> Any:
         if len(row) != parts:
             raise setting_error("weights", row, f"must hold one weight for each of the {parts} samplers")
     return rows if is_nested else rows[0]
-
-
-def _rows(weights: Any) -> tuple[tuple[float, ...], ...]:
-    return weights if isinstance(weights[0], tuple) else (weights,)
 
 
 def _shares(row: tuple[float, ...]) -> list[Fraction]:

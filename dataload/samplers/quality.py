@@ -201,13 +201,14 @@ class OrderReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for `json.dumps`, with ratios and verdicts."""
-        return _as_json(self)
+        return as_json(self)
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
+    """Return a report for `json.dumps`, with the ratios and verdicts of its parts."""
     if not is_dataclass(value):
         return value
-    found = {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
+    found = {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
     return found | {name: getattr(value, name) for name in ("ratio", "verdict") if hasattr(value, name)}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -21,32 +21,13 @@ from dataload.testing.compare import show
 from dataload.testing.expect import NotApplicable, close, expect, expect_equal, expect_raises
 from dataload.testing.traits import SourceTraits, sample_records
 
+if TYPE_CHECKING:
+    from dataload.testing.suite import SourceSuite
+
 Paths: TypeAlias = "Path | list[Path]"
 
 STANDARD_RECORDS = 37
 """Records in the standard data set: a prime, so that no block or shard size divides it."""
-
-
-class Backend(Protocol):
-    """What the author of a source supplies. `SourceSuite` documents the methods."""
-
-    @property
-    def traits(self) -> SourceTraits:
-        """The abilities of the source."""
-        ...
-
-    def write(self, path: Path, records: Sequence[Any]) -> None:
-        """Write a data set without using the source."""
-
-    def open(self, path: Any) -> Any:
-        """Return the source for a path or a list of paths."""
-
-    def corrupt(self, path: Path, kind: str) -> None:
-        """Damage a data set."""
-
-    def expected(self, records: Sequence[Any]) -> Sequence[Any]:
-        """Return the records that the source gives after `records` were written."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +125,8 @@ class Case:
 class Maker:
     """Writes and opens data sets with an author's backend, each in a directory of its own below `directory`."""
 
-    def __init__(self, backend: Backend, directory: Path) -> None:
-        self._backend = backend
+    def __init__(self, backend: SourceSuite, directory: Path) -> None:
+        self.backend = backend
         self._directory = directory
         self._numbers = itertools.count()
         self._opened = contextlib.ExitStack()
@@ -170,12 +151,8 @@ class Maker:
     def write(self, records: Sequence[Any]) -> Path:
         """Write a data set and return its path."""
         path = self.path()
-        self._backend.write(path, records)
+        self.backend.write(path, records)
         return path
-
-    def corrupt(self, path: Path, kind: str) -> None:
-        """Damage a data set with the backend's `corrupt`."""
-        self._backend.corrupt(path, kind)
 
     def copy(self, path: Path) -> Path:
         """Copy a data set, with the files beside it, to another directory."""
@@ -185,17 +162,13 @@ class Maker:
 
     def open(self, path: Paths) -> Any:
         """Open a data set, to be closed at the end of the check."""
-        source = self._backend.open(path)
+        source = self.backend.open(path)
         self._opened.callback(close, source)
         return source
 
-    def use_and_forget(self, path: Path, use: Callable[[Any], None]) -> None:
-        """Open a data set and use it, without keeping a reference."""
-        use(self._backend.open(path))
-
     def oracle(self, records: Sequence[Any]) -> MemorySource:
         """Return the expected records of a source after `records` were written."""
-        return MemorySource(self._backend.expected(records))
+        return MemorySource(self.backend.expected(records))
 
     def case(self, records: Sequence[Any] | None = None) -> Case:
         """Write and open a data set, by default the standard one."""
@@ -277,7 +250,7 @@ def checks_in(*modules: ModuleType) -> tuple[Check, ...]:
     return tuple(check for check in found if isinstance(check, Check))
 
 
-def run_check(check: Check, backend: Backend, directory: Path) -> None:
+def run_check(check: Check, backend: SourceSuite, directory: Path) -> None:
     """Run one check on one backend; raise NotApplicable if there is nothing to check."""
     with Maker(backend, directory) as maker:
         check.run(maker.case() if check.needs == "source" else maker)

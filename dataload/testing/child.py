@@ -41,13 +41,11 @@ def read_whole(source: Any) -> Reading:
     try:
         indices = range(len(source))
         digests = tuple(record_digest(source[index]) for index in indices)
-        read = getattr(source, "__getitems__", None)
-        if read is not None:
-            together = tuple(record_digest(record) for record in read(list(indices)))
+        if hasattr(source, "__getitems__"):
+            together = tuple(record_digest(record) for record in source.__getitems__(list(indices)))
             if together != digests:
                 return Reading(digests, error="AssertionError: __getitems__ and __getitem__ differ")
-        identify = getattr(source, "fingerprint", None)
-        return Reading(digests, fingerprint=identify() if identify else "")
+        return Reading(digests, fingerprint=source.fingerprint() if hasattr(source, "fingerprint") else "")
     except Exception as error:
         return failed_reading(error)
 

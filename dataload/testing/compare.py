@@ -11,6 +11,8 @@ import numpy as np
 
 _SHOWN = 60
 
+snapshot = copy.deepcopy  # shares no memory with the original
+
 
 def difference(got: Any, want: Any, label: str) -> str | None:
     """Describe the first difference of two records or batches; return None if they are equal.
@@ -56,11 +58,6 @@ def show(value: Any) -> str:
     text = " ".join(repr(value).split())
     text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
     return f"{text} ({type(value).__name__})" if not isinstance(value, np.ndarray) else text
-
-
-def snapshot(value: Any) -> Any:
-    """Return a copy that shares no memory with `value`."""
-    return copy.deepcopy(value)
 
 
 def record_digest(record: Any) -> str:

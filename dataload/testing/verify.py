@@ -57,7 +57,12 @@ def _results(source: Any, expected: Any, sample: int, traits: SourceTraits | Non
     try:
         oracle = _Itself(source) if expected is None else expected
         indices = _sample(source, min(len(source), len(oracle)), sample)
-        case = Case(source, oracle, indices, traits or _found_traits(source))
+        traits = traits or SourceTraits(
+            negative_index=_takes(lambda: source[-1], IndexError),
+            slices=_takes(lambda: source[0:0], TypeError),
+            fingerprints=hasattr(source, "fingerprint"),
+        )
+        case = Case(source, oracle, indices, traits)
     except Exception as error:
         yield CheckResult("check_length", "Reads", "failed", _text(error), "the source opens and has a length")
         return
@@ -104,14 +109,6 @@ def _sample(source: Any, length: int, size: int) -> tuple[int, ...]:
     ends_of_all = [*range(min(8, size)), *range(length - min(8, size), length)]
     random = generator(0, "check_source", length).integers(0, length, size)
     return tuple(sorted({*ends_of_all, *at_shards, *random.tolist()}))
-
-
-def _found_traits(source: Any) -> SourceTraits:
-    return SourceTraits(
-        negative_index=_takes(lambda: source[-1], IndexError),
-        slices=_takes(lambda: source[0:0], TypeError),
-        fingerprints=hasattr(source, "fingerprint"),
-    )
 
 
 def _takes(call: Callable[[], Any], refusal: type[Exception]) -> bool:

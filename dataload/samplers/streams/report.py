@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from dataload.samplers._common import BoolArray
 from dataload.samplers.order_sample import sample_order
-from dataload.samplers.quality import Multiplicity
+from dataload.samplers.quality import Multiplicity, as_json
 from dataload.samplers.streams.mixture import RowMixture
 from dataload.samplers.streams.sampler import StreamSampler
 from dataload.types import Int64Array
@@ -71,8 +71,7 @@ class StreamReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for `json.dumps`, with the verdict on multiplicity."""
-        multiplicity = {**asdict(self.multiplicity), "verdict": self.multiplicity.verdict}
-        return {**asdict(self), "multiplicity": multiplicity, "sampled": self.sampled}
+        return {**as_json(self), "sampled": self.sampled}
 
 
 def stream_report(planner: StreamPlanner, *, epoch: int = 0) -> StreamReport:

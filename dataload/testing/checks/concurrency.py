@@ -202,8 +202,7 @@ def check_new_process(maker: Maker) -> None:
     _ = case.source[0]
     [reading] = read_in_new_process([case.source])
     _check_reading(case, reading, "a new process")
-    identify = getattr(case.source, "fingerprint", None)
-    here = identify() if identify is not None else ""
+    here = case.source.fingerprint() if hasattr(case.source, "fingerprint") else ""
     expect(reading.fingerprint == here, f"the fingerprint is {here}, in a new process {reading.fingerprint}")
 
 

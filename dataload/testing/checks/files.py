@@ -92,7 +92,7 @@ def check_corruptions(maker: Maker) -> None:
     copies: list[Path] = []
     for kind in maker.traits.corruptions:
         copies.append(maker.write(maker.records(12)))
-        maker.corrupt(copies[-1], kind)
+        maker.backend.corrupt(copies[-1], kind)
     readings = _read(maker, copies)
     for kind, copy, reading in zip(maker.traits.corruptions, copies, readings, strict=True):
         _check_refused(reading, f"a data set after corrupt(path, {kind!r})", copy)

@@ -91,9 +91,8 @@ def check_empty_request(case: Case) -> None:
     for empty in ([], (), np.empty(0, np.int64), range(0)):
         got = read(empty)
         expect(got == [] and isinstance(got, list), f"__getitems__({empty!r}) gives {got!r}, expected []")
-    read_batch = getattr(case.source, "read_batch", None)
-    if read_batch is not None:
-        expect_equal(read_batch([]), {}, "read_batch([])")
+    if hasattr(case.source, "read_batch"):
+        expect_equal(case.source.read_batch([]), {}, "read_batch([])")
 
 
 @source_check("Reads")

@@ -19,7 +19,7 @@ from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler
-from dataload.samplers.order_sample import WHOLE_UP_TO, GlobalBatches, Shards, sample_order
+from dataload.samplers.order_sample import WHOLE_UP_TO, Shards, global_rows, sample_order
 from dataload.samplers.pool_quality import pool_size_for
 from dataload.samplers.quality import Figure, OrderReport, judge_order
 from dataload.samplers.streams.report import StreamPlanner, StreamReport, follow, stream_report
@@ -134,13 +134,12 @@ def _plans(planner: BatchPlanner, steps: range, epoch: int, of_rank: bool) -> It
         # The filler of streams does not depend on the rank and keeps the other rows in position.
         planner, of_rank = planner.with_ranks(rank=0, world_size=1), True
     size = max(1, _BLOCK_ROWS // (planner.rows_per_step * planner.world_size))
-    together = GlobalBatches(planner)
     for start in range(steps.start, steps.stop, size):
         block = range(start, min(start + size, steps.stop))
         if of_rank:
             yield from planner.plans(block, epoch=epoch)
             continue
-        indices, counts = together.rows(block, epoch=epoch)
+        indices, counts = global_rows(planner, block, epoch=epoch)
         first = 0
         for step, count in zip(block, counts.tolist(), strict=True):
             yield BatchPlan(step, indices[first : first + count])

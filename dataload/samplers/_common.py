@@ -53,11 +53,6 @@ def set_fields(value: Any, **fields: Any) -> None:
         object.__setattr__(value, name, field)
 
 
-def check_length(length: Any) -> int:
-    """Return `length` as a number of records, 0 to 2^48; raise ConfigError otherwise."""
-    return check_count("length", length, least=0, below=MAX_LENGTH + 1)
-
-
 def check_lengths(name: str, lengths: Any) -> tuple[int, ...]:
     """Return `lengths`, at least one number of records per shard or source, as a tuple of ints."""
     checked = as_tuple(lengths)

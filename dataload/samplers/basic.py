@@ -11,15 +11,7 @@ import numpy as np
 from dataload._util.checks import check_count
 from dataload._util.indexing import as_indices, check_index
 from dataload.errors import ConfigError
-from dataload.samplers._common import (
-    ArrayValue,
-    OverParent,
-    check_length,
-    check_sampler,
-    divide,
-    set_fields,
-    split_by_group,
-)
+from dataload.samplers._common import ArrayValue, OverParent, check_sampler, divide, set_fields, split_by_group
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.types import Int64Array, Sampler
 
@@ -38,7 +30,7 @@ class Sequential:
     length: int
 
     def __post_init__(self) -> None:
-        set_fields(self, length=check_length(self.length))
+        set_fields(self, length=check_count("length", self.length, least=0, below=MAX_LENGTH + 1))
 
     def __len__(self) -> int:
         return self.length

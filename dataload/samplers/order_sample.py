@@ -27,29 +27,21 @@ _SIZES = 33  # batch sizes for which an expectation is computed; the others are 
 _FACTORS = 256
 
 
-class GlobalBatches:
-    """The batches of all ranks together, from the planner of any rank."""
-
-    def __init__(self, planner: BatchPlanner) -> None:
-        self._planner = planner
-        # A planner of one rank, of which `world_size` steps make one of all ranks. Without filler, which ranks add.
-        tail = "drop" if planner.tail == "drop" else "partial"
-        self._alone = planner.with_ranks(rank=0, world_size=1, tail=tail) if planner.world_size > 1 else planner
-
-    def rows(self, steps: range, *, epoch: int) -> tuple[Int64Array, Int64Array]:
-        """Return the indices of consecutive steps, (rows,) int64, and the number of rows per step, (steps,) int64."""
-        planner = self._planner
-        if isinstance(planner, BatchSampler):  # avoids one object per step
-            bounds = planner.origin + np.arange(steps.start, steps.stop + 1) * planner.global_batch_size
-            bounds = np.minimum(bounds, planner.items(epoch))
-            return planner.sampler.indices(np.arange(bounds[0], bounds[-1]), epoch=epoch), np.diff(bounds)
-        size = planner.step_size // self._alone.step_size
-        parts = range(steps.start * size, min(steps.stop * size, self._alone.steps(epoch)))
-        plans = self._alone.plans(parts, epoch=epoch)
-        rows = [plan.wanted for plan in plans]
-        counts = np.zeros(len(steps), np.int64)
-        np.add.at(counts, np.arange(len(parts)) // size, [len(part) for part in rows])
-        return np.concatenate([np.empty(0, np.int64), *rows]), counts
+def global_rows(planner: BatchPlanner, steps: range, *, epoch: int) -> tuple[Int64Array, Int64Array]:
+    """Return the indices of consecutive steps of all ranks together, (rows,) int64, and the rows per step."""
+    if isinstance(planner, BatchSampler):  # avoids one object per step
+        bounds = planner.origin + np.arange(steps.start, steps.stop + 1) * planner.global_batch_size
+        bounds = np.minimum(bounds, planner.items(epoch))
+        return planner.sampler.indices(np.arange(bounds[0], bounds[-1]), epoch=epoch), np.diff(bounds)
+    # A planner of one rank, of which `world_size` steps make one of all ranks. Without filler, which ranks add.
+    tail = "drop" if planner.tail == "drop" else "partial"
+    alone = planner.with_ranks(rank=0, world_size=1, tail=tail) if planner.world_size > 1 else planner
+    size = planner.step_size // alone.step_size
+    parts = range(steps.start * size, min(steps.stop * size, alone.steps(epoch)))
+    rows = [plan.wanted for plan in alone.plans(parts, epoch=epoch)]
+    counts = np.zeros(len(steps), np.int64)
+    np.add.at(counts, np.arange(len(parts)) // size, [len(part) for part in rows])
+    return np.concatenate([np.empty(0, np.int64), *rows]), counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,8 +69,7 @@ def sample_order(planner: BatchPlanner, *, epoch: int = 0) -> OrderSample:
     whole = total * rows <= WHOLE_UP_TO
     runs = [range(total)] if whole else _runs(total, rows)
     length = items if isinstance(planner, BatchSampler) else planner.records
-    batches = GlobalBatches(planner)
-    indices, counts = zip(*(batches.rows(run, epoch=epoch) for run in runs), strict=True)
+    indices, counts = zip(*(global_rows(planner, run, epoch=epoch) for run in runs), strict=True)
     firsts = [planner.position(run.start, epoch=epoch) * length // items for run in runs]
     sizes = np.concatenate(counts)
     positions = [np.arange(first, first + len(run)) for first, run in zip(firsts, indices, strict=True)]

@@ -74,7 +74,9 @@ class PoolShuffle(OverParent):
         if (positions[1:] <= positions[:-1]).any():
             rising, where = np.unique(positions, return_inverse=True)
             return self._emitted(rising, epoch)[where]
-        slots = _Slots.of(self, epoch)
+        key = derive_key(self.seed, "pool", epoch, words=1)[0]
+        drain_key = derive_key(self.seed, "pool-drain", epoch, words=KEY_WORDS)
+        slots = _Slots(len(self), min(self.pool_size, len(self)), key, drain_key)
         # Positions further apart than the look-back are computed separately.
         if positions[-1] - positions[0] <= slots.reach:
             return self._emitted_close(positions, slots, epoch)
@@ -106,12 +108,6 @@ class _Slots:
     size: int
     key: np.uint64
     drain_key: np.ndarray[tuple[int], np.dtype[np.uint64]]
-
-    @classmethod
-    def of(cls, pool: PoolShuffle, epoch: int) -> _Slots:
-        key = derive_key(pool.seed, "pool", epoch, words=1)[0]
-        drain_key = derive_key(pool.seed, "pool-drain", epoch, words=KEY_WORDS)
-        return cls(len(pool), min(pool.pool_size, len(pool)), key, drain_key)
 
     @property
     def reach(self) -> int:

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataload._util.checks import setting_error
+from dataload._util.checks import check_count, setting_error
 from dataload._util.memo import Memo
 from dataload._util.randomness import check_seed, derive_key
-from dataload.samplers._common import check_length, check_lengths, check_sampler, records_of, set_fields
-from dataload.samplers.permutation import KEY_WORDS, permute
+from dataload.samplers._common import check_lengths, check_sampler, records_of, set_fields
+from dataload.samplers.permutation import KEY_WORDS, MAX_LENGTH, permute
 from dataload.types import Int64Array, Sampler
 
 
@@ -37,7 +37,8 @@ class GlobalShuffle:
     parent: Sampler | None = None
 
     def __post_init__(self) -> None:
-        set_fields(self, length=check_length(self.length), seed=check_seed(self.seed))
+        length = check_count("length", self.length, least=0, below=MAX_LENGTH + 1)
+        set_fields(self, length=length, seed=check_seed(self.seed))
         if self.parent is not None:
             check_sampler("parent", self.parent)
             if len(self.parent) != self.length:

@@ -77,13 +77,6 @@ class StreamReport:
 def stream_report(planner: StreamPlanner, *, epoch: int = 0) -> StreamReport:
     """Measure how rows follow sequences over an epoch, or over a sample of a long one.
 
-    Args:
-        planner: The planner of any rank.
-        epoch: Number of the epoch, from 0.
-
-    Raises:
-        ConfigError: The epoch has no steps.
-
     Example:
         >>> from dataload.streams import StreamSampler
         >>> report = stream_report(StreamSampler(sequence_lengths=[6, 2, 4], rows=2, mode="pack"))

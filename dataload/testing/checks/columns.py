@@ -113,10 +113,6 @@ def _fits(value: Any, spec: Any) -> bool:
     if isinstance(value, (bytes, str)):
         return spec.dtype == type(value).__name__
     array = np.asarray(value)
-    if str(array.dtype) != spec.dtype:
-        return False
-    if spec.shape is None:
-        return True
-    return len(spec.shape) == array.ndim and all(
-        extent in (None, actual) for extent, actual in zip(spec.shape, array.shape, strict=True)
-    )
+    shape = array.shape if spec.shape is None else spec.shape
+    fits = len(shape) == array.ndim and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
+    return fits and str(array.dtype) == spec.dtype

@@ -26,9 +26,9 @@ from dataload.samplers import (
 )
 from dataload.samplers.order_sample import (
     WHOLE_UP_TO,
-    GlobalBatches,
     Shards,
     expected_shards,
+    global_rows,
     sample_order,
     shards_per_batch,
 )
@@ -211,10 +211,10 @@ def test_global_batches_are_those_of_the_ranks(planner, world_size, tail):
         for plan in replace(planner, rank=rank).plans(steps, epoch=1):
             mask = slice(None) if plan.valid is None or plan.packing else plan.valid
             of_ranks[plan.step] += plan.indices[mask].tolist()
-    indices, counts = GlobalBatches(planner).rows(steps, epoch=1)
+    indices, counts = global_rows(planner, steps, epoch=1)
     found = np.split(indices, np.cumsum(counts)[:-1])
     assert [sorted(batch.tolist()) for batch in found] == [sorted(batch) for batch in of_ranks]
-    middle, sizes = GlobalBatches(planner).rows(range(1, 3), epoch=1)
+    middle, sizes = global_rows(planner, range(1, 3), epoch=1)
     assert middle.tolist() == [*found[1].tolist(), *found[2].tolist()]
     assert sizes.tolist() == [len(found[1]), len(found[2])]
 

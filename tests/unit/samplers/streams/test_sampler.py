@@ -14,7 +14,7 @@ from dataload import ConfigError, Loader, MemorySource, RangeSource, StateMismat
 from dataload._util.fingerprint import fingerprint
 from dataload._util.randomness import derive_key
 from dataload.samplers import BatchPlanner
-from dataload.samplers.order_sample import GlobalBatches
+from dataload.samplers.order_sample import global_rows
 from dataload.samplers.permutation import permute
 from dataload.samplers.quality import order_report
 from dataload.streams import RowMixture, StreamSampler
@@ -254,8 +254,8 @@ def test_the_batches_of_all_ranks_together():
     streams = sampler(5, 6, 7, rows=4, chunk=2, ends="pad")
     expected = [plan.wanted.tolist() for plan in streams.plans(range(streams.steps(0)), epoch=0)]
     for world in (1, 2, 4):
-        together = GlobalBatches(streams.with_ranks(rank=world - 1, world_size=world, tail="pad"))
-        indices, counts = together.rows(range(streams.steps(0)), epoch=0)
+        one = streams.with_ranks(rank=world - 1, world_size=world, tail="pad")
+        indices, counts = global_rows(one, range(streams.steps(0)), epoch=0)
         cuts = pairwise(np.cumsum([0, *counts]).tolist())
         assert [indices[start:stop].tolist() for start, stop in cuts] == expected
 

@@ -26,7 +26,6 @@ from dataload.bench.results import Measurement
 from dataload.bench.runner import child_environment
 from dataload.bench.task import Task
 from dataload.errors import ConfigError, printable, text_of
-from dataload.sources.base import Source
 
 _OF_BYTES = ("lmdb", "array_record")
 _MESSAGE_CHARACTERS = 300
@@ -92,8 +91,14 @@ class _Plan:
         absent = why_missing(peer, self.python)
         if absent is not None:
             raise ConfigError(absent, key="peers", value=peer.name)
-        if "generator" in peer.readings or "generator" in self.written:
-            yield from self._stream_tasks()
+        if "generator" in peer.readings and "generator" not in self.written:
+            raise ConfigError("reads generators, not records: it is for --made streams", key="peers")
+        if "generator" in self.written:
+            if "generator" not in peer.readings:
+                raise ConfigError("reads records, not generators", key="peers", value=peer.name)
+            options = {"open": self.written["generator"].options}
+            for workers in choices.workers:  # generators have no file and one order
+                yield replace(self.row, order="sequential", workers=workers, options=options)
             return
         field = Field.of_record(self.data.records[0], decodes=bool(self.data.decodes))
         if field.kind not in peer.kinds:
@@ -109,16 +114,6 @@ class _Plan:
             for order in orders:
                 for workers in choices.workers if peer.workers else (0,):
                     yield replace(task, order=order, workers=workers, options=field.to_options())
-
-    def _stream_tasks(self) -> Iterator[Task]:
-        """Yield the tasks over generators, which have no file and one order."""
-        if "generator" not in self.written:
-            raise ConfigError("reads generators, not records: it is for --made streams", key="peers")
-        if "generator" not in self.peer.readings:
-            raise ConfigError("reads records, not generators", key="peers", value=self.peer.name)
-        options = {"open": self.written["generator"].options}
-        for workers in self.choices.workers:
-            yield replace(self.row, order="sequential", workers=workers, options=options)
 
     def _path(self, form: str, field: Field) -> str:
         """Return the peer's files in a format, written on first use."""
@@ -154,22 +149,14 @@ class _Plan:
         return lines[-1]
 
 
-def prepare(peer: Peer, source: Source[Any], directory: str, field: Field) -> str:
-    """Write the records of a source in a peer's own format; returns the path for ``Task.path``."""
-    if peer.write is None:
-        raise ConfigError(f"{peer.name} has no format of its own: it reads {', '.join(peer.readings)}", key="peer")
-    if field.kind not in peer.kinds:
-        raise ConfigError(f"{peer.name} holds fields of {', '.join(peer.kinds)}, not of {field.kind}", key="field")
-    os.makedirs(directory, exist_ok=True)
-    return peer.write(source, field, directory)
-
-
 def main(peer: str, source: str, directory: str, options: str) -> None:
-    field = Field.from_options(json.loads(options))
+    """Write a peer's own format, and print the path for ``Task.path``."""
+    field, write = Field.from_options(json.loads(options)), get_peer(peer).write
     # Arrays are decoded from .npy; JPEG files have to stay files.
-    choices: dict[str, Any] = {"decode": "auto"} if source.endswith(".tar") and field.kind == "array" else {}
+    choices: dict[str, Any] = {"decode": "auto"} if field.kind == "array" else {}
+    os.makedirs(directory, exist_ok=True)
     with dataload.open(source, **choices) as opened:
-        print(f"\n{prepare(get_peer(peer), opened, directory, field)}")
+        print(f"\n{write(opened, field, directory)}")
 
 
 if __name__ == "__main__":

@@ -70,19 +70,21 @@ def _decoder(task: Task) -> Callable[[Any], Any] | None:
 
 
 def gather(task: Task) -> Reading:
-    """Copy records that are in memory, with ``np.take`` (or ``bytes``) on one thread or several.
-
-    Nothing that returns batches of its own can be faster.
-    """
+    """Copy records that are in memory, on one thread or several: nothing that returns new batches can be faster."""
     with _open(task) as source:
         columns = source.read_batch(np.arange(len(source)))
         count = len(source)
 
+    def copied(column: Any, rows: Int64Array) -> Any:
+        if isinstance(column, np.ndarray):
+            return np.take(column, rows, axis=0)
+        return [bytes(memoryview(column[row])) for row in rows.tolist()]  # bytes of bytes would not copy
+
     def take(rows: Int64Array) -> dict[str, Any]:
-        return {name: _copied(column, rows) for name, column in columns.items()}
+        return {name: copied(column, rows) for name, column in columns.items()}
 
     held = ExitStack()
-    run = partial(_in_threads, _threads(held, task.workers), take)
+    run = _in_threads(held, task.workers, take)
     return Reading({"threads": max(1, task.workers)}, lambda epoch: run(_rows(count, task, epoch)), held=held)
 
 
@@ -122,7 +124,7 @@ def decode_loop(task: Task) -> Reading:
     with _open(task) as source:
         files = [bytes(record[field]) for record in source]
     held = ExitStack()
-    run = partial(_in_threads, _threads(held, task.workers), simplejpeg.decode_jpeg)
+    run = _in_threads(held, task.workers, simplejpeg.decode_jpeg)
 
     def batches(_: int) -> Iterator[Any]:
         images = run(iter(files))
@@ -132,32 +134,25 @@ def decode_loop(task: Task) -> Reading:
     return Reading({"threads": max(1, task.workers)}, batches, held=held)
 
 
-def _copied(column: Any, rows: Int64Array) -> Any:
-    if isinstance(column, np.ndarray):
-        return np.take(column, rows, axis=0)
-    return [bytes(memoryview(column[row])) for row in rows.tolist()]  # bytes of bytes would not copy
-
-
 def _rows(count: int, task: Task, epoch: int) -> Iterator[Int64Array]:
     """Return the shuffled rows of each batch. All are computed at once: a limit has no order to pay for."""
     rows = GlobalShuffle(count, task.seed).indices(np.arange(count), epoch=epoch)
     return (rows[start : start + task.batch_size] for start in range(0, count, task.batch_size))
 
 
-def _threads(held: ExitStack, threads: int) -> ThreadPoolExecutor | None:
-    """Return threads for all epochs; None where the caller's thread is enough."""
-    return held.enter_context(ThreadPoolExecutor(threads)) if threads > 1 else None
+def _in_threads(held: ExitStack, threads: int, work: Callable[[Any], Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return a function like ``map(work, ...)``; several threads, if given, work a few items ahead, in order."""
+    if threads < 2:
+        return partial(map, work)
+    pool = held.enter_context(ThreadPoolExecutor(threads))
 
+    def run(items: Iterator[Any]) -> Iterator[Any]:
+        ahead = deque(pool.submit(work, item) for item in islice(items, _AHEAD))
+        while ahead:
+            yield ahead.popleft().result()
+            ahead.extend(pool.submit(work, item) for item in islice(items, 1))
 
-def _in_threads(pool: ThreadPoolExecutor | None, work: Callable[[Any], Any], items: Iterator[Any]) -> Iterator[Any]:
-    """Yield ``work(item)`` in order, made in threads a few items ahead; without a pool, in the caller's thread."""
-    if pool is None:
-        yield from map(work, items)
-        return
-    ahead = deque(pool.submit(work, item) for item in islice(items, _AHEAD))
-    while ahead:
-        yield ahead.popleft().result()
-        ahead.extend(pool.submit(work, item) for item in islice(items, 1))
+    return run
 
 
 # Rows that follow generators of pure Python, which hold the GIL. In an epoch each row follows one to its end.

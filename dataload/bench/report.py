@@ -109,18 +109,10 @@ def _workload(name: str, measurements: Sequence[Measurement], files: Sequence[Fi
 def _setup(measurement: Measurement) -> str:
     """Return the settings of a reading: those of its task, then those that it reported itself."""
     task = measurement.task
-    settings = {
-        "reading": task.reading,
-        "path": task.path,
-        "batch size": task.batch_size,
-        "seed": task.seed,
-        "seconds": task.seconds,
-        "cold page cache": task.cold,
-        **task.options,
-        **(measurement.answers[0].settings if measurement.answers else {}),
-        "records/s of each repeat": list(map(round, measurement.rates)),
-    }
-    return _details(table.describe_task(task), _pairs(settings))
+    told = {name: getattr(task, name) for name in ("reading", "path", "batch_size", "seed", "seconds", "cold")}
+    told |= {**task.options, **(measurement.answers[0].settings if measurement.answers else {})}
+    told["records/s of each repeat"] = list(map(round, measurement.rates))
+    return _details(table.describe_task(task), _pairs(told))
 
 
 def _table(columns: Mapping[str, str], rows: Sequence[tuple[str, ...]], kinds: Sequence[str] | None = None) -> str:

@@ -92,7 +92,7 @@ def test_how_each_reading_was_set_up(results, page):
     assert ["executor", "threads"] in page.rows
     assert ["threads", "1"] in page.rows  # what the reading said itself
     assert ["records/s of each repeat", "[500, 600]"] in page.rows
-    assert page.rows.count(["batch size", "256"]) == len(results.measurements)
+    assert page.rows.count(["batch_size", "256"]) == len(results.measurements)
 
 
 def test_why_something_was_not_measured(page):

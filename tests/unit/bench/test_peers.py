@@ -14,7 +14,7 @@ import pytest
 import dataload
 from benchmarks.peers import PEERS, get_peer, open_peer, why_missing
 from benchmarks.peers.field import Field, decode_jpeg, load
-from benchmarks.peers.plan import main, prepare
+from benchmarks.peers.plan import main
 from dataload.bench.task import MODULUS, Task, check_record
 from dataload.errors import ConfigError, MissingDependencyError
 
@@ -56,9 +56,9 @@ class Data:
 
     def write(self, peer, form):
         directory = self.directory / f"{peer.name} {form}"
-        if form == peer.own_format:
-            return prepare(peer, dataload.MemorySource({self.name: self.values}), str(directory), self.field)
         directory.mkdir()
+        if form == peer.own_format:
+            return peer.write(dataload.MemorySource({self.name: self.values}), self.field, str(directory))
         path = directory / f"{self.name}.{form}"
         with dataload.create(path) as writer:
             writer.extend({self.name: v} if form == "tar" else self.field.stored(v) for v in self.values)
@@ -210,14 +210,6 @@ def test_prepare_leaves_jpeg_files_as_they_are(data, tmp_path, capsys):
     main("WebDataset", archive, str(tmp_path), json.dumps(made.field.to_options()))
     with dataload.open(capsys.readouterr().out.splitlines()[-1], fields=["jpg"]) as shards:
         assert [record["jpg"] for record in shards] == made.values
-
-
-def test_prepare_refuses_what_a_peer_cannot_hold(data, tmp_path):
-    source = dataload.MemorySource({"bin": data("bytes").values})
-    with pytest.raises(ConfigError, match="Grain has no format of its own: it reads array_record"):
-        prepare(get_peer("Grain"), source, str(tmp_path), data("bytes").field)
-    with pytest.raises(ConfigError, match="holds fields of array, not of bytes"):
-        prepare(get_peer("torch DataLoader, memmap"), source, str(tmp_path), data("bytes").field)
 
 
 def test_an_order_that_a_peer_lacks_is_refused(data):

@@ -34,7 +34,6 @@ class Data:
         name: Name of the workload, or the path of the user's own data.
         content: Identifies the records; part of the names of cached files.
         formats: The formats that they can be written in.
-        batch_size: Records per batch by default.
         decodes: Fields that hold JPEG files, to be decoded.
     """
 
@@ -49,12 +48,9 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Data in one format.
+    """Data in one format; generators have no path.
 
-    Attributes:
-        path: File or directory; empty for generators.
-        options: Options with which `dataload.open` returns the written records; for generators, their number.
-        facts: Size and cost.
+    `options` are those with which `dataload.open` returns the written records; for generators, their number.
     """
 
     path: str

@@ -62,13 +62,7 @@ class Curve:
 class Results:
     """A run of ``dataload bench``, of ``python -m benchmarks`` or of ``python -m benchmarks.instructions``.
 
-    Attributes:
-        date: When it began, ISO 8601, UTC.
-        machine: System, processor, number of CPUs, memory in bytes.
-        versions: Versions of Python and of packages.
-        command: The command as it was typed.
-        rows: Regression cases of ``benchmarks/``: each has a ``title``, a ``case`` and its figures.
-        version: Version of this structure.
+    `date` is ISO 8601 in UTC. `rows` are cases of ``benchmarks/``, with ``title``, ``case`` and their figures.
     """
 
     date: str

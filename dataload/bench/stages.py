@@ -43,7 +43,6 @@ class StageReport:
         stages: In the consumer's thread, one stage more each time; then the config as it is, and the same batches from
             memory, which no loader can beat.
         verdict: What limits the config as it is.
-        notes: What is not measured, and why.
     """
 
     stages: tuple[StageTime, ...]

@@ -93,9 +93,7 @@ class Answer:
 
     Attributes:
         first_batch_seconds: Time from the opened reading to the first batch.
-        seconds: Time from the first batch to the last.
-        records: Records after the first batch.
-        nbytes: Bytes of these records.
+        seconds: Time from the first batch to the last; `records` and `nbytes` are those after the first.
         cpu_seconds: CPU time of the process and its children during `seconds`, user and system.
         peak_rss: Peak resident bytes, workers included.
         cached_rss: Resident bytes of mapped files at the end.

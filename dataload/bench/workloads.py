@@ -19,7 +19,7 @@ Records: TypeAlias = list[Mapping[str, Any]]
 
 _DIFFERENT = 1000
 _PHOTOS = 16
-_PHOTO_SHAPE = (375, 500, 3)
+_PHOTO_SIZE = (375, 500)
 _PHOTO_FILES = (
     ("sklearn", "datasets/images", ("china.jpg", "flower.jpg")),
     ("matplotlib", "mpl-data/sample_data", ("grace_hopper.jpg",)),
@@ -32,7 +32,6 @@ class Workload:
     """One kind of made data.
 
     Attributes:
-        name: Name on the command line.
         records: Number of records by default.
         batch_size: Records per batch by default.
         different: Returns a few different records, which are repeated as often as needed.
@@ -82,16 +81,13 @@ def _photos() -> Records:
 
 
 def _crop(photo: Array, rng: np.random.Generator) -> Array:
-    height, width, _ = _PHOTO_SHAPE
-    top = int(rng.integers(0, photo.shape[0] - height + 1))
-    left = int(rng.integers(0, photo.shape[1] - width + 1))
-    return photo[top : top + height, left : left + width]
+    top, left = (int(rng.integers(0, have - want + 1)) for have, want in zip(photo.shape, _PHOTO_SIZE, strict=False))
+    return photo[top : top + _PHOTO_SIZE[0], left : left + _PHOTO_SIZE[1]]
 
 
 def _noise(rng: np.random.Generator) -> Array:
-    height, width, _ = _PHOTO_SHAPE
-    coarse = rng.integers(0, 255, (12, 16, 3)).astype(np.float32)
-    return coarse.repeat(32, 0).repeat(32, 1)[:height, :width].astype(np.uint8)
+    coarse = rng.integers(0, 255, (12, 16, 3)).astype(np.uint8)
+    return coarse.repeat(32, 0).repeat(32, 1)[: _PHOTO_SIZE[0], : _PHOTO_SIZE[1]]
 
 
 def _photographs(decode: Callable[[bytes], Array]) -> list[Array]:
@@ -126,10 +122,6 @@ def busy_numbers(sequence: int, count: int, work: int = 1_000) -> Iterator[int]:
         yield value
 
 
-def _numbers() -> Records:
-    return [{"data": value} for value in busy_numbers(0, 100)]
-
-
 _ALL = (
     Workload("floats-4k", 100_000, 256, partial(floats, 1024)),
     Workload("floats-64", 1_000_000, 1024, partial(floats, 16)),
@@ -137,7 +129,7 @@ _ALL = (
     Workload("jpeg", 2_000, 32, _photos, decodes=("jpg",), version=2),  # 500 x 375
     Workload("pictures", 2_000, 32, _pictures),
     Workload("tokens", 100_000, 64, _tokens, ("tokens",)),
-    Workload("streams", 16_000, 16, _numbers, ("generator",)),  # rows that follow generators of pure Python
+    Workload("streams", 16_000, 16, lambda: [{"data": n} for n in busy_numbers(0, 100)], ("generator",)),
 )
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}
 

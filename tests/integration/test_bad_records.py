@@ -19,7 +19,7 @@ from dataload.samplers import GlobalShuffle, Sequential, Weighted
 if str(Path(__file__).parent) not in sys.path:
     sys.path.append(str(Path(__file__).parent))
 import bad_transforms
-from bad_transforms import BAD, fail_by_epoch, fail_on_bad, leave
+from bad_transforms import BAD, fail_by_epoch, fail_on_bad
 
 LENGTH = 41
 
@@ -401,14 +401,6 @@ def test_any_exception_comes_at_its_step_with_its_traceback(name):
             assert type(cause).__name__ == type(error).__name__
             if kind != "mute":
                 assert str(cause) == str(error)
-
-
-def test_a_thread_that_wants_to_exit_is_an_error():
-    with (
-        Loader(RangeSource(4), batch_size=2, transform=leave, num_workers=2, on_error="skip") as loader,
-        pytest.raises(WorkerError, match=r"step 0 of epoch 0 failed in transform 'leave' on index 0: SystemExit: 3"),
-    ):
-        list(loader)
 
 
 @pytest.mark.parametrize("name", ["none", "one thread", "threads"])

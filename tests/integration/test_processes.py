@@ -109,11 +109,7 @@ class UnpicklableSampler(Sequential):
             r"a copy of the transform '<lambda>', and <function .*cannot be pick",
         ),
         ({"transform": [dict, Unpicklable()]}, "transform", "a copy of the transform 'Unpicklable', .*TextIOWrapper"),
-        (
-            {"collate": lambda s: s},
-            "collate",
-            "a copy of collate, and <function .*at the top level of a module",
-        ),
+        ({"collate": lambda s: s}, "collate", "a copy of collate, and <function .*at the top level of a module"),
         ({"batch_transform": functools.partial(lambda s: s)}, "batch_transform", "a copy of batch_transform"),
         ({"source": Unpicklable()}, "source", "a copy of the source, and .* use executor='threads', or start_method="),
         ({"sampler": UnpicklableSampler(3)}, "sampler", "a copy of the sampler, .*this sampler stays here"),

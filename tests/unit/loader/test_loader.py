@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import itertools
-import json
 import os
 import threading
 import time
@@ -13,15 +12,7 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import (
-    ClosedSourceError,
-    ConfigError,
-    Loader,
-    MemorySource,
-    RangeSource,
-    StateMismatchError,
-    WorkerError,
-)
+from dataload import ClosedSourceError, ConfigError, Loader, MemorySource, RangeSource, StateMismatchError, WorkerError
 from dataload.loader.order import BLOCK_ROWS
 from dataload.samplers import GlobalShuffle, PackedBatchSampler, Sequential
 
@@ -145,125 +136,6 @@ def test_policies_for_unequal_shapes():
     assert batch["x_length"].tolist() == [1, 3]
 
 
-@WORKERS
-def test_resuming_at_every_step_gives_the_rest_and_reads_nothing(workers):
-    def make():
-        source = Counting(17)
-        return source, Loader(source, batch_size=4, shuffle=True, seed=1, num_workers=workers)
-
-    _, loader = make()
-    with loader:
-        epochs = [indices(loader) for _ in range(3)]
-    for epoch, step in itertools.product(range(2), range(5)):
-        _, before = make()
-        with before:
-            for _ in range(epoch):
-                indices(before)
-            taken = list(itertools.islice(before, step))
-            assert [b["index"].tolist() for b in taken] == epochs[epoch][:step]
-            state = json.loads(json.dumps(before.state_dict()))
-        assert len(json.dumps(state)) < 1024
-        source, after = make()
-        with after:
-            after.load_state_dict(state)
-            assert source.reads == 0
-            assert (after.epoch, after.step) == (epoch, step)
-            rest = indices(after)
-            assert rest == epochs[epoch][step:]
-            assert indices(after) == epochs[epoch + 1]
-
-
-def test_the_state_counts_what_was_received_not_what_was_prefetched():
-    with Loader(RangeSource(100), batch_size=5, num_workers=2, prefetch=8) as loader:
-        batches = iter(loader)
-        for received in range(1, 5):
-            next(batches)
-            assert loader.state_dict()["position"] == 5 * received
-
-
-def test_after_a_break_the_next_for_is_the_next_epoch():
-    loader = Loader(RangeSource(12), batch_size=3, shuffle=True)
-    epochs = [indices(Loader(RangeSource(12), batch_size=3, shuffle=True))]
-    for _ in loader:
-        break
-    state = loader.state_dict()
-    assert (state["epoch"], state["position"]) == (0, 3)
-    second = indices(loader)
-    assert second != epochs[0]
-    loader.load_state_dict(state)
-    assert indices(loader) == epochs[0][1:]
-    assert indices(loader) == second
-
-
-def test_an_iterator_from_which_nothing_was_taken_is_no_epoch():
-    loader = Loader(RangeSource(4), batch_size=2, shuffle=True, seed=3)
-    iter(loader)
-    assert indices(loader) == indices(Loader(RangeSource(4), batch_size=2, shuffle=True, seed=3))
-
-
-def test_set_epoch():
-    def make():
-        return Loader(RangeSource(9), batch_size=2, shuffle=True)
-
-    plain = make()
-    epochs = [indices(plain) for _ in range(4)]
-    loader = make()
-    loader.set_epoch(2)
-    assert indices(loader) == epochs[2]
-    loader.set_epoch(3)  # what would have come anyway
-    assert indices(loader) == epochs[3]
-    loader.set_epoch(0)
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    batches.close()
-    loader.set_epoch(0)  # once more from the start
-    assert indices(loader) == epochs[0]
-    loader.load_state_dict(state)
-    loader.set_epoch(0)  # the epoch that was restored: its position stays
-    assert indices(loader) == epochs[0][1:]
-    with pytest.raises(ConfigError, match="epoch must be an integer >= 0, got -1"):
-        loader.set_epoch(-1)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_ranks_share_the_global_batches(world_size):
-    def batches(rank):
-        loader = Loader(RangeSource(50), batch_size=12 // world_size, shuffle=True, rank=rank, world_size=world_size)
-        return [(b["index"], b.get("valid", np.full(len(b["index"]), True))) for b in loader]
-
-    whole = GlobalShuffle(50, 0).indices(np.arange(50), epoch=0).tolist()
-    for step, rows in enumerate(zip(*(batches(rank) for rank in range(world_size)), strict=True)):
-        real = sorted(i for index, valid in rows for i in index[valid].tolist())
-        assert real == sorted(whole[12 * step : 12 * step + 12])
-        if world_size > 1:
-            assert {len(index) for index, _ in rows} == {12 // world_size}
-
-
-@pytest.mark.parametrize("before", [(1, 4), (2, 3), (4, 1)])
-@pytest.mark.parametrize("after", [(1, 5), (2, 2), (3, 2)])
-def test_resuming_on_other_ranks_loses_and_repeats_nothing(before, after):
-    def make(rank, world_size, batch_size):
-        return Loader(
-            RangeSource(41), batch_size=batch_size, shuffle=True, rank=rank, world_size=world_size, tail="pad"
-        )
-
-    def real(batch):
-        return batch["index"][batch["valid"]].tolist()
-
-    old = [make(rank, *before) for rank in range(before[0])]
-    taken = [i for loader in old for batch in itertools.islice(loader, 3) for i in real(batch)]
-    states = [loader.state_dict() for loader in old]
-    assert all(state == states[0] for state in states)
-    new = [make(rank, *after) for rank in range(after[0])]
-    for loader in new:
-        loader.load_state_dict(states[0])
-    rest = [[real(batch) for batch in loader] for loader in new]
-    assert len({len(batches) for batches in rest}) == 1
-    assert sorted(taken + [i for batches in rest for rows in batches for i in rows]) == list(range(41))
-    assert [len(list(loader)) for loader in new] == [len(loader) for loader in new]  # the epoch after is a whole one
-
-
 def test_a_rank_without_rows_gets_an_empty_batch_of_the_same_form():
     source = MemorySource({"x": np.zeros((9, 2), np.float32), "name": list("abcdefghi")})
     loaders = [Loader(source, batch_size=2, rank=r, world_size=4, tail="partial") for r in range(4)]
@@ -292,46 +164,6 @@ def test_ranks_come_from_the_environment_of_torchrun(monkeypatch):
     assert indices(Loader(RangeSource(4), batch_size=2, rank=0, world_size=1)) == [[0, 1], [2, 3]]
 
 
-@WORKERS
-def test_an_error_comes_at_its_step_after_the_good_ones(workers):
-    def transform(sample):
-        if sample["index"] == 7:
-            raise ZeroDivisionError("seven")
-        return sample
-
-    with Loader(Counting(20), batch_size=3, num_workers=workers, prefetch=4, transform=transform) as loader:
-        batches = iter(loader)
-        assert [next(batches)["index"].tolist() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
-        with pytest.raises(WorkerError) as caught:
-            next(batches)
-        error = caught.value
-        assert (error.step, error.epoch, error.indices) == (2, 0, (6, 7, 8))
-        assert isinstance(error.__cause__, ZeroDivisionError)
-        assert "transform '" in str(error)
-        assert "on index 7" in str(error)
-        assert "ZeroDivisionError: seven" in str(error)
-        assert "raise ZeroDivisionError" in error.traceback_text
-        assert error.worker in (
-            {"MainThread"} if workers == 0 else {"MainThread", "dataload-0", "dataload-1", "dataload-2"}
-        )
-        # The state still stands before the step that failed.
-        assert loader.state_dict()["position"] == 6
-
-
-@WORKERS
-def test_an_order_that_fails_does_so_at_its_step(workers):
-    class Broken(Sequential):
-        def indices(self, positions, *, epoch):
-            if epoch == 1:
-                raise ZeroDivisionError("no such epoch")
-            return super().indices(positions, epoch=epoch)
-
-    with Loader(RangeSource(6), batch_size=2, sampler=Broken(6), num_workers=workers, prefetch=4) as loader:
-        assert indices(loader) == [[0, 1], [2, 3], [4, 5]]
-        with pytest.raises(WorkerError, match=r"step 0 of epoch 1 failed in the order: .*no such epoch"):
-            next(iter(loader))
-
-
 def test_a_stop_iteration_in_a_transform_is_an_error_not_an_end():
     def transform(_):
         raise StopIteration
@@ -353,12 +185,6 @@ def test_a_state_of_something_else_is_refused_line_by_line():
         Loader(RangeSource(10), batch_size=2).load_state_dict({})
     with pytest.raises(StateMismatchError, match="missing or unknown keys: x"):
         Loader(RangeSource(10), batch_size=2).load_state_dict({**state, "x": 1})
-
-
-def test_batch_size_workers_and_ranks_are_not_in_the_state():
-    one = Loader(RangeSource(100), batch_size=2, shuffle=True).state_dict()
-    other = Loader(RangeSource(100), batch_size=5, shuffle=True, num_workers=2, rank=1, world_size=4).state_dict()
-    assert one == other
 
 
 def test_one_iteration_at_a_time():
@@ -507,11 +333,7 @@ def test_leaving_a_loader_behind_leaves_no_process(leave, no_collector):
         ({"rank": 0}, ConfigError, "rank and world_size go together"),
         ({"rank": 2, "world_size": 2}, ConfigError, r"rank must be an integer in \[0, 2\), got 2"),
         ({"shuffle": True, "sampler": Sequential(3)}, ConfigError, "shuffle and sampler both choose the order"),
-        (
-            {"sampler": [1, 2]},
-            TypeError,
-            r"a sampler needs __len__ and indices\(positions, epoch=\); list does not",
-        ),
+        ({"sampler": [1, 2]}, TypeError, r"a sampler needs __len__ and indices\(positions, epoch=\); list does not"),
         ({"fields": "x"}, ConfigError, "fields must be a list of names, got the text 'x'"),
         ({"collate": 3}, ConfigError, "collate must be a function of a list of samples, got 3"),
         ({"collate": {"x": "padd"}}, ConfigError, "collate policy of field 'x' is 'padd': did you mean 'pad'"),
@@ -690,50 +512,6 @@ def test_restoring_takes_the_same_work_at_any_position(in_order):
         assert sum(asked) <= BLOCK_ROWS
 
 
-@WORKERS
-def test_resuming_with_prefetch_in_flight_in_the_same_loader(workers):
-    with Loader(Counting(40), batch_size=4, shuffle=True, num_workers=workers, prefetch=8) as loader:
-        whole = indices(loader)
-        for step in range(1, 10):
-            loader.set_epoch(0)
-            batches = iter(loader)
-            taken = [next(batches)["index"].tolist() for _ in range(step)]
-            state = loader.state_dict()
-            next(batches, None)  # and the workers are well ahead
-            for _ in range(2):
-                loader.load_state_dict(state)
-                assert taken + indices(loader) == whole
-
-
-def test_at_the_end_of_an_epoch_the_state_is_the_start_of_the_next():
-    def make():
-        return Loader(RangeSource(10), batch_size=4, shuffle=True, tail="drop")
-
-    loader = make()
-    states = [(loader.state_dict(), loader.epoch, loader.step) for _ in loader]
-    assert [(s["epoch"], s["position"], epoch, step) for s, epoch, step in states] == [(0, 4, 0, 1), (1, 0, 0, 2)]
-    resumed = make()
-    resumed.load_state_dict(states[-1][0])
-    assert (resumed.epoch, resumed.step) == (1, 0)
-    assert indices(resumed) == indices(loader)
-
-
-@forks
-def test_resuming_in_processes_what_threads_began_and_back():
-    settings = {"batch_size": 4, "shuffle": True, "transform": with_process}
-    plain = Loader(RangeSource(30), **settings)
-    whole = [indices(plain) for _ in range(2)]
-    with (
-        Loader(RangeSource(30), num_workers=2, **settings) as threads,
-        forked(RangeSource(30), **settings) as processes,
-    ):
-        first = [batch["index"].tolist() for batch in itertools.islice(threads, 3)]
-        processes.load_state_dict(threads.state_dict())
-        second = [batch["index"].tolist() for batch in itertools.islice(processes, 2)]
-        threads.load_state_dict(processes.state_dict())
-        assert [*first, *second, *indices(threads)] == whole[0]
-
-
 @forks
 @pytest.mark.parametrize("order", [True, False])
 def test_processes_outlive_epochs(order):
@@ -741,37 +519,6 @@ def test_processes_outlive_epochs(order):
         epochs = [{i for batch in loader for i in batch["process"].tolist()} for _ in range(3)]
     assert len(set.union(*epochs)) == 2
     assert os.getpid() not in set.union(*epochs)
-
-
-def test_what_is_left_may_be_less_than_a_step_of_the_new_size():
-    def make(batch_size):
-        return Loader(RangeSource(10), batch_size=batch_size, tail="drop")
-
-    loader = make(4)
-    next(iter(loader))
-    bigger = make(8)
-    bigger.load_state_dict(loader.state_dict())
-    assert (bigger.epoch, bigger.step, len(bigger)) == (0, 0, 0)
-    assert indices(bigger) == []
-    assert (bigger.epoch, bigger.step, len(bigger)) == (1, 0, 1)
-    assert indices(bigger) == [[0, 1, 2, 3, 4, 5, 6, 7]]
-
-
-@pytest.mark.parametrize("middle", ["before", "within", "after"])
-def test_an_epoch_that_was_resumed_with_other_steps_is_whole_when_it_comes_again(middle):
-    loader = Loader(RangeSource(10), batch_size=3)
-    next(iter(loader))
-    resumed = Loader(RangeSource(10), batch_size=4)
-    resumed.load_state_dict(loader.state_dict())  # its steps are counted from position 3
-    if middle == "before":
-        resumed.set_epoch(1)
-    for _ in resumed:
-        if middle == "within":
-            resumed.set_epoch(0)
-            break
-    resumed.set_epoch(0)
-    assert len(resumed) == 3
-    assert indices(resumed) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_a_failed_step_is_tried_again_from_a_state_and_is_not_skipped():
@@ -788,22 +535,6 @@ def test_a_failed_step_is_tried_again_from_a_state_and_is_not_skipped():
                 list(loader)
         fails[0] = False
         assert indices(loader) == [[0, 1], [2, 3], [4, 5]]
-
-
-@WORKERS
-def test_too_many_bad_records_are_an_error_of_their_step_each_time(workers):
-    def transform(sample):
-        if sample["index"] == 1:
-            raise ValueError("bad")
-        return sample
-
-    with Loader(
-        RangeSource(6), batch_size=2, num_workers=workers, transform=transform, on_error="skip", max_bad=0
-    ) as loader:
-        for _ in range(2):
-            with pytest.raises(WorkerError, match="step 0 of epoch 0 failed"):
-                next(iter(loader))
-            assert (loader.epoch, loader.step, loader.state_dict()["position"]) == (0, 0, 0)
 
 
 # Batches as they are made
@@ -841,54 +572,6 @@ def test_a_slow_batch_keeps_no_other_waiting(in_order):
         assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (1, 0)
 
 
-@WORKERS
-def test_unordered_epochs_have_every_batch_once_and_follow_one_another(workers, in_order):
-    with unordered(workers, transform=jitter) as loader:
-        for epoch in range(3):
-            assert sorted(indices(loader)) == sorted(in_order[epoch])
-
-
-def jitter(sample):
-    """Takes longer for some records, so that steps overtake one another."""
-    for _ in range(sample["index"] % 3 * 300):
-        os.getpid()
-    return sample
-
-
-@pytest.mark.parametrize("then", [0, 1, 3, "in order"])
-def test_an_unordered_state_holds_exactly_what_was_received(then, in_order):
-    slow = {row for step in in_order[0][1::3] for row in step}
-
-    def transform(sample):
-        if sample["index"] in slow:
-            time.sleep(0.002)  # no synchronisation: only to have gaps
-        return sample
-
-    seen_gaps = False
-    for k in range(12):
-        with unordered(3, transform=transform) as loader:
-            taken = [batch["index"].tolist() for batch in itertools.islice(loader, k)]
-            state = json.loads(json.dumps(loader.state_dict()))
-        seen_gaps |= bool(state["missing"])
-        settings = {"in_order": True} if then == "in order" else {}
-        workers = 2 if then == "in order" else then
-        for _ in range(2):  # a state may be used twice
-            with Loader(
-                Counting(22), batch_size=2, shuffle=True, seed=4, num_workers=workers, **{"in_order": False, **settings}
-            ) as loader:
-                loader.load_state_dict(state)
-                assert loader.source.reads == 0
-                assert loader.state_dict() == state
-                if k < 11:
-                    assert (loader.epoch, loader.step) == (0, k)
-                    rest = indices(loader)
-                    assert sorted(taken + rest) == sorted(in_order[0])
-                    if then in (0, "in order"):
-                        assert rest == [step for step in in_order[0] if step not in taken]
-                assert sorted(indices(loader)) == sorted(in_order[1])
-    assert seen_gaps
-
-
 def test_an_unordered_state_with_gaps_is_of_one_step_size():
     state = {**unordered(0).state_dict(), "position": 12, "missing": [4, 8], "step_size": 2}
     loader = unordered(0)
@@ -901,27 +584,6 @@ def test_an_unordered_state_with_gaps_is_of_one_step_size():
     loader = Loader(Counting(22), batch_size=4, shuffle=True, seed=4)
     loader.load_state_dict({**state, "missing": [], "step_size": 0})  # without gaps any other goes on
     assert [len(step) for step in indices(loader)] == [4, 4, 2]
-
-
-@WORKERS
-def test_an_unordered_error_names_its_step_and_is_not_received(workers, in_order):
-    bad = in_order[0][3][1]
-
-    def transform(sample):
-        if sample["index"] == bad:
-            raise ZeroDivisionError("bad")
-        return sample
-
-    with unordered(workers, transform=transform) as loader:
-        taken = []
-        with pytest.raises(WorkerError, match="ZeroDivisionError: bad") as caught:
-            taken.extend(batch["index"].tolist() for batch in loader)
-        assert (caught.value.step, caught.value.indices) == (3, tuple(in_order[0][3]))
-        state = loader.state_dict()
-    assert in_order[0][3] not in taken
-    with unordered(workers) as loader:
-        loader.load_state_dict(state)
-        assert sorted(taken + indices(loader)) == sorted(in_order[0])
 
 
 # Epochs
@@ -972,6 +634,8 @@ def test_no_epochs_are_none():
     assert (loader.epoch, loader.source.reads) == (0, 0)
     with pytest.raises(ConfigError, match="epochs must be an integer >= 0, got -1"):
         Loader(Counting(3), batch_size=1, epochs=-1)
+    with pytest.raises(ConfigError, match="epoch must be an integer >= 0, got -1"):
+        loader.set_epoch(-1)
 
 
 @pytest.mark.parametrize("received", [0, 3, 6])
@@ -992,22 +656,6 @@ def test_set_epoch_at_any_time(workers, received):
                 assert taken == epochs[0]
             assert (loader.epoch, loader.step, loader.state_dict()["epoch"]) == (target, 0, target)
             assert [indices(loader), indices(loader)] == [epochs[target], epochs[target + 1]]
-
-
-def test_set_epoch_with_a_break():
-    plain = Loader(RangeSource(12), batch_size=2, shuffle=True)
-    epochs = [indices(plain) for _ in range(6)]
-    loader = Loader(RangeSource(12), batch_size=2, shuffle=True)
-    for _ in loader:
-        loader.set_epoch(4)
-        break
-    assert loader.epoch == loader.state_dict()["epoch"] == 4
-    assert indices(loader) == epochs[4]
-    for _ in loader:
-        break
-    assert loader.epoch == 6  # the next one, as after any `break`
-    loader.set_epoch(5)
-    assert indices(loader) == epochs[5]
 
 
 def test_progress_within_and_between_loops():

@@ -7,14 +7,7 @@ import pytest
 
 from dataload.errors import WorkerError
 from dataload.executors import Place, SerialExecutor, WorkerLostError
-from dataload.loader.pipeline import (
-    StepDelivery,
-    TaskSizer,
-    apply_in_consumer,
-    lost_step,
-    ordered_map,
-    unordered_map,
-)
+from dataload.loader.pipeline import StepDelivery, TaskSizer, apply_in_consumer, lost_step, ordered_map, unordered_map
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.loader.step import JobResult, StepResult
 from dataload.samplers import BatchSampler, Sequential

@@ -335,27 +335,11 @@ HALF = "the consumer waits 50% of the time"
 
 # What a loader did, and the parts of the line about it.
 VERDICTS = {
-    "nothing yet": (
-        statistics(steps=0),
-        "unknown, no batch was received",
-    ),
-    "one batch": (
-        statistics(steps=1),
-        "unknown, 1 batch is too few to tell",
-    ),
-    "two batches": (
-        statistics(steps=2),
-        "unknown, 2 batches are too few to tell",
-    ),
-    "no time": (
-        statistics(wait_seconds=0.0, consumer_seconds=0.0),
-        "unknown, 100 batches are too few to tell",
-    ),
-    "consumer": (
-        statistics(wait_seconds=0.2, consumer_seconds=9.8),
-        "the consumer",
-        "it waits 2% of the time",
-    ),
+    "nothing yet": (statistics(steps=0), "unknown, no batch was received"),
+    "one batch": (statistics(steps=1), "unknown, 1 batch is too few to tell"),
+    "two batches": (statistics(steps=2), "unknown, 2 batches are too few to tell"),
+    "no time": (statistics(wait_seconds=0.0, consumer_seconds=0.0), "unknown, 100 batches are too few to tell"),
+    "consumer": (statistics(wait_seconds=0.2, consumer_seconds=9.8), "the consumer", "it waits 2% of the time"),
     "consumer, slowed by threads": (
         statistics(wait_seconds=0.2, consumer_seconds=19.8, **using(1.0)),
         "the consumer",
@@ -367,12 +351,7 @@ VERDICTS = {
         "the consumer",
         "it waits 2% of the time",
     ),
-    "a transform": (
-        statistics(),
-        "transform (83% of worker time)",
-        HALF,
-        "2 more workers would feed it",
-    ),
+    "a transform": (statistics(), "transform (83% of worker time)", HALF, "2 more workers would feed it"),
     "transforms by name": (
         statistics(transforms=("app.images.decode", "Crop", "f.<locals>.<lambda>")),
         "transforms decode, Crop, <lambda> (83% of worker time)",

@@ -34,12 +34,7 @@ sys.path.append(str(Path(__file__).parents[2] / "children"))
 import streams
 
 # The lists of D. MacLeod, "How to build a streaming DataLoader with PyTorch" (Speechmatics).
-LISTS = [
-    [12, 13, 14, 15, 16, 17],
-    [27, 28, 29],
-    [31, 32, 33, 34, 35, 36, 37, 38, 39],
-    [40, 41, 42, 43],
-]
+LISTS = [[12, 13, 14, 15, 16, 17], [27, 28, 29], [31, 32, 33, 34, 35, 36, 37, 38, 39], [40, 41, 42, 43]]
 
 
 def take(loader, count=None):
@@ -531,16 +526,6 @@ def test_statistics_tell_the_slowest_row():
 # --- states --------------------------------------------------------------------------------------------------------
 
 
-def test_the_state_counts_what_was_received_and_not_what_is_ready():
-    with MultiStreamLoader(iter, [range(100)], batch_size=1, prefetch=8) as loader:
-        batches = iter(loader)
-        assert loader.state_dict()["rows"] == [[0, 0, 0]]
-        for step in range(1, 20):
-            next(batches)
-            assert loader.state_dict()["rows"] == [[0, 0, step]]
-            assert loader.state_dict()["streams"] == []
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_is_asked_for_its_own_state_and_makes_nothing_twice(workers):
     settings_ = {"batch_size": 2, "mode": "split", "shuffle": False, "max_workers": workers}
@@ -580,14 +565,8 @@ SAVED = {"batch_size": 2, "seed": 4}
         ({"batch_size": 3}, r"rows \(of all ranks\): 2 in the state, 3 here"),
         ({"mode": "split"}, r"mode \(how rows .*\): independent in the state, split here"),
         ({"shuffle": False}, r"shuffle \(.*\): True in the state, False here"),
-        (
-            {"rank": 1, "world_size": 2},
-            r"rows \(of all ranks\): 2 in the state, 4 here",
-        ),
-        (
-            {"sequences": LISTS[:3]},
-            r"sequences \(their number, or their own fingerprint\): \w+ in the state, \w+ here",
-        ),
+        ({"rank": 1, "world_size": 2}, r"rows \(of all ranks\): 2 in the state, 4 here"),
+        ({"sequences": LISTS[:3]}, r"sequences \(their number, or their own fingerprint\): \w+ in the state, \w+ here"),
     ],
 )
 def test_a_state_of_something_else_is_refused(changes, match):

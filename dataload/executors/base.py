@@ -103,13 +103,9 @@ class TimeoutPolicy:
     # Returns for a place the index to show instead, and a description; by default the index is shown.
     locate: Callable[[Place], tuple[int, str]] | None = None
 
-    def watch(self) -> StallMonitor:
-        """Return a monitor for one wait, which starts now."""
-        return StallMonitor(self)
-
 
 class StallMonitor:
-    """Decides during one wait when to warn about a worker, and when to give up on it."""
+    """Decides during one wait, which starts now, when to warn about a worker, and when to give up on it."""
 
     def __init__(self, timeouts: TimeoutPolicy) -> None:
         self._timeout = timeouts.timeout

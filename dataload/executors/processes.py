@@ -20,6 +20,7 @@ from dataload.errors import ConfigError
 from dataload.executors.base import (
     PoolExecutor,
     Result,
+    StallMonitor,
     StartMethod,
     TimeoutPolicy,
     WorkerLostError,
@@ -171,7 +172,7 @@ class ProcessPool:
 
     def wait_for_any(self, waiting: list[Any]) -> None:
         """Wait until one of these tasks is finished, or the timeout has passed."""
-        watch = self._timeouts.watch()
+        watch = StallMonitor(self._timeouts)
         while not any(pending.finished for pending in waiting):
             self.receive(watch.next_look())
             if watch.is_due() and not any(pending.finished for pending in waiting):

@@ -76,7 +76,7 @@ class _Task(Result[Any]):
     def result(self) -> Any:
         if not self._finished.acquire(blocking=False):
             check_process(self._pool.pid)
-            watch = self._pool.timeouts.watch()
+            watch = StallMonitor(self._pool.timeouts)
             while not self._finished.acquire(timeout=min(watch.next_look() + 1e-3, threading.TIMEOUT_MAX)):
                 self._pool.look(watch, self)
         if self._cancelled:
@@ -135,7 +135,7 @@ class _Pool:
     def wait_for_any(self, waiting: list[Any]) -> None:
         if self.finished is None:
             self.finished = SimpleQueue()
-        watch = self.timeouts.watch()
+        watch = StallMonitor(self.timeouts)
         with contextlib.suppress(Empty):
             while True:
                 self.finished.get_nowait()  # drop items of tasks whose results are already taken

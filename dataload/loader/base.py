@@ -226,7 +226,7 @@ class LoaderBase(ABC, Generic[BatchT]):
         """Return the position of the consumer as a dict for JSON."""
 
     def close(self) -> None:
-        """Stop the workers after their current work. May be called twice."""
+        """Stop the workers after their current work, and close streams. May be called twice. Sources: see the class."""
         self._closed = True
         self._now = None
         self._stop_delivery()

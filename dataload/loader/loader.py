@@ -296,13 +296,6 @@ class Loader(LoaderBase[BatchT]):
             self._order = fingerprint(self._planner.order)
         return plans.state(cursor, source=self._identity, order=self._order)
 
-    def close(self) -> None:
-        """Stop the workers after their current batches. May be called twice.
-
-        A dataload source stays open: its opener closes it. For other sources see the class.
-        """
-        super().close()
-
     def _summary(self) -> str:
         p = self._planner
         ranks = f", rank {p.rank} of {p.world_size}" if p.world_size > 1 else ""

@@ -300,10 +300,6 @@ class MultiStreamLoader(LoaderBase[Any]):
             world_size=self._world_size,
         )
 
-    def close(self) -> None:
-        """Stop the workers after their current items, and close the streams. May be called twice."""
-        super().close()
-
     def _summary(self) -> str:
         ranks = f", rank {self._rank} of {self._world_size}" if self._world_size > 1 else ""
         return f"{len(self._sequences)} sequences, {self._size} rows{ranks}"

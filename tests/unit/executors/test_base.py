@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dataload.executors.base import Place, TimeoutPolicy, WorkerLostError, WorkerStatus
+from dataload.executors.base import Place, StallMonitor, TimeoutPolicy, WorkerLostError, WorkerStatus
 
 
 def test_a_heartbeat_is_seen_through_the_same_memory():
@@ -29,7 +29,7 @@ def describe():
 
 
 def test_a_watch_warns_half_way_and_then_gives_up():
-    watch = TimeoutPolicy(timeout=0.2).watch()
+    watch = StallMonitor(TimeoutPolicy(timeout=0.2))
     assert 0 < watch.next_look() <= 0.1
     assert not watch.is_due()
     with pytest.warns(RuntimeWarning, match=r"no batch for 0\.0 s: somebody is at step 2 of epoch 1, index 3\nstacks"):
@@ -43,7 +43,7 @@ def test_a_watch_warns_half_way_and_then_gives_up():
 
 
 def test_a_watch_without_an_end_warns_ever_more_seldom():
-    watch = TimeoutPolicy(warn_after=1000).watch()
+    watch = StallMonitor(TimeoutPolicy(warn_after=1000))
     for doubled in (2000, 4000):
         with pytest.warns(RuntimeWarning, match="nobody has not started it\n"):
             watch.look(lambda: ("nobody", Place(-1, -1, -1), ""))

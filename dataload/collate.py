@@ -126,7 +126,13 @@ def pad(arrays: Sequence[Array], value: float) -> Array:
 
 def _stack(values: list[Any], name: str) -> Any:
     if isinstance(values[0], (bool, int, float)):
-        return _stack_numbers(values, name)
+        kinds = {type(value) for value in values}
+        if kinds == {int, float}:
+            return np.array(values, np.float64)  # JSON writes 1 for 1.0
+        if len(kinds) > 1:
+            row = next(row for row, value in enumerate(values) if type(value) is not type(values[0]))
+            raise _unequal(name, 0, type(values[0]).__name__, row, type(values[row]).__name__)
+        return np.array(values)
     if not (isinstance(values[0], (np.ndarray, np.generic)) or hasattr(values[0], "__array__")):
         return values  # objects of the user's own classes
     arrays = [np.asarray(value) for value in values]
@@ -135,16 +141,6 @@ def _stack(values: list[Any], name: str) -> Any:
         if array.shape != first.shape or array.dtype != first.dtype:
             raise _unequal(name, 0, _describe(first), row, _describe(array))
     return np.stack(arrays)
-
-
-def _stack_numbers(values: list[Any], name: str) -> Any:
-    kinds = {type(value) for value in values}
-    if kinds == {int, float}:
-        return np.array(values, np.float64)  # JSON writes 1 for 1.0
-    if len(kinds) > 1:
-        row = next(row for row, value in enumerate(values) if type(value) is not type(values[0]))
-        raise _unequal(name, 0, type(values[0]).__name__, row, type(values[row]).__name__)
-    return np.array(values)
 
 
 def _comparable(arrays: list[Array], name: str, policy: str) -> list[Array]:

@@ -82,8 +82,7 @@ TYPES: Mapping[int, DataType] = {
     12: DataType("FLOAT16", _INT32_DATA, np.dtype("float16")),
     13: DataType("DOUBLE", _DOUBLE_DATA, np.dtype("<f8")),
 }
-BYTE, STRING, UINT8 = 3, 4, 6
-_DEFAULT_TYPE = 1
+FLOAT, BYTE, STRING, UINT8 = 1, 3, 4, 6
 
 # Wire types of the repeated numbers, packed and not: a reader accepts both, whatever the schema says.
 _WIRES = {
@@ -101,7 +100,7 @@ class Tensor:
 
     def __init__(self) -> None:
         self.name = ""
-        self.data_type = _DEFAULT_TYPE  # a key of `TYPES` if the record is valid
+        self.data_type = FLOAT  # the default; a key of `TYPES` if the record is valid
         self.dims: list[int] = []  # the first `MAX_DIMS` + 1 dimensions
         # Field number -> span of its bytes in the record, or the bytes themselves if they were in pieces.
         self.values: dict[int, tuple[int, int] | bytearray] = {}

@@ -93,10 +93,7 @@ def check_sampler(name: str, sampler: Any) -> None:
 
 
 def records_of(sampler: Sampler) -> int:
-    """Return the number of records that `sampler` chooses from: all its indices are below it.
-
-    A sampler without a `records` attribute is assumed to serve each record once.
-    """
+    """Return the upper bound (exclusive) of a sampler's indices, by default its length."""
     records = getattr(sampler, "records", None)
     return len(sampler) if records is None else int(records)
 

@@ -154,11 +154,8 @@ class BatchPlanner(ABC):
         return min(self.origin + step * self.step_size, self.items(epoch))
 
     def with_ranks(self, **dealing: Any) -> Self:
-        """Return a planner of the same items with other `world_size`, `rank`, `tail` or `origin`.
-
-        Keeps what was computed from the items.
-        """
-        planner = copy.copy(self)
+        """Return a planner of the same items with other `world_size`, `rank`, `tail` or `origin`."""
+        planner = copy.copy(self)  # keeps what was computed from the items
         set_fields(planner, **dealing)  # nobody else has seen the copy yet
         planner.check_dealing()
         return planner
@@ -169,10 +166,7 @@ class BatchPlanner(ABC):
         return self.with_ranks(origin=origin), step
 
     def deal(self, steps: range, *, epoch: int) -> tuple[Int64Array, BoolArray]:
-        """Return the items of this rank at `steps`, (steps, items_per_step) int64, and which of them exist.
-
-        The numbers continue past the end of the epoch.
-        """
+        """Return the items of this rank, (steps, items_per_step) int64, also past the end, and which of them exist."""
         size = self.step_size
         firsts = self.origin + np.arange(steps.start, steps.stop, dtype=np.int64) * size
         items = firsts[:, None] + np.arange(self.rank, size, self.world_size, dtype=np.int64)

@@ -128,11 +128,6 @@ class Shards:
         """Records of each shard, (shards,) int64."""
         return np.diff(self.ends, prepend=0)
 
-    @property
-    def noun(self) -> str:
-        """The word for them in reports."""
-        return "shards" if self.files else "parts"
-
     def __len__(self) -> int:
         return len(self.ends)
 

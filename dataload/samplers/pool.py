@@ -15,13 +15,12 @@ from dataload.samplers._common import OverParent, check_sampler, set_fields
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array, Sampler
 
-_LARGEST_POOL = 2**31
 _BLOCK = 65_536
 
 
 def check_pool_size(pool_size: Any) -> int:
     """Return `pool_size` as an int in [1, 2^31]; raise ConfigError otherwise."""
-    return check_count("pool_size", pool_size, least=1, below=_LARGEST_POOL + 1)
+    return check_count("pool_size", pool_size, least=1, below=2**31 + 1)
 
 
 class _Pool(NamedTuple):

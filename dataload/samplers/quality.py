@@ -150,13 +150,9 @@ class Multiplicity:
     def of(cls, indices: Int64Array, records: int, *, whole: bool) -> Self:
         """Count records in a sample of (positions,) int64 indices, which may be the whole epoch."""
         counts = np.unique(indices, return_counts=True)[1]
-        return cls(
-            records=records,
-            positions=len(indices),
-            whole=whole,
-            repeated=int(np.count_nonzero(counts > 1)),
-            never=records - len(counts) if whole else None,
-        )
+        repeated = int(np.count_nonzero(counts > 1))
+        never = records - len(counts) if whole else None
+        return cls(records=records, positions=len(indices), whole=whole, repeated=repeated, never=never)
 
     @property
     def verdict(self) -> str:
@@ -295,7 +291,8 @@ def _mixing(sample: OrderSample, shards: Shards) -> tuple[Mixing, Decay]:
         error=_error(found / ideal, blocks) / overall * math.sqrt(10),
         last_to_middle=None if ratios[-1] is None or middle is None else ratios[-1] / middle,
     )
-    return Mixing(shards=len(shards), noun=shards.noun, per_batch=per_batch, middle=middle), decay
+    noun = "shards" if shards.files else "parts"
+    return Mixing(shards=len(shards), noun=noun, per_batch=per_batch, middle=middle), decay
 
 
 def _repeats(sample: OrderSample, following: OrderSample) -> Repeats:

@@ -88,10 +88,7 @@ class Case:
             self.check_record(index, self.source[index])
 
     def check_request(self, indices: Sequence[int], request: Any = None) -> None:
-        """Fail unless a request for `indices`, or an equivalent `request`, reads the records at `indices`.
-
-        A source without `__getitems__` is read one record at a time.
-        """
+        """Fail unless `request`, by default `indices`, reads the records at `indices`, if need be one by one."""
         items = list(indices) if request is None else request
         read = getattr(self.source, "__getitems__", None)
         self.check_records(indices, [self.source[index] for index in items] if read is None else read(items))

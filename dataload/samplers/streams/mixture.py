@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -120,5 +120,5 @@ class RowMixture(ArrayValue, BatchPlanner):
         if whole is None:
             first, *others = (part.with_ranks(rank=0, world_size=1, origin=0, tail=self.tail) for part in self.parts)
             steps = max(1, first.steps(0))
-            whole = self._endless.keep(self.tail, (first, *(part.with_epoch(steps) for part in others)))
+            whole = self._endless.keep(self.tail, (first, *(replace(part, epoch_steps=steps) for part in others)))
         return whole

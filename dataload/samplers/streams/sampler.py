@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args
 
 import numpy as np
@@ -169,14 +169,6 @@ class StreamSampler(ArrayValue, BatchPlanner):
     def resume(self, position: int) -> tuple[Self, int]:
         """See `BatchPlanner.resume`. Positions are multiples of `rows`, because steps cannot be divided."""
         return self.with_ranks(origin=0), position // self.rows
-
-    def with_epoch(self, steps: int) -> Self:
-        """Return an endless version of this order, with `steps` per epoch.
-
-        Raises:
-            ConfigError: The mode is not endless; see `epoch_steps`.
-        """
-        return replace(self, epoch_steps=steps)
 
     def plans(self, steps: range, *, epoch: int) -> Sequence[BatchPlan]:
         """See `BatchPlanner.plans`."""

@@ -7,7 +7,7 @@ import pickle
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 from dataload.errors import ClosedSourceError, SourceNotFoundError
@@ -134,25 +134,18 @@ def _in_threads(work: Callable[[int], None]) -> None:
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(_THREADS)]
-    with _switching_often():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # instead of 5 ms, so that races occur
+    try:
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(timeout=30)
+    finally:
+        sys.setswitchinterval(interval)
     expect(not any(thread.is_alive() for thread in threads), "threads that read at once did not end in 30 s")
     if errors:
         raise errors[0]
-
-
-@contextlib.contextmanager
-def _switching_often() -> Generator[None]:
-    """Let threads take turns every 10 us instead of every 5 ms, so that races occur."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 @source_check("Processes")

@@ -10,8 +10,6 @@ or what `plan` has written for it. In LMDB and ArrayRecord files a record is the
 ``jpg``, with DALI's index beside the archive.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The field of the records that peers read, and what the modules of peers share."""
 
-from __future__ import annotations
-
 import glob
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

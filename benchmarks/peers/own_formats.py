@@ -1,7 +1,5 @@
 """Peers that read a format of their own: MosaicML Streaming, LitData, Hugging Face datasets, Lance and bagz."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

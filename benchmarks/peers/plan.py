@@ -5,8 +5,6 @@ peer. So SOURCE is a file of a format that needs no package: a tar archive. OPTI
 `Field.to_options`. The last line of its output is the path for ``Task.path``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

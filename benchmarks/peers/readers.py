@@ -1,7 +1,5 @@
 """Peers that read tar archives and files of bytes: Grain, DALI, WebDataset and SPDL."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack

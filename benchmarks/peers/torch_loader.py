@@ -9,8 +9,6 @@ https://docs.pytorch.org/docs/stable/data.html
 Each worker opens the files when it reads its first record.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import threading

@@ -1,7 +1,5 @@
 """A live view of a loader on the terminal. rich is imported on first use."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections import deque

@@ -1,7 +1,5 @@
 """A record of which worker loaded which step when, and when the consumer waited, for pictures and traces."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Reads a `Task` as JSON from standard input and writes an `Answer` as the last line of standard output.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """The data of a benchmark: written in several formats once, and kept."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Generator, Iterable, Mapping

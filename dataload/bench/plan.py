@@ -1,7 +1,5 @@
 """The measurements that answer a question. Pure (no I/O)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Readings of this library, and of the bare loops that are its limits."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor

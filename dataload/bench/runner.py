@@ -1,7 +1,5 @@
 """Run measurements: each repeat of each task in a process of its own, in interleaved rounds."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Costs against the number of records, shards and ranks. The largest sizes exist in the index plane only."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Results as rows of text, for tables on screen, in Markdown and in HTML. Pure (no I/O)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TypeAlias

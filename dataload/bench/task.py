@@ -1,7 +1,5 @@
 """One measurement: the task that a process is given, the reading that it opens, and its answer. Pure (no I/O)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field

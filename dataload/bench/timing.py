@@ -3,8 +3,6 @@
 Machines drift. So whatever is compared is timed in interleaved rounds, and ratios are taken within each round.
 """
 
-from __future__ import annotations
-
 import statistics
 import tracemalloc
 from collections.abc import Callable, Sequence

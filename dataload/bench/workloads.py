@@ -1,7 +1,5 @@
 """Made data, the same on every machine with the same packages."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

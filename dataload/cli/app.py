@@ -1,7 +1,5 @@
 """The application: all commands, and how errors become messages and exit codes."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 import warnings

@@ -1,7 +1,5 @@
 """``dataload bench``, and ``dataload bench --loader``, which shows where the time of a config goes."""
 
-from __future__ import annotations
-
 import json as json_module
 import os
 import re

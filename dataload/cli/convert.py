@@ -1,7 +1,5 @@
 """``dataload convert``."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

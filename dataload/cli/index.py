@@ -1,7 +1,5 @@
 """``dataload index``."""
 
-from __future__ import annotations
-
 import os
 from typing import Annotated
 

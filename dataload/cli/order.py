@@ -1,7 +1,5 @@
 """``dataload order``."""
 
-from __future__ import annotations
-
 import json as json_module
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Output of the commands: rich text on a terminal, plain text without control characters in a pipe."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Generator, Iterable, Mapping

@@ -1,7 +1,5 @@
 """``dataload timeline``."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from itertools import islice
 from time import sleep

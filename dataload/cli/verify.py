@@ -1,7 +1,5 @@
 """``dataload verify``: read everything; of a user's own source, run the conformance checks too."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import os

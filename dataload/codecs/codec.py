@@ -12,8 +12,6 @@ For other encodings, pass a function ``bytes -> record``, which can only read, o
 ``encode``. No codec unpickles.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence

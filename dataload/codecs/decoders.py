@@ -4,8 +4,6 @@ Decoders take the component's bytes and never unpickle. They raise CorruptFileEr
 adds.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Mapping

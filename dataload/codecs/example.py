@@ -13,8 +13,6 @@ The format has neither shapes nor scalars: a number is decoded as an array of le
 one bytes object as that object. Arrays of more dimensions are refused, because their shape would be lost.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final

@@ -5,8 +5,6 @@ equal it in every other byte have the same spans; the first of the rest is parse
 from the record to the column.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

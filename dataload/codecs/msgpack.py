@@ -11,8 +11,6 @@
 msgpack-numpy pickles arrays of objects; those are refused in both directions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

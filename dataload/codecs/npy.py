@@ -1,7 +1,5 @@
 """The .npy format, and the dtypes of codecs that store them by name. Nothing is ever unpickled."""
 
-from __future__ import annotations
-
 import ast
 import io
 import math

@@ -10,8 +10,6 @@
 A member with any other name is decoded as bytes under that name. Archives of `numpy.savez_compressed` are read too.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import struct

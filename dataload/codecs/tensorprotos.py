@@ -20,8 +20,6 @@ written. In records of other writers:
 - STRING without dims becomes text if it is UTF-8, otherwise bytes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 A varint has 7 bits per byte, lowest first, with the high bit set in all bytes but the last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Samples of tar archives as DALI's reader gives them: one array per output."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """caffe2's messages `TensorProto` and `TensorProtos`, built with protobuf on first use."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """The parts of WebDataset that need a sequential stream, and what to use instead."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The stages of a WebDataset pipeline: pure functions of a sample or batch. They pickle if the user's functions do."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

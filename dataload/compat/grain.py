@@ -3,8 +3,6 @@
 They work with Grain's own loaders and with `dataload.Loader`, which also reads Grain's own sources.
 """
 
-from __future__ import annotations
-
 import hashlib
 import operator
 import os

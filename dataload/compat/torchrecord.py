@@ -9,8 +9,6 @@ Differences from the original:
 - A written file appears when it is complete, and replaces an existing TorchRecord.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random

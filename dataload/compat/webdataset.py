@@ -5,8 +5,6 @@ functions of a batch (everything after `batched`). A `dataload.Loader` runs it, 
 batches for any number of workers and ranks. Methods and arguments that need a sequential stream are refused by name.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import os

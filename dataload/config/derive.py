@@ -4,8 +4,6 @@ A class defines its settings once: the signature gives names and defaults, the a
 docstring gives descriptions. Imported only when a config is read, because pydantic takes 60 ms.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """From a config file, or a user's dict, to plain tables."""
 
-from __future__ import annotations
-
 import glob
 import json
 import operator

@@ -1,7 +1,5 @@
 """The sections of a config as pydantic models. Imported only when a config is read: pydantic takes 60 ms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, cast

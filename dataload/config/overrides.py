@@ -1,7 +1,5 @@
 """Settings from a command line: ``loader.batch_size=64``. Pure (no I/O)."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Errors of a config in words: from pydantic's findings and the JSON schema. Pure (no I/O)."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce

@@ -1,7 +1,5 @@
 """What a config names instead of holding it: functions as ``"package.module:function"``, arrays as .npy files."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The section ``sampler`` of the kinds ``streams`` and ``iterators``: rows that continue."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator, Mapping

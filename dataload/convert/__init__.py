@@ -13,8 +13,6 @@ A shard gets its final name once it is complete. A hidden journal beside the des
 restarted job need not know how the last run ended.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

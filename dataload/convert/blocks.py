@@ -1,7 +1,5 @@
 """Sequential reads of a source in blocks: bounded memory, one block ahead of the consumer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The plan of a conversion: which records go into which file. Pure (no I/O)."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

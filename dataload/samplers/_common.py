@@ -1,7 +1,5 @@
 """Helpers of samplers: validation of settings, equality by content, and integer arithmetic. Pure (no I/O)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 

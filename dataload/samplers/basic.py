@@ -1,7 +1,5 @@
 """Index order, a selection from an order, and an order several times over."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Batches of records of similar length."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """An order divided into lanes, so that each rank reads its own part of the data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

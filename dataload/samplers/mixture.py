@@ -1,7 +1,5 @@
 """Several orders mixed in fixed proportions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction

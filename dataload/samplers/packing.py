@@ -1,7 +1,5 @@
 """Records of different lengths packed into rows of equal length."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args

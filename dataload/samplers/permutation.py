@@ -1,7 +1,5 @@
 """A keyed bijection on [0, n): any element of a shuffled order without computing the others. Pure (no I/O)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

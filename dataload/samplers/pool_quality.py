@@ -1,7 +1,5 @@
 """The mixing quality of shuffle pools, computed from their distribution without running one. Pure (no I/O)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The quality of an order: how well it mixes compared with a uniform shuffle. Pure (no I/O)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass

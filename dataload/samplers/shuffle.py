@@ -1,7 +1,5 @@
 """All records in a random order, or all shards in a random order."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

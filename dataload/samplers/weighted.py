@@ -1,7 +1,5 @@
 """Records drawn at random by weight."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Sources in files, whose shards are opened lazily in the process that reads them."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from abc import ABC, abstractmethod

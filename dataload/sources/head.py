@@ -1,7 +1,5 @@
 """Description of a file's first bytes, for error messages. Pure (no I/O)."""
 
-from __future__ import annotations
-
 from dataload.codecs.npy import MAGIC
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}

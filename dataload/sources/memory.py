@@ -1,7 +1,5 @@
 """A source of records in memory, for small data and as a reference in tests."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of formats as frozen dataclasses, used by `open`, `create`, configs and the command line alike."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """A source of integers, for testing orders and for measuring everything except reading."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

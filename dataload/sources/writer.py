@@ -1,7 +1,5 @@
 """The base class of writers, which replace their destination atomically."""
 
-from __future__ import annotations
-
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping

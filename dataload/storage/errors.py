@@ -1,7 +1,5 @@
 """Errors about files, translated to dataload's."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator
 from contextlib import contextmanager

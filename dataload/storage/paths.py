@@ -1,7 +1,5 @@
 """Path arithmetic. Pure (no I/O)."""
 
-from __future__ import annotations
-
 import os
 
 

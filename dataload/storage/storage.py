@@ -1,7 +1,5 @@
 """The protocol of storage backends, and the choice of a backend by path."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol

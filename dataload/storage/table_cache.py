@@ -8,8 +8,6 @@ Layout: 16 bytes of magic, the length and the CRC-32 of a header, 4 bytes each, 
 aligned to 64 bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import mmap

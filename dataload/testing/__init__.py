@@ -8,8 +8,6 @@ Names are imported on first use, because pytest loads this package at start-up f
 `check_source` needs neither pytest nor hypothesis.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

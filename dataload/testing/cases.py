@@ -1,7 +1,5 @@
 """The parts of the conformance suite: checks, what they are given, and their results."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import shutil

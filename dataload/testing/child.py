@@ -3,8 +3,6 @@
 A new process tests pickling, another hash seed and lazy opening. In either, a file that kills its reader does no harm.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import io

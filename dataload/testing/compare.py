@@ -1,7 +1,5 @@
 """Strict comparison of records and batches: types, dtypes, shapes and every bit. Pure (no I/O)."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The pytest plugin: registers the suite's marker for ``--strict-markers``. It imports nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

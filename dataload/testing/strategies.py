@@ -1,7 +1,5 @@
 """Hypothesis strategies for records and requests."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`SourceSuite`: every check as a pytest test."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar

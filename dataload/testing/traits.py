@@ -1,7 +1,5 @@
 """The abilities of a source, and the records that it is tested with."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any

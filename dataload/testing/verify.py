@@ -1,7 +1,5 @@
 """`check_source`: the read-only checks on existing data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

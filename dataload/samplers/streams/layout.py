@@ -3,8 +3,6 @@
 Positions and lengths count *units*: records if a chunk may continue in the next sequence, otherwise whole chunks.
 """
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass, field
 from functools import cached_property

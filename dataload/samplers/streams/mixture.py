@@ -1,7 +1,5 @@
 """Batches that mix rows of several stream samplers. Pure (no I/O)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """A report on streams: the time that rows continue, and the filler in batches. Pure (no I/O)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 

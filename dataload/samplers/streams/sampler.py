@@ -1,7 +1,5 @@
 """Rows that continue from batch to batch: the records of each row at each step. Pure (no I/O)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args

@@ -1,7 +1,5 @@
 """The description of the ArrayRecord format."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

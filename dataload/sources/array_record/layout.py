@@ -1,7 +1,5 @@
 """Parts of the ArrayRecord format that matter outside of the records, and the choice of how to read them."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """ArrayRecord files: uncompressed ones read through a memory map, others through the array_record package."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import warnings

@@ -20,8 +20,6 @@ Layouts: https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_
 https://github.com/google/array_record.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@
 for file names. For the language of ``"train[:75%]+test"`` see https://www.tensorflow.org/datasets/splits.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """ArrayRecord files, written through the array_record package."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -10,8 +10,6 @@ and these threads do not exist in the child. Without locks, an environment is on
 child may read like its parent. It just must not be closed, so the child keeps it until it exits.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import deque

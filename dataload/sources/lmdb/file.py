@@ -9,8 +9,6 @@ LMDB trusts the file: it maps as many pages as the meta page says, and a process
 the file is killed by SIGBUS. So this module reads these few pages, checks each number, and maps nothing.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The formats LMDB and TorchRecord and their options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ Keys that are decimal numbers are ordered numerically, as their writer intended;
 before "2" unless they are padded. All other keys are in LMDB's order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import islice, repeat

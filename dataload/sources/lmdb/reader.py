@@ -1,7 +1,5 @@
 """Source of plain LMDB environments, with any keys, and values that a codec may decode."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from dataload.codecs.codec import decode_batch, decode_records, takes_views

@@ -1,7 +1,5 @@
 """The base classes of sources and shards in LMDB environments."""
 
-from __future__ import annotations
-
 import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Source of TorchRecord directories: LMDB sub-databases db0, db1, ... with TensorProtos under the numbers from 0."""
 
-from __future__ import annotations
-
 import re
 from itertools import repeat
 from typing import Any

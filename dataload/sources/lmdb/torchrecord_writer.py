@@ -1,7 +1,5 @@
 """Writer of TorchRecord directories that the original can read."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A new LMDB environment that grows while it is written."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dataload.errors import ConfigError, SourceError

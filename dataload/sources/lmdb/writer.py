@@ -1,7 +1,5 @@
 """Writer of plain LMDB directories."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dataload.sources.lmdb.format import LMDB, LMDBWriterOptions

@@ -1,7 +1,5 @@
 """The format Syrah and its options."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

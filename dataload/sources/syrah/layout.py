@@ -11,8 +11,6 @@ reader ignores:
 - ``kind``: ``"bytes"`` for uint8 arrays that were bytes.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Source of Syrah files (.syr), read through a memory map."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -12,8 +12,6 @@ Decoding "auto" removes the added extension, so that a record is read back as it
 name ends in a known extension (``x.txt``) loses it too; a lone extension (``jpg``, ``cls``) stays.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast

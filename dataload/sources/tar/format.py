@@ -1,7 +1,5 @@
 """The options and the `Format` of tar archives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike

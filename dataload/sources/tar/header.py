@@ -7,8 +7,6 @@ PAX records (type ``x``, or ``g`` for all later members) or GNU long names (``L`
 Names are bytes throughout, because the format does not define their encoding.
 """
 
-from __future__ import annotations
-
 import warnings
 import zlib
 from collections.abc import Callable, Iterator

@@ -12,8 +12,6 @@ The parser is vectorised. It takes a block of whole lines at a time, small enoug
 processor's cache, and converts each column of numbers with a few operations on eight digits at once.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The source of tar archives, as WebDataset and DALI read them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, Literal

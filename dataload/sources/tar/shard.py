@@ -1,7 +1,5 @@
 """The reader of one tar archive."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

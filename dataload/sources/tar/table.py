@@ -1,7 +1,5 @@
 """Load the sample table of an archive: from the cache, from its index (and check it), or by scanning the archive."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from itertools import takewhile
 from typing import Any, Literal, cast

@@ -1,7 +1,5 @@
 """Write tar archives for WebDataset and DALI, and DALI's index of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from os import PathLike, fspath

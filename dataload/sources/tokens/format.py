@@ -1,7 +1,5 @@
 """The format of flat token files and its options."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike

@@ -1,7 +1,5 @@
 """Source of flat files of token ids, .npy and .bin, as windows for language models."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath

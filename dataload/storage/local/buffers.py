@@ -4,8 +4,6 @@ If a worker thread allocates a batch of a megabyte and the consumer drops it, ma
 system, and the next batch faults its pages in again. With two threads that costs as much as the copy itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 

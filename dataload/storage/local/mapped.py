@@ -1,7 +1,5 @@
 """A read-only memory map of a file, with gathers for every format that stores records contiguously."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import weakref

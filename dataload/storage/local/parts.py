@@ -1,7 +1,5 @@
 """Files and directories that appear at their destination complete or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -5,8 +5,6 @@ ranges in advance, it reads only those, in parallel. For data in memory the same
 so one offset of the step is probed first, without waiting.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 

@@ -1,7 +1,5 @@
 """Small text files."""
 
-from __future__ import annotations
-
 import os
 
 

@@ -1,7 +1,5 @@
 """The checks, by group: plain functions, each documented with its rule and the reason for it."""
 
-from __future__ import annotations
-
 from dataload.testing.cases import Check, checks_in
 from dataload.testing.checks import bounds, columns, concurrency, files, identity, lifecycle, ownership, reads
 

@@ -1,7 +1,5 @@
 """Sizes and bounds: data sets of no, one and several files, records of any size, and indices without a record."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

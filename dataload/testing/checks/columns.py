@@ -1,7 +1,5 @@
 """Columns: `read_batch` gives the same batch as collating records, and `fields` describes the records."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

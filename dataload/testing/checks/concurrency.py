@@ -1,7 +1,5 @@
 """Concurrency and processes: several threads and processes may read one source at once."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """Identity: the fingerprint names the content, independent of location and process."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

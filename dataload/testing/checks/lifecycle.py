@@ -1,7 +1,5 @@
 """Lifecycle: what opening costs, what closing releases, and what `repr` shows."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

@@ -1,7 +1,5 @@
 """Ownership: what a read returns belongs to the caller."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from pathlib import Path

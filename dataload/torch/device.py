@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 
@@ -106,8 +106,8 @@ class DeviceLoader:
         self._state: dict[str, Any] | None = None  # the consumer's state; None if it is the loader's
 
     def __len__(self) -> int:
-        """Return the number of steps per epoch."""
-        return len(self.loader)
+        """Return the number of steps per epoch; a `TypeError` for a `MultiStreamLoader`, which does not know it."""
+        return len(cast("Loader[Any]", self.loader))
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over one epoch, or over the rest of it after `load_state_dict`; see `Loader`."""

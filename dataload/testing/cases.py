@@ -1,5 +1,7 @@
 """The parts of the conformance suite: checks, what they are given, and their results."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import shutil

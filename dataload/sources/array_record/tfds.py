@@ -13,6 +13,8 @@ Records are Examples, decoded as ``features.json`` describes them:
 ``tfds.data_source`` returns the same values. Other features raise an error that names them.
 """
 
+from __future__ import annotations
+
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

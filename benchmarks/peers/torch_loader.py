@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks.peers.field import Field, expand_files, load, tensor_columns, worker_options
 from dataload._util.indexing import even_split
+from dataload._util.per_process import PerProcess
 from dataload.bench.readings import generators, stack_rows
 from dataload.bench.task import Reading, Task
 from dataload.sources.base import Source
@@ -59,9 +60,6 @@ class Memmap:
         return Memmap, self._state
 
 
-_LOCK = threading.Lock()  # held while files are opened
-
-
 class Stored:
     """Records stored as bytes.
 
@@ -77,7 +75,7 @@ class Stored:
         self._path = path
         self._field = field
         self._count = self._find()
-        self._files: tuple[int, ExitStack, Any] | None = None
+        self._files: PerProcess[tuple[ExitStack, Any]] = PerProcess()
 
     def __len__(self) -> int:
         return self._count
@@ -91,20 +89,20 @@ class Stored:
 
     def read(self, indices: Sequence[int]) -> Iterable[Any]:
         """Return records as bytes, or as memoryviews that are valid until `close`. Thread-safe."""
-        with _LOCK:
-            if self._files is None or self._files[0] != os.getpid():
-                held = ExitStack()
-                self._files = os.getpid(), held, self._open(held)
-        return self._read(self._files[2], indices)
+        _, files = self._files.get(self._open_files)
+        return self._read(files, indices)
+
+    def _open_files(self) -> tuple[ExitStack, Any]:
+        held = ExitStack()
+        return held, self._open(held)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_files": None}
+        return {**vars(self), "_files": PerProcess()}
 
     def close(self) -> None:
         """Close the files of this process."""
-        files, self._files = self._files, None
-        if files is not None and files[0] == os.getpid():
-            files[1].close()
+        if (files := self._files.drop()) is not None:
+            files[0].close()
 
 
 class LmdbRecords(Stored):

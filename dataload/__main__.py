@@ -1,7 +1,5 @@
 """The command ``dataload``, also available as ``python -m dataload``."""
 
-from __future__ import annotations
-
 import sys
 
 from dataload._util.optional import load_optional

@@ -20,8 +20,6 @@ Every exception here can be pickled, with its attributes and its `__cause__`. An
 replaced by its repr, and a cause that cannot be pickled by None.
 """
 
-from __future__ import annotations
-
 import difflib
 import pickle
 import traceback

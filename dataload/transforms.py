@@ -1,7 +1,5 @@
 """Transforms of samples, and the context that they may ask for."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ faster: `BatchReader` reads many records at once, `ColumnReader` reads a batch a
 begin and end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsIndex, TypeAlias, TypeVar, runtime_checkable

@@ -1,7 +1,5 @@
 """Checks of settings that several modules share."""
 
-from __future__ import annotations
-
 import operator
 import os
 from collections.abc import Sequence

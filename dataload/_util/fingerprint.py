@@ -1,7 +1,5 @@
 """Digests that identify data and orders across processes and releases. Pure (no I/O)."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import re

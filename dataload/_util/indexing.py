@@ -1,7 +1,5 @@
 """Checks of indices, and arithmetic for datasets stored in several files. Pure (no I/O)."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 import re

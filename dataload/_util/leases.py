@@ -1,7 +1,5 @@
 """Memory lent as arrays and returned when the last view of it is dropped."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A cache of the last few values computed."""
 
-from __future__ import annotations
-
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")

@@ -1,7 +1,5 @@
 """Optional packages, loaded on first use."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

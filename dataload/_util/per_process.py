@@ -1,7 +1,5 @@
 """Values that belong to one process: a forked child makes its own."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

@@ -5,8 +5,6 @@ of seed 4. Keys are BLAKE2b hashes, and bits come from the 64-bit finalizer writ
 depend on the version of numpy.
 """
 
-from __future__ import annotations
-
 import hashlib
 import operator
 from typing import Any

@@ -4,8 +4,6 @@ The worker's sends and receives block; the parent's never do. Otherwise each cou
 worker that is stopped in the middle of a message would stop its parent too.
 """
 
-from __future__ import annotations
-
 import errno
 import pickle
 import socket

@@ -1,7 +1,5 @@
 """The parent's handle on one worker process, and what limits such processes."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

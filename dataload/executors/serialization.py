@@ -1,7 +1,5 @@
 """Pickles objects with their large arrays out of band, and restores them."""
 
-from __future__ import annotations
-
 import copyreg
 import importlib
 import io

@@ -4,8 +4,6 @@ A slot is an unnamed file, so nothing is left when the processes that have it op
 memory for each batch would take ten times as long as writing the batch, all of it page faults.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import mmap

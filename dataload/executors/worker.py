@@ -1,7 +1,5 @@
 """The main loop of a worker process."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import fcntl

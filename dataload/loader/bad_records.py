@@ -1,7 +1,5 @@
 """Bad records: what is known of each, how many are allowed, and the reports that list them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The base of all loaders: the iteration protocol, epochs, statistics, and closing."""
 
-from __future__ import annotations
-
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator

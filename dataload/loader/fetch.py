@@ -1,7 +1,5 @@
 """One batch, straight down: read, transform, collate, complete. `rescue.py` takes over only where that fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter

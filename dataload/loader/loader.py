@@ -1,7 +1,5 @@
 """The loader of sources with random access."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence

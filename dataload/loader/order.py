@@ -1,7 +1,5 @@
 """The plan of a loader, from its arguments: the order, the ranks it is dealt to, and the batch size."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Records what a loader's consumer receives, how long it waits, and how long it works in between."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The work of one task: several steps of one epoch, one after another."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The workers of a loader: the executor that its arguments ask for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 

@@ -1,7 +1,5 @@
 """Join the samples of all workers into the steps that the consumer receives."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass

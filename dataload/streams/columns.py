@@ -1,7 +1,5 @@
 """Samples stacked by several workers and joined into what one worker would have stacked. Pure (no I/O)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast

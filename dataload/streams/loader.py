@@ -1,7 +1,5 @@
 """The loader of iterators: each row of its batches follows a stream, and each worker owns some rows."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The order of the sequences of each row. Pure (no I/O)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 

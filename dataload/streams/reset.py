@@ -1,7 +1,5 @@
 """Resets a model's state for rows that do not continue."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 

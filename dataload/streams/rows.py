@@ -1,7 +1,5 @@
 """One row and the stream that it follows, in the worker that owns the row."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The position of a multi-stream loader, as a checkpoint holds it. Pure (no I/O)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

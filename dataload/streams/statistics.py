@@ -1,7 +1,5 @@
 """The statistics of a multi-stream loader."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Sources as map-style datasets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 

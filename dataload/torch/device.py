@@ -1,7 +1,5 @@
 """Batches copied to a device ahead of their use."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple, Self, cast

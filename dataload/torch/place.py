@@ -1,7 +1,5 @@
 """The rank of this process in a distributed training job."""
 
-from __future__ import annotations
-
 from typing import Any, TypedDict
 
 from torch import distributed

@@ -1,7 +1,5 @@
 """Conversion of batches to tensors that share memory with their arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Reads: an index names one record, whatever request it is part of."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import pickle

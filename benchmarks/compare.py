@@ -1,7 +1,6 @@
 """python benchmarks/compare.py OLD.json NEW.json: what became faster or slower between two runs.
 
-The files are both from `dataload bench`, from `python -m benchmarks` or from `python -m benchmarks.instructions`, each
-with `--json`.
+The files are both from `dataload bench` or from `python -m benchmarks`, with `--json`.
 
 **Rates** are compared as ratios to the limit (the first case) of the same run, taken within each round: where the
 machine is slower, the limit is slower, too. The title of each table shows how the limit moved. A machine of another
@@ -11,8 +10,7 @@ kind may change the ratio itself, so compare runs of one machine where you can.
 means: more than `--threshold` slower, and chance would show that in at most one of a hundred such rows; "faster"
 likewise; "no difference" means: as surely, less than the threshold either way. Anything else is "not clear". The
 threshold also covers what the repeats of one run share: where the files lie on the disk, and who else uses the machine.
-Fewer than five repeats cannot be that sure: use `--repeats 5` or more. For **instructions**, which repeat to a fraction
-of a percent, the threshold alone decides.
+Fewer than five repeats cannot be that sure: use `--repeats 5` or more.
 
 Exit status: 1 if a reader of this library is slower, or newly fails; 2 if the files cannot be compared.
 """
@@ -45,7 +43,6 @@ class Entry(NamedTuple):
         ours: Whether its regressions count.
         error: Why there are no values.
         cost: Whether lower values are better.
-        exact: Whether values repeat, so that one is enough.
     """
 
     name: str
@@ -53,7 +50,6 @@ class Entry(NamedTuple):
     ours: bool
     error: str | None = None
     cost: bool = False
-    exact: bool = False
 
 
 class Row(NamedTuple):
@@ -104,7 +100,7 @@ def compare(old: Results, new: Results, threshold: float) -> list[tuple[str, lis
         ValueError: They have none in common.
     """
     sections = [_of_workload(name, *runs) for name, *runs in _common(*(_by_workload(run) for run in (old, new)))]
-    sections += [_of_cases(title, old, new, *runs) for title, *runs in _common(*map(_by_title, (old.rows, new.rows)))]
+    sections += [_of_cases(title, *runs) for title, *runs in _common(*map(_by_title, (old.rows, new.rows)))]
     if not sections:
         raise ValueError("the two runs have no workload in common")
     return [
@@ -156,21 +152,15 @@ def _by_title(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[
     return found
 
 
-def _of_cases(title: str, old: Results, new: Results, before: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
+def _of_cases(title: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
     base = next(iter(before))
     if "ratio" in before[base] and base in after:
         title += f": {_moved(base, *(run[base]['records_per_second'] for run in (before, after)))}"
-    differing = [name for name in ("python", "numpy") if old.versions.get(name) != new.versions.get(name)]
-    if differing and "instructions" in before[base]:
-        changes = [f"{name} {old.versions.get(name)} -> {new.versions.get(name)}" for name in differing]
-        title += f"; versions differ, and counts with them: {', '.join(changes)}"
     return title, *({case: _case(row) for case, row in run.items()} for run in (before, after))
 
 
 def _case(row: Mapping[str, Any]) -> Entry:
     name, ours = row["case"], row.get("aim") is not None
-    if "instructions" in row:
-        return Entry(name, [row["instructions"]], ours=True, cost=True, exact=True)
     if "seconds" in row:
         return Entry(f"{name}, ms", [row["seconds"] * 1e3], ours, cost=True)
     return Entry(name, row.get("ratios") or [row[key] for key in ("ratio",) if key in row], ours)
@@ -190,11 +180,7 @@ def _row(before: Entry | None, after: Entry | None, threshold: float) -> Row:
     if old is None:
         return Row(name, old, new, None, f"failed: {before.error}")
     change = (old / new if before.cost else new / old) if old and new else None
-    if before.exact and change is not None:
-        slower, faster = change < 1 - threshold, change > 1 / (1 - threshold)
-        verdict = "slower" if slower else "faster" if faster else "no difference"
-    else:
-        verdict = verdict_of(before.values, after.values, threshold)
+    verdict = verdict_of(before.values, after.values, threshold)
     return Row(name, old, new, change, verdict, bad=before.ours and verdict == "slower")
 
 
@@ -218,12 +204,8 @@ def _number(value: float | None) -> str:
 def read_results(path: Path) -> Results:
     """Read a file that one of the commands has written."""
     values = json.loads(path.read_text("utf-8"))
-    if "rows" in values or "counts" in values:  # version 0.1 wrote cases and counts without a header
-        title = f"instructions, counted by {values.pop('counter', '')}"
-        counts = values.pop("counts", {}).items()
-        rows = [{"title": title, "case": name, "instructions": count} for name, count in counts]
-        header = {"date": "", "versions": {}, "command": "", "version": RESULTS_VERSION, "rows": rows}
-        values = {**header, **values}
+    if "rows" in values:  # version 0.1 wrote cases without a header
+        values = {"date": "", "versions": {}, "command": "", "version": RESULTS_VERSION, **values}
     return Results.from_json(values)
 
 

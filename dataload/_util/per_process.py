@@ -8,16 +8,6 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-def process_id() -> int:
-    """Return the number of this process."""
-    return os.getpid()
-
-
-def is_current(pid: int) -> bool:
-    """Return whether `pid` is this process, and not the parent that it was forked from."""
-    return pid == os.getpid()
-
-
 def on_fork(callback: Callable[[], None]) -> None:
     """Have `callback` called in every child that this process forks, where the system can."""
     if hasattr(os, "register_at_fork"):

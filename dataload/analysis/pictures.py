@@ -86,15 +86,16 @@ def order_figure(sample: OrderSample, shards: Shards, title: str) -> Figure:
     )
     moves.legend()
 
+    noun = "shards" if shards.files else "parts"
     found = shards_per_batch(sample, shards)
     ideal = expected_shards(shards, np.bincount(sample.batches, minlength=len(sample.steps)))
     shown = _evenly(len(found))
     mixing.plot(sample.steps[shown], found[shown], ".", markersize=3, **_FOUND)
     mixing.plot(sample.steps[shown], ideal[shown], **_IDEAL)
     mixing.set(
-        title=f"How many of {len(shards):,} {shards.noun} a batch mixes",
+        title=f"How many of {len(shards):,} {noun} a batch mixes",
         xlabel=f"step of epoch {sample.epoch}",
-        ylabel=f"{shards.noun} per batch of all ranks",
+        ylabel=f"{noun} per batch of all ranks",
         xlim=(0, max(1, sample.epoch_steps - 1)),
         ylim=(0, 1.05 * max(found.max(), ideal.max())),
     )

@@ -1,13 +1,13 @@
 """The base class of writers, which replace their destination atomically."""
 
 import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from dataload._util.per_process import is_current, process_id
 from dataload.codecs.codec import CODEC_NAMES
 from dataload.errors import ConfigError
 from dataload.sources.options import Options
@@ -36,7 +36,7 @@ class Writer(ABC):
     def __init__(self, path: str | PathLike[str], *, overwrite: bool = False, **options: Any) -> None:
         self._state = "refused"  # -> "open" -> "closed" | "aborted"
         self._count = 0
-        self._pid = process_id()
+        self._pid = os.getpid()
         self.path = fspath(path)
         given = self.options_type.parse(options, type(self).__name__)
         self._overwrite = overwrite
@@ -129,7 +129,7 @@ class Writer(ABC):
     def __del__(self) -> None:
         # A writer that was never closed leaves nothing behind.
         with contextlib.suppress(Exception):
-            if is_current(self._pid):  # a forked child must not delete its parent's file
+            if self._pid == os.getpid():  # a forked child must not delete its parent's file
                 self.abort()
 
     def __repr__(self) -> str:

@@ -189,32 +189,6 @@ def test_workloads_have_limits_of_their_own(made, run):
     assert [line.split(":")[0] for line in lines if "records/s" in line] == ["floats", "blobs"]
 
 
-# Instructions
-
-
-def counts(versions=None, **found):
-    """As version 0.1 wrote them."""
-    versions = versions or {"numpy": "2"}
-    return {"kind": "instructions", "counter": "callgrind", "machine": {}, "versions": versions, "counts": found}
-
-
-def test_instructions(run):
-    status, lines = run(counts(a=100.0, b=100.0, c=100.0, d=1.0), counts(a=110.0, b=90.0, c=101.0, e=1.0))
-    assert status == 1
-    assert row_of(lines, "a") == ["100", "110", "0.909", "slower"]
-    assert row_of(lines, "b")[2:] == ["1.111", "faster"]
-    assert row_of(lines, "c")[3:] == ["no", "difference"]
-    assert "only in the old run" in lines[5]
-    assert "only in the new run" in lines[6]
-    assert run(counts(a=100.0), counts(a=103.0))[0] == 0
-
-
-def test_instructions_of_other_versions(run):
-    assert run(counts(a=1.0), counts({"numpy": "3"}, a=1.0))[1][0].endswith(
-        "versions differ, and counts with them: numpy 2 -> 3"
-    )
-
-
 # Cases
 
 
@@ -254,7 +228,6 @@ def test_seconds_and_files_without_a_header(run):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (counts(a=1.0), None, "the two runs have no workload in common"),
         ({"version": 99}, None, "version 1, got version 99"),
         ("blobs", None, "the two runs have no workload in common"),
         ([], None, "cannot be compared"),

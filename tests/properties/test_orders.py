@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections import Counter
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
@@ -225,24 +224,6 @@ def test_any_split_and_any_order_of_positions_gives_the_same(sampler, epoch, oth
     read_only = np.arange(start, stop)
     read_only.setflags(write=False)
     assert np.array_equal(sampler.indices(read_only, epoch=epoch), whole[start:stop])
-
-
-@COMPOSED
-@given(sampler=samplers, epoch=epochs)
-def test_each_record_comes_as_often_as_in_the_parent(sampler, epoch):
-    # A shuffle adds and loses nothing; what it shuffles is declared by others.
-    def counted(order):
-        return Counter(order.indices(np.arange(len(order)), epoch=epoch).tolist())
-
-    expected = counted(sampler)
-    for shuffled in (
-        GlobalShuffle(len(sampler), 1, parent=sampler),
-        PoolShuffle(sampler, 7, 1),
-        Lanes(sampler, 3, 5),
-        Subset(sampler, slice(None, None, -1)),
-    ):
-        assert counted(shuffled) == expected
-        assert shuffled.records == sampler.records
 
 
 @COMPOSED

@@ -392,9 +392,6 @@ class SharesOneOffset:
     """Seeks and then reads on one shared handle, which is opened on first use.
 
     Not built on `LineSource`, whose base class prevents this.
-
-    Args:
-        path: One file of lines.
     """
 
     def __init__(self, path):

@@ -45,16 +45,6 @@ def test_on_the_wire(value, wire):
         assert decoded == value
 
 
-def test_numbers_of_python():
-    decoded = decode(encode({"i": 3, "f": 0.5, "b": True, "n": np.float32(2)}))
-    assert [(name, value.dtype.name, value.shape, value.item()) for name, value in decoded.items()] == [
-        ("i", "int64", (), 3),
-        ("f", "float64", (), 0.5),
-        ("b", "bool", (), True),
-        ("n", "float32", (), 2.0),
-    ]
-
-
 def test_no_fields():
     assert encode({}) == b""
     assert decode(b"") == {}

@@ -1,12 +1,11 @@
-"""Lanes against lists that are cut and dealt."""
+"""Lanes against lists that are cut and taken in turns."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from dataload._util.randomness import derive_key
-from dataload.samplers import BatchSampler, GlobalShuffle, Lanes, PoolShuffle, Sequential, ShardSequential
+from dataload.samplers import BatchSampler, GlobalShuffle, Lanes, Sequential, ShardSequential
 
 
 def order(sampler, epoch=0):
@@ -32,17 +31,6 @@ def in_turns(spans):
 def test_lanes_are_spans_taken_in_turns(length, lanes):
     parent = GlobalShuffle(length, 5)
     assert order(Lanes(parent, lanes), 2) == in_turns(cut(order(parent, 2), lanes))
-
-
-@pytest.mark.parametrize("pool_size", [1, 3, 1000])
-@pytest.mark.parametrize(("length", "lanes"), [(0, 2), (5, 8), (60, 1), (60, 4), (61, 4), (63, 4), (400, 20)])
-def test_a_pool_shuffles_its_lane_and_no_other(length, lanes, pool_size):
-    parent = GlobalShuffle(length, 5)
-    spans = []
-    for lane, span in enumerate(cut(order(parent, 2), lanes)):
-        seed = int(derive_key(9, "lane", lane, words=1)[0])
-        spans.append([span[place] for place in order(PoolShuffle(Sequential(len(span)), pool_size, seed), 2)])
-    assert order(Lanes(parent, lanes, pool_size, seed=9), 2) == in_turns(spans)
 
 
 def test_lanes_are_shuffled_each_in_its_own_way():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dataload._util.fingerprint import fingerprint
-from dataload.samplers import GlobalShuffle, Mixture, Sequential, Weighted
+from dataload.samplers import GlobalShuffle, Mixture, Sequential
 from dataload.samplers.permutation import MAX_LENGTH
 
 
@@ -117,18 +117,6 @@ def test_an_epoch_is_what_a_loop_would_deal(lengths, weights, stop):
     assert mixture.records == sum(lengths)
 
 
-def test_first_serves_no_record_twice_and_longest_each_at_least_once():
-    samplers = (GlobalShuffle(50, 0), GlobalShuffle(20, 1), GlobalShuffle(333, 2))
-    first = Counter(order(Mixture(samplers, (3, 1, 2), stop="first"), 4))
-    assert set(first.values()) == {1}
-    longest = Counter(order(Mixture(samplers, (3, 1, 2), stop="longest"), 4))
-    assert set(longest) == set(range(403))
-    assert {longest[index] for index in range(70, 403)} == {1}
-    for low, high in ((0, 50), (50, 70)):
-        times = [longest[index] for index in range(low, high)]
-        assert max(times) - min(times) <= 1, "begins anew only when it has ended"
-
-
 def test_never_goes_on_for_2_to_48_positions():
     samplers = (GlobalShuffle(5, 0), GlobalShuffle(3, 1))
     mixture = Mixture(samplers, (2, 1), stop="never", seed=1)
@@ -209,11 +197,6 @@ def test_an_order_that_does_not_say_its_records_may_be_longer_than_its_part():
 
     mixture = Mixture((Again(), Again()), (1, 1), lengths=(10, 10))
     assert set(order(mixture)) == set(range(20))
-
-
-def test_orders_that_repeat_records_keep_to_their_part():
-    mixture = Mixture((Weighted([1, 2], 50, 0), Weighted([0, 1, 1], 50, 0)), (1, 1), stop="longest")
-    assert set(order(mixture)) == {0, 1, 3, 4}
 
 
 def test_weights_are_the_same_value_however_they_are_written():

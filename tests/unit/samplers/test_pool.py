@@ -1,14 +1,13 @@
 """PoolShuffle against the pool that it stands for, run step by step."""
 
 import itertools
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from dataload._util.randomness import derive_key
-from dataload.samplers import GlobalShuffle, PoolShuffle, Sequential
+from dataload.samplers import PoolShuffle, Sequential
 from dataload.samplers.permutation import KEY_WORDS, permute
 
 SEED, EPOCH = 11, 3
@@ -126,37 +125,3 @@ def test_threads_that_share_a_sampler():
     tasks = [(start, epoch) for start in range(0, 4000, 40) for epoch in range(2)] * 3
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(right, tasks))
-
-
-def test_what_was_remembered_is_not_changed_by_who_got_the_result():
-    sampler = pool_of(1000, 20)
-    expected = run_pool(1000, 20)
-    for start in range(0, 1000, 50):
-        found = sampler.indices(np.arange(start, start + 50), epoch=EPOCH)
-        assert np.array_equal(found, expected[start : start + 50])
-        found[:] = -1
-
-
-def test_a_pool_of_one_shuffles_nothing():
-    assert pool_of(100, 1).indices(np.arange(100), epoch=EPOCH).tolist() == list(range(100))
-
-
-def test_an_element_comes_less_than_a_pool_early():
-    order = pool_of(50_000, 30).indices(np.arange(50_000), epoch=EPOCH)
-    assert (order - np.arange(50_000)).max() == 29
-
-
-def test_the_parent_s_order_is_what_is_shuffled():
-    parent = GlobalShuffle(500, 4)
-    order = parent.indices(np.arange(500), epoch=EPOCH)
-    found = PoolShuffle(parent, 20, SEED).indices(np.arange(500), epoch=EPOCH)
-    assert np.array_equal(found, order[run_pool(500, 20)])
-
-
-def test_what_was_computed_is_no_part_of_the_value():
-    used, fresh = pool_of(1000, 20), pool_of(1000, 20)
-    before = pickle.dumps(used)
-    used.indices(np.arange(100), epoch=0)
-    assert used == fresh
-    assert hash(used) == hash(fresh)
-    assert pickle.dumps(used) == before

@@ -160,11 +160,6 @@ def test_repeats_are_those_of_two_loops_over_pairs(repeats):
     assert found.again.ideal == pytest.approx(together / math.comb(len(there), 2))
 
 
-def test_ideal_repeats_are_those_of_the_formula():
-    found = order_report(BatchSampler(sampler=GlobalShuffle(1000, 0), batch_size=20)).repeats
-    assert found.again.ideal == pytest.approx(19 / 999)
-
-
 @pytest.mark.parametrize(
     "sampler",
     [

@@ -1,34 +1,14 @@
-"""ShardSequential: whole shards, each front to back."""
+"""ShardSequential: another order of shards in each epoch; tests/properties/test_orders.py compares it with lists."""
 
 import itertools
 
 import numpy as np
-import pytest
 
 from dataload.samplers import ShardSequential
 
 
 def order(sampler, epoch=0):
     return sampler.indices(np.arange(len(sampler)), epoch=epoch).tolist()
-
-
-def shards_of(lengths):
-    ends = list(itertools.accumulate(lengths))
-    return [list(range(end - length, end)) for length, end in zip(lengths, ends, strict=True)]
-
-
-@pytest.mark.parametrize(
-    "lengths", [(1,), (0,), (5,), (0, 0, 0), (3, 1, 4, 1, 5), (0, 2, 0, 0, 7, 0), (1,) * 40, tuple(range(60))]
-)
-def test_shards_one_after_another(lengths):
-    for epoch in range(4):
-        left, found = [shard for shard in shards_of(lengths) if shard], order(ShardSequential(lengths, 1), epoch)
-        while found:
-            shard = next(shard for shard in left if shard[0] == found[0])
-            assert found[: len(shard)] == shard
-            found = found[len(shard) :]
-            left.remove(shard)
-        assert not left
 
 
 def test_the_order_of_shards_changes_with_the_epoch():

@@ -1,14 +1,12 @@
-"""Weighted against plain loops over the same random numbers, and its frequencies against the weights."""
+"""Weighted: its frequencies against the weights, its table against a search."""
 
-import bisect
 import itertools
 import math
 
 import numpy as np
 import pytest
 
-from dataload._util.fingerprint import fingerprint
-from dataload._util.randomness import derive_key, hash64
+from dataload._util.randomness import derive_key
 from dataload.samplers import Weighted
 from dataload.samplers.weighted import _log, uniform
 
@@ -24,34 +22,7 @@ def deviations(counts, expected):
     return (((counts - expected) ** 2 / expected).sum() - (counts.size - 1)) / np.sqrt(2 * (counts.size - 1))
 
 
-def numbers(purpose, count, seed, epoch):
-    """Numbers in (0, 1): the middles of 2^52 equal parts."""
-    bits = hash64(derive_key(seed, purpose, epoch, words=1)[0], np.arange(count)).tolist()
-    return [((word >> 12) + 0.5) / 2**52 for word in bits]
-
-
 WEIGHTS = [3, 0, 1, 7, 0, 0, 2, 11, 1, 0]
-
-
-def test_a_draw_is_where_the_running_sum_passes_the_number():
-    ends = list(itertools.accumulate(WEIGHTS))
-    for epoch in range(3):
-        expected = [bisect.bisect_right(ends, number * ends[-1]) for number in numbers("weighted", 2000, 5, epoch)]
-        assert order(Weighted(WEIGHTS, 2000, 5), epoch) == expected
-
-
-def test_without_replacement_who_waits_shortest_is_first():
-    weights = np.random.default_rng(0).integers(0, 50, 500).tolist()
-    possible = sum(weight > 0 for weight in weights)
-    for epoch in range(3):
-        waits = [
-            (-math.log(number) / weight, record)
-            for record, (number, weight) in enumerate(zip(numbers("weighted-urn", 500, 5, epoch), weights, strict=True))
-            if weight
-        ]
-        expected = [record for _, record in sorted(waits)]
-        assert order(Weighted(weights, possible, 5, replacement=False), epoch) == expected
-        assert order(Weighted(weights, 100, 5, replacement=False), epoch) == expected[:100]
 
 
 def test_with_replacement_records_come_as_often_as_they_weigh():
@@ -59,12 +30,6 @@ def test_with_replacement_records_come_as_often_as_they_weigh():
     some = np.flatnonzero(WEIGHTS)
     assert counts.sum() == counts[some].sum(), "a record without a weight was drawn"
     assert deviations(counts[some], np.array(WEIGHTS)[some]) < 4
-
-
-def test_without_replacement_each_record_comes_once():
-    sampler = Weighted(WEIGHTS, 6, 1, replacement=False)
-    for epoch in range(20):
-        assert sorted(order(sampler, epoch)) == np.flatnonzero(WEIGHTS).tolist()
 
 
 def test_without_replacement_first_and_second_draws_are_those_of_an_urn():
@@ -149,15 +114,6 @@ def test_the_logarithm_is_that_of_the_mathematics_library():
     )
     expected = np.array([math.log(value) for value in values.tolist()])
     assert (np.abs(_log(values) - expected) <= 5e-16 * np.abs(expected)).all()
-
-
-def test_equal_by_content():
-    one, same = Weighted([1, 2], 2, 0), Weighted(np.array([1.0, 2.0]), 2, 0)
-    assert one == same
-    assert hash(one) == hash(same)
-    assert fingerprint(one) == fingerprint(same)
-    assert one != Weighted([1, 2], 2, 0, replacement=False)
-    assert one != Weighted([2, 1], 2, 0)
 
 
 def test_the_caller_s_weights_may_change_afterwards():

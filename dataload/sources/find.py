@@ -20,14 +20,7 @@ _WILDCARDS = re.compile(r"[*?[]")
 
 
 def split_format(paths: Any, name: str | None = None) -> tuple[Format | None, Any]:
-    """Split the format from the paths.
-
-    Args:
-        paths: A path, possibly ``"format:path"``, or anything else.
-        name: Name of the format, if given separately; `paths` is then not looked at.
-
-    Returns:
-        The format, None if it is not named, and the paths without its name.
+    """Split ``"format:path"`` into the format, None if it is not named, and the rest; `name` gives the format apart.
 
     Raises:
         ConfigError: There is no format of that name.

@@ -253,7 +253,8 @@ def _varints(data: BytesArray, starts: Int64Array, lasts: Int64Array) -> Int64Ar
         return None
     values = (data[starts] & 0x7F).astype(np.int64)
     for byte in range(1, longest):
-        rows = np.flatnonzero(lengths > byte)
+        longer = np.flatnonzero(lengths > byte)
+        rows = slice(None) if len(longer) == len(starts) else longer  # a slice takes a third of the time
         values[rows] |= (data[starts[rows] + byte] & 0x7F).astype(np.int64) << 7 * byte
     return values
 

@@ -30,7 +30,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start
-_OPENING_THREADS = 8
+_OPENING_THREADS = 4
 _ENDS_BYTES = 4096
 _REPR_CHARACTERS = 190
 _OPTION_CHARACTERS = 60

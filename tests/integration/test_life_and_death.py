@@ -34,10 +34,14 @@ def wait_until(condition, what):
         time.sleep(0.01)
 
 
-def runs(pid):
+def state(pid):
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    return False
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return "X"
+
+
+def runs(pid):
+    return state(pid) not in "ZX"
 
 
 def descendants(pid):
@@ -288,6 +292,8 @@ def test_stopped_workers_die_with_their_parent(script):
     process, workers = script("idle", "forkserver")
     for pid in workers:
         os.kill(pid, signal.SIGSTOP)
+    # The kernel continues what is stopped when its group is orphaned, but not what is about to stop.
+    wait_until(lambda: all(state(pid) == "T" for pid in workers), "the workers have stopped")
     process.kill()
     wait_until(lambda: not any(runs(pid) for pid in workers), f"the workers {workers} are gone")
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import io
 import os
 import tarfile
@@ -399,6 +400,14 @@ def test_an_archive_that_shrinks_while_it_is_read(plain):
     for read in (source.read, source.read_batch):
         with pytest.raises(CorruptFileError, match=r"had .* bytes when it was opened and has 1000 now"):
             read([4])
+
+
+def test_the_repr_of_several_decoders_is_whole(plain):
+    two = {"jpg": "image", "cls": "cls"}
+    assert f"decode={ {name: repr(kind) for name, kind in two.items()} }" in repr(TarSource(plain, decode=two))
+    many = TarSource(plain, decode={f"extension{i}": "bytes" for i in range(40)}, missing="skip", on_damage="stop")
+    ast.parse(repr(many))  # long options become an ellipsis, never half of one
+    assert len(repr(many)) < 200
 
 
 def test_fingerprints_and_repr(plain):

@@ -10,7 +10,7 @@ from dataload.errors import ConfigError, closest
 from dataload.types import Array, Batch, Int64Array
 
 Policy: TypeAlias = Literal["stack", "pad", "ragged", "list"]
-"""How to combine the values of one field if their shapes differ; `stack` refuses."""
+"""Treatment of a field whose values differ in shape; `stack` refuses them."""
 
 
 class Ragged(NamedTuple):

@@ -1,1 +1,1 @@
-"""What a loader does, shown: timelines, live views, pictures."""
+"""Show what a loader does: timelines, live views, pictures."""

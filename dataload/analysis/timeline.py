@@ -21,7 +21,7 @@ Span = tuple[str, float, float]
 
 @dataclass(frozen=True, slots=True)
 class TimelineStep:
-    """What one worker did for one step. Times are in seconds of `time.perf_counter`.
+    """The work of one worker on one step. Times are in seconds of `time.perf_counter`.
 
     Attributes:
         epoch: Number of the epoch.
@@ -49,7 +49,7 @@ class TimelineStep:
 
 
 class Timeline:
-    """What happened while the timeline was recorded; see `record_timeline`.
+    """The steps that a loader delivered while it was recorded, and who worked when; see `record_timeline`.
 
     Attributes:
         steps: The steps, in the order in which the consumer received them. A step that several workers made together
@@ -90,13 +90,13 @@ class Timeline:
 
     @property
     def begun(self) -> float:
-        """When the first event started, which for prefetched steps is before the first request; 0 if empty."""
+        """Time of the first event, which for prefetched steps is before the first request; 0 if empty."""
         starts = [step.asked for step in self.steps] + [begun for begun, _ in self.work]
         return min(starts + [begun for step in self.steps for _, begun, _ in step.spans], default=0.0)
 
     @property
     def ended(self) -> float:
-        """When the last event ended; 0 if empty."""
+        """Time of the last event's end; 0 if empty."""
         return max([step.received for step in self.steps] + [ended for _, ended in self.work], default=0.0)
 
     def busy_seconds(self, worker: str) -> float:

@@ -14,7 +14,7 @@ Order: TypeAlias = Literal["global", "pool", "sequential"]
 """All records shuffled; shuffled shards behind a shuffle pool; the order in the file."""
 
 Kind: TypeAlias = Literal["limit", "dataload", "peer"]
-"""What a measurement is of: the machine, this library, or another loader."""
+"""The subject of a measurement: the limit of the machine, this library, or another loader."""
 
 
 MODULUS = 2**64

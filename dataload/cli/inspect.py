@@ -1,6 +1,5 @@
 """``dataload inspect``."""
 
-import os
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
@@ -12,6 +11,7 @@ from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, Sourc
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import DataloadError
 from dataload.sources.base import Source, spec_of
+from dataload.storage import storage_of
 from dataload.types import BatchReader, ColumnReader, Sharded
 
 _PROTOCOLS: tuple[type[Any], ...] = (BatchReader, ColumnReader, Sharded)
@@ -72,9 +72,8 @@ def _facts(source: Source[Any], format_name: str, paths: list[str]) -> dict[str,
 
 
 def _size(path: str) -> int:
-    if os.path.isdir(path):
-        return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
-    return os.path.getsize(path) if os.path.exists(path) else 0
+    storage = storage_of(path)
+    return storage.size(path) if storage.exists(path) else 0  # memory and ranges have no path
 
 
 def _shorten(value: Any) -> Any:

@@ -66,7 +66,7 @@ class Span:
 
     @property
     def is_long(self) -> bool:
-        """Whether these bytes are left out of the table of their group."""
+        """True for long bytes, which stay out of the table that their group is copied to."""
         return self.convert is None and self.stop - self.start >= _LONG_BYTES
 
     @property

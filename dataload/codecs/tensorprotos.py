@@ -62,7 +62,7 @@ class DataType(NamedTuple):
 
     @property
     def is_varint(self) -> bool:
-        """Whether values are stored as varints, of 1 to 10 bytes."""
+        """True for types whose values are varints, of 1 to 10 bytes each."""
         return self.field in (_INT32_DATA, _INT64_DATA)
 
 

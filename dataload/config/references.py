@@ -1,4 +1,4 @@
-"""What a config names instead of holding it: functions as ``"package.module:function"``, arrays as .npy files."""
+"""References from a config to functions, as ``"package.module:function"``, and to arrays in .npy files."""
 
 import importlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where tasks run: in the consumer's thread, in threads, or in processes.
+"""Executors run tasks in the consumer's thread, in threads, or in processes.
 
 Import `ProcessExecutor` from its module: most programs do not need `multiprocessing`.
 """

@@ -20,7 +20,7 @@ TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
-"""How worker processes are started."""
+"""Method by which `multiprocessing` starts a worker process."""
 
 
 @dataclass(frozen=True, slots=True)

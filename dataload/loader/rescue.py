@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dataload.loader.fetch import Fetcher, Trace
 
 OnError: TypeAlias = Literal["raise", "skip", "replace"]
-"""What to do about a record that fails."""
+"""Treatment of a record that fails; see `ErrorPolicy`."""
 
 _SHOWN_INDICES = 8
 _SHOWN_SOURCE_CHARACTERS = 200

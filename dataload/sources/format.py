@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dataload.sources.writer import Writer
 
 Content: TypeAlias = Literal["fields", "bytes"]
-"""What the records of a format are: fields, or bytes that a codec turns into fields."""
+"""Type of a format's records: fields, or bytes that a codec turns into fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self
 
+from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.errors import ConfigError, closest
 
 
@@ -49,6 +50,20 @@ class Options:
             if value is not None and field.metadata.get("content", True) and not _is_default(value, field.default):
                 chosen[field.name] = value
         return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecOptions(Options):
+    """Base class of the options of formats whose records are bytes.
+
+    Attributes:
+        codec: Converts between bytes and records; see `resolve_codec`. By default records are bytes.
+    """
+
+    codec: CodecLike = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", resolve_codec(self.codec))
 
 
 def _is_default(value: Any, default: Any) -> bool:

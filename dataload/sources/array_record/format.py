@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.sources.array_record.layout import SIGNATURE, parse_selection
 from dataload.sources.format import Format
-from dataload.sources.options import Options
+from dataload.sources.options import CodecOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayRecordOptions(Options):
+class ArrayRecordOptions(CodecOptions):
     """Options for reading ArrayRecord files.
 
     Attributes:
@@ -20,15 +19,11 @@ class ArrayRecordOptions(Options):
             a memory map if possible, and never reads ahead.
     """
 
-    codec: CodecLike = None
     reader_options: str | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "codec", resolve_codec(self.codec))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayRecordWriterOptions(Options):
+class ArrayRecordWriterOptions(CodecOptions):
     """Options for writing ArrayRecord files.
 
     Attributes:
@@ -37,11 +32,7 @@ class ArrayRecordWriterOptions(Options):
             compress better, but are slower to read.
     """
 
-    codec: CodecLike = None
     options: str = "group_size:1"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "codec", resolve_codec(self.codec))
 
 
 ARRAY_RECORD = Format(

@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataload._util.checks import check_count
-from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.sources.format import Format
 from dataload.sources.lmdb.file import DATA_FILE, is_lmdb, is_torchrecord
-from dataload.sources.options import Options
+from dataload.sources.options import CodecOptions, Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LMDBOptions(Options):
+class LMDBOptions(CodecOptions):
     """Options for reading LMDB environments.
 
     Attributes:
@@ -23,16 +22,12 @@ class LMDBOptions(Options):
             numbers from 0 need no cache.
     """
 
-    codec: CodecLike = None
     subdatabase: str | None = None
     cache: bool = field(default=True, metadata={"content": False})
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "codec", resolve_codec(self.codec))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LMDBWriterOptions(Options):
+class LMDBWriterOptions(CodecOptions):
     """Options for writing LMDB environments.
 
     Attributes:
@@ -42,11 +37,7 @@ class LMDBWriterOptions(Options):
             default keys are 0, 1, ..., padded with zeros to 10 digits.
     """
 
-    codec: CodecLike = None
     keys: Callable[[int, Any], bytes | str] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "codec", resolve_codec(self.codec))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

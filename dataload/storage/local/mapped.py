@@ -87,12 +87,12 @@ class MappedFile:
             raise changed_error(self.path, self.size, size)
 
     def hint(self, offsets: Int64Array, lengths: Int64Array | int) -> None:
-        """Say that these ranges will be read, before the first is; `take`, `gather` and `copies` do so themselves."""
+        """Ask the kernel to load cold ranges before they are read; `take`, `gather` and `copies` do so themselves."""
         if len(offsets) > 1 and self._finds_cold(int(offsets[-1])):
             self._will_need(offsets, lengths)
 
     def _finds_cold(self, offset: int) -> bool:
-        """Probe one place; after one that was warm, not again for a while."""
+        """Return True if `offset` is not in the page cache; after a warm one, skip the next probes."""
         if self._warm_steps > 0:
             self._warm_steps -= 1  # threads may lose a count to each other, which does no harm
             return False

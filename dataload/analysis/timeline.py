@@ -9,14 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dataload.loader.base import LoaderBase
+from dataload.loader.fetch import StageSpan
 from dataload.loader.recorder import Recorder
 from dataload.loader.step import StepResult
 
 CONSUMER = "consumer"
 """The name of the consumer's thread in a timeline."""
-
-Span = tuple[str, float, float]
-"""A stage, and its begin and end in seconds of `time.perf_counter`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class TimelineStep:
     epoch: int
     step: int
     worker: str
-    spans: tuple[Span, ...]
+    spans: tuple[StageSpan, ...]
     asked: float
     received: float
     rows: int

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from dataload.sources.base import Source, select_fields
 from dataload.transforms import NamedTransform, SampleContext
 from dataload.types import BatchReader, ColumnReader, Int64Array
 
+StageSpan: TypeAlias = tuple[str, float, float]
+"""A stage, and its begin and end in seconds of `time.perf_counter`, which all processes of a machine share."""
+
 
 class Trace:
     """The progress of one step: its stages, how long each took, and its bad records."""
@@ -29,8 +32,7 @@ class Trace:
         self.stage = ""  # the one in progress; "" between stages
         self.transform = ""  # the one that failed, if any
         self.index: int | None = None  # the record that the stage works on, if it is a single one
-        # Stage, begin and end in seconds of `time.perf_counter`, which all processes of a machine share.
-        self.spans: list[tuple[str, float, float]] = []
+        self.spans: list[StageSpan] = []
         self.bad: list[BadRecord] = []
         self._begun = 0.0
 

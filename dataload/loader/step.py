@@ -13,7 +13,7 @@ from dataload._util.randomness import derive_key
 from dataload.errors import WorkerError
 from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.bad_records import BadRecord
-from dataload.loader.fetch import Fetcher, Trace
+from dataload.loader.fetch import Fetcher, StageSpan, Trace
 from dataload.loader.order import BlockedPlans
 from dataload.loader.rescue import is_for_consumer, step_error
 from dataload.samplers import BatchPlan, BatchPlanner
@@ -37,11 +37,11 @@ class StepResult(NamedTuple):
     error: WorkerError | None
     rows: int  # of the plan; 0 if there is no plan
     nbytes: int  # bytes of the batch's arrays
-    spans: list[tuple[str, float, float]]  # stage, begin and end in seconds of `time.perf_counter`
+    spans: list[StageSpan]
     bad: list[BadRecord]  # records that were left out or replaced
     worker: str
     # Of a step that several workers made together, for each its name, its rows and its spans.
-    shares: Sequence[tuple[str, int, list[tuple[str, float, float]]]] = ()
+    shares: Sequence[tuple[str, int, list[StageSpan]]] = ()
 
 
 class JobResult(NamedTuple):

@@ -9,12 +9,13 @@ from typing import Any, TypeVar, cast
 from dataload.collate import default_collate, in_chunks
 from dataload.errors import ConfigError, WorkerError
 from dataload.executors import Result, worker_name
+from dataload.loader.fetch import StageSpan
 from dataload.loader.pipeline import ordered_map
 from dataload.loader.rescue import step_error
 from dataload.loader.step import StepResult, nbytes
 from dataload.streams.columns import join, samples_of, spread
 from dataload.streams.rows import RowStart
-from dataload.streams.workers import Part, Rows, Span
+from dataload.streams.workers import Part, Rows
 
 ADDED = ("stream_id", "offset", "is_first", "valid")
 """Fields that each batch has in addition to those of its samples."""
@@ -38,7 +39,7 @@ class BatchMaker:
 
     def __call__(self, parts: Sequence[Part], rows: Rows, epoch: int, step: int) -> StepResult:
         """Return a step whose `batch` is a pair of the batch and `rows`, the joined rows of all parts."""
-        spans: list[Span] = []
+        spans: list[StageSpan] = []
 
         def run(stage: str, function: Callable[[], T]) -> T:
             begun = perf_counter()
@@ -80,7 +81,7 @@ class BatchMaker:
         batch: Any = None,
         error: WorkerError | None = None,
         size: int = 0,
-        spans: Sequence[Span] = (),
+        spans: Sequence[StageSpan] = (),
     ) -> StepResult:
         """Return a step with a batch or an error, and who worked on it when.
 

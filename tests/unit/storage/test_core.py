@@ -1,0 +1,203 @@
+"""The compiled core and its twin in numpy: equal bytes, equal refusals."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataload.storage import _core
+
+if importlib.util.find_spec("dataload.storage._core_c"):
+    from dataload.storage import _core_c
+
+    CORES = [_core, _core_c]
+else:
+    CORES = [_core]
+
+each = pytest.mark.parametrize("one", CORES, ids=lambda module: module.__name__.rpartition(".")[2])
+PLAIN = -1
+DATA = np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
+
+
+def numbers(*values):
+    return np.array(values, np.int64)
+
+
+def test_it_is_compiled_where_there_is_a_compiler():
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    assert len(CORES) == 2, "run: python build_core.py"
+
+
+@pytest.mark.parametrize(("wanted", "name"), [("numpy", "numpy"), ("compiled", "compiled"), ("", "compiled")])
+def test_the_environment_chooses(wanted, name):
+    if len(CORES) == 1 and name == "compiled":
+        pytest.skip("the core is not compiled")
+    script = "from dataload.storage import core; print(core.NAME, core.can_map())"
+    for guard in ("1", "0"):
+        environment = {**os.environ, "DATALOAD_CORE": wanted, "DATALOAD_SIGBUS_GUARD": guard}
+        found = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
+        assert found.stdout.split() == [name, str(name == "compiled" and guard == "1")]
+
+
+def outcome(function, *arguments):
+    """What a function returns, or the type and text of what it raises."""
+    try:
+        return function(*arguments)
+    except (ValueError, OverflowError) as error:
+        return type(error), str(error)
+
+
+@st.composite
+def gathers(draw):
+    length = draw(st.integers(0, 700) | st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128]))
+    stride = draw(st.integers(1, 300))
+    start = draw(st.integers(0, 400))
+    last = (len(DATA) - start - length) // stride
+    indices = draw(st.lists(st.integers(0, last), max_size=80))
+    if draw(st.booleans()):
+        indices.append(draw(st.sampled_from([last + 1, -1, 2**62, -(2**63), 2**63 - 1])))
+    return start, stride, numbers(*indices), length
+
+
+@given(gathers())
+@settings(deadline=None)
+def test_gather_equals_slices(arguments):
+    start, stride, indices, length = arguments
+    found = []
+    for one in CORES:
+        out = np.zeros(len(indices) * length, np.uint8)
+        found.append((outcome(one.gather, out, DATA, start, stride, indices, length, PLAIN), out.tolist()))
+    assert all(each == found[0] for each in found)
+    result, out = found[0]
+    if result is None:
+        assert out == [byte for i in indices.tolist() for byte in DATA[start + i * stride :][:length].tolist()]
+    else:
+        assert result[0] is ValueError
+        assert not 0 <= indices[-1] <= (len(DATA) - start - length) // stride
+
+
+@given(st.lists(st.tuples(st.integers(-2, 5002), st.integers(-1, 700)), max_size=60))
+@settings(deadline=None)
+def test_ranges_equal_slices(pairs):
+    offsets, lengths = (numbers(*column) for column in zip(*pairs, strict=True)) if pairs else (numbers(), numbers())
+    total = int(lengths.sum())
+    valid = all(o >= 0 and n >= 0 and o + n <= len(DATA) for o, n in pairs)
+    for one in CORES:
+        out = np.zeros(max(total, 0), np.uint8)
+        gathered = outcome(one.gather_ranges, out, DATA, offsets, lengths, PLAIN)
+        copied = outcome(one.copies, DATA, offsets, lengths, PLAIN)
+        if valid:
+            slices = [DATA[o : o + n].tobytes() for o, n in pairs]
+            assert (gathered, copied, out.tobytes()) == (None, slices, b"".join(slices))
+        else:
+            assert gathered == copied == outcome(_core.copies, DATA, offsets, lengths, PLAIN)
+            assert copied[0] is ValueError
+
+
+@each
+def test_long_ranges_do_not_overflow(one):
+    with pytest.raises(ValueError, match=r"row 1: a range outside the 5000 bytes"):
+        one.copies(DATA, numbers(0, 2**63 - 1), numbers(1, 2**63 - 1), PLAIN)
+    with pytest.raises(ValueError, match=r"row 0: a record outside the 5000 bytes"):
+        one.gather(bytearray(8), DATA, 0, 2**62, numbers(3), 8, PLAIN)
+
+
+@each
+def test_arguments_must_fit_each_other(one):
+    with pytest.raises(ValueError, match=r"1 rows of 8 bytes do not fill 9 bytes"):
+        one.gather(bytearray(9), DATA, 0, 1, numbers(3), 8, PLAIN)
+    with pytest.raises(ValueError, match=r"3 rows of 0 bytes do not fill 1 bytes|start 0, stride 1, length 0"):
+        one.gather(bytearray(1), DATA, 0, 1, numbers(1, 2, 3), 0, PLAIN)
+    with pytest.raises(ValueError, match=r"start -1, stride 1, length 8: expected at least 0, 1 and 0"):
+        one.gather(bytearray(8), DATA, -1, 1, numbers(3), 8, PLAIN)
+    with pytest.raises(ValueError, match=r"start 0, stride 0, length 8"):
+        one.gather(bytearray(8), DATA, 0, 0, numbers(3), 8, PLAIN)
+    with pytest.raises(ValueError, match=r"ranges of 4 bytes do not fill 5 bytes"):
+        one.gather_ranges(bytearray(5), DATA, numbers(1), numbers(4), PLAIN)
+    for function in (one.copies, lambda *rest: one.gather_ranges(bytearray(4), *rest)):
+        with pytest.raises(ValueError, match=r"1 offsets and 2 lengths"):
+            function(DATA, numbers(1), numbers(4, 5), PLAIN)
+    with pytest.raises((TypeError, BufferError, ValueError)):  # not writable
+        one.gather(bytes(8), DATA, 0, 1, numbers(3), 8, PLAIN)
+
+
+@pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
+class TestCompiled:
+    def test_wrong_arguments_are_type_errors(self):
+        for function, count in ((_core_c.gather, 7), (_core_c.gather_ranges, 5), (_core_c.copies, 4)):
+            with pytest.raises(TypeError, match=f"takes {count} arguments, got 1"):
+                function(DATA)
+            with pytest.raises(TypeError):
+                function(*[None] * count)
+        with pytest.raises(ValueError, match="expected int64 numbers, got 3 bytes"):
+            _core_c.copies(DATA, b"abc", numbers(1), PLAIN)
+        for arguments in (
+            (object(), DATA, 0, 1, numbers(1), 8, PLAIN),
+            (bytearray(8), object(), 0, 1, numbers(1), 8, PLAIN),
+            (bytearray(8), DATA, 0, 1, object(), 8, PLAIN),
+            (bytearray(8), DATA, 0, 1, numbers(1), 2**70, PLAIN),
+            (bytearray(8), DATA, 0, 1, numbers(1), 8, None),
+        ):
+            with pytest.raises((TypeError, OverflowError)):
+                _core_c.gather(*arguments)
+        for lacking in range(4):
+            arguments = [bytearray(4), DATA, numbers(0), numbers(4), PLAIN]
+            arguments[lacking] = object()
+            with pytest.raises(TypeError):
+                _core_c.gather_ranges(*arguments)
+
+    def test_arguments_may_be_unaligned(self):
+        indices = np.frombuffer(b"x" + numbers(5, 0, 4992).tobytes(), np.uint8)[1:]
+        out = np.zeros(24, np.uint8)
+        _core_c.gather(out, DATA, 0, 1, indices, 8, PLAIN)
+        assert out.tobytes() == b"".join(DATA[i : i + 8].tobytes() for i in (5, 0, 4992))
+
+    def test_numbers_that_another_thread_changes_do_no_harm(self):
+        indices, stop = np.zeros(100_000, np.int64), threading.Event()
+
+        def change():
+            while not stop.is_set():
+                indices[:] = 2**60
+                indices[:] = 0
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            out = np.empty((len(indices), 64), np.uint8)
+            for _ in range(200):
+                outcome(_core_c.gather, out, DATA, 0, 1, indices, 64, PLAIN)
+        finally:
+            stop.set()
+            thread.join()
+
+    def test_each_failing_allocation_is_a_memory_error(self):
+        memory = pytest.importorskip("_testcapi")
+        offsets, lengths = numbers(*range(64)), numbers(*[1000] * 64)
+        out = np.empty(64_000, np.uint8)
+        calls = [
+            (_core_c.gather, (out, DATA, 0, 1, offsets, 1000, PLAIN), 1),
+            (_core_c.gather_ranges, (out, DATA, offsets, lengths, PLAIN), 2),
+            (_core_c.copies, (DATA, offsets, lengths, PLAIN), 3 + 1 + 64),
+        ]
+        for function, arguments, allocations in calls:
+            failed = 0
+            for failing in range(allocations + 20):
+                memory.set_nomemory(failing, failing + 1)
+                try:
+                    function(*arguments)
+                except MemoryError:
+                    failed += 1
+                finally:
+                    memory.remove_mem_hooks()
+            assert failed >= allocations
+            function(*arguments)

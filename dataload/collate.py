@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 import numpy as np
 
 from dataload.errors import ConfigError, closest
-from dataload.types import Array, Batch, Int64Array
+from dataload.types import Array, Batch, BytesColumn, Int64Array
 
 Policy: TypeAlias = Literal["stack", "pad", "ragged", "list"]
 """Treatment of a field whose values differ in shape; `stack` refuses them."""
@@ -179,6 +179,7 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Ba
     """Return one batch from `pieces`: row numbers, (k,) int64, and columns. Every row is in exactly one piece."""
     out: Batch = {}
     nested: dict[str, list[tuple[Int64Array, Batch]]] = {}
+    lazy: dict[str, list[tuple[Int64Array, BytesColumn]]] = {}
     first_row = 0
     for where, batch in pieces:
         if not out:
@@ -192,29 +193,38 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Ba
             )
         for name, column in batch.items():
             target = out[name]
-            if isinstance(target, list) and isinstance(column, list):
+            if isinstance(target, list) and isinstance(column, BytesColumn):
+                lazy.setdefault(name, []).append((where, column))
+            elif isinstance(target, list) and isinstance(column, list):
                 for row, value in zip(where.tolist(), cast("list[Any]", column), strict=True):
                     target[row] = value
             elif isinstance(target, dict) and isinstance(column, dict):
                 nested.setdefault(name, []).append((where, cast("Batch", column)))
             elif (
                 isinstance(target, (list, dict))
-                or isinstance(column, (list, dict))
+                or isinstance(column, (list, dict, BytesColumn))
                 or column.shape[1:] != target.shape[1:]
                 or column.dtype != target.dtype
             ):
                 raise _unequal(name, first_row, _kind(target), int(where[0]), _kind(column))
             else:
                 target[where] = column
+    for name, parts in lazy.items():
+        if sum(len(column) for _, column in parts) == rows:
+            out[name] = BytesColumn.scattered(parts, rows)
+            continue
+        for where, column in parts:  # other pieces are lists
+            for row, value in zip(where.tolist(), column, strict=True):
+                out[name][row] = value
     return {**out, **{name: scatter_columns(parts, rows) for name, parts in nested.items()}}
 
 
 def _kind(column: Any) -> str:
-    return "not an array" if isinstance(column, (list, dict)) else f"{column.dtype} {column.shape[1:]}"
+    return "not an array" if isinstance(column, (list, dict, BytesColumn)) else f"{column.dtype} {column.shape[1:]}"
 
 
 def _column_like(column: Any, rows: int) -> Any:
-    if isinstance(column, list):
+    if isinstance(column, (list, BytesColumn)):
         return [None] * rows
     if isinstance(column, dict):
         return {}
@@ -239,7 +249,7 @@ def in_chunks(batch: Any, rows: int, chunk: int, *, strict: bool = True) -> Any:
     records = rows * chunk
 
     def split(column: Any, name: str) -> Any:
-        if isinstance(column, list) and len(cast("list[Any]", column)) == records:
+        if isinstance(column, (list, BytesColumn)) and len(cast("Sequence[Any]", column)) == records:
             return [column[start : start + chunk] for start in range(0, records, chunk)]
         array = cast("Any", column)
         shape = tuple(getattr(array, "shape", ()))

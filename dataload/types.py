@@ -7,9 +7,12 @@ faster: `BatchReader` reads many records at once, `ColumnReader` reads a batch a
 begin and end.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, SupportsIndex, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, cast, overload, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +22,7 @@ __all__ = [
     "Batch",
     "BatchReader",
     "BytesArray",
+    "BytesColumn",
     "Codec",
     "ColumnReader",
     "FieldSpec",
@@ -42,12 +46,111 @@ Record: TypeAlias = dict[str, Any]
 """One record of a source with fields, as a dict from field name to `Value`."""
 
 Batch: TypeAlias = dict[str, Any]
-"""Several records as columns: a dict from field name to an array of shape ``(rows, *shape)``. Bytes and text have a
-list of `rows` values instead."""
+"""Several records as columns: a dict from field name to an array of shape ``(rows, *shape)``. Text has a list of `rows`
+values instead, bytes a list or a `BytesColumn`."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class BytesColumn(Sequence[bytes]):
+    """The bytes values of a batch, lying in one block of memory; a value becomes a bytes object when it is asked for.
+
+    It compares, concatenates and pickles as the list of its values. `view` gives a value without a copy.
+
+    Args:
+        blocks: Blocks of memory, (bytes,) uint8.
+        block_of: (rows,) int64, the block of each value; None for the only one.
+        starts: (rows,) int64, offset of each value in its block.
+        stops: (rows,) int64, its end.
+    """
+
+    __slots__ = ("_block_of", "_blocks", "_starts", "_stops")
+    __hash__ = None  # pyright: ignore[reportAssignmentType] # like a list
+
+    def __init__(
+        self, blocks: Sequence[BytesArray], block_of: Int64Array | None, starts: Int64Array, stops: Int64Array
+    ) -> None:
+        self._blocks = blocks
+        self._block_of = block_of
+        self._starts = starts
+        self._stops = stops
+
+    @classmethod
+    def packed(cls, block: BytesArray, ends: Int64Array) -> Self:
+        """Return the column of values that lie one after another in `block` and end at `ends`, (rows,) int64."""
+        starts = np.zeros_like(ends)
+        starts[1:] = ends[:-1]
+        return cls([block], None, starts, ends)
+
+    @classmethod
+    def scattered(cls, pieces: Sequence[tuple[Int64Array, BytesColumn]], rows: int) -> Self:
+        """Return one column from `pieces`: row numbers, (k,) int64, and values. Every row is in exactly one piece."""
+        blocks: list[BytesArray] = []
+        block_of, starts, stops = np.empty((3, rows), np.int64)
+        for where, piece in pieces:
+            block_of[where] = len(blocks) if piece._block_of is None else len(blocks) + piece._block_of
+            starts[where], stops[where] = piece._starts, piece._stops
+            blocks.extend(piece._blocks)
+        return cls(blocks, block_of, starts, stops)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return int((self._stops - self._starts).sum())
+
+    def view(self, row: int) -> memoryview:
+        """Return a value as a read-only view, which keeps the memory of the whole column."""
+        block = self._blocks[0 if self._block_of is None else self._block_of[row]]
+        return block.data[self._starts[row] : self._stops[row]].toreadonly()
+
+    def views(self) -> Iterator[memoryview]:
+        """Iterate over all values as read-only views; see `view`."""
+        views = [block.data.toreadonly() for block in self._blocks]
+        starts, stops = self._starts.tolist(), self._stops.tolist()
+        if self._block_of is None:
+            return (views[0][start:stop] for start, stop in zip(starts, stops, strict=True))
+        rows = zip(self._block_of.tolist(), starts, stops, strict=True)
+        return (views[block][start:stop] for block, start, stop in rows)
+
+    def parts(self) -> tuple[Sequence[BytesArray], Int64Array | None, Int64Array, Int64Array]:
+        """Return the arguments of the constructor."""
+        return self._blocks, self._block_of, self._starts, self._stops
+
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> BytesColumn: ...
+    def __getitem__(self, index: SupportsIndex | slice, /) -> bytes | BytesColumn:
+        """Return a value, or for a slice a column that shares the memory."""
+        if isinstance(index, slice):
+            block_of = None if self._block_of is None else self._block_of[index]
+            return BytesColumn(self._blocks, block_of, self._starts[index], self._stops[index])
+        return self.view(operator.index(index)).tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (view.tobytes() for view in self.views())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (list, BytesColumn)):
+            return NotImplemented
+        return len(self) == len(cast("Sequence[Any]", other)) and list(self) == list(cast("Sequence[Any]", other))
+
+    def __add__(self, other: Sequence[Any]) -> list[Any]:
+        return [*self, *other]
+
+    def __radd__(self, other: Sequence[Any]) -> list[Any]:
+        return [*other, *self]
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
+
+    def __repr__(self) -> str:
+        return f"BytesColumn({len(self)} values, {self.nbytes} bytes)"
 
 
 @dataclass(frozen=True, slots=True)

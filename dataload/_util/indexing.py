@@ -29,7 +29,7 @@ def as_indices(indices: Any, length: int) -> Int64Array:
         length: Number of records.
 
     Returns:
-        (rows,) int64, all in [0, length). This is `indices` itself if nothing had to be converted.
+        (rows,) int64, contiguous, all in [0, length). This is `indices` itself if nothing had to be converted.
     """
     if isinstance(indices, np.ndarray):
         array = indices
@@ -56,6 +56,7 @@ def as_indices(indices: Any, length: int) -> Int64Array:
         if array.dtype == np.uint64 and int(array.max()) >= length:
             raise IndexError(f"index {int(array.max())} is out of range for {length} records")
         array = array.astype(np.int64)
+    array = np.ascontiguousarray(array)
     if array.size == 0:
         return array
     # Viewed as unsigned, negative numbers are huge, so a single comparison checks both bounds.

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
+from dataload.codecs.layout import RecordTable
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, closest
-from dataload.types import Batch, Codec
+from dataload.types import Batch, BytesColumn, Codec
 
 CodecLike: TypeAlias = str | Codec | Callable[[bytes], Any] | None
 """Values for ``codec=``."""
@@ -155,12 +156,21 @@ def takes_views(codec: Codec | None) -> bool:
     return isinstance(codec, _NamedCodec)
 
 
-def decode_records(codec: Codec, buffers: Iterable[bytes | memoryview], indices: Iterable[int], path: str) -> list[Any]:
+def _as_buffers(codec: Codec, records: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+    """Return records as separate buffers, of a kind that the codec accepts."""
+    if not isinstance(records, BytesColumn):
+        return records
+    if not takes_views(codec):
+        return list(records)
+    return RecordTable.of(records) or list(records.views())
+
+
+def decode_records(codec: Codec, buffers: Sequence[bytes | memoryview], indices: Iterable[int], path: str) -> list[Any]:
     """Decode records one by one. Errors name `path` and the record's index in the file, from `indices`."""
     decode = codec.decode
     records: list[Any] = []
     try:
-        records.extend(map(decode, buffers))
+        records.extend(map(decode, _as_buffers(codec, buffers)))
     except CorruptFileError as error:
         if error.path is not None:
             raise
@@ -177,4 +187,4 @@ def decode_batch(codec: Codec, buffers: Sequence[bytes | memoryview], fields: Se
     missing.
     """
     columns = getattr(codec, "decode_batch", None)
-    return None if columns is None else columns(buffers, fields)
+    return None if columns is None else columns(_as_buffers(codec, buffers), fields)

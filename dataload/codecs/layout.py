@@ -7,12 +7,12 @@ from the record to the column.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from dataload.errors import CorruptFileError
-from dataload.types import Array, Batch, BytesArray, Int64Array
+from dataload.types import Array, Batch, BytesArray, BytesColumn, Int64Array
 
 _Data = bytes | memoryview
 
@@ -37,6 +37,17 @@ class RecordTable(Sequence[memoryview]):
 
     def __init__(self, rows: BytesArray) -> None:
         self.rows = rows
+
+    @classmethod
+    def of(cls, column: BytesColumn) -> Self | None:
+        """Return the table of values that have one length and one distance in memory; None for others."""
+        blocks, _, starts, stops = column.parts()
+        if len(blocks) != 1 or len(starts) < 2:
+            return None
+        length, distance = int(stops[0] - starts[0]), int(starts[1] - starts[0])
+        if not (stops - starts == length).all() or not (np.diff(starts) == distance).all():
+            return None
+        return cls(np.ndarray((len(starts), length), np.uint8, blocks[0], int(starts[0]), (distance, 1)))
 
     def __len__(self) -> int:
         return len(self.rows)

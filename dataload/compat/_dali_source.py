@@ -13,7 +13,7 @@ from dataload.errors import ConfigError, closest
 from dataload.sources.files import FileSource, ShardReader
 from dataload.sources.tar.reader import pair_indexes
 from dataload.sources.tar.table import load_table
-from dataload.storage.local.mapped import MappedFile
+from dataload.storage import storage_of
 from dataload.types import Array, Int64Array
 
 Missing: TypeAlias = Literal["empty", "skip", "error"]
@@ -101,7 +101,7 @@ class _Reader(ShardReader[tuple[Array, ...]]):
     def __init__(
         self, path: str, index: str | Literal[False], outputs: Sequence[Output], missing: Missing, case_sensitive: bool
     ) -> None:
-        self._file = MappedFile(path)
+        self._file = storage_of(path).map(path)
         self._table = load_table(self._file, index, on_damage="error", verify_index=False)
         self._outputs = outputs
         names = [name if case_sensitive else name.lower() for name in self._table.extensions]
@@ -117,7 +117,6 @@ class _Reader(ShardReader[tuple[Array, ...]]):
         return len(self._table) if self._kept is None else len(self._kept)
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[tuple[Array, ...]]:  # noqa: ARG002
-        self._file.check()
         samples = indices if self._kept is None else self._kept[indices]
         return list(zip(*(self._arrays(output, samples) for output in range(len(self._outputs))), strict=True))
 
@@ -154,7 +153,5 @@ class _Reader(ShardReader[tuple[Array, ...]]):
         length, dtype = int(lengths[0]), self._outputs[output].dtype
         if length and bool((lengths == length).all()):
             return list(self._file.gather(offsets, length).view(dtype))
-        self._file.hint(offsets, lengths)
-        data = self._file.data
-        spans = zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True)
-        return [data[start:stop].copy().view(dtype) for start, stop in spans]
+        values = self._file.gather_ranges(offsets, lengths).views()
+        return [np.frombuffer(value, np.uint8).copy().view(dtype) for value in values]

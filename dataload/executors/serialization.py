@@ -9,6 +9,10 @@ from collections import ChainMap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from dataload.types import BytesColumn
+
 _SMALL_BYTES = 16 << 10
 """Smaller arrays are copied into the pickle, so that keeping the labels of a batch does not keep all of its memory."""
 
@@ -45,11 +49,22 @@ class _Discard:
 
 def _pickler(stream: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool]) -> pickle.Pickler:
     pickler = pickle.Pickler(stream, protocol=5, buffer_callback=buffer_callback)
+    own: dict[type, Callable[[Any], Any]] = {BytesColumn: _reduce_column}
     torch = sys.modules.get("torch")  # loaded if there are tensors
     if torch is not None:
-        own: dict[type, Callable[[Any], Any]] = {torch.Tensor: _reduce_tensor}
-        pickler.dispatch_table = ChainMap(own, copyreg.dispatch_table)
+        own[torch.Tensor] = _reduce_tensor
+    pickler.dispatch_table = ChainMap(own, copyreg.dispatch_table)
     return pickler
+
+
+def _reduce_column(column: BytesColumn) -> Any:
+    """Reduce a column to its bytes and their ends; by itself it pickles as a list."""
+    blocks, block_of, starts, stops = column.parts()
+    if block_of is None and len(starts) and bool((starts[1:] == stops[:-1]).all()):
+        values = blocks[0][int(starts[0]) : int(stops[-1])]
+    else:
+        values = np.frombuffer(b"".join(column.views()), np.uint8)
+    return BytesColumn.packed, (values, np.cumsum(stops - starts))
 
 
 def _reduce_tensor(tensor: Any) -> Any:

@@ -16,7 +16,7 @@ from dataload.loader.rescue import ErrorPolicy, Rescue, StageError, is_for_consu
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source, select_fields
 from dataload.transforms import NamedTransform, SampleContext
-from dataload.types import BatchReader, ColumnReader, Int64Array
+from dataload.types import BatchReader, BytesColumn, ColumnReader, Int64Array
 
 StageSpan: TypeAlias = tuple[str, float, float]
 """A stage, and its begin and end in seconds of `time.perf_counter`, which all processes of a machine share."""
@@ -169,13 +169,16 @@ class Fetcher:
         trace.enter("read")
         columns = self.source.read_batch(indices, self.fields)
         trace.leave()
-        if not all(isinstance(column, (np.ndarray, list)) for column in columns.values()):
+        has_fields = isinstance(columns, dict)
+        named: Mapping[str, Any] = columns if has_fields else {"": columns}
+        if not all(isinstance(column, (np.ndarray, list, BytesColumn)) for column in named.values()):
             return None
         batches: list[Any] = []
         stop = 0
         for plan in plans:
             start, stop = stop, stop + len(plan.indices)
-            batches.append(complete({name: column[start:stop] for name, column in columns.items()}, plan))
+            part = {name: column[start:stop] for name, column in named.items()}
+            batches.append(complete(part if has_fields else part[""], plan))
         return batches
 
 

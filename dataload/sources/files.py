@@ -282,9 +282,9 @@ class FileSource(Source[T_co]):
         chosen = self._choose(fields, opened)
         if len(opened.ends) == 1:
             return opened.reader(0).read_batch(indices, chosen)
-        if not opened.fields:  # plain bytes have no columns to merge
-            return super()._read_columns(indices, chosen)
         pieces = opened.read(indices, lambda reader, local: reader.read_batch(local, chosen))
+        if not opened.fields:  # values instead of records with fields
+            return scatter_columns(((rows, {"": values}) for rows, values in pieces), len(indices))[""]
         return scatter_columns(pieces, len(indices))
 
     def _choose(self, fields: tuple[str, ...] | None, opened: _DataSet[T_co]) -> tuple[str, ...] | None:

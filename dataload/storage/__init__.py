@@ -4,17 +4,17 @@ A backend implements `Storage`; `storage_of` selects it by path. Local files are
 """
 
 from dataload.storage.local.files import FileIdentity, LocalFile, LocalStorage
-from dataload.storage.local.mapped import MappedFile
 from dataload.storage.local.parts import Part
 from dataload.storage.paths import absolute, base_name, join, parent
+from dataload.storage.records import RecordFile
 from dataload.storage.storage import Storage, storage_of
 
 __all__ = [
     "FileIdentity",
     "LocalFile",
     "LocalStorage",
-    "MappedFile",
     "Part",
+    "RecordFile",
     "Storage",
     "absolute",
     "base_name",

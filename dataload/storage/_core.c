@@ -190,7 +190,9 @@ static void run_ranges(const void *job) {
     const Copy *c = job;
     char *out = c->out;
     for (Py_ssize_t row = 0; row < c->count; row++) {
-        if (row + 1 < c->count) __builtin_prefetch(c->data + c->offsets[row + 1]);
+        if (row + AHEAD < c->count) __builtin_prefetch(c->data + c->offsets[row + AHEAD]);
+        if (row + 1 < c->count && c->lengths[row + 1] >= 4 * LINE)
+            for (int line = 0; line < 4 * LINE; line += LINE) __builtin_prefetch(c->data + c->offsets[row + 1] + line);
         if (c->rows) out = c->rows[row];
         memcpy(out, c->data + c->offsets[row], c->lengths[row]);
         out += c->lengths[row];

@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from dataload.storage.local.files import FileIdentity, LocalFile, LocalStorage
-from dataload.storage.local.mapped import MappedFile
 from dataload.storage.local.parts import Part
+from dataload.storage.records import RecordFile
 from dataload.types import Int64Array
 
 
@@ -53,8 +53,8 @@ class Storage(Protocol):
         """Open a file for reading at any offset."""
         ...
 
-    def map(self, path: str) -> MappedFile:
-        """Map a file into memory."""
+    def map(self, path: str) -> RecordFile:
+        """Open a file to copy records out of it, mapped into memory if that is safe; see `core.can_map`."""
         ...
 
     def create(self, path: str, *, overwrite: bool = False) -> Part:

@@ -2,10 +2,12 @@
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+
+from dataload.types import BytesColumn
 
 _SHOWN = 60
 
@@ -18,6 +20,7 @@ def difference(got: Any, want: Any, label: str) -> str | None:
     Stricter than ``==``: 1 is not 1.0, b"" is not bytearray(), -0.0 is not 0.0, and NaN equals the same NaN. `label`
     names the value in the message, as in ``"record 3"``.
     """
+    got, want = (list(value) if isinstance(value, BytesColumn) else value for value in (got, want))
     if type(got) is not type(want):
         return f"{label} is {show(got)}, expected {show(want)}"
     if isinstance(want, np.ndarray):
@@ -77,8 +80,8 @@ def _canonical(value: Any) -> Iterator[bytes]:
         for name, item in sorted(cast("Mapping[Any, Any]", value).items(), key=lambda pair: str(pair[0])):
             yield str(name).encode()
             yield from _canonical(item)
-    elif isinstance(value, (list, tuple)):
-        for item in cast("list[Any]", value):
+    elif isinstance(value, (list, tuple, BytesColumn)):
+        for item in cast("Sequence[Any]", value):
             yield from _canonical(item)
     else:
         yield bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else repr(value).encode()

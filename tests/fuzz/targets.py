@@ -40,8 +40,8 @@ from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.writer import write_index
 from dataload.sources.tokens.reader import TokenSource
+from dataload.storage import storage_of
 from dataload.storage import table_cache as index_cache
-from dataload.storage.local.mapped import MappedFile
 from dataload.streams.state import MultiStreamState
 from dataload.testing.compare import difference
 
@@ -243,7 +243,7 @@ def run_index_cache(data):
     """Whatever the file of the cache holds: the archive's records, or those of a table that is consistent."""
     path = small_archive()
     key = index_cache.IndexKey.of("tar", (str(path),), ("scanned",))
-    file = MappedFile(str(path))
+    file = storage_of(str(path)).map(str(path))
     # The checksums are made right, or nothing behind them would ever be reached.
     for content in (data, signed(data, key.text)):
         Path(key.cache_paths()[0]).write_bytes(content)
@@ -277,7 +277,7 @@ def signed(data, text):
 
 
 def run_riegeli(data):
-    chunks = riegeli.parse_chunks(np.frombuffer(data, np.uint8))
+    chunks = riegeli.parse_chunks(lambda offset, length: data[offset : offset + length], len(data))
     if chunks is None:
         return
     if len(chunks):
@@ -288,7 +288,7 @@ def run_riegeli(data):
 
 def run_array_record(data):
     """Our own reader, through a map."""
-    if riegeli.parse_chunks(np.frombuffer(data, np.uint8)) is not None:
+    if riegeli.parse_chunks(lambda offset, length: data[offset : offset + length], len(data)) is not None:
         read_all(ArrayRecordSource(as_file(data, "x.array_record")))
 
 
@@ -409,7 +409,7 @@ def seeds_archive_and_index():
 
 def seeds_index_cache():
     path = small_archive()
-    table = tar_table._make(MappedFile(str(path)), False, "error")
+    table = tar_table._make(storage_of(str(path)).map(str(path)), False, "error")
     key = index_cache.IndexKey.of("tar", (str(path),), ("scanned",))
     stream = io.BytesIO()
     index_cache._write(stream, key, tar_table._pack(table))

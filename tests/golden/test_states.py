@@ -35,6 +35,7 @@ from dataload.samplers import (
     Weighted,
 )
 from dataload.streams import MultiStreamLoader, RowMixture, StreamSampler
+from dataload.types import BytesColumn
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "states" / "states.json"
@@ -438,7 +439,7 @@ def _add(found, value):
         for name, inner in value.items():
             _add(found, name)
             _add(found, inner)
-    elif isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype.hasobject):
+    elif isinstance(value, (list, tuple, BytesColumn)) or (isinstance(value, np.ndarray) and value.dtype.hasobject):
         found.update(f"[{len(value)}".encode())
         for inner in value:
             _add(found, inner)

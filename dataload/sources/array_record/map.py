@@ -1,30 +1,28 @@
-"""Records of uncompressed ArrayRecord files, read through a memory map."""
+"""Records of uncompressed ArrayRecord files, copied out of the file without the package."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 
 import numpy as np
 
-from dataload.codecs.layout import RecordTable
 from dataload.sources.array_record.layout import BLOCK_SIZE
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, HEAD_BYTES, Chunks, Spans, parse_chunks, pieces
-from dataload.storage import MappedFile, storage_of
-from dataload.types import Int64Array
+from dataload.storage import RecordFile, core, storage_of
+from dataload.types import Array, BytesArray, BytesColumn, Int64Array
 
-_TABLE_BYTES = 1 << 14  # for larger records, one more copy costs more than slicing each
+_CHECKED_BYTES = 42  # of a head; the smallest chunk has one more
 _CUT = struct.Struct("<8xQQ")  # in a block header: bytes from the start of the chunk, bytes to its end
 
 
 class MappedRecords:
     """The records of one file.
 
-    Reads are thread-safe. Each read checks that the file is not shorter than when it was opened, that the chunk headers
-    agree with the footer, and that the block headers inside chunks have the right distances. It does not check hashes.
+    Reads are thread-safe. Each read checks that the chunk headers agree with the footer, and that the block headers
+    inside chunks have the right distances. It does not check hashes.
     """
 
-    def __init__(self, file: MappedFile, chunks: Chunks) -> None:
+    def __init__(self, file: RecordFile, chunks: Chunks) -> None:
         self._file = file
         self._chunks = chunks
 
@@ -32,23 +30,21 @@ class MappedRecords:
     def open(cls, path: str) -> MappedRecords | None:
         """Open a file; None if only the package can read it (or report what is wrong with it)."""
         file = storage_of(path).map(path)
-        chunks = parse_chunks(file.data)
+        chunks = parse_chunks(file.read, file.size)
         return None if chunks is None else cls(file, chunks)
 
     def __len__(self) -> int:
         return len(self._chunks)
 
     def release(self) -> None:
-        """Release the map. The next read maps the file again."""
+        """Close the file. The next read opens it again."""
         self._file.release()
 
-    def read(self, indices: Int64Array, *, views: bool) -> Sequence[bytes | memoryview] | None:
+    def read(self, indices: Int64Array) -> list[bytes] | None:
         """Return the bytes of records.
 
         Args:
             indices: (rows,) int64 in [0, len), at least one.
-            views: Return memoryviews of the map or of one copy of all records, except for records that lie across
-                blocks, which may be bytes.
 
         Returns:
             None if a chunk does not look as the footer says.
@@ -56,73 +52,69 @@ class MappedRecords:
         Raises:
             CorruptFileError: The file is shorter now.
         """
-        self._file.check()
         spans = self._chunks.spans(indices)
-        if views and _is_table(spans):
-            return self._table(spans)
         self._file.hint(spans.starts, spans.lengths)
-        heads = self._file.gather(spans.starts, HEAD_BYTES).view("<i8")
-        joined = self._join_cut(spans, heads)
-        if joined is None or spans.differ(heads):
+        joined = self._join_cut(spans, self._file.gather(spans.starts, HEAD_BYTES))
+        if joined is None:
             return None
         sizes = spans.lengths - spans.ahead
         sizes[list(joined)] = 0
-        records = self._slices(spans.starts + spans.ahead, sizes, views=views)
+        records = self._file.copies(spans.starts + spans.ahead, sizes)
         for row, record in joined.items():
             records[row] = record
         return records
 
-    def _table(self, spans: Spans) -> RecordTable | None:
-        """Read records of one size by one gather, including the chunk headers; None as in `read`."""
-        rows = self._file.gather(spans.starts, int(spans.lengths[0]))
-        heads = rows[:, :HEAD_BYTES].copy().view("<i8")
-        joined = self._join_cut(spans, heads)
-        if joined is None or spans.differ(heads):
-            return None
-        records = rows[:, int(spans.ahead[0]) :]
-        for row, record in joined.items():
-            records[row] = np.frombuffer(record, np.uint8)
-        return RecordTable(records)
+    def read_together(self, indices: Int64Array) -> BytesColumn | None:
+        """Return the bytes of records in one block of memory; see `read`."""
+        spans = self._chunks.spans(indices)
+        (block,), _, starts, stops = self._file.gather_ranges(spans.starts, spans.lengths).parts()
+        return BytesColumn([block], None, starts + spans.ahead, stops) if self._mend(block, spans) else None
 
-    def _slices(self, starts: Int64Array, sizes: Int64Array, *, views: bool) -> list[bytes | memoryview]:
-        if not views:
-            return [*self._file.copies(starts, sizes)]
-        view = self._file.view(0, self._file.size)
-        return [view[start:end] for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
-
-    def _join_cut(self, spans: Spans, heads: Int64Array) -> dict[int, bytes] | None:
-        """Join the records of the chunks that block headers cut, and fix their `heads`, (n, 6) int64.
+    def _mend(self, block: BytesArray, spans: Spans) -> bool:
+        """Put together the cut records among chunks that lie one after another in `block`.
 
         Returns:
-            Record by row; None if a block header belongs to another chunk.
+            Whether all chunks look as the footer says.
         """
+        stops = np.cumsum(spans.lengths)
+        starts = stops - spans.lengths
+        checked = np.empty((len(starts), _CHECKED_BYTES), np.uint8)
+        core.gather(checked, block, 0, 1, starts, _CHECKED_BYTES, -1)
+        heads = np.zeros((len(starts), HEAD_BYTES), np.uint8)
+        heads[:, :_CHECKED_BYTES] = checked
+        joined = self._join_cut(spans, heads)
+        if joined is None:
+            return False
+        for row, record in joined.items():
+            block[int(starts[row] + spans.ahead[row]) : int(stops[row])] = np.frombuffer(record, np.uint8)
+        return True
+
+    def _join_cut(self, spans: Spans, heads: Array) -> dict[int, bytes] | None:
+        """Join the records of the chunks that block headers cut, and check all chunks.
+
+        Args:
+            spans: The chunks.
+            heads: (n, HEAD_BYTES) uint8, the bytes at the start of each; those of cut chunks are mended.
+
+        Returns:
+            Record by row; None if a header contradicts the footer, or a block header belongs to another chunk.
+        """
+        numbers, records = heads.view("<i8"), dict[int, bytes]()
         rows = np.flatnonzero((spans.starts & (BLOCK_SIZE - 1)) + spans.lengths > BLOCK_SIZE)
-        columns = (rows, spans.starts[rows], spans.lengths[rows], spans.ahead[rows])
-        view, records = self._file.view(0, self._file.size), dict[int, bytes]()
-        for row, start, length, ahead in zip(*(column.tolist() for column in columns), strict=True):
-            block = start - start % BLOCK_SIZE + BLOCK_SIZE
-            end = start + length + BLOCK_HEADER_BYTES
-            if block - start >= HEAD_BYTES and end <= block + BLOCK_SIZE:  # cut once, within the record
-                blocks = [block]
-                record = view[start + ahead : block], view[block + BLOCK_HEADER_BYTES : end]
-            else:
-                *cut, last = pieces(start, length)
-                blocks, end = [part.stop for part in cut], last.stop
-                record = [view[part] for part in pieces(start, length, ahead)]
-                head = b"".join([view[part] for part in pieces(start, HEAD_BYTES)])
-                heads[row] = np.frombuffer(head, "<i8")
+        cut = [
+            pieces(start, length)
+            for start, length in zip(spans.starts[rows].tolist(), spans.lengths[rows].tolist(), strict=True)
+        ]
+        starts = spans.starts[rows]
+        whole = self._file.copies(starts, np.array([parts[-1].stop for parts in cut], np.int64) - starts)
+        for row, parts, data, ahead in zip(rows.tolist(), cut, whole, spans.ahead[rows].tolist(), strict=True):
+            start, end = parts[0].start, parts[-1].stop
+            chunk = b"".join([data[part.start - start : part.stop - start] for part in parts])
+            numbers[row] = np.frombuffer(chunk[:HEAD_BYTES].ljust(HEAD_BYTES, b"\0"), "<i8")
             # If a chunk starts with a block, the header of that block belongs to the chunk.
-            edge = start - BLOCK_HEADER_BYTES if block - start == BLOCK_SIZE - BLOCK_HEADER_BYTES else start
-            for at in blocks:
-                if _CUT.unpack_from(view, at) != (at - edge, end - at):
+            edge = start - BLOCK_HEADER_BYTES * (start % BLOCK_SIZE == BLOCK_HEADER_BYTES)
+            for part in parts[:-1]:
+                if _CUT.unpack_from(data, part.stop - start) != (part.stop - edge, end - part.stop):
                     return None
-            records[row] = b"".join(record)
-        return records
-
-
-def _is_table(spans: Spans) -> bool:
-    """Return whether the records have one size, and are small enough to be copied together."""
-    length = int(spans.lengths[0])
-    if not HEAD_BYTES <= length <= _TABLE_BYTES:
-        return False
-    return bool((spans.lengths == length).all() and (spans.ahead == spans.ahead[0]).all())
+            records[row] = chunk[ahead:]
+        return None if spans.differ(numbers) else records

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from os import PathLike, fspath
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
-from dataload.codecs.codec import decode_batch, decode_records, takes_views
+from dataload.codecs.codec import decode_batch, decode_records
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.array_record.format import ArrayRecordOptions, load_array_record
@@ -26,7 +26,7 @@ from dataload.sources.base import select_fields
 from dataload.sources.files import FileSource, ShardReader
 from dataload.storage import storage_of
 from dataload.storage.errors import changed_error, rewritten_error
-from dataload.types import Batch, Codec, FieldSpec, Int64Array
+from dataload.types import Batch, BytesColumn, Codec, FieldSpec, Int64Array
 
 _READER_OPTIONS = "readahead_buffer_size:0"  # the package's default reads 16 MiB ahead of each random access
 _FILE_BUFFER_BYTES = 4096
@@ -144,7 +144,6 @@ class _ArrayRecordFile(ShardReader[Any]):
     def __init__(self, path: str, options: ArrayRecordOptions, *, has_fields: bool) -> None:
         self.file, self._first, stop = parse_selection(path)
         self._codec = codec = cast("Codec | None", options.codec)
-        self._views = takes_views(codec)
         with storage_of(self.file).open(self.file) as file:
             self._size = file.size
             check_head(file.read(0, len(SIGNATURE)), self._size, self.file)
@@ -173,11 +172,16 @@ class _ArrayRecordFile(ShardReader[Any]):
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Any]:
         indices = indices + self._first
-        return self._decode(self._read(indices), indices, fields)
+        if self._codec is not None or fields is not None:
+            return self._decode(self._read_together(indices), indices, fields)
+        found = None if self._mapped is None else self._mapped.read(indices)
+        return self._read_through_package(indices) if found is None else found
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         indices = indices + self._first
-        data = self._read(indices)
+        data = self._read_together(indices)
+        if self._codec is None and fields is None:
+            return data  # pyright: ignore[reportReturnType] # plain bytes have no columns
         batch = None if self._codec is None else decode_batch(self._codec, data, fields)
         return default_collate(self._decode(data, indices, fields)) if batch is None else batch
 
@@ -188,9 +192,9 @@ class _ArrayRecordFile(ShardReader[Any]):
         records: list[Any] = [*data] if codec is None else decode_records(codec, data, indices.tolist(), self.file)
         return records if fields is None else [select_fields(record, fields) for record in records]
 
-    def _read(self, indices: Int64Array) -> Sequence[bytes | memoryview]:
-        """Return the bytes of records of the file; views of the map if the codec copies what it keeps."""
-        found = None if self._mapped is None else self._mapped.read(indices, views=self._views)
+    def _read_together(self, indices: Int64Array) -> BytesColumn | list[bytes]:
+        """Return the bytes of records of the file."""
+        found = None if self._mapped is None else self._mapped.read_together(indices)
         return self._read_through_package(indices) if found is None else found
 
     def _read_through_package(self, indices: Int64Array) -> list[bytes]:

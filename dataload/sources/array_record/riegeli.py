@@ -21,6 +21,7 @@ https://github.com/google/array_record.
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,17 +58,13 @@ _ENTRY_TAGS = (0x08, 0x10, 0x18)
 _MOST_VARINT_BYTES = 9  # a position has at most 63 bits
 
 
-def pieces(start: int, length: int, skip: int = 0) -> list[slice]:
+def pieces(start: int, length: int) -> list[slice]:
     """Return the slices of the file that hold a chunk, one for each block.
 
     Args:
         start: Position of the chunk in the file.
         length: Bytes of the chunk without block headers.
-        skip: Bytes to leave out at the beginning, fewer than a block holds.
     """
-    if skip:
-        length -= skip
-        start += skip + (BLOCK_HEADER_BYTES if skip >= BLOCK_SIZE - start % BLOCK_SIZE else 0)
     found: list[slice] = []
     while length > 0:
         part = min(length, BLOCK_SIZE - start % BLOCK_SIZE)
@@ -131,24 +128,29 @@ def _without_headers(edges: Int64Array) -> Int64Array:
     return edges - BLOCK_HEADER_BYTES * ((edges + (BLOCK_SIZE - 1)) >> _BLOCK_BITS)
 
 
-def parse_chunks(data: BytesArray) -> Chunks | None:
+Read = Callable[[int, int], bytes]
+"""Returns the bytes [offset, offset + length) of a file, which are inside it."""
+
+
+def parse_chunks(read: Read, size: int) -> Chunks | None:
     """Find the records of a file.
 
     The cost is bounded by the size of the footer, whatever it contains.
 
     Args:
-        data: (size,) uint8, the whole file; only the last block and the footer are read.
+        read: Reads the last block and the footer.
+        size: Bytes of the file.
 
     Returns:
         None if the file is compressed, its chunks hold several records, are padded or have another layout, or the last
         block and the footer contradict each other. The package can tell which.
     """
-    if not len(data) or len(data) % BLOCK_SIZE:
+    if not size or size % BLOCK_SIZE:
         return None
-    end = len(data) - BLOCK_SIZE
+    end = size - BLOCK_SIZE
     try:
-        footer = _parse_postscript(data[end:].tobytes())
-        return _parse_footer(data[:end], footer) if 0 < footer < end and _may_be_edges(footer) else None
+        footer = _parse_postscript(read(end, BLOCK_SIZE))
+        return _parse_footer(read, end, footer) if 0 < footer < end and _may_be_edges(footer) else None
     except (CorruptFileError, IndexError, struct.error):
         return None
 
@@ -177,14 +179,14 @@ def _numbers(message: bytes, start: int, stop: int) -> dict[int, int]:
     return {number: parse_varint(message, first)[0] for number, wire, first, _ in fields if wire == VARINT}
 
 
-def _parse_footer(data: BytesArray, edge: int) -> Chunks | None:
-    """Parse the footer, a chunk that starts at `edge`; `data` is the file without its last block."""
+def _parse_footer(read: Read, end: int, edge: int) -> Chunks | None:
+    """Parse the footer, a chunk that starts at `edge`; `end` is the start of the last block."""
     start = edge if edge % BLOCK_SIZE else edge + BLOCK_HEADER_BYTES
-    data_size, kind, decoded = _CHUNK_HEADER.unpack(_copy(data, start, _CHUNK_HEADER.size))
+    data_size, kind, decoded = _CHUNK_HEADER.unpack(_chunk(read, end, start, _CHUNK_HEADER.size))
     count = (kind >> 8) - 1
-    if kind & 0xFF != _SIMPLE or not 0 <= count < data_size < len(data) - start:
+    if kind & 0xFF != _SIMPLE or not 0 <= count < data_size < end - start:
         return None
-    footer = _copy(data, start, _CHUNK_HEADER.size + data_size)[_CHUNK_HEADER.size :]
+    footer = _chunk(read, end, start, _CHUNK_HEADER.size + data_size)[_CHUNK_HEADER.size :]
     bytes_of_sizes, sizes = parse_varint(footer, 1)
     messages = sizes + bytes_of_sizes
     size, sizes = parse_varint(footer, sizes)
@@ -198,9 +200,11 @@ def _parse_footer(data: BytesArray, edge: int) -> Chunks | None:
     return None if entries is None else _join(*entries, edge)
 
 
-def _copy(data: BytesArray, start: int, length: int) -> bytes:
-    """Return the bytes of a chunk; fewer if the data end earlier."""
-    return b"".join([data[part].tobytes() for part in pieces(start, length)])
+def _chunk(read: Read, end: int, start: int, length: int) -> bytes:
+    """Return the bytes of a chunk without block headers; fewer if the blocks end earlier."""
+    parts = pieces(start, length)
+    data = read(start, min(parts[-1].stop, end) - start)
+    return b"".join([data[part.start - start : part.stop - start] for part in parts])
 
 
 def _describes(footer: bytes, start: int, stop: int, count: int) -> bool:

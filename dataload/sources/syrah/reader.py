@@ -10,8 +10,8 @@ from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.files import FileSource, ShardReader
 from dataload.sources.syrah.format import SyrahOptions
 from dataload.sources.syrah.layout import DTYPES, HEADER_SIZE, Column, parse_header, parse_metadata
-from dataload.storage import MappedFile, storage_of
-from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
+from dataload.storage import RecordFile, storage_of
+from dataload.types import Array, Batch, BytesColumn, FieldSpec, Int64Array, Record
 
 
 class SyrahSource(FileSource[Record]):
@@ -40,8 +40,8 @@ class SyrahSource(FileSource[Record]):
 class _SyrahFile(ShardReader[Record]):
     def __init__(self, path: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._file = storage_of(path).map(path)
-        offset, length = parse_header(self._file.copy(0, min(HEADER_SIZE, self._file.size)), self._file.size, path)
-        parsed = parse_metadata(self._file.view(offset, length), offset, self._file.size, path)
+        offset, length = parse_header(self._file.read(0, min(HEADER_SIZE, self._file.size)), self._file.size, path)
+        parsed = parse_metadata(self._file.read(offset, length), offset, self._file.size, path)
         self._length = len(parsed[0].offsets)
         self._columns = {column.name: _Reader(column, self._file, shapes.get(column.name)) for column in parsed}
         for name in shapes:
@@ -60,7 +60,6 @@ class _SyrahFile(ShardReader[Record]):
         self._file.release()
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
-        self._file.check()
         names = tuple(self._columns) if fields is None else fields
         if not names:
             return [{} for _ in indices]
@@ -68,7 +67,6 @@ class _SyrahFile(ShardReader[Record]):
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        self._file.check()
         names = tuple(self._columns) if fields is None else fields
         return {name: self._columns[name].column(indices, name) for name in names}
 
@@ -76,7 +74,7 @@ class _SyrahFile(ShardReader[Record]):
 class _Reader:
     """The values of one key; it only keeps tables for irregular offsets, sizes or shapes."""
 
-    def __init__(self, column: Column, file: MappedFile, shape: tuple[int, ...] | None) -> None:
+    def __init__(self, column: Column, file: RecordFile, shape: tuple[int, ...] | None) -> None:
         self._file = file
         self._text = column.dtype == "str"
         self._bytes = column.is_bytes and shape is None
@@ -88,10 +86,8 @@ class _Reader:
         self._dim_ends = None if self._shapes is None else np.cumsum(self._shapes.ndim)
         self._offsets: Int64Array | None = column.offsets
         self._start = 0
-        # Records of one size have a constant stride. If there is nothing between them, they are the rows of one array,
-        # which np.take copies fastest.
-        stride = _constant(np.diff(column.offsets)) if len(column.offsets) > 1 else self._size
-        if self._size and stride == self._size:
+        self._stride = _constant(np.diff(column.offsets)) if len(column.offsets) > 1 else 1
+        if self._size is not None and self._stride is not None and self._stride > 0:  # then no table is needed
             self._start, self._offsets = int(column.offsets[0]), None
 
     @property
@@ -104,6 +100,8 @@ class _Reader:
         return FieldSpec(str(self._dtype), None if ndim is None else (None,) * ndim)
 
     def column(self, indices: Int64Array, name: str) -> Any:
+        if self._bytes:
+            return self._ranges(indices)
         rows = self._rows(indices)
         return default_collate([{name: value} for value in self._each(indices)])[name] if rows is None else rows
 
@@ -117,38 +115,39 @@ class _Reader:
         if self._text or self._bytes or self._shape is None or self._size is None:
             return None
         if self._offsets is None:
-            data = self._file.take(self._start, self._size, indices)
-        elif self._size:
-            data = self._file.gather(self._offsets[indices], self._size)
+            data = self._file.gather_every(self._start, self._stride or 1, self._size, indices)
         else:
-            data = np.empty((len(indices), 0), np.uint8)
+            data = self._file.gather(self._offsets[indices], self._size)
         return data.view(self._dtype).reshape(len(indices), *self._shape)
 
+    def _ranges(self, indices: Int64Array) -> BytesColumn:
+        offsets = self._start + indices * (self._stride or 1) if self._offsets is None else self._offsets[indices]
+        lengths = np.full(len(indices), self._size) if self._sizes is None else self._sizes[indices]
+        return self._file.gather_ranges(offsets, lengths)
+
     def _each(self, indices: Int64Array) -> list[Any]:
-        if self._offsets is not None:
-            self._file.hint(self._offsets[indices], self._size or 0 if self._sizes is None else self._sizes[indices])
-        return [self._value(index) for index in indices.tolist()]
-
-    def _value(self, index: int) -> Any:
-        size = self._size or 0 if self._sizes is None else int(self._sizes[index])
-        offset = self._start + index * size if self._offsets is None else int(self._offsets[index])
+        found = self._ranges(indices)
         if self._bytes:
-            return self._file.copy(offset, size)
+            return list(found)
         if self._text:
-            return self._decode(index, offset, size)
-        array = np.empty(size // self._dtype.itemsize, self._dtype)  # aligned, unlike a view of the file
-        array.view(np.uint8)[:] = self._file.data[offset : offset + size]
+            return [self._decode(index, view) for index, view in zip(indices.tolist(), found.views(), strict=True)]
+        # All sizes are multiples of the item size, so all values are aligned.
+        (block,), _, starts, stops = found.parts()
+        values = [block[a:b].view(self._dtype) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
         if self._shapes is None or self._dim_ends is None:
-            return array if self._shape is None else array.reshape(self._shape)
-        end = int(self._dim_ends[index])
-        return array.reshape(self._shapes.dims[end - int(self._shapes.ndim[index]) : end])
+            return values if self._shape is None else [value.reshape(self._shape) for value in values]
+        ends = self._dim_ends[indices].tolist()
+        ndims = self._shapes.ndim[indices].tolist()
+        dims = self._shapes.dims
+        return [value.reshape(dims[end - ndim : end]) for value, end, ndim in zip(values, ends, ndims, strict=True)]
 
-    def _decode(self, index: int, offset: int, size: int) -> str:
+    def _decode(self, index: int, text: memoryview) -> str:
         try:
-            return self._file.copy(offset, size).decode()
+            return str(text, "utf-8")
         except UnicodeDecodeError as error:
-            message, bad = f"text is not UTF-8: {error.reason}", offset + error.start
-            raise CorruptFileError(message, path=self._file.path, offset=bad, index=index) from error
+            start = self._start + index * (self._stride or 1) if self._offsets is None else int(self._offsets[index])
+            message = f"text is not UTF-8: {error.reason}"
+            raise CorruptFileError(message, path=self._file.path, offset=start + error.start, index=index) from error
 
 
 def _constant(numbers: Int64Array) -> int | None:
@@ -170,7 +169,7 @@ def _fixed_shape(column: Column, size: int | None) -> tuple[int, ...] | None:
     return tuple(table[0].tolist()) if bool((table == table[0]).all()) else None
 
 
-def _resolve(shape: tuple[int, ...], column: Column, size: int | None, file: MappedFile) -> tuple[int, ...]:
+def _resolve(shape: tuple[int, ...], column: Column, size: int | None, file: RecordFile) -> tuple[int, ...]:
     """Return `shape` with -1 replaced, unless records differ in size."""
     known = int(np.prod([n for n in shape if n != -1], dtype=np.int64))
     items = (column.sizes if size is None else np.array([size])) // column.itemsize

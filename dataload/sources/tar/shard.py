@@ -20,6 +20,8 @@ from dataload.storage import storage_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
 _END_BYTES = 4096
+_HEADER_BYTES = 4096
+"""Bytes that are read to find the header of a .npy file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,6 @@ class TarReader(ShardReader[Record]):
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
         """Return records; without `fields` each has the fields of its sample."""
-        self._file.check()
         samples = self._samples(indices)
         if fields is None and self._table.ends is not None:
             return self._records(samples)
@@ -133,7 +134,6 @@ class TarReader(ShardReader[Record]):
         """Return columns."""
         if fields is None and self._table.ends is not None:
             return default_collate(self.read(indices, None))
-        self._file.check()
         samples = self._samples(indices)
         return {name: self._column(name, samples) for name in ((KEY, *self._codes) if fields is None else fields)}
 
@@ -143,20 +143,18 @@ class TarReader(ShardReader[Record]):
 
     def identity(self) -> str:
         """Return a hash of the table and of both ends of the first and last components: archives end in zeros."""
-        self._file.check()
         table, found = self._table, hashlib.blake2b(digest_size=16)
         for numbers in (table.blocks, table.sizes, table.codes, table.ends):
             found.update(b"" if numbers is None else numbers.tobytes())
         found.update("\0".join(table.extensions).encode("utf-8", "surrogateescape"))
         for component in (0, len(table.blocks) - 1) if len(table.blocks) else ():
             offset, length = table.span(component)
-            found.update(self._file.copy(offset, min(length, _END_BYTES)))
-            found.update(self._file.copy(offset + max(0, length - _END_BYTES), min(length, _END_BYTES)))
+            found.update(self._file.read(offset, min(length, _END_BYTES)))
+            found.update(self._file.read(offset + max(0, length - _END_BYTES), min(length, _END_BYTES)))
         return found.hexdigest()
 
     def key(self, index: int) -> str:
         """Return the key of a sample."""
-        self._file.check()
         return self._key(int(self._samples(np.array([index]))[0]))
 
     def _samples(self, indices: Int64Array) -> Int64Array:
@@ -270,9 +268,12 @@ class TarReader(ShardReader[Record]):
         if name == KEY:
             return self._keys(samples)
         field = self._field(name)
-        if field.only("npy"):
+        if field.only("npy") or field.only("bytes"):
             components = self._table.components(field.first, samples)
-            rows = self._alike(components) if int(components.min()) >= 0 else None
+            complete = int(components.min()) >= 0
+            if complete and field.only("bytes"):
+                return self._file.gather_ranges(self._table.offsets(components), self._table.lengths(components))
+            rows = self._alike(components) if complete and field.only("npy") else None
             if rows is not None:
                 # like np.stack, which default_collate calls
                 return rows.astype(rows.dtype.newbyteorder("="), copy=False)
@@ -291,7 +292,7 @@ class TarReader(ShardReader[Record]):
             return None
         offsets = self._table.offsets(components)
         try:
-            layout = npy_layout(self._file.view(int(offsets[0]), size))
+            layout = npy_layout(self._file.read(int(offsets[0]), min(size, _HEADER_BYTES)))
         except CorruptFileError:
             return None  # the general path raises it again, with its offset
         if layout.start + layout.nbytes != size:
@@ -299,8 +300,6 @@ class TarReader(ShardReader[Record]):
         headers = self._file.gather(offsets, layout.start)
         if bool((headers != headers[0]).any()):
             return None
-        if not layout.nbytes:
-            return layout.rows(np.empty((len(components), 0), np.uint8))
         return layout.rows(self._file.gather(offsets + layout.start, layout.nbytes))
 
     def _decode(self, field: _Field, components: Int64Array) -> list[Any]:
@@ -308,12 +307,13 @@ class TarReader(ShardReader[Record]):
         if field.others:
             return self._decode_by_code(field, components)
         offsets, lengths = self._table.offsets(components), self._table.lengths(components)
-        if field.decoder.small:
-            contents: Any = self._file.copies(offsets, lengths)
-        else:
-            contents = map(self._file.view, offsets.tolist(), lengths.tolist())
         if field.only("bytes"):
-            return contents
+            return self._file.copies(offsets, lengths)
+        contents: Any
+        if field.decoder.small:
+            contents = self._file.copies(offsets, lengths)
+        else:
+            contents = self._file.gather_ranges(offsets, lengths).views()
         decode, values = field.decoder.decode, list[Any]()
         try:
             for content in contents:

@@ -10,7 +10,7 @@ from dataload.errors import CorruptFileError
 from dataload.sources.tar.header import BLOCK, GREATEST_SIZE, REGULAR, OnDamage, padded, parse_header, scan
 from dataload.sources.tar.index import index_path, parse_index
 from dataload.sources.tar.samples import Keys, SampleTable, decode_name, group_members, split_name
-from dataload.storage import MappedFile, base_name, storage_of
+from dataload.storage import RecordFile, base_name, storage_of
 from dataload.storage.errors import file_errors
 from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached, within
 from dataload.types import Array
@@ -22,7 +22,7 @@ _LONGEST_GAP = 1 << 20  # bytes between two components that are searched for the
 
 
 def load_table(
-    file: MappedFile,
+    file: RecordFile,
     index: str | Literal[False] | None,
     *,
     on_damage: OnDamage,
@@ -60,7 +60,7 @@ def load_table(
     return table
 
 
-def _key(file: MappedFile, index: str | Literal[False]) -> IndexKey | None:
+def _key(file: RecordFile, index: str | Literal[False]) -> IndexKey | None:
     if index is False:
         return IndexKey.of("tar", (file.path,), ("scanned",))
     options = () if index == index_path(file.path) else (base_name(index),)
@@ -68,7 +68,7 @@ def _key(file: MappedFile, index: str | Literal[False]) -> IndexKey | None:
         return IndexKey.of("tar", (file.path, index), options)
 
 
-def _load(key: IndexKey, file: MappedFile) -> SampleTable | None:
+def _load(key: IndexKey, file: RecordFile) -> SampleTable | None:
     """Return the cached table if it fits the archive; the cache file may have been tampered with."""
     found = load_cached(key) if key.files[0][0] == file.size else None
     table = None if found is None else _unpack(found)
@@ -127,7 +127,7 @@ def _rise(ends: Array, last: int, least: int = 1) -> bool:
     return len(ends) > 0 and int(steps.min()) >= least and int(ends[-1]) == last
 
 
-def _make(file: MappedFile, index: str | Literal[False], on_damage: OnDamage) -> SampleTable:
+def _make(file: RecordFile, index: str | Literal[False], on_damage: OnDamage) -> SampleTable:
     if index is False:
         # Read instead of using the map: a page fault would also read the pages around it.
         with storage_of(file.path).open(file.path) as stream:
@@ -140,7 +140,7 @@ def _make(file: MappedFile, index: str | Literal[False], on_damage: OnDamage) ->
     return table
 
 
-def _outside(table: SampleTable, file: MappedFile) -> int | None:
+def _outside(table: SampleTable, file: RecordFile) -> int | None:
     """Return the number of the first component that is not inside the archive."""
     if not len(table.blocks) or int(table.blocks.max()) * BLOCK + int(table.sizes.max()) <= file.size:
         return None  # usually enough, and it makes no arrays
@@ -148,7 +148,7 @@ def _outside(table: SampleTable, file: MappedFile) -> int | None:
     return int(np.argmax(outside)) if outside.any() else None
 
 
-def _check_members(table: SampleTable, file: MappedFile, index: str) -> None:
+def _check_members(table: SampleTable, file: RecordFile, index: str) -> None:
     """Compare members throughout the index with their headers."""
     if int(table.blocks.min()) == 0:
         first = int(np.argmin(table.blocks))
@@ -160,11 +160,11 @@ def _check_members(table: SampleTable, file: MappedFile, index: str) -> None:
             raise _stale(table, component, difference, file, index)
 
 
-def _difference(table: SampleTable, component: int, file: MappedFile) -> str | None:
+def _difference(table: SampleTable, component: int, file: RecordFile) -> str | None:
     """Return a description of how a component differs from its header; None if it does not."""
     offset, size = table.span(component)
     try:
-        header = parse_header(file.copy(offset - BLOCK, BLOCK), file.path, offset - BLOCK)
+        header = parse_header(file.read(offset - BLOCK, BLOCK), file.path, offset - BLOCK)
     except CorruptFileError:
         return f"a member at {offset}, but there is no header before it"
     if header.kind not in REGULAR:
@@ -187,7 +187,7 @@ def _names(table: SampleTable, component: int) -> tuple[bytes, ...]:
     return tuple(name.encode("utf-8", "surrogateescape") for name in names)
 
 
-def _stale(table: SampleTable, component: int, message: str, file: MappedFile, index: str) -> CorruptFileError:
+def _stale(table: SampleTable, component: int, message: str, file: RecordFile, index: str) -> CorruptFileError:
     sample = table.sample(component)
     return CorruptFileError(
         f"the index {index} (line {sample + 2}) puts {message}: the archive has changed since, or the index belongs to "
@@ -198,7 +198,7 @@ def _stale(table: SampleTable, component: int, message: str, file: MappedFile, i
     )
 
 
-def name_from_archive(table: SampleTable, component: int, file: MappedFile) -> str:
+def name_from_archive(table: SampleTable, component: int, file: RecordFile) -> str:
     """Return the key of a component whose index has no names.
 
     The header before the data has the name, unless it is long or not ASCII. Then the name is in an extended header
@@ -213,13 +213,13 @@ def name_from_archive(table: SampleTable, component: int, file: MappedFile) -> s
             offset=offset,
             index=table.sample(component),
         )
-    name = parse_header(file.copy(offset - BLOCK, BLOCK), file.path, offset - BLOCK).name
+    name = parse_header(file.read(offset - BLOCK, BLOCK), file.path, offset - BLOCK).name
     start = 0
     if component:
         before, size = table.span(component - 1)
         start = before + padded(size)
     if 0 < offset - BLOCK - start <= _LONGEST_GAP:
-        members = scan(lambda position, length: file.copy(start + position, length), file.size - start, file.path)
+        members = scan(lambda position, length: file.read(start + position, length), file.size - start, file.path)
         with suppress(CorruptFileError):  # in an index in another order, the previous component is elsewhere
             inside = takewhile(lambda member: start + member.offset <= offset, members)
             name = next((member.name for member in inside if start + member.offset == offset), name)

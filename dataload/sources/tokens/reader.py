@@ -13,7 +13,7 @@ from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatErro
 from dataload.sources.files import FileSource, ShardReader
 from dataload.sources.tokens.format import COUNT_FIELD, TokenOptions
 from dataload.sources.tokens.windows import TokenWindows, check_starts, find_ends, load_starts
-from dataload.storage import MappedFile, storage_of
+from dataload.storage import RecordFile, storage_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
 _HEADER_BYTES = 1 << 14  # more than the longest header of a .npy file
@@ -140,7 +140,6 @@ class _TokenFile(ShardReader[Record]):
         return [{name: column[row, ...] for name, column in columns.items()} for row in range(len(indices))]
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        self._file.check()
         names = tuple(self._specs) if fields is None else fields
         if self._pad is None:
             return {name: self._whole(indices) for name in names}
@@ -165,7 +164,9 @@ class _TokenFile(ShardReader[Record]):
         short = np.flatnonzero(counts < self._window)
         for row, start, count in zip(short.tolist(), starts[short].tolist(), counts[short].tolist(), strict=True):
             if start > last:
-                out[row, :count] = self._file.data[self._start :].view(self._dtype)[start : start + count]
+                size = self._dtype.itemsize
+                tokens = self._file.read(self._start + start * size, count * size)
+                out[row, :count] = np.frombuffer(tokens, self._dtype)
             out[row, count:].fill(pad)
         return out
 
@@ -177,9 +178,9 @@ class _TokenFile(ShardReader[Record]):
         return hashlib.blake2b(self.windows.stops.tobytes(), digest_size=8).hexdigest()
 
 
-def _layout(file: MappedFile, dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
+def _layout(file: RecordFile, dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
     """Return the offset of the tokens in a file, and their dtype."""
-    head = file.copy(0, min(_HEADER_BYTES, file.size))
+    head = file.read(0, min(_HEADER_BYTES, file.size))
     if not head.startswith(MAGIC) and not file.path.lower().endswith(".npy"):
         if not file.size:
             raise CorruptFileError("the file is empty: its writer did not finish", path=file.path)

@@ -11,9 +11,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
 from dataload.errors import SourceError
+from dataload.storage import core
 from dataload.storage.errors import file_errors
 from dataload.storage.local.mapped import MappedFile
 from dataload.storage.local.parts import Part, remove
+from dataload.storage.local.unmapped import UnmappedFile
+from dataload.storage.records import RecordFile
 from dataload.types import Int64Array
 
 
@@ -121,9 +124,9 @@ class LocalStorage:
         """See `Storage.open`."""
         return LocalFile(path)
 
-    def map(self, path: str) -> MappedFile:
+    def map(self, path: str) -> RecordFile:
         """See `Storage.map`."""
-        return MappedFile(path)
+        return MappedFile(path) if core.can_map() else UnmappedFile(path)
 
     def create(self, path: str, *, overwrite: bool = False) -> Part:
         """See `Storage.create`."""

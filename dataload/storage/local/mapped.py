@@ -1,20 +1,15 @@
-"""A read-only memory map of a file, with gathers for every format that stores records contiguously."""
+"""Records copied out of a read-only memory map."""
 
 import mmap
 import os
 import weakref
-from typing import Any
 
-import numpy as np
-
+from dataload.errors import CorruptFileError
+from dataload.storage import core
 from dataload.storage.errors import changed_error, file_errors, rewritten_error
-from dataload.storage.local.buffers import BufferPool
 from dataload.storage.local.readahead import is_cold, will_need
-from dataload.types import Array, BytesArray, Int64Array
-
-# numpy's fancy indexing holds the GIL for fewer indices than this (NPY_BEGIN_THREADS_THRESHOLDED), which makes
-# reading threads take turns.
-_RELEASES_GIL_FROM = 500
+from dataload.storage.records import RecordFile
+from dataload.types import Array, Int64Array
 
 _STEPS_BETWEEN_PROBES = 16
 
@@ -22,186 +17,103 @@ _STEPS_BETWEEN_PROBES = 16
 class _Mapping:
     """An open file and its map, both released with the last reference to this object."""
 
-    __slots__ = ("__weakref__", "data", "descriptor", "map", "windows")
+    __slots__ = ("__weakref__", "descriptor", "map")
 
     def __init__(self, path: str) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.descriptor).atexit = False  # threads may still be reading at exit
         size = os.fstat(self.descriptor).st_size
         # An empty file cannot be mapped. The map has its own descriptor, which it does not expose.
-        self.map = mmap.mmap(self.descriptor, size, access=mmap.ACCESS_READ) if size else None
-        self.data = np.frombuffer(self.map if self.map is not None else b"", np.uint8)
-        self.windows: dict[tuple[int, int, int], Array] = {}
+        self.map: mmap.mmap | bytes = mmap.mmap(self.descriptor, size, access=mmap.ACCESS_READ) if size else b""
 
 
-class MappedFile:
-    """A memory-mapped file, and gathers that copy records out of it.
-
-    `release` drops the map and its descriptor, and the next use maps the file again, so a process can hold more of
-    these than it may open files. Reads are thread-safe: a running read keeps its map.
-
-    Attributes:
-        path: Path as given.
-        size: Size in bytes when the file was opened.
-    """
+class MappedFile(RecordFile):
+    """A memory-mapped file; see `RecordFile`. A running read keeps its map."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         with file_errors(path):
             self._mapping: _Mapping | None = _Mapping(path)
-        self.size = len(self._mapping.data)
-        self._identity = _identity(self._mapping.descriptor)
-        self._buffers = BufferPool()
+        self.size = len(self._mapping.map)
+        self._identity = identity(self._mapping.descriptor)
         self._warm_steps = 0
 
-    @property
-    def data(self) -> BytesArray:
-        """The content, (size,) uint8, read-only; keeps the map alive."""
-        return self._open().data
-
     def release(self) -> None:
-        """Drop the map and its descriptor once no running read uses them."""
+        """See `RecordFile`."""
         self._mapping = None
+
+    def hint(self, offsets: Int64Array, lengths: Int64Array) -> None:
+        """See `RecordFile`."""
+        self._hint(self._open(), 0, 1, lengths, offsets)
+
+    def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
+        """See `RecordFile`."""
+        mapping = self._open()
+        self._hint(mapping, 0, 1, lengths, offsets)
+        try:
+            return core.copies(mapping.map, offsets, lengths, mapping.descriptor)
+        except (core.MapFault, ValueError) as error:
+            raise self._corrupt(mapping, error) from None
+
+    def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
+        mapping = self._open()
+        self._hint(mapping, start, stride, length, indices)
+        try:
+            core.gather(out, mapping.map, start, stride, indices, length, mapping.descriptor)
+        except (core.MapFault, ValueError) as error:
+            raise self._corrupt(mapping, error) from None
+
+    def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
+        mapping = self._open()
+        self._hint(mapping, 0, 1, lengths, offsets)
+        try:
+            core.gather_ranges(out, mapping.map, offsets, lengths, mapping.descriptor)
+        except (core.MapFault, ValueError) as error:
+            raise self._corrupt(mapping, error) from None
 
     def _open(self) -> _Mapping:
         mapping = self._mapping
         if mapping is None:
             with file_errors(self.path):
                 mapping = _Mapping(self.path)
-            if _identity(mapping.descriptor) != self._identity:
-                if len(mapping.data) != self.size:
-                    raise changed_error(self.path, self.size, len(mapping.data))
-                raise rewritten_error(self.path)
+            check_identity(self.path, self._identity, identity(mapping.descriptor))
             self._mapping = mapping
         return mapping
 
-    def check(self) -> None:
-        """Check once per read that the file has not shrunk: touching a page that no longer exists kills the process.
+    def _corrupt(self, mapping: _Mapping, error: Exception) -> CorruptFileError:
+        if isinstance(error, core.MapFault):
+            return changed_error(self.path, self.size, os.fstat(mapping.descriptor).st_size)
+        return outside_error(self.path, self.size, error)
 
-        Raises:
-            CorruptFileError: The file has shrunk.
+    def _hint(self, mapping: _Mapping, start: int, stride: int, lengths: Int64Array | int, indices: Int64Array) -> None:
+        """Ask the kernel to load cold ranges together, before they are touched one by one.
+
+        One offset is probed: if it is in the page cache, the next steps are not probed at all.
         """
-        mapping = self._open()  # by name: `release` in another thread must not close its descriptor meanwhile
-        size = os.fstat(mapping.descriptor).st_size  # about 1 us
-        if size < self.size:
-            raise changed_error(self.path, self.size, size)
-
-    def hint(self, offsets: Int64Array, lengths: Int64Array | int) -> None:
-        """Ask the kernel to load cold ranges before they are read; `take`, `gather` and `copies` do so themselves."""
-        if len(offsets) > 1 and self._finds_cold(int(offsets[-1])):
-            self._will_need(offsets, lengths)
-
-    def _finds_cold(self, offset: int) -> bool:
-        """Return True if `offset` is not in the page cache; after a warm one, skip the next probes."""
+        if len(indices) < 2:
+            return
         if self._warm_steps > 0:
             self._warm_steps -= 1  # threads may lose a count to each other, which does no harm
-            return False
-        mapping = self._open()
-        if is_cold(mapping.descriptor, offset):
-            return True
-        self._warm_steps = _STEPS_BETWEEN_PROBES
-        return False
-
-    def _will_need(self, offsets: Int64Array, lengths: Int64Array | int) -> None:
-        mapped = self._open().map
-        if mapped is not None:
-            will_need(mapped, offsets, lengths)
-
-    def take(self, start: int, length: int, indices: Int64Array) -> Array:
-        """Copy contiguous records; the fastest gather.
-
-        Args:
-            start: Byte offset of record 0.
-            length: Bytes per record, at least 1.
-            indices: (m,) int64, of records that lie inside the file; the caller has checked.
-
-        Returns:
-            (m, length) uint8, contiguous, owned by the caller.
-        """
-        if len(indices) > 1 and self._finds_cold(int(indices[-1]) * length + start):
-            self._will_need(indices * length + start, length)
-        rows = self.data[start : start + (self.size - start) // length * length].reshape(-1, length)
-        out = self._buffers.empty((len(indices), length), np.uint8)
-        # With mode="raise", numpy would buffer the output to protect `out`.
-        return np.take(rows, indices, axis=0, out=out, mode="clip")
-
-    def gather(self, offsets: Int64Array, length: int) -> Array:
-        """Copy records of one length from arbitrary offsets.
-
-        Args:
-            offsets: (rows,) int64, each in [0, size - length]; the caller has checked.
-            length: Bytes per record, at least 1.
-
-        Returns:
-            (rows, length) uint8, contiguous, owned by the caller.
-        """
-        self.hint(offsets, length)
-        rows, pieces = len(offsets), _pieces(len(offsets), length)
-        piece = length // pieces
-        if pieces > 1:
-            offsets = (offsets[:, None] + np.arange(0, length, piece)).ravel()
-        return self._window(0, 1, piece)[offsets].view(np.uint8).reshape(rows, length)
-
-    def gather_every(self, start: int, stride: int, length: int, indices: Int64Array) -> Array:
-        """Copy records of one length at a constant stride, overlapping or not.
-
-        Equal to `gather` of ``start + indices * stride``, without the arithmetic.
-
-        Args:
-            start: Byte offset of record 0.
-            stride: Bytes between the starts of consecutive records, at least 1.
-            length: Bytes per record, at least 1.
-            indices: (rows,) int64, of records that lie inside the file; the caller has checked.
-
-        Returns:
-            (rows, length) uint8, contiguous, owned by the caller.
-        """
-        if _pieces(len(indices), length) > 1:
-            return self.gather(indices * stride + start, length)
-        if len(indices) > 1 and self._finds_cold(int(indices[-1]) * stride + start):
-            self._will_need(indices * stride + start, length)
-        return self._window(start, stride, length)[indices].view(np.uint8).reshape(len(indices), length)
-
-    def _window(self, start: int, stride: int, length: int) -> Array:
-        """Return a view whose items are `length` bytes each, at every `stride` bytes; they may overlap."""
-        mapping = self._open()
-        window = mapping.windows.get((start, stride, length))
-        if window is None:
-            shape, item = ((self.size - start - length) // stride + 1,), np.dtype((np.void, length))
-            window = np.ndarray(shape, item, mapping.data, start, (stride,))
-            if len(mapping.windows) > 64:  # records of many lengths: caching does not pay
-                mapping.windows.clear()
-            mapping.windows[start, stride, length] = window
-        return window
-
-    def copy(self, offset: int, length: int) -> bytes:
-        """Return the bytes [offset, offset + length); the caller has checked the bounds."""
-        return self.data[offset : offset + length].tobytes()
-
-    def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
-        """Return the bytes of many ranges, (rows,) offsets and lengths; the caller has checked the bounds."""
-        data = self._open().map
-        if data is None:
-            return [b""] * len(offsets)
-        self.hint(offsets, lengths)
-        # Slicing the map makes bytes directly, in half the time of slicing an array and `tobytes`.
-        return [data[start:stop] for start, stop in zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True)]
-
-    def view(self, offset: int, length: int) -> memoryview:
-        """Return a read-only view of bytes [offset, offset + length), which keeps the map alive."""
-        return self.data.data[offset : offset + length]
-
-    def __reduce__(self) -> Any:
-        raise TypeError(f"{self.path}: a memory map belongs to its process and cannot be pickled")
+        elif not is_cold(mapping.descriptor, start + int(indices[-1]) * stride):
+            self._warm_steps = _STEPS_BETWEEN_PROBES
+        elif isinstance(mapping.map, mmap.mmap):
+            will_need(mapping.map, start + indices * stride, lengths)
 
 
-def _identity(descriptor: int) -> tuple[int, int, int]:
+def identity(descriptor: int) -> tuple[int, int, int]:
+    """Return size, time of change and inode of an open file."""
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def _pieces(rows: int, length: int) -> int:
-    """Return the number of pieces to split each record into: a small batch of long records needs more indices."""
-    if rows >= _RELEASES_GIL_FROM or rows * length < 1 << 16:
-        return 1
-    return next((p for p in (2, 4, 8, 16) if length % p == 0 and rows * p >= _RELEASES_GIL_FROM), 1)
+def check_identity(path: str, was: tuple[int, int, int], now: tuple[int, int, int]) -> None:
+    """Raise a CorruptFileError if a file that is opened again is not what it was."""
+    if was[0] != now[0]:
+        raise changed_error(path, was[0], now[0])
+    if was != now:
+        raise rewritten_error(path)
+
+
+def outside_error(path: str, size: int, error: object) -> CorruptFileError:
+    """Return the error for a range that is not inside a file."""
+    return CorruptFileError(f"the table of records points outside the file: {error}", path=path, offset=size)

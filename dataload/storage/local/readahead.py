@@ -8,8 +8,7 @@ so one offset of the step is probed first, without waiting.
 import mmap
 import os
 
-import numpy as np
-
+from dataload.storage.ranges import merge_ranges
 from dataload.types import Int64Array
 
 _PAGE = mmap.PAGESIZE
@@ -31,12 +30,11 @@ def is_cold(descriptor: int, offset: int) -> bool:
 
 
 def will_need(mapped: mmap.mmap, offsets: Int64Array, lengths: Int64Array | int) -> None:
-    """Tell the kernel to read these ranges, (n,) bytes inside the map, without waiting for them."""
-    starts = offsets // _PAGE * _PAGE
-    ends = offsets + lengths
-    if isinstance(lengths, int) and lengths < _PAGE:
-        starts, first = np.unique(starts, return_index=True)  # small records may share a page
-        ends = np.maximum(ends[first], starts + 1)
-    for start, size in zip(starts.tolist(), (ends - starts).tolist(), strict=True):
-        if size > 0 and _WILL_NEED is not None:
-            mapped.madvise(_WILL_NEED, start, size)
+    """Tell the kernel to read these ranges, (n,) bytes, without waiting for them, except those outside the map."""
+    if _WILL_NEED is None:
+        return
+    runs = merge_ranges(offsets, lengths, _PAGE)
+    for start, stop in zip(runs.starts.tolist(), runs.stops.tolist(), strict=True):
+        if 0 <= start < stop <= len(mapped):
+            page = start // _PAGE * _PAGE
+            mapped.madvise(_WILL_NEED, page, stop - page)

@@ -18,6 +18,7 @@ from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.writer import write_index
+from dataload.storage import storage_of
 from dataload.storage import table_cache as index_cache
 from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached
 
@@ -127,7 +128,7 @@ def test_out_of_date(tmp_path, which, what):
         settle(changed)
     else:
         os.utime(changed, ns=(0, LONG_AGO * 10**9 + 1))
-    key = tar_table._key(tar_table.MappedFile(str(path)), str(path.with_suffix(".idx")))
+    key = tar_table._key(storage_of(str(path)).map(str(path)), str(path.with_suffix(".idx")))
     assert load_cached(key) is None
     TarSource(path).__len__()
     assert load_cached(key) is not None

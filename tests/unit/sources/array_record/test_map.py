@@ -74,10 +74,10 @@ def test_every_record_is_the_packages(tmp_path, data):
     if sizes:
         request = np.array(data.draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=30)))
         for indices in (np.arange(len(sizes)), request):
-            assert through_map.read(indices, views=False) == [wanted[index] for index in indices]
-            assert [bytes(view) for view in through_map.read(indices, views=True)] == [wanted[i] for i in indices]
+            assert through_map.read(indices) == [wanted[index] for index in indices]
+            assert through_map.read_together(indices) == [wanted[i] for i in indices]
         for index, record in enumerate(wanted):
-            assert through_map.read(np.array([index]), views=False) == [record]
+            assert through_map.read(np.array([index])) == [record]
 
 
 @pytest.mark.parametrize("size", [60, 4096])
@@ -97,7 +97,8 @@ def test_chunks_around_the_start_of_a_block(tmp_path, off):
     sizes = (BLOCK - 64 - 45 + off, 140_000, 3, 0)
     path = write(tmp_path / "x", [bytes([number]) * size for number, size in enumerate(sizes)])
     wanted = ArrayRecordReader(path).read_all()
-    assert MappedRecords.open(path).read(np.array([0, 1, 2, 3, 1]), views=False) == [*wanted, wanted[1]]
+    for read in (MappedRecords.open(path).read, MappedRecords.open(path).read_together):
+        assert read(np.array([0, 1, 2, 3, 1])) == [*wanted, wanted[1]]
 
 
 def test_the_package_is_not_needed(no_package, path, records):

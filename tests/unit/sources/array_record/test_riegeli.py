@@ -35,7 +35,7 @@ def written(folder, records, options="group_size:1,uncompressed"):
 
 
 def parsed(data):
-    return parse_chunks(np.frombuffer(data, np.uint8))
+    return parse_chunks(lambda offset, length: data[offset : offset + length], len(data))
 
 
 def is_file_byte(position):
@@ -60,11 +60,10 @@ def walk_chunks(data):
 
 
 @settings(max_examples=30)
-@given(start=st.integers(0, 3 * BLOCK_SIZE).filter(is_file_byte), length=st.integers(0, 200_000), data=st.data())
-def test_pieces_are_all_bytes_but_the_block_headers(start, length, data):
-    skip = data.draw(st.integers(0, min(length, 1000)))
-    wanted = [at for at in range(start, start + length + 200) if is_file_byte(at)][skip:length]
-    assert [at for part in pieces(start, length, skip) for at in range(part.start, part.stop)] == wanted
+@given(start=st.integers(0, 3 * BLOCK_SIZE).filter(is_file_byte), length=st.integers(0, 200_000))
+def test_pieces_are_all_bytes_but_the_block_headers(start, length):
+    wanted = [at for at in range(start, start + length + 200) if is_file_byte(at)][:length]
+    assert [at for part in pieces(start, length) for at in range(part.start, part.stop)] == wanted
 
 
 @pytest.mark.parametrize("sizes", [SIZES, (60,) * 3000, (4096,) * 100, (70_000,) * 9, (7,), (0,) * 50])

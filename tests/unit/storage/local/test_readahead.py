@@ -18,6 +18,9 @@ class Recorded:
     def __init__(self):
         self.ranges = []
 
+    def __len__(self):
+        return 100 * PAGE
+
     def madvise(self, option, start, size):
         assert option == mmap.MADV_WILLNEED
         self.ranges.append((start, size))
@@ -25,14 +28,20 @@ class Recorded:
 
 def test_ranges_begin_at_pages_and_cover_what_is_touched():
     recorded = Recorded()
-    will_need(recorded, np.array([3 * PAGE + 5, 10, PAGE]), np.array([2 * PAGE, 7, 0]))
-    assert recorded.ranges == [(3 * PAGE, 2 * PAGE + 5), (0, 17)]
+    will_need(recorded, np.array([9 * PAGE + 5, 10, 5 * PAGE]), np.array([2 * PAGE, 7, 0]))
+    assert recorded.ranges == [(0, 17), (9 * PAGE, 2 * PAGE + 5)]
+
+
+def test_neighbours_are_asked_for_together_and_what_is_outside_not_at_all():
+    recorded = Recorded()
+    will_need(recorded, np.array([5 * PAGE, 6 * PAGE, 200 * PAGE, -7]), PAGE)
+    assert recorded.ranges == [(5 * PAGE, 2 * PAGE)]
 
 
 def test_small_records_of_one_page_are_asked_for_once():
     recorded = Recorded()
-    will_need(recorded, np.array([100, 0, 64, 2 * PAGE]), 64)
-    assert [start for start, _ in recorded.ranges] == [0, 2 * PAGE]
+    will_need(recorded, np.array([100, 0, 64, 4 * PAGE]), 64)
+    assert [start for start, _ in recorded.ranges] == [0, 4 * PAGE]
 
 
 def test_what_was_just_written_is_warm(tmp_path):
@@ -63,7 +72,9 @@ def test_reads_are_the_same_and_hinted_only_when_cold(tmp_path, monkeypatch, col
     offsets = np.random.default_rng(1).integers(0, 49 * PAGE, 200)
     assert np.array_equal(file.gather(offsets, 300), content[offsets[:, None] + np.arange(300)])
     assert file.copies(offsets, np.full(200, 5)) == [content[o : o + 5].tobytes() for o in offsets]
-    assert np.array_equal(file.take(7, 64, offsets // 64), content[offsets[:, None] // 64 * 64 + 7 + np.arange(64)])
+    assert np.array_equal(
+        file.gather_every(7, 64, 64, offsets // 64), content[offsets[:, None] // 64 * 64 + 7 + np.arange(64)]
+    )
     assert len(hinted) == (3 if cold else 0)
     if cold:
         assert all(np.array_equal(where, offsets) for where, _ in hinted[:2])

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from dataload.storage.local.buffers import BufferPool
+from dataload._util.buffers import BufferPool
 
 BIG = (256, 1024)  # a megabyte of float32
 
@@ -50,19 +50,29 @@ def kept(pool):
     return {size: len(blocks) for size, blocks in pool._free.items()}
 
 
-def test_the_sizes_last_asked_for_are_kept_and_of_each_a_few():
+def test_a_limited_number_of_bytes_is_kept():
     pool = BufferPool()
     megabyte = 1 << 20
-    held = [pool.empty((megabyte,), np.uint8) for _ in range(100)]
+    held = [pool.empty((megabyte,), np.uint8) for _ in range(200)]
     held.clear()
-    assert kept(pool) == {megabyte: 32}
-    held = [pool.empty((64 * megabyte,), np.uint8) for _ in range(6)]
+    assert kept(pool) == {megabyte: 128}
+    held = [pool.empty((32 * megabyte,), np.uint8) for _ in range(6)]
     held.clear()
-    assert kept(pool) == {megabyte: 32, 64 * megabyte: 4}
-    for size in (2, 3, 4):
-        pool.empty((size * megabyte,), np.uint8)
-    assert kept(pool) == {64 * megabyte: 4, 2 * megabyte: 1, 3 * megabyte: 1, 4 * megabyte: 1}
+    assert kept(pool) == {32 * megabyte: 4}
+    held = [pool.empty((256 * megabyte,), np.uint8) for _ in range(3)]
+    held.clear()
+    assert kept(pool) == {256 * megabyte: 2}
     assert len(pool._loans) == 0
+
+
+def test_sizes_that_differ_little_share_blocks():
+    pool = BufferPool()
+    for size in range(1_000_000, 1_040_000, 1000):
+        assert pool.empty((size,), np.uint8).shape == (size,)
+    assert kept(pool) == {1 << 20: 1}
+    for size in range(1 << 18, 1 << 22, 4099):
+        pool.empty((size,), np.uint8)
+    assert len(kept(pool)) <= 8 * 4 + 1
 
 
 def test_blocks_outlive_their_pool():

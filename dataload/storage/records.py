@@ -1,0 +1,88 @@
+"""The base class of open files from which records are copied."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from dataload._util.buffers import pooled_empty
+from dataload.types import Array, BytesColumn, Int64Array
+
+
+class RecordFile(ABC):
+    """An open file from which batches of records are copied. Thread-safe.
+
+    `release` closes the file, and the next read opens it again, so a process can hold more of these than it may open
+    files. All reads raise CorruptFileError if a range is outside the file, if the file has shrunk since it was opened,
+    or if it was replaced while it was released.
+
+    Attributes:
+        path: Path as given.
+        size: Size in bytes when the file was opened.
+    """
+
+    path: str
+    size: int
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return the bytes [offset, offset + length)."""
+        return self.copies(np.array([offset]), np.array([length]))[0]
+
+    def gather(self, offsets: Int64Array, length: int) -> Array:
+        """Copy records of one length.
+
+        Args:
+            offsets: (rows,) int64, bytes.
+            length: Bytes of a record.
+
+        Returns:
+            (rows, length) uint8, contiguous, owned by the caller.
+        """
+        return self.gather_every(0, 1, length, offsets)
+
+    def gather_every(self, start: int, stride: int, length: int, indices: Int64Array) -> Array:
+        """Copy records of one length at a constant stride, overlapping or not.
+
+        Args:
+            start: Offset of record 0 in bytes.
+            stride: Bytes between the starts of consecutive records, at least 1.
+            length: Bytes of a record.
+            indices: (rows,) int64, records.
+
+        Returns:
+            (rows, length) uint8, contiguous, owned by the caller.
+        """
+        out = pooled_empty((len(indices), length), np.uint8)
+        self._gather(out, start, stride, length, indices)
+        return out
+
+    def gather_ranges(self, offsets: Int64Array, lengths: Int64Array) -> BytesColumn:
+        """Copy ranges of different lengths, (rows,) int64 offsets and lengths in bytes, into one block of memory."""
+        ends = np.cumsum(lengths)
+        # Negative lengths are refused where the ranges are checked.
+        arena = pooled_empty((max(0, int(ends[-1])) if len(ends) else 0,), np.uint8)
+        self._gather_ranges(arena, offsets, lengths)
+        return BytesColumn.packed(arena, ends)
+
+    @abstractmethod
+    def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
+        """Return ranges, (rows,) int64 offsets and lengths in bytes, as bytes objects."""
+
+    @abstractmethod
+    def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
+        """See `gather_every`; fills `out`."""
+
+    @abstractmethod
+    def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
+        """See `gather_ranges`; fills `out`."""
+
+    @abstractmethod
+    def hint(self, offsets: Int64Array, lengths: Int64Array) -> None:
+        """Prepare to read ranges in parts; every other read does so for what it reads."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Close the file once no running read uses it."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self.path}: an open file belongs to its process and cannot be pickled")

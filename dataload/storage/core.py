@@ -1,21 +1,24 @@
-"""The core, compiled if it can be: the functions through which all bytes leave a mapped file.
+"""The core, compiled if it can be: the functions through which all bytes leave a mapped file."""
 
-The environment variable ``DATALOAD_CORE`` chooses: ``numpy`` for the functions of `_core.py`, ``compiled`` for those of
-`_core.c` or an ImportError. `NAME` tells which are in use.
-"""
-
+import functools
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dataload.storage import _core
 
-__all__ = ["NAME", "MapFault", "can_map", "copies", "gather", "gather_ranges"]
 
+@functools.cache
+def core():  # noqa: ANN201 - the type of a module has no name
+    """Return the module of the core: the extension made of `_core.c`, or `_core.py`.
 
-def _load() -> Any:
+    The environment variable ``DATALOAD_CORE`` chooses: ``numpy`` for `_core.py`, ``compiled`` for the extension.
+
+    Raises:
+        ImportError: ``DATALOAD_CORE=compiled``, and the extension is missing.
+    """
     wanted = os.environ.get("DATALOAD_CORE")
-    if wanted != "numpy":
+    if not TYPE_CHECKING and wanted != "numpy":
         try:
             return importlib.import_module("dataload.storage._core_c")
         except ImportError:
@@ -24,16 +27,9 @@ def _load() -> Any:
     return _core
 
 
-if TYPE_CHECKING:
-    chosen = _core
-else:
-    chosen = _load()
-
-NAME = "numpy" if chosen is _core else "compiled"
-MapFault = chosen.MapFault
-copies = chosen.copies
-gather = chosen.gather
-gather_ranges = chosen.gather_ranges
+def core_name() -> str:
+    """Return which core is in use: "compiled" or "numpy"."""
+    return "numpy" if core() is _core else "compiled"
 
 
 def can_map() -> bool:
@@ -41,4 +37,4 @@ def can_map() -> bool:
 
     That needs the compiled core. ``DATALOAD_SIGBUS_GUARD=0`` keeps it from handling SIGBUS; files are then not mapped.
     """
-    return NAME == "compiled" and os.environ.get("DATALOAD_SIGBUS_GUARD") != "0"
+    return core() is not _core and os.environ.get("DATALOAD_SIGBUS_GUARD") != "0"

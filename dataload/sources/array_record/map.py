@@ -8,7 +8,8 @@ import numpy as np
 
 from dataload.sources.array_record.layout import BLOCK_SIZE
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, HEAD_BYTES, Chunks, Spans, parse_chunks, pieces
-from dataload.storage import RecordFile, core, storage_of
+from dataload.storage import RecordFile, storage_of
+from dataload.storage.core import core
 from dataload.types import Array, BytesArray, BytesColumn, Int64Array
 
 _CHECKED_BYTES = 42  # of a head; the smallest chunk has one more
@@ -79,7 +80,7 @@ class MappedRecords:
         stops = np.cumsum(spans.lengths)
         starts = stops - spans.lengths
         checked = np.empty((len(starts), _CHECKED_BYTES), np.uint8)
-        core.gather(checked, block, 0, 1, starts, _CHECKED_BYTES, -1)
+        core().gather(checked, block, 0, 1, starts, _CHECKED_BYTES, -1)
         heads = np.zeros((len(starts), HEAD_BYTES), np.uint8)
         heads[:, :_CHECKED_BYTES] = checked
         joined = self._join_cut(spans, heads)

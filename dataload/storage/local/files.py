@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
 from dataload.errors import SourceError
-from dataload.storage import core
+from dataload.storage.core import can_map
 from dataload.storage.errors import file_errors
 from dataload.storage.local.mapped import MappedFile
 from dataload.storage.local.parts import Part, remove
@@ -126,7 +126,7 @@ class LocalStorage:
 
     def map(self, path: str) -> RecordFile:
         """See `Storage.map`."""
-        return MappedFile(path) if core.can_map() else UnmappedFile(path)
+        return MappedFile(path) if can_map() else UnmappedFile(path)
 
     def create(self, path: str, *, overwrite: bool = False) -> Part:
         """See `Storage.create`."""

@@ -5,7 +5,7 @@ import os
 import weakref
 
 from dataload.errors import CorruptFileError
-from dataload.storage import core
+from dataload.storage.core import core
 from dataload.storage.errors import changed_error, file_errors, rewritten_error
 from dataload.storage.local.readahead import is_cold, will_need
 from dataload.storage.records import RecordFile
@@ -51,24 +51,24 @@ class MappedFile(RecordFile):
         mapping = self._open()
         self._hint(mapping, 0, 1, lengths, offsets)
         try:
-            return core.copies(mapping.map, offsets, lengths, mapping.descriptor)
-        except (core.MapFault, ValueError) as error:
+            return core().copies(mapping.map, offsets, lengths, mapping.descriptor)
+        except (core().MapFault, ValueError) as error:
             raise self._corrupt(mapping, error) from None
 
     def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
         mapping = self._open()
         self._hint(mapping, start, stride, length, indices)
         try:
-            core.gather(out, mapping.map, start, stride, indices, length, mapping.descriptor)
-        except (core.MapFault, ValueError) as error:
+            core().gather(out, mapping.map, start, stride, indices, length, mapping.descriptor)
+        except (core().MapFault, ValueError) as error:
             raise self._corrupt(mapping, error) from None
 
     def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
         mapping = self._open()
         self._hint(mapping, 0, 1, lengths, offsets)
         try:
-            core.gather_ranges(out, mapping.map, offsets, lengths, mapping.descriptor)
-        except (core.MapFault, ValueError) as error:
+            core().gather_ranges(out, mapping.map, offsets, lengths, mapping.descriptor)
+        except (core().MapFault, ValueError) as error:
             raise self._corrupt(mapping, error) from None
 
     def _open(self) -> _Mapping:
@@ -81,7 +81,7 @@ class MappedFile(RecordFile):
         return mapping
 
     def _corrupt(self, mapping: _Mapping, error: Exception) -> CorruptFileError:
-        if isinstance(error, core.MapFault):
+        if isinstance(error, core().MapFault):
             return changed_error(self.path, self.size, os.fstat(mapping.descriptor).st_size)
         return outside_error(self.path, self.size, error)
 

@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 
 from dataload._util.buffers import pooled_empty
-from dataload.storage import core
+from dataload.storage.core import core
 from dataload.storage.errors import changed_error, file_errors
 from dataload.storage.local.mapped import check_identity, identity, outside_error
 from dataload.storage.ranges import merge_ranges
@@ -48,17 +48,17 @@ class UnmappedFile(RecordFile):
         if not len(offsets):
             return []
         data, positions = self._load(offsets, lengths)
-        return core.copies(data, positions, lengths, -1)
+        return core().copies(data, positions, lengths, -1)
 
     def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
         if len(indices):
             data, positions = self._load(start + indices * stride, length)
-            core.gather(out, data, 0, 1, positions, length, -1)
+            core().gather(out, data, 0, 1, positions, length, -1)
 
     def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
         if len(offsets):
             data, positions = self._load(offsets, lengths)
-            core.gather_ranges(out, data, positions, lengths, -1)
+            core().gather_ranges(out, data, positions, lengths, -1)
 
     def _open(self) -> _Descriptor:
         descriptor = self._descriptor

@@ -40,7 +40,7 @@ def test_it_is_compiled_where_there_is_a_compiler():
 def test_the_environment_chooses(wanted, name):
     if len(CORES) == 1 and name == "compiled":
         pytest.skip("the core is not compiled")
-    script = "from dataload.storage import core; print(core.NAME, core.can_map())"
+    script = "from dataload.storage.core import can_map, core_name; print(core_name(), can_map())"
     for guard in ("1", "0"):
         environment = {**os.environ, "DATALOAD_CORE": wanted, "DATALOAD_SIGBUS_GUARD": guard}
         found = subprocess.run(

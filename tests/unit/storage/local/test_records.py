@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataload.errors import CorruptFileError
-from dataload.storage import core
-from dataload.storage.local import unmapped
+from dataload.storage.core import core_name
+from dataload.storage.local import files, unmapped
 from dataload.storage.local.files import LocalStorage
 from dataload.storage.local.mapped import MappedFile
 from dataload.storage.local.unmapped import UnmappedFile
@@ -33,7 +33,7 @@ def slices(offsets, lengths):
 
 @pytest.mark.parametrize(("core_maps", "kind"), [(True, MappedFile), (False, UnmappedFile)])
 def test_files_are_mapped_only_where_that_is_safe(path, monkeypatch, core_maps, kind):
-    monkeypatch.setattr(core, "can_map", lambda: core_maps)
+    monkeypatch.setattr(files, "can_map", lambda: core_maps)
     assert type(LocalStorage().map(path)) is kind
 
 
@@ -110,7 +110,7 @@ def test_a_table_that_points_outside_is_an_error(path, kind, read, bad):
 @each
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_file_that_has_shrunk_is_an_error(tmp_path, kind, read):
-    if kind is MappedFile and core.NAME == "numpy":
+    if kind is MappedFile and core_name() == "numpy":
         pytest.skip("without the compiled core, files are not mapped")
     path = tmp_path / "data"
     path.write_bytes(CONTENT)

@@ -87,8 +87,9 @@ app = typer.Typer(
 def _print_version(wanted: bool) -> None:
     if wanted:
         from dataload import __version__
+        from dataload.storage.core import core_name
 
-        typer.echo(f"dataload {__version__}")
+        typer.echo(f"dataload {__version__} ({core_name()} core)")
         raise typer.Exit
 
 

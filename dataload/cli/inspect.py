@@ -12,6 +12,7 @@ from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import DataloadError
 from dataload.sources.base import Source, spec_of
 from dataload.storage import storage_of
+from dataload.storage.core import core_name
 from dataload.types import BatchReader, ColumnReader, Sharded
 
 _PROTOCOLS: tuple[type[Any], ...] = (BatchReader, ColumnReader, Sharded)
@@ -60,6 +61,7 @@ def _facts(source: Source[Any], format_name: str, paths: list[str]) -> dict[str,
     key_order = getattr(source, "key_order", None)
     return {
         "format": format_name,
+        "core": core_name(),
         "records": len(source),
         "bytes": sum(shard["bytes"] for shard in shards),
         "fields": {name: {"dtype": spec.dtype, "shape": spec.shape} for name, spec in specs.items()},
@@ -97,7 +99,9 @@ def _print(facts: dict[str, Any]) -> None:
     shards, sample = facts["shards"], facts["sample"]
     counts = f"{count_of(facts['records'], 'record')} in {count_of(len(shards), 'shard')}"
     print_line(f"{facts['format']}: {counts}, {decimal(facts['bytes'])}", "bold")
-    print_line(f"protocols: {', '.join(facts['protocols']) or 'none'}; fingerprint {facts['fingerprint']}")
+    print_line(
+        f"protocols: {', '.join(facts['protocols']) or 'none'}; fingerprint {facts['fingerprint']}; {facts['core']} core"
+    )
     for note in facts["notes"]:
         print_line(f"note: {note}")
     print_line()

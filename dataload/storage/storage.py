@@ -53,8 +53,8 @@ class Storage(Protocol):
         """Open a file for reading at any offset."""
         ...
 
-    def map(self, path: str) -> RecordFile:
-        """Open a file to copy records out of it, mapped into memory if that is safe; see `core.can_map`."""
+    def map(self, path: str, *, mapped: bool = True) -> RecordFile:
+        """Open a file to copy records out of it, mapped into memory if `mapped` and that is safe; see `can_map`."""
         ...
 
     def create(self, path: str, *, overwrite: bool = False) -> Part:

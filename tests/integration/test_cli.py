@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import dataload
 from dataload.cli.app import app
 from dataload.config import json_schema
+from dataload.storage.core import core_name
 
 
 def run(*arguments):
@@ -86,7 +87,7 @@ def test_help_is_there_for_every_command():
 
 
 def test_the_console_script_and_the_module_are_the_same():
-    assert process("--version").stdout == f"dataload {dataload.__version__}\n"
+    assert process("--version").stdout == f"dataload {dataload.__version__} ({core_name()} core)\n"
     script = Path(sys.executable).with_name("dataload")
     if script.exists():
         assert subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout.startswith(
@@ -209,6 +210,7 @@ def test_inspect(data):
     lines = ok("inspect", data / "a-*.syr").splitlines()
     assert lines[0].startswith("syrah: 8 records in 2 shards, ")
     assert lines[1].startswith("protocols: BatchReader, ColumnReader, Sharded; fingerprint ")
+    assert lines[1].endswith(f"; {core_name()} core")
     assert lines[3:7] == [
         "field  dtype    shape   record 0",
         "x      float64  (2, 3)  [0.5, 0.5, 0.5, 0.5, 0.5, 0.5] (2, 3)",

@@ -1,6 +1,6 @@
 """The description of the ArrayRecord format."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dataload.sources.array_record.layout import SIGNATURE, parse_selection
@@ -16,10 +16,12 @@ class ArrayRecordOptions(CodecOptions):
         codec: Decodes a record's bytes: the name of a codec, a function ``bytes -> record``, or an object with
             ``decode``. None returns bytes.
         reader_options: Options of array_record's reader in its own syntax, ``""`` for its defaults. None reads through
-            a memory map if possible, and never reads ahead.
+            the table of an uncompressed file if possible, and never reads ahead.
+        map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
     reader_options: str | None = None
+    map: bool = field(default=True, metadata={"content": False})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,9 +28,9 @@ class MappedRecords:
         self._chunks = chunks
 
     @classmethod
-    def open(cls, path: str) -> MappedRecords | None:
+    def open(cls, path: str, *, mapped: bool = True) -> MappedRecords | None:
         """Open a file; None if only the package can read it (or report what is wrong with it)."""
-        file = storage_of(path).map(path)
+        file = storage_of(path).map(path, mapped=mapped)
         chunks = parse_chunks(file.read, file.size)
         return None if chunks is None else cls(file, chunks)
 

@@ -1,7 +1,7 @@
 """The format Syrah and its options."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dataload.sources.format import Format
 from dataload.sources.options import Options
@@ -13,9 +13,11 @@ class SyrahOptions(Options):
 
     Attributes:
         shapes: Shape of each record's array by field name, for files without shapes. One extent may be -1.
+        map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
     shapes: Mapping[str, Sequence[int]] | None = None
+    map: bool = field(default=True, metadata={"content": False})
 
     def __post_init__(self) -> None:
         shapes = {name: tuple(shape) for name, shape in (self.shapes or {}).items()}

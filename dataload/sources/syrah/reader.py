@@ -34,12 +34,13 @@ class SyrahSource(FileSource[Record]):
     options_type = SyrahOptions
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        return _SyrahFile(path, self.options.shapes or {})
+        return _SyrahFile(path, self.options)
 
 
 class _SyrahFile(ShardReader[Record]):
-    def __init__(self, path: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._file = storage_of(path).map(path)
+    def __init__(self, path: str, options: SyrahOptions) -> None:
+        shapes: Mapping[str, Any] = options.shapes or {}
+        self._file = storage_of(path).map(path, mapped=options.map)
         offset, length = parse_header(self._file.read(0, min(HEADER_SIZE, self._file.size)), self._file.size, path)
         parsed = parse_metadata(self._file.read(offset, length), offset, self._file.size, path)
         self._length = len(parsed[0].offsets)

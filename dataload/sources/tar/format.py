@@ -38,6 +38,7 @@ class TarOptions(Options):
             is trusted, as in DALI, as long as it stays inside the archive.
         cache: Keep the sample table of a large archive in a hidden file for later runs; see
             `dataload.storage.table_cache`.
+        map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
     index: str | PathLike[str] | Sequence[str | PathLike[str]] | Literal[False] | None = field(
@@ -49,6 +50,7 @@ class TarOptions(Options):
     on_damage: OnDamage = "error"
     verify_index: bool = field(default=True, metadata={"content": False})
     cache: bool = field(default=True, metadata={"content": False})
+    map: bool = field(default=True, metadata={"content": False})
 
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, get_args(Missing))

@@ -87,7 +87,7 @@ class TarReader(ShardReader[Record]):
     def __init__(
         self, path: str, index: str | Literal[False] | None, settings: TarSettings, selected: tuple[str, ...] | None
     ) -> None:
-        self._file = storage_of(path).map(path)
+        self._file = storage_of(path).map(path, mapped=settings.options.map)
         self._settings = settings
         self._table = load_table(
             self._file,

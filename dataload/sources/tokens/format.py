@@ -36,6 +36,7 @@ class TokenOptions(Options):
         ends: How windows end at the end of a document; see `TokenSource`.
         pad_token: The token that fills windows with ``ends="pad"``.
         field: Name of the field.
+        map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
     window: int
@@ -45,6 +46,7 @@ class TokenOptions(Options):
     end_token: int | None = None
     ends: DocumentEnd = "across"
     pad_token: int = 0
+    map: bool = field(default=True, metadata={"content": False})
     field: str = "tokens"
 
     def __post_init__(self) -> None:

@@ -96,7 +96,7 @@ class _TokenFile(ShardReader[Record]):
     """The windows of one file."""
 
     def __init__(self, path: str, options: TokenOptions, documents: Any) -> None:
-        self._file = storage_of(path).map(path)
+        self._file = storage_of(path).map(path, mapped=options.map)
         self._window = options.window
         self._start, self._dtype = _layout(self._file, options.stored)
         self._length = (self._file.size - self._start) // self._dtype.itemsize

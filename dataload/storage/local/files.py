@@ -124,9 +124,9 @@ class LocalStorage:
         """See `Storage.open`."""
         return LocalFile(path)
 
-    def map(self, path: str) -> RecordFile:
+    def map(self, path: str, *, mapped: bool = True) -> RecordFile:
         """See `Storage.map`."""
-        return MappedFile(path) if can_map() else UnmappedFile(path)
+        return MappedFile(path) if mapped and can_map() else UnmappedFile(path)
 
     def create(self, path: str, *, overwrite: bool = False) -> Part:
         """See `Storage.create`."""

@@ -99,9 +99,8 @@ def _print(facts: dict[str, Any]) -> None:
     shards, sample = facts["shards"], facts["sample"]
     counts = f"{count_of(facts['records'], 'record')} in {count_of(len(shards), 'shard')}"
     print_line(f"{facts['format']}: {counts}, {decimal(facts['bytes'])}", "bold")
-    print_line(
-        f"protocols: {', '.join(facts['protocols']) or 'none'}; fingerprint {facts['fingerprint']}; {facts['core']} core"
-    )
+    protocols = ", ".join(facts["protocols"]) or "none"
+    print_line(f"protocols: {protocols}; fingerprint {facts['fingerprint']}; {facts['core']} core")
     for note in facts["notes"]:
         print_line(f"note: {note}")
     print_line()

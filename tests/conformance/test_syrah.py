@@ -45,6 +45,13 @@ class TestSyrah(SourceSuite):
         path.write_bytes(data)
 
 
+class TestUnmappedSyrah(TestSyrah):
+    """The same, read with `pread`."""
+
+    def open(self, path):
+        return SyrahSource(path, map=False)
+
+
 class TestSyrahByHand(SourceSuite):
     """Files assembled here byte by byte, as the original lays them out: arrays of one dimension, odd offsets."""
 

@@ -1,6 +1,5 @@
 """A file that shrinks while a loader reads it is an error of that file, for every format and kind of worker."""
 
-import os
 import subprocess
 import sys
 import textwrap

@@ -1,7 +1,6 @@
 """The loader of iterators: each row of its batches follows a stream, and each worker owns some rows."""
 
 import functools
-import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -22,10 +21,11 @@ from dataload.loader.workers import ExecutorName
 from dataload.samplers.streams.sampler import ChunkEnd
 from dataload.streams.batches import BatchMaker, deliver
 from dataload.streams.order import RowPosition, SequenceMode, SequenceOrder
+from dataload.streams.parts import Rows
 from dataload.streams.rows import RowStart, StreamPlan
 from dataload.streams.state import MultiStreamState, identify_sequences
 from dataload.streams.statistics import MultiStreamStatistics
-from dataload.streams.workers import Rows, StreamWorkers
+from dataload.streams.workers import StreamWorkers
 from dataload.transforms import compose
 
 SplitTail: TypeAlias = Literal["pad", "drop"]
@@ -143,14 +143,13 @@ class MultiStreamLoader(LoaderBase[Any]):
         (step,) = compose(make_stream)
         self._plan = StreamPlan(step, sequences, order, chunk, ends, self._make_batch.joins)
         workers = check_count("max_workers", max_workers, least=0)
-        self._window = check_count("prefetch", prefetch, least=1) if workers else 0
         self._stream_workers = StreamWorkers(
             self._plan,
             range(self._rank, order.rows, self._world_size),
             workers,
             executor=executor,
             start_method=start_method,
-            window=self._window,
+            window=check_count("prefetch", prefetch, least=1) if workers else 0,
             timeout=check_seconds("timeout", timeout),
         )
         super().__init__(
@@ -159,7 +158,6 @@ class MultiStreamLoader(LoaderBase[Any]):
             epochs=epochs,
             release=self._stream_workers.close,
         )
-        self._sessions = itertools.count()
         self._starts = self._first_starts(0)
         self._received: Rows | None = None  # of the last step, if any was received since `_starts` was set
         self._restored_step = 0  # of the state that this epoch continues, if any
@@ -197,16 +195,13 @@ class MultiStreamLoader(LoaderBase[Any]):
         return None
 
     def _deliver(self) -> Generator[StepResult]:
-        epoch, session = self._cursor.epoch, next(self._sessions)
-        workers = self._stream_workers
         self._delivery = delivery = deliver(
-            lambda step, starts: workers.submit(epoch, step, session, starts),
+            self._stream_workers,
             self._make_batch,
             functools.partial(_has_ended, self._plan, self._tail),
-            epoch=epoch,
+            epoch=self._cursor.epoch,
             step=self._cursor.step,
             starts=self._here(),
-            window=self._window,
         )
         return delivery
 

@@ -81,8 +81,9 @@ class MultiStreamLoader(LoaderBase[Any]):
             thread.
         executor: ``"threads"``, or ``"processes"`` for streams that hold the GIL.
         start_method: How processes start: ``"forkserver"``, ``"spawn"`` or ``"fork"``.
-        prefetch: Steps ahead.
-        timeout: Seconds to wait for a step before raising an error; None only warns, after a minute.
+        prefetch: Steps to make ahead. Steps that take under 0.8 ms are grouped, and with processes those under 30 ms;
+            `prefetch` counts groups.
+        timeout: Seconds to wait for a step, or for a group, before raising an error; None only warns, after a minute.
         rank: Number of this process, in [0, world_size); see `Loader`. Row b of rank r is row ``b * world_size + r``
             of all, for any number of ranks. Lengths are not known in advance, so epochs of mode ``"split"`` may have
             more steps on some ranks than on others.

@@ -20,10 +20,10 @@ from dataload.streams.columns import Stacked, stack
 from dataload.streams.parts import Part, PartGroup, PartTask, Step
 from dataload.streams.rows import RowStart, RowStream, StreamPlan, Taken, describe
 
-_HAND_OVER = {"threads": 1, "processes": 20}
-"""Cost of handing over a result, relative to waking a thread: a message takes both processes up to a millisecond."""
+_HAND_OVER = {"threads": 1, "processes": 40}
+"""Cost of handing over a result, relative to waking a thread: a message takes one to two milliseconds of CPU time."""
 
-_MOST_SECONDS = 0.1
+_MOST_SECONDS = 0.2
 """Time after which a task ends with the steps that it has: they took longer than expected, and the consumer waits."""
 
 _MOST_BYTES = 16 << 20

@@ -1,6 +1,5 @@
 """Steps made in groups: the same batches, states and errors as one by one, whatever the sizes of the groups."""
 
-import contextlib
 import itertools
 import json
 import sys
@@ -19,39 +18,9 @@ from dataload.streams import MultiStreamLoader, workers
 from dataload.streams.columns import Stacked, cut, merge, stack
 from dataload.streams.parts import PartGroup, PartTask, Step
 
-sys.path.append(str(Path(__file__).parents[2] / "children"))
+sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("children", "support")]
 import streams
-
-
-class Fixed:
-    """A sizer whose tasks have sizes that are given, whatever they take."""
-
-    step_bytes = None
-
-    def __init__(self, sizes):
-        self.sizes = sizes
-
-    def groups(self, steps, room):
-        start = steps.start
-        for size in itertools.cycle(self.sizes):
-            yield range(start, start + size)
-            start += size
-
-    def learn(self, steps, seconds, nbytes):
-        pass
-
-
-@contextlib.contextmanager
-def groups_of(*sizes):
-    """Make tasks of these sizes; each worker starts at another of them, so that their groups end at different steps."""
-    number = itertools.count()
-
-    def sizer():
-        first = next(number) % len(sizes)
-        return Fixed(sizes[first:] + sizes[:first])
-
-    with mock.patch.object(workers, "TaskSizer", sizer), mock.patch.object(workers, "_MOST_SECONDS", 1e9):
-        yield
+from groups import groups_of
 
 
 def plain(batch):

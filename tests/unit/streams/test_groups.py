@@ -133,11 +133,12 @@ def test_an_error_behind_the_end_of_an_epoch_is_none(tail):
         assert [batch["x"].tolist() for batch in loader] == [[0, 0], [1, 1]]
 
 
-def test_a_stuck_worker_is_an_error_of_its_step_after_the_steps_of_its_task_before(tmp_path):
+@pytest.mark.parametrize("sizes", [(16,), (16, 1)])
+def test_a_stuck_worker_is_an_error_of_its_step_after_the_steps_of_its_task_before(tmp_path, sizes):
     make = streams.HangAt(4, tmp_path / "mark")
     settings_ = {"batch_size": 2, "mode": "split", "shuffle": False, "max_workers": 2}
     found = []
-    with groups_of(16), MultiStreamLoader(make, [5, 4], timeout=0.5, **settings_) as loader:
+    with groups_of(*sizes), MultiStreamLoader(make, [5, 4], timeout=0.5, **settings_) as loader:
         with (
             pytest.warns(RuntimeWarning) as warned,
             pytest.raises(WorkerError, match=r"step 2 of epoch 0 failed in row 1, at sequence 1, 4: dataload-1 has"),

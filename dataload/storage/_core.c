@@ -17,6 +17,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "_highway.h"
+
 /* ---- The SIGBUS guard ---- */
 
 typedef struct {
@@ -201,23 +203,23 @@ static void run_ranges(const void *job) {
 
 #define KEEPS_GIL (1 << 16) /* bytes of plain memory that are copied faster than the GIL is handed over and back */
 
-/* Run a copy of `total` bytes from `data`; return None, or NULL with an exception. */
+/* Call run(job), which reads `total` bytes of `data`; return None, or NULL with an exception. */
 static PyObject *run_copy(
-    PyObject *module, void (*run)(const void *), const Copy *copy, const Py_buffer *data, int64_t total, int descriptor
+    PyObject *module, void (*run)(const void *), const void *job, const Py_buffer *data, int64_t total, int descriptor
 ) {
     int fault = 0;
     if (descriptor >= 0) {
         if (install_handler()) return PyErr_SetFromErrno(PyExc_OSError);
         struct stat status;
         Py_BEGIN_ALLOW_THREADS
-        fault = run_guarded(run, copy, data->buf, data->len);
+        fault = run_guarded(run, job, data->buf, data->len);
         if (!fault) fault = fstat(descriptor, &status) || status.st_size < data->len;
         Py_END_ALLOW_THREADS
     } else if (total < KEEPS_GIL) {
-        run(copy);
+        run(job);
     } else {
         Py_BEGIN_ALLOW_THREADS
-        run(copy);
+        run(job);
         Py_END_ALLOW_THREADS
     }
     if (fault) {
@@ -351,12 +353,83 @@ done:
     return list;
 }
 
+/* ---- Hashes ---- */
+
+typedef struct {
+    char *out; /* 8 bytes a row */
+    const char *key, *data;
+    const int64_t *offsets, *lengths;
+    Py_ssize_t count;
+    int avx2;
+} Hash;
+
+static void run_hash(const void *job) {
+    const Hash *h = job;
+    for (Py_ssize_t row = 0; row < h->count; row++) {
+        uint64_t hash = highway_hash(h->key, h->data + h->offsets[row], h->lengths[row], h->avx2);
+        memcpy(h->out + 8 * row, &hash, 8);
+    }
+}
+
+static PyObject *hash_with(PyObject *module, PyObject *const *args, Py_ssize_t count, int avx2) {
+    if (wrong("hash_ranges", 6, count)) return NULL;
+    int descriptor = PyLong_AsLong(args[5]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer out, data, key;
+    if (PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE)) return NULL;
+    if (PyObject_GetBuffer(args[1], &data, PyBUF_SIMPLE)) {
+        PyBuffer_Release(&out);
+        return NULL;
+    }
+    if (PyObject_GetBuffer(args[4], &key, PyBUF_SIMPLE)) {
+        PyBuffer_Release(&data);
+        PyBuffer_Release(&out);
+        return NULL;
+    }
+    PyObject *result = NULL;
+    Py_ssize_t rows = 0, others = 0;
+    int64_t *lengths = NULL, *offsets = copy_int64(args[2], &rows), total;
+    if (!offsets || !(lengths = copy_int64(args[3], &others))) goto done;
+    if (rows != others) {
+        PyErr_Format(PyExc_ValueError, "%zd offsets and %zd lengths", rows, others);
+        goto done;
+    }
+    if ((total = check_ranges(offsets, lengths, rows, data.len)) < 0) goto done;
+    if (key.len != 32 || out.len / 8 != rows || out.len % 8) {
+        PyErr_Format(PyExc_ValueError, "a key of %zd bytes, and %zd bytes for %zd hashes: expected 32, and 8 for each",
+                     key.len, out.len, rows);
+        goto done;
+    }
+    Hash hash = {.out = out.buf, .key = key.buf, .data = data.buf, .offsets = offsets, .lengths = lengths,
+                 .count = rows, .avx2 = avx2};
+    result = run_copy(module, run_hash, &hash, &data, total, descriptor);
+done:
+    PyMem_Free(lengths);
+    PyMem_Free(offsets);
+    PyBuffer_Release(&key);
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+/* hash_ranges(out, data, offsets, lengths, key, descriptor) */
+static PyObject *hash_ranges(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    return hash_with(module, args, count, has_avx2());
+}
+
+/* The same without AVX2, for tests. */
+static PyObject *hash_ranges_portable(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    return hash_with(module, args, count, 0);
+}
+
 /* ---- The module ---- */
 
 static PyMethodDef methods[] = {
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, NULL},
     {"gather_ranges", (PyCFunction)(void (*)(void))gather_ranges, METH_FASTCALL, NULL},
     {"copies", (PyCFunction)(void (*)(void))copies, METH_FASTCALL, NULL},
+    {"hash_ranges", (PyCFunction)(void (*)(void))hash_ranges, METH_FASTCALL, NULL},
+    {"hash_ranges_portable", (PyCFunction)(void (*)(void))hash_ranges_portable, METH_FASTCALL, NULL},
     {0},
 };
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dataload.storage._highway import highway_hashes
 from dataload.types import Int64Array
 
 
@@ -67,6 +68,27 @@ def copies(data: Any, offsets: Int64Array, lengths: Int64Array, descriptor: int)
     found = [source[offset : offset + length].tobytes() for offset, length in pairs]
     _check_size(source.nbytes, descriptor)
     return found
+
+
+def hash_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, key: bytes, descriptor: int) -> None:
+    """Compute the HighwayHash, with 64 bits, of ranges of `data`.
+
+    Args:
+        out: Writable buffer for (rows,) uint64.
+        data: Buffer that holds the ranges.
+        offsets: (rows,) int64, where the ranges start.
+        lengths: (rows,) int64, their bytes.
+        key: 32 bytes.
+        descriptor: See the module.
+    """
+    source, target = np.frombuffer(data, np.uint8), np.frombuffer(out, np.uint8)
+    _check_ranges(offsets, lengths, source.size)
+    if len(key) != 32 or target.size != 8 * len(offsets):
+        raise ValueError(
+            f"a key of {len(key)} bytes, and {target.size} bytes for {len(offsets)} hashes: expected 32, and 8 for each"
+        )
+    target.view(np.uint64)[:] = highway_hashes(source, offsets, lengths, key)
+    _check_size(source.size, descriptor)
 
 
 def _check_ranges(offsets: Int64Array, lengths: Int64Array, size: int) -> None:

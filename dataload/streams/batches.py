@@ -1,6 +1,5 @@
 """Join the samples of all workers into the steps that the consumer receives."""
 
-import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -8,14 +7,14 @@ from typing import Any, TypeVar, cast
 
 from dataload.collate import default_collate, in_chunks
 from dataload.errors import ConfigError, WorkerError
-from dataload.executors import Result, worker_name
+from dataload.executors import WorkerLostError, worker_name
 from dataload.loader.fetch import StageSpan
-from dataload.loader.pipeline import ordered_map
 from dataload.loader.rescue import step_error
 from dataload.loader.step import StepResult, nbytes
 from dataload.streams.columns import join, samples_of, spread
+from dataload.streams.parts import Part, Rows
 from dataload.streams.rows import RowStart
-from dataload.streams.workers import Part, Rows
+from dataload.streams.workers import PartSteps, StreamWorkers
 
 ADDED = ("stream_id", "offset", "is_first", "valid")
 """Fields that each batch has in addition to those of its samples."""
@@ -104,31 +103,59 @@ class BatchMaker:
 
 
 def deliver(
-    submit: Callable[[int, tuple[RowStart, ...]], Result[list[Part]]],
+    workers: StreamWorkers,
     make: BatchMaker,
     has_ended: Callable[[Rows], bool],
     *,
     epoch: int,
     step: int,
     starts: tuple[RowStart, ...],
-    window: int,
 ) -> Generator[StepResult]:
-    """Yield the steps of an epoch from `step` on, at most `window` of them ahead of the consumer.
+    """Yield the steps of an epoch from `step` on, where the rows are at `starts`.
 
-    No name here may refer to a batch or an error while the consumer has it. `submit` takes the number of a step, and
-    where the rows start if it is the first; `has_ended` returns True for the rows of the step after the last.
+    No name here may refer to a batch or an error while the consumer has it. `has_ended` returns True for the rows of
+    the step after the last.
     """
-    tasks = itertools.chain([(step, starts)], ((later, ()) for later in itertools.count(step + 1)))
-    del starts
-    for parts in ordered_map(lambda task: submit(*task), tasks, window=lambda: window):
-        failures = [part.failures.pop() for part in parts if part.failures]
-        if failures:
-            made = [make.step(parts, epoch, step, error=failures[0])]
-        else:
-            rows = Rows.join([part.rows for part in parts if part.rows is not None])
-            if has_ended(rows):
-                return
-            made = [make(parts, rows, epoch, step)]
-        del parts, failures
-        yield made.pop()
-        step += 1
+    lost: list[WorkerLostError] = []
+    last: Rows | None = None
+    each = workers.follow(epoch, step, starts)
+    try:
+        while not lost or step < lost[0].place.step:
+            try:
+                parts = _take(each)
+            except WorkerLostError as error:
+                if lost or error.place.epoch != epoch or error.place.step <= step:
+                    raise
+                # Make the steps of the task before the lost one again: errors come after good batches, and if one of
+                # these steps is at fault (it cannot be pickled, say) the error names that one.
+                lost.append(error)
+                _close(each)
+                workers.replace()
+                each = workers.follow(epoch, step, starts if last is None else last.starts(), ahead=False)
+                continue
+            failures = [part.failures.pop() for part in parts if part.failures]
+            if failures:
+                made = [make.step(parts, epoch, step, error=failures[0])]
+            else:
+                last = Rows.join([part.rows for part in parts if part.rows is not None])
+                if has_ended(last):
+                    return
+                made = [make(parts, last, epoch, step)]
+            del parts, failures
+            yield made.pop()
+            step += 1
+        raise lost.pop()
+    finally:
+        _close(each)
+
+
+def _take(each: list[PartSteps]) -> list[Part]:
+    """Return the next step of all workers."""
+    for steps in each:  # all work before the consumer waits for the first
+        steps.request()
+    return [steps.take() for steps in each]
+
+
+def _close(each: list[PartSteps]) -> None:
+    for steps in each:
+        steps.close()

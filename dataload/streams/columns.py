@@ -1,5 +1,6 @@
 """Samples stacked by several workers and joined into what one worker would have stacked. Pure (no I/O)."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -30,6 +31,21 @@ def stack(samples: list[Any]) -> Stacked:
     if form is None or any(_form(sample) != form for sample in samples[1:]):
         return Stacked(len(samples), samples=samples)
     return Stacked(len(samples), default_collate(samples), form)
+
+
+def merge(steps: list[Stacked]) -> list[Stacked]:
+    """Return the samples of all steps in a list of one, or `steps` if they are not stacked alike."""
+    given = [step for step in steps if step.count]
+    if len(given) < 2 or given[0].form is None or not all(_alike(step, given[0]) for step in given[1:]):
+        return steps
+    count = sum(step.count for step in given)
+    return [Stacked(count, _join([step.columns for step in given], np.ones(count, np.bool_)), given[0].form)]
+
+
+def cut(merged: Stacked, counts: Sequence[int]) -> list[Stacked]:
+    """Return merged steps, with these numbers of samples."""
+    edges = itertools.pairwise(itertools.accumulate(counts, initial=0))
+    return [Stacked(stop - start, _cut(merged.columns, start, stop), merged.form) for start, stop in edges]
 
 
 def join(parts: Sequence[Stacked], valid: BoolArray) -> Any:
@@ -101,6 +117,15 @@ def _dtypes(columns: Any) -> Any:
     if isinstance(columns, tuple):
         return [_dtypes(column) for column in cast("tuple[Any, ...]", columns)]
     return getattr(columns, "dtype", None)
+
+
+def _cut(columns: Any, start: int, stop: int) -> Any:
+    if isinstance(columns, dict):
+        return {name: _cut(column, start, stop) for name, column in cast("dict[Any, Any]", columns).items()}
+    if isinstance(columns, tuple):
+        given = cast("tuple[Any, ...]", columns)
+        return _make_like(given, [_cut(column, start, stop) for column in given])
+    return columns[start:stop]
 
 
 def _join(columns: list[Any], valid: BoolArray) -> Any:

@@ -4,79 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
+from collections import deque
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, NamedTuple
 
 from dataload.errors import WorkerError
-from dataload.executors import Place, Result, StartMethod, TimeoutPolicy, WorkerStatus, worker_name
+from dataload.executors import Executor, Place, Result, StartMethod, TimeoutPolicy, WorkerStatus, worker_name
 from dataload.loader.fetch import StageSpan
+from dataload.loader.pipeline import TaskSizer
 from dataload.loader.rescue import is_for_consumer, step_error
 from dataload.loader.workers import ExecutorName, make_executor
 from dataload.streams.columns import Stacked, stack
-from dataload.streams.order import RowPosition
+from dataload.streams.parts import Part, PartGroup, PartTask, Step
 from dataload.streams.rows import RowStart, RowStream, StreamPlan, Taken, describe
-from dataload.types import Int64Array
 
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
+_HAND_OVER = {"threads": 1, "processes": 40}
+"""Cost of handing over a result, relative to waking a thread: a message takes one to two milliseconds of CPU time."""
 
+_MOST_SECONDS = 0.2
+"""Time after which a task ends with the steps that it has: they took longer than expected, and the consumer waits."""
 
-class PartTask(NamedTuple):
-    """A request for the next items of a worker's rows."""
-
-    session: int  # a run of consecutive steps; a new one starts at `starts`
-    epoch: int
-    step: int
-    starts: tuple[RowStart, ...] = ()  # empty after the first task of a session
-
-
-class Rows(NamedTuple):
-    """The rows of some workers at one step."""
-
-    # (5, rows) int64: the sequence of each row's first item and the item's number within it, both -1 for a row
-    # without items; then the `RowPosition` of the row after the step.
-    numbers: Int64Array
-    flags: BoolArray  # (2, rows, chunk) bool: where a sequence starts, and where there is an item
-    seconds: npt.NDArray[np.float64]  # (rows,) float64, time taken by each row
-    states: tuple[Any, ...]  # the own state of each row's stream, None if it has none
-
-    @property
-    def valid(self) -> BoolArray:
-        """(rows, chunk) bool, where there is an item."""
-        return self.flags[1]
-
-    def starts(self) -> tuple[RowStart, ...]:
-        """Return where each row continues after this step."""
-        positions = itertools.starmap(RowPosition, self.numbers[2:].T.tolist())
-        return tuple(map(RowStart, positions, self.states))
-
-    @classmethod
-    def join(cls, parts: Sequence[Rows]) -> Rows:
-        """Return the rows of all parts, one after another."""
-        if len(parts) == 1:
-            return parts[0]
-        numbers, flags, seconds, states = zip(*parts, strict=True)
-        return cls(
-            np.concatenate(numbers, axis=1),
-            np.concatenate(flags, axis=1),
-            np.concatenate(seconds),
-            tuple(itertools.chain.from_iterable(states)),
-        )
-
-
-class Part(NamedTuple):
-    """The outcome of a `PartTask`."""
-
-    rows: Rows | None
-    stacked: Stacked  # the samples of all items, row after row
-    # Empty, or the one reason why the other fields are. The consumer removes it from the list, because its traceback
-    # refers to frames that refer to this part, and the two would keep each other alive.
-    failures: list[WorkerError]
-    spans: list[StageSpan]
-    worker: str
+_MOST_BYTES = 16 << 20
+"""Approximate bytes of a task of several steps."""
 
 
 class PartWork:
@@ -90,71 +41,73 @@ class PartWork:
         self._first = first
         self._rows = rows
         self._session = -1
+        self._step = 0
         self._streams: list[RowStream] = []
 
     def __reduce__(self) -> Any:
         return type(self), (self.plan, self._first, self._rows)  # without open streams
 
-    def __call__(self, task: PartTask, status: WorkerStatus) -> Part:
-        """Return the items of a step, or the error."""
-        status.at(task.epoch, task.step)
-        worker, begun = worker_name(), perf_counter()
+    def __call__(self, task: PartTask, status: WorkerStatus) -> PartGroup:
+        """Return the next steps: at most `task.most`, or those before the first error and the error."""
+        begun = perf_counter()
         if task.session != self._session:
-            self.close()
-            self._session = task.session
-            self._streams = [
-                RowStream(self.plan, row, start, status, (self._first + i) * self.plan.order.sequences)
-                for i, (row, start) in enumerate(zip(self._rows, task.starts, strict=True))
-            ]
-        taken: list[Taken] = []
-        times = [begun]
-        for i, stream in enumerate(self._streams):
-            try:
-                taken.append(stream.take())
-            except BaseException as error:
-                if is_for_consumer(error):
-                    raise
-                spans = [("read", begun, perf_counter())]
-                return Part(None, Stacked(0), [self._error(task, i, error)], spans, worker)
-            times.append(perf_counter())
-        last = times[-1]
-        try:
-            rows = self._describe(taken, times)
-            samples = [sample for each in taken for sample in each.samples]
-            stacked = stack(samples) if self.plan.stacks else Stacked(len(samples), samples=samples)
-        except Exception as error:
-            return Part(None, Stacked(0), [self._error(task, None, error)], [("read", begun, last)], worker)
-        return Part(rows, stacked, [], [("read", begun, last), ("collate", last, perf_counter())], worker)
+            self._begin(task, status)
+        # No name here may refer to an error: its traceback refers to frames, which would refer to it.
+        made, failures, spans = list[Step](), list[WorkerError](), list[list[StageSpan]]()
+        seconds = 0.0
+        while self._streams and len(made) < task.most and seconds <= _MOST_SECONDS:  # an error closes the streams
+            status.at(task.epoch, self._step)
+            spans.append(self._make(task.epoch, made, failures))
+            self._step += 1
+            seconds = perf_counter() - begun
+        return PartGroup.of(made, failures, spans, worker_name(), seconds)
 
-    def _describe(self, taken: list[Taken], times: list[float]) -> Rows:
-        chunk, streams = self.plan.chunk, self._streams
-        flags = np.zeros((2, len(taken), chunk), np.bool_)
-        if all(len(each.starts) == chunk for each in taken):
-            flags[0].flat = [starts for each in taken for starts in each.starts]
-            flags[1] = True
-        else:
-            for row, each in enumerate(taken):
-                flags[0, row, : len(each.starts)] = each.starts
-                flags[1, row, : len(each.starts)] = True
-        numbers = [(each.sequence, each.offset, *stream.position) for each, stream in zip(taken, streams, strict=True)]
-        clock = np.array(times)
-        return Rows(
-            # A row of memory for each number, because batches get the first two as they are.
-            numbers=np.array(list(zip(*numbers, strict=True)), np.int64),
-            flags=flags,
-            seconds=clock[1:] - clock[:-1],
-            states=tuple([stream.state() for stream in streams]),
+    def _begin(self, task: PartTask, status: WorkerStatus) -> None:
+        self.close()
+        self._session, self._step = task.session, task.step
+        self._streams = [
+            RowStream(self.plan, row, start, status, (self._first + i) * self.plan.order.sequences)
+            for i, (row, start) in enumerate(zip(self._rows, task.starts, strict=True))
+        ]
+
+    def _make(self, epoch: int, made: list[Step], failures: list[WorkerError]) -> list[StageSpan]:
+        """Add the next step to `made`, or its error to `failures`; return the spans of its stages."""
+        times = [perf_counter()]
+        taken: list[Taken] = []
+        try:
+            for stream in self._streams:
+                taken.append(stream.take())
+                times.append(perf_counter())
+            made.append(self._step_of(taken, times))
+        except BaseException as error:
+            if is_for_consumer(error):
+                raise
+            failures.append(self._error(epoch, len(taken), error))
+            return [("read", times[0], perf_counter())]
+        return [("read", times[0], times[-1]), ("collate", times[-1], perf_counter())]
+
+    def _step_of(self, taken: list[Taken], times: list[float]) -> Step:
+        streams = self._streams
+        samples = [sample for each in taken for sample in each.samples]
+        return Step(
+            [(each.sequence, each.offset, *stream.position) for each, stream in zip(taken, streams, strict=True)],
+            [each.starts for each in taken],
+            self.plan.chunk,
+            times,
+            tuple([stream.state() for stream in streams]),
+            stack(samples) if self.plan.stacks else Stacked(len(samples), samples=samples),
         )
 
-    def _error(self, task: PartTask, row: int | None, error: BaseException) -> WorkerError:
+    def _error(self, epoch: int, row: int, error: BaseException) -> WorkerError:
+        """Return the error of the next step; `row` is the one that failed, or their number if it was none of them."""
         where, indices = "", ()
-        if row is not None:
+        if row < len(self._streams):
             stream = self._streams[row]
             where = f" in row {self._first + row}"
             if stream.sequence >= 0:
                 indices = (stream.sequence,)
                 where += f", at item {stream.position[2]} of {describe(self.plan.sequences, stream.sequence)}"
-        failure = step_error(task.step, task.epoch, where, error, indices)
+        failure = step_error(self._step, epoch, where, error, indices)
         failure.__cause__ = error
         self.close()  # otherwise tasks already submitted would continue after the failed one
         return failure
@@ -208,6 +161,9 @@ class StreamWorkers:
     ) -> None:
         self.workers = parts_of(len(rows), workers) if workers else 0
         self.locator = StreamLocator(plan)
+        self._window = window if self.workers else 0
+        # Without workers there is no hand-over to save: make each step on request.
+        self._hand_over = _HAND_OVER.get(executor, 1) if self.workers else 0
         self._settings: dict[str, Any] = {
             "name": executor,
             "workers": min(self.workers, 1),
@@ -218,12 +174,24 @@ class StreamWorkers:
         size = len(rows) // max(self.workers, 1)
         self._plan = plan
         self._parts = [(first, rows[first : first + size]) for first in range(0, len(rows), size)]
+        self._sessions = itertools.count()
         self._start()
 
-    def submit(self, epoch: int, step: int, session: int, starts: tuple[RowStart, ...]) -> Result[list[Part]]:
-        """Start a step in all workers; `starts` is empty unless the step is the first of the session."""
-        tasks = [PartTask(session, epoch, step, starts[first : first + len(rows)]) for first, rows in self._parts]
-        return _AllParts([executor.submit(task) for executor, task in zip(self._executors, tasks, strict=True)])
+    def follow(self, epoch: int, step: int, starts: tuple[RowStart, ...], *, ahead: bool = True) -> list[PartSteps]:
+        """Start a session: return the steps of each worker from `step` on, where its rows are at `starts`.
+
+        Nothing is made before it is requested if not `ahead`.
+        """
+        session = next(self._sessions)
+        return [
+            PartSteps(
+                executor,
+                PartTask(session, epoch, step, starts[first : first + len(rows)], 1),
+                window=self._window if ahead else 0,
+                hand_over=self._hand_over if ahead else 0,
+            )
+            for executor, (first, rows) in zip(self._executors, self._parts, strict=True)
+        ]
 
     def replace(self) -> None:
         """Continue with new workers: one that hung may come back, and would take items from streams of others."""
@@ -241,25 +209,57 @@ class StreamWorkers:
         plan = self._plan
         copied = [("make_stream", "make_stream", plan.make_stream.function), ("sequences", "sequences", plan.sequences)]
         self._works = [PartWork(plan, *part) for part in self._parts]
-        self._executors = [
+        self._executors: list[Executor[PartTask, PartGroup]] = [
             # What is copied is the same for all workers.
             make_executor(work, parts=() if number else copied, first=number, **self._settings)
             for number, work in enumerate(self._works)
         ]
 
 
-class _AllParts(Result[list[Part]]):
-    """The result of one step of all workers."""
+class PartSteps:
+    """The steps of one worker's rows, which it makes ahead of the consumer, several in a task.
 
-    def __init__(self, results: list[Result[Part]]) -> None:
-        self._results = results
+    Args:
+        first: The first task of a session.
+        window: Tasks ahead of the one that is waited for.
+        hand_over: Cost of handing over a result, relative to waking a thread; 0 for tasks of one step.
+    """
 
-    def result(self) -> list[Part]:
-        return [result.result() for result in self._results]
+    def __init__(
+        self, executor: Executor[PartTask, PartGroup], first: PartTask, *, window: int, hand_over: float
+    ) -> None:
+        self._executor = executor
+        self._task = first
+        self._window = window
+        self._hand_over = hand_over
+        self._sizer = sizer = TaskSizer()
+        self._sizes = sizer.groups(range(sys.maxsize), lambda: _room(sizer))
+        self._pending: deque[Result[PartGroup]] = deque()
+        self._ready: list[Part] = []
 
-    def done(self) -> bool:
-        return all(result.done() for result in self._results)
+    def request(self) -> None:
+        """Start tasks if the next step is still to be received."""
+        while not self._ready and len(self._pending) <= self._window:
+            most = len(next(self._sizes)) if self._hand_over else 1
+            self._pending.append(self._executor.submit(self._task._replace(most=most)))
+            self._task = self._task._replace(starts=())
 
-    def cancel(self) -> None:
-        for result in self._results:
-            result.cancel()
+    def take(self) -> Part:
+        """Return the next step, which was requested."""
+        if not self._ready:
+            group = self._pending.popleft().result()
+            if self._hand_over:
+                self._sizer.learn(len(group.spans), group.total_seconds / self._hand_over, group.nbytes())
+            self._ready = group.parts()[::-1]
+        return self._ready.pop()
+
+    def close(self) -> None:
+        """Cancel what has not started."""
+        self._ready.clear()
+        while self._pending:
+            self._pending.pop().cancel()
+
+
+def _room(sizer: TaskSizer) -> int:
+    """Return the steps that a task may have."""
+    return int(_MOST_BYTES / max(1.0, sizer.step_bytes or 0.0))

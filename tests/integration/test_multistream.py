@@ -15,9 +15,10 @@ import pytest
 from dataload import WorkerError
 from dataload.streams import MultiStreamLoader
 
-sys.path.append(str(Path(__file__).parents[1] / "children"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("children", "support")]
 import streams
 import works
+from groups import groups_of
 
 CHILDREN = Path(works.__file__).parent
 
@@ -65,9 +66,11 @@ def test_a_resume_at_every_step_with_another_executor_gives_what_is_left():
             assert list(map(plain, itertools.islice(loader, steps - step))) == batches[step:]
 
 
-def test_states_of_streams_come_from_the_workers():
+@pytest.mark.parametrize("size", [1, 3, 64])
+def test_states_of_streams_come_from_the_workers(size):
     settings = {"batch_size": 2, "mode": "split", "shuffle": False}
-    with MultiStreamLoader(streams.Counting, [10, 6], max_workers=2, executor="processes", **settings) as loader:
+    processes = MultiStreamLoader(streams.Counting, [10, 6], max_workers=2, executor="processes", **settings)
+    with groups_of(size), processes as loader:
         found = [(plain(batch), loader.state_dict()) for batch in loader]
     assert found[3][1]["streams"] == [{"next": 4}] * 2
     streams.Counting.made = 0
@@ -102,8 +105,10 @@ def test_a_failing_stream_is_named():
         assert "in break_at_3" in caught.value.__notes__[0]
 
 
-def test_samples_that_cannot_be_sent_are_an_error_of_their_step():
-    with MultiStreamLoader(streams.unpicklable_at_2, [9], batch_size=1, executor="processes", collate=len) as loader:
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_samples_that_cannot_be_sent_are_an_error_of_their_step(size):
+    settings = {"batch_size": 1, "executor": "processes", "collate": len}
+    with groups_of(size), MultiStreamLoader(streams.unpicklable_at_2, [9], **settings) as loader:
         found = []
         with pytest.raises(
             WorkerError, match=r"step 2 of epoch 0 failed: dataload-0 \(process \d+\) could not send its batch"
@@ -112,11 +117,11 @@ def test_samples_that_cannot_be_sent_are_an_error_of_their_step():
         assert found == [1, 1]
 
 
-def test_a_killed_worker_is_an_error_that_names_the_stream_and_the_next_for_goes_on(tmp_path):
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_a_killed_worker_is_an_error_that_names_the_stream_and_the_next_for_goes_on(tmp_path, size):
     make = streams.HangAt(4, tmp_path / "mark", kill=True)
-    with MultiStreamLoader(
-        make, [5, 4], batch_size=2, max_workers=2, executor="processes", mode="split", shuffle=False
-    ) as loader:
+    settings = {"batch_size": 2, "max_workers": 2, "executor": "processes", "mode": "split", "shuffle": False}
+    with groups_of(size), MultiStreamLoader(make, [5, 4], **settings) as loader:
         batches = iter(loader)
         assert [next(batches)["x"].tolist() for _ in range(2)] == [[0, 0], [1, 1]]
         with pytest.raises(

@@ -13,8 +13,7 @@ header of 24 bytes, even in the middle of a chunk. Numbers are little-endian.
 The last block of an ArrayRecord holds three copies of a message with the position of the footer. The footer is a chunk
 of messages: the first describes the file, each of the others gives the position of a chunk, the bytes of its records
 and their number. Unless the chunks are contiguous exactly as these numbers say, from the first to the footer, no table
-is made; no flipped bit in the footer passes this check. Hashes (HighwayHash) are not computed: those of the data would
-cost more than everything else.
+is made; no flipped bit in the footer passes this check. Hashes (HighwayHash) are not compared.
 
 Layouts: https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md and `cpp/layout.proto` of
 https://github.com/google/array_record.

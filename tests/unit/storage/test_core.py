@@ -134,7 +134,8 @@ def test_arguments_must_fit_each_other(one):
 @pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
 class TestCompiled:
     def test_wrong_arguments_are_type_errors(self):
-        for function, count in ((_core_c.gather, 7), (_core_c.gather_ranges, 5), (_core_c.copies, 4)):
+        functions = (_core_c.gather, 7), (_core_c.gather_ranges, 5), (_core_c.copies, 4), (_core_c.hash_ranges, 6)
+        for function, count in functions:
             with pytest.raises(TypeError, match=f"takes {count} arguments, got 1"):
                 function(DATA)
             with pytest.raises(TypeError):
@@ -150,11 +151,16 @@ class TestCompiled:
         ):
             with pytest.raises((TypeError, OverflowError)):
                 _core_c.gather(*arguments)
-        for lacking in range(4):
-            arguments = [bytearray(4), DATA, numbers(0), numbers(4), PLAIN]
-            arguments[lacking] = object()
-            with pytest.raises(TypeError):
-                _core_c.gather_ranges(*arguments)
+        for function, valid in (
+            (_core_c.gather_ranges, [bytearray(4), DATA, numbers(0), numbers(4), PLAIN]),
+            (_core_c.hash_ranges, [bytearray(8), DATA, numbers(0), numbers(4), bytes(32), PLAIN]),
+        ):
+            function(*valid)
+            for wrong in range(len(valid)):
+                arguments = [*valid]
+                arguments[wrong] = object()
+                with pytest.raises(TypeError):
+                    function(*arguments)
 
     def test_arguments_may_be_unaligned(self):
         indices = np.frombuffer(b"x" + numbers(5, 0, 4992).tobytes(), np.uint8)[1:]
@@ -188,6 +194,7 @@ class TestCompiled:
             (_core_c.gather, (out, DATA, 0, 1, offsets, 1000, PLAIN), 1),
             (_core_c.gather_ranges, (out, DATA, offsets, lengths, PLAIN), 2),
             (_core_c.copies, (DATA, offsets, lengths, PLAIN), 3 + 1 + 64),
+            (_core_c.hash_ranges, (out[:512], DATA, offsets, lengths, bytes(32), PLAIN), 2),
         ]
         for function, arguments, allocations in calls:
             failed = 0

@@ -63,6 +63,8 @@ def test_every_function_survives(tmp_path):
             lambda: gather(8),
             lambda: _core_c.gather_ranges(bytearray(64 * PAGE), mapped, rows * PAGE, lengths, descriptor),
             lambda: _core_c.copies(mapped, rows * PAGE, lengths, descriptor),
+            lambda: _core_c.hash_ranges(bytearray(512), mapped, rows * PAGE, lengths, bytes(32), descriptor),
+            lambda: _core_c.hash_ranges_portable(bytearray(512), mapped, rows * PAGE, lengths, bytes(32), descriptor),
         ):
             for _ in range(100):
                 assert survives(function)

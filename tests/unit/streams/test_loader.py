@@ -438,7 +438,7 @@ def test_without_end_another_for_goes_on_and_keeps_the_streams():
 
     def make(n):
         made.append(n)
-        return iter(range(100 * n, 100 * n + 50))
+        return iter(range(1000 * n, 1000 * n + 1000))
 
     with MultiStreamLoader(make, range(2), batch_size=1, shuffle=False) as loader:
         found = []

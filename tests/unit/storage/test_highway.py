@@ -1,0 +1,119 @@
+"""HighwayHash: published values, the hashes inside ArrayRecord files, and the same in C, with AVX2 and in numpy."""
+
+import importlib.util
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataload.storage import _core
+
+KEY = b"Riegeli/records\nRiegeli/records\n"
+BLOCK, HEADER = 1 << 16, 24
+CHUNK = struct.Struct("<QQQQQ")  # hash of the next 32 bytes; bytes of data, their hash; type and records; decoded bytes
+GOLDEN = sorted((Path(__file__).parents[2] / "golden/arrayrecord").glob("*.array_record"))
+PLAIN = -1
+DATA = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8)
+
+FUNCTIONS = {"numpy": _core.hash_ranges}
+if importlib.util.find_spec("dataload.storage._core_c"):
+    from dataload.storage import _core_c
+
+    FUNCTIONS |= {"compiled": _core_c.hash_ranges, "portable": _core_c.hash_ranges_portable}
+
+each = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+
+
+def hashes_of(function, ranges, data=DATA, key=KEY):
+    offsets, lengths = np.array(list(ranges), np.int64).reshape(-1, 2).T.copy()
+    out = np.zeros(len(offsets), np.uint64)
+    function(out, data, offsets, lengths, key, PLAIN)
+    return out.tolist()
+
+
+@each
+def test_published_values(function):
+    """The first of those that the authors give for the bytes 0, 1, 2, ... and a key of these bytes."""
+    counting = bytes(range(32))
+    found = hashes_of(function, [(0, length) for length in range(3)], counting, counting)
+    assert found == [0x907A56DE22C26E53, 0x7EAB43AAC7CDDD78, 0xB8D0569AB0B53D62]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 200) | st.sampled_from([1024, 4095])), max_size=30),
+    st.binary(min_size=32, max_size=32),
+)
+def test_all_give_the_same(ranges, key):
+    found = [hashes_of(function, ranges, key=key) for function in FUNCTIONS.values()]
+    assert all(hashes == found[0] for hashes in found)
+    assert found[0] == [hashes_of(_core.hash_ranges, [one], key=key)[0] for one in ranges]
+
+
+def test_all_give_the_same_for_each_short_length_and_a_long_one():
+    ranges = [(length, length) for length in (*range(201), 65_537)]
+    first, *others = [hashes_of(function, ranges) for function in FUNCTIONS.values()]
+    assert all(other == first for other in others)
+    assert len(set(first)) == len(first)
+
+
+def wrong_hashes(function, path):
+    """Return which hashes of an ArrayRecord file differ from those computed here, as words, and how many agree."""
+    data = path.read_bytes()
+    blocks = range(0, len(data), BLOCK)
+    stored = [int.from_bytes(data[block : block + 8], "little") for block in blocks]
+    found = hashes_of(function, [(block + 8, 16) for block in blocks], data)
+    wrong, agree = ["block"] * sum(map(int.__ne__, stored, found)), sum(map(int.__eq__, stored, found))
+    chunks = b"".join(data[block + HEADER : block + BLOCK] for block in blocks)
+    position = 0
+    while position + CHUNK.size <= len(chunks):
+        header_hash, size, data_hash, _, _ = CHUNK.unpack_from(chunks, position)
+        body = position + CHUNK.size
+        if body + size > len(chunks):
+            break  # the file is cut off
+        found = hashes_of(function, [(position + 8, 32), (body, size)], chunks)
+        pairs = zip(("header", "data"), (header_hash, data_hash), found, strict=True)
+        bad = [name for name, stored, computed in pairs if stored != computed]
+        wrong += bad
+        agree += 2 - len(bad)
+        position = body + size
+    return wrong, agree
+
+
+@each
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
+def test_hashes_in_files(function, path):
+    wrong, agree = wrong_hashes(function, path)
+    assert wrong == (["data"] if path.name == "corrupt_zeroed_record.array_record" else [])
+    assert agree >= 3 or not path.stat().st_size
+
+
+@each
+@pytest.mark.parametrize("options", ["group_size:1,uncompressed", "group_size:7,zstd:3", "group_size:1,brotli:1"])
+def test_hashes_in_files_that_the_package_writes(function, options, tmp_path):
+    package = pytest.importorskip("array_record.python.array_record_module")
+    path = tmp_path / "data.array_record"
+    writer = package.ArrayRecordWriter(str(path), options)
+    for length in [*range(100), 5000, 70_000, 200_000]:
+        writer.write(DATA[length : 2 * length].tobytes())
+    writer.close()
+    wrong, agree = wrong_hashes(function, path)
+    assert (wrong, agree > 30) == ([], True)
+
+
+@each
+def test_arguments_are_checked(function):
+    with pytest.raises(ValueError, match=r"a key of 31 bytes, and 8 bytes for 1 hashes: expected 32, and 8 for each"):
+        hashes_of(function, [(0, 1)], key=KEY[1:])
+    one = np.array([1])
+    for size in (0, 7, 16):
+        with pytest.raises(ValueError, match=rf"a key of 32 bytes, and {size} bytes for 1 hashes"):
+            function(bytearray(size), DATA, one, one, KEY, PLAIN)
+    with pytest.raises(ValueError, match="row 1: a range outside the 300000 bytes"):
+        hashes_of(function, [(0, 5), (299_999, 2)])
+    with pytest.raises(ValueError, match="1 offsets and 2 lengths"):
+        function(bytearray(8), DATA, one, np.array([1, 2]), KEY, PLAIN)
+    assert hashes_of(function, []) == []

@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from benchmarks import cases, execution, orders
+from benchmarks import adaptive, cases, execution, orders
 from dataload.bench.results import Results
 from dataload.bench.runner import describe_run
 
@@ -31,6 +31,7 @@ CASES = {
     "first-batch": execution.first_batch,
     "memory": execution.memory,
     "iterators": execution.iterators,
+    "adaptive": adaptive.adaptive,
 }
 
 

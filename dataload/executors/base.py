@@ -176,20 +176,23 @@ class Executor(ABC, Generic[TaskT, ResultT]):
     def wait_for_any(self, results: Iterable[Result[Any]], /) -> None:
         """Wait until at least one of `results` is done."""
 
-    def grow(self, workers: int, /) -> None:
-        """Raise the number of workers to `workers`; never lower it."""
+    def use(self, workers: int, /) -> None:
+        """Run tasks submitted from now on in `workers` workers; the others stay idle. 0 is the consumer's thread."""
 
     def close(self) -> None:
         """Stop after the tasks that have started. May be called twice."""
 
 
 @dataclass(slots=True)
-class _Deferred(Result[ResultT], Generic[TaskT, ResultT]):
+class Deferred(Result[ResultT], Generic[TaskT, ResultT]):
+    """A task that runs in the consumer's thread when its result is requested."""
+
     work: Callable[[TaskT, WorkerStatus], ResultT]
     task: TaskT
     status: WorkerStatus
 
     def result(self) -> ResultT:
+        """See `Result`."""
         return self.work(self.task, self.status)
 
 
@@ -202,7 +205,7 @@ class SerialExecutor(Executor[TaskT, ResultT]):
 
     def submit(self, task: TaskT) -> Result[ResultT]:
         """See `Executor`."""
-        return _Deferred(self._work, task, self._status)
+        return Deferred(self._work, task, self._status)
 
 
 class PoolExecutor(Executor[TaskT, ResultT]):
@@ -234,11 +237,11 @@ class PoolExecutor(Executor[TaskT, ResultT]):
             self._stop = weakref.finalize(self, pool.stop)
         return pool.submit(task)
 
-    def grow(self, workers: int) -> None:
+    def use(self, workers: int) -> None:
         """See `Executor`."""
-        self._workers = max(workers, self._workers)
+        self._workers = workers
         if self._pool is not None:
-            self._pool.grow(self._workers)
+            self._pool.use(workers)
 
     def wait_for_any(self, results: Iterable[Result[Any]]) -> None:
         """See `Executor`."""

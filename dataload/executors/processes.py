@@ -118,6 +118,7 @@ class ProcessPool:
             # A running server ignores this.
             known: list[str] = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", ["__main__"])
             forkserver.set_forkserver_preload([*known, *(name for name in _PRELOAD if name not in known)])
+        self._active = size
         self.size, slots = within_descriptors(size, slots)
         self._largest = 0
         self._next = 0
@@ -129,16 +130,17 @@ class ProcessPool:
         """See `PoolExecutor`."""
         return not self._stopped and self._pid == os.getpid()
 
-    def grow(self, size: int) -> None:
+    def use(self, workers: int) -> None:
         """See `PoolExecutor`."""
-        self.size = size
+        self._active = workers
+        self.size = max(self.size, workers)
 
     def submit(self, task: Any) -> _Pending:
         """Give a task to a worker."""
         with self._transaction():
             while len(self._workers) < self.size:
                 self._start()
-            worker = min(self._workers, key=lambda worker: len(worker.tasks))
+            worker = min(self._workers[: self._active], key=lambda worker: len(worker.tasks))
             slot = self._ring.take()
             pending = _Pending(self, self._next, worker, slot)
             self._next += 1

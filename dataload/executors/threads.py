@@ -9,6 +9,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
+from enum import Enum, auto
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 from dataload._util.machine import usable_cpus
 from dataload.executors.base import (
+    Deferred,
     Place,
     PoolExecutor,
     Result,
@@ -31,6 +33,12 @@ TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 _CLOSE_SECONDS = 10.0
+
+
+class _Park(Enum):
+    """Makes the thread that takes it from the queue of tasks wait until it is needed again."""
+
+    HERE = auto()
 
 
 class _Task(Result[Any]):
@@ -110,24 +118,34 @@ class _Pool:
         self.work = work
         self._first = first
         self.timeouts = timeouts
-        self.size = 0
+        self.active = 0  # workers in use; the others are parked
+        self._status = WorkerStatus()  # of the consumer's thread
         self._cpus = usable_cpus()
         self.pid = os.getpid()
-        self.queue: SimpleQueue[_Task | None] = SimpleQueue()
+        self.queue: SimpleQueue[_Task | _Park | None] = SimpleQueue()
+        self._parked: SimpleQueue[None] = SimpleQueue()  # one item lets one parked thread go on
         self.finished: SimpleQueue[None] | None = None  # gets one item per finished task once `wait_for_any` is used
         self.threads: list[threading.Thread] = []
         self._hanging: set[threading.Thread] = set()
-        self.grow(size)
+        self.use(size)
 
-    def grow(self, size: int) -> None:
-        for number in range(self.size, size):
-            self._start(f"dataload-{self._first + number}")
-        self.size = max(self.size, size)
+    def use(self, workers: int) -> None:
+        # Parked threads keep what is local to them, and cost nothing. They park after the tasks that are queued.
+        for _ in range(workers, self.active):
+            self.queue.put(_Park.HERE)
+        for number in range(self.active, workers):
+            if number < len(self.threads) - len(self._hanging):
+                self._parked.put(None)
+            else:
+                self._start(f"dataload-{self._first + number}")
+        self.active = workers
 
     def is_usable(self) -> bool:
         return self.pid == os.getpid()  # threads do not survive a fork
 
-    def submit(self, task: Any) -> _Task:
+    def submit(self, task: Any) -> Result[Any]:
+        if not self.active:
+            return Deferred(self.work, task, self._status)
         submitted = _Task(self, task)
         self.queue.put(submitted)
         return submitted
@@ -147,7 +165,7 @@ class _Pool:
 
     def _start(self, name: str) -> None:
         # Daemons, because the interpreter joins other threads before it runs what would stop them.
-        thread = threading.Thread(target=_work, args=(self.queue,), name=name, daemon=True)
+        thread = threading.Thread(target=_work, args=(self.queue, self._parked), name=name, daemon=True)
         self.threads.append(thread)
         thread.start()
 
@@ -155,7 +173,7 @@ class _Pool:
         """Return True if running a task here beats waiting for a worker."""
         # Not with a timeout, because nobody would watch the consumer's thread. And not if the workers leave it no
         # CPU: one more thread would compete for the GIL, and cost the workers as much as it produces.
-        return self.timeouts.timeout is None and self.size < max(2, self._cpus)
+        return self.timeouts.timeout is None and self.active < max(2, self._cpus)
 
     def look(self, watch: StallMonitor, task: Any) -> None:
         """Warn about the thread that runs a late task, or give up on it and replace it."""
@@ -180,9 +198,11 @@ class _Pool:
             return
         with contextlib.suppress(Empty):
             while (task := self.queue.get_nowait()) is not None:
-                task.cancel()
+                if isinstance(task, _Task):
+                    task.cancel()
         for _ in self.threads:
             self.queue.put(None)
+            self._parked.put(None)
         until = monotonic() + _CLOSE_SECONDS
         # The last reference may be dropped by a worker.
         others = [thread for thread in self.threads if thread is not threading.current_thread()]
@@ -210,8 +230,11 @@ class ThreadExecutor(PoolExecutor[TaskT, ResultT]):
         super().__init__(partial(_Pool, work, timeouts or TimeoutPolicy(), first), workers)
 
 
-def _work(queue: SimpleQueue[_Task | None]) -> None:
+def _work(queue: SimpleQueue[_Task | _Park | None], parked: SimpleQueue[None]) -> None:
     status, thread = WorkerStatus(), threading.current_thread()
     while (task := queue.get()) is not None:
-        task.run_in(thread, status)
+        if isinstance(task, _Task):
+            task.run_in(thread, status)
+        else:
+            parked.get()
         del task  # otherwise its batch would live until the next task comes

@@ -1,29 +1,69 @@
-"""``num_workers="auto"``: the number of workers that a loader should have."""
+"""The number of workers that a loader uses, found by trial: `search` is pure, and `Scaling` applies it.
+
+``num_workers=N`` is an upper bound, and ``"auto"`` has a bound of its own; both are searched alike. A trial uses
+another number of workers for a moment. Its time per batch is compared with that of the best number so far, in turns,
+so that a machine that becomes slower meanwhile does not decide. The clearer the difference, the fewer turns.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from operator import sub
+from statistics import median
 from typing import NamedTuple
 
 from dataload._util.machine import usable_cpus
 from dataload.loader.recorder import Recorder
 
-_LEAST_WAIT = 0.1  # part of the time that the consumer waits; below it, more workers are not worth it
-_LEAST_OF_EXPECTED = 0.3  # part of the speed-up that workers would bring if nothing else were a limit
-_LEAST_STEPS, _STEPS_PER_WORKER, _LEAST_SECONDS = 8, 4, 0.2  # for a sample to be reliable
-_START_SECONDS = {"threads": 0.2, "processes": 1.5}  # until new workers deliver
+_WAITS = 0.05  # part of the time: a consumer that waits less needs no more workers
+_QUICK_SECONDS = 5e-3  # of work per batch: below it, the consumer's thread may be the fastest place
+_WAITING = 0.5  # part of their busy time: workers that use less CPU mostly wait for something else
+_MOST_WAITING = 4  # times the CPUs: workers that "auto" may use if they mostly wait
+_MOST_PREFETCH = 8  # batches ahead per worker that "auto" may use
+
+_GAIN = 1.03  # speed-up that more workers must bring
+_LOSS = 0.99  # speed-up that fewer workers may cost; with none, the consumer's thread must be faster
+_CLEAR = 1.2  # speed-up that cannot be chance
+_DOUBT = (0.3, 0.2, 0.12, 0.06, 0.0)  # by turns: results this close to the threshold take another turn
+_CHANGE, _STRAYS = 1.2, 3  # so many samples in a row, slower or faster by this factor, are another workload
+_FIRST_PAUSE, _LAST_PAUSE = 8, 512  # samples between searches; each pause is four times as long as the last one
+
+_UP = ("double", "more", "half", "fewer", "one", "none", "deeper")
+_DOWN = ("half", "fewer", "one", "none", "double", "more", "deeper")
+_AGAIN = ("double", "more", "fewer", "none", "deeper")
+
+_SAMPLE_SECONDS, _LONG_SECONDS = 0.1, 2.0
+_STEPS_PER_WORKER = 8
+_START_SECONDS = {"serial": 0.0, "threads": 0.0, "processes": 1.5}  # until new workers deliver
+
+
+class Setting(NamedTuple):
+    """What the search chooses."""
+
+    workers: int  # 0 for the consumer's thread
+    prefetch: int  # tasks ahead per worker
+
+
+class Bounds(NamedTuple):
+    """The settings that the search may choose."""
+
+    least: int  # workers
+    most: int
+    prefetch: int  # the largest
+    most_waiting: int = 0  # workers, if they mostly wait; 0 for no more than `most`
 
 
 class ThroughputSample(NamedTuple):
-    """The throughput of a loader for a while."""
+    """The throughput of a loader for a while; see `Statistics`."""
 
-    workers: int
     steps: int  # batches that the consumer received
     wait_seconds: float  # time that the consumer waited for them
     consumer_seconds: float  # time that the consumer spent in between
     work_seconds: float  # time that all workers together spent on them
+    cpu_seconds: float = 0.0
+    cpu_clock_seconds: float = 0.0
+    lag: float = 0.0  # how much longer the last batch was ready before it was received than the first one
 
     @property
     def seconds(self) -> float:
@@ -31,63 +71,221 @@ class ThroughputSample(NamedTuple):
         return self.wait_seconds + self.consumer_seconds
 
     @property
-    def steps_per_second(self) -> float:
-        """Batches per second."""
-        return self.steps / max(self.seconds, 1e-9)
+    def seconds_per_step(self) -> float:
+        """Time per batch, to make one or to consume one, whichever takes longer.
+
+        While the consumer uses up what was ready, it is served faster than batches are made.
+        """
+        return max(self.seconds - min(0.0, self.lag), 1e-9) / max(self.steps, 1)
+
+    @property
+    def busy(self) -> float:
+        """Mean number of busy workers."""
+        return self.work_seconds / max(self.seconds, 1e-9)
+
+    @property
+    def mostly_waits(self) -> bool:
+        """Whether the CPU clock shows that the work mostly waits for something else."""
+        return bool(self.cpu_clock_seconds) and self.cpu_seconds < _WAITING * self.busy * self.cpu_clock_seconds
 
     def since(self, earlier: ThroughputSample) -> ThroughputSample:
         """Return the part of this sample that came after an earlier one."""
-        steps = self.steps - earlier.steps
-        return ThroughputSample(self.workers, steps, *map(sub, self[2:], earlier[2:]))
+        return ThroughputSample(self.steps - earlier.steps, *map(sub, self[1:], earlier[1:]))
 
 
-def workers_to_use(before: ThroughputSample | None, now: ThroughputSample, limit: int) -> int:
-    """Return how many workers there should be, at least the present number and at most `limit`. Pure.
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The state of a search.
 
-    Workers are added while the consumer waits at least 10% of the time: as many as would keep up with it, but at most
-    twice the present number, because the gain is an estimate until it is measured. Once the last ones brought less
-    than 30% of their share, no more are added.
-
-    Args:
-        before: The last sample with fewer workers; None if there were never fewer.
+    Attributes:
+        best: The best setting so far.
+        trial: The setting that is compared with it, if any.
+        on_trial: Whether `trial` is in use; otherwise `best` is.
+        moves: Names of the trials to make from `best`.
+        failed: Settings that were worse, and the one before `best`.
+        base: Seconds per step with `best`, by turn.
+        tried: Seconds per step with `trial`, by turn.
+        pause: Samples until the next search.
+        next_pause: Samples between that search and the one after it.
+        usual: Seconds per step since the last search, and those of them that the consumer waits; None if unknown.
+        strays: Number of consecutive samples that are slower than that, or minus the number of faster ones.
     """
-    workers = now.workers
-    if workers >= limit or now.wait_seconds < _LEAST_WAIT * now.seconds:
-        return workers
-    if before is not None:
-        expected = 1 + _LEAST_OF_EXPECTED * (workers / before.workers - 1)
-        if now.steps_per_second < expected * before.steps_per_second:
-            return workers
-    needed = math.ceil(min(now.work_seconds / max(now.consumer_seconds, 1e-9), limit))
-    return min(limit, 2 * workers, max(needed, workers + 1))
+
+    best: Setting
+    moves: tuple[str, ...]
+    trial: Setting | None = None
+    on_trial: bool = False
+    failed: tuple[Setting, ...] = ()
+    base: tuple[float, ...] = ()
+    tried: tuple[float, ...] = ()
+    pause: int = 0
+    next_pause: int = _FIRST_PAUSE
+    usual: tuple[float, float] | None = None
+    strays: int = 0
+
+    @property
+    def setting(self) -> Setting:
+        """The setting to use now."""
+        return self.trial if self.on_trial and self.trial is not None else self.best
+
+
+def first_search(setting: Setting, bounds: Bounds) -> Search:
+    """Return a search that begins with a setting."""
+    return Search(setting, _DOWN if setting.workers >= bounds.most else _UP)
+
+
+def search(state: Search, sample: ThroughputSample, bounds: Bounds) -> Search:
+    """Return the state after a sample of `state.setting`. Pure."""
+    seconds = sample.seconds_per_step
+    if state.trial is not None and not state.on_trial:
+        return replace(state, on_trial=True, base=(*state.base, seconds))
+    if state.trial is not None:
+        return _compare(replace(state, on_trial=False, tried=(*state.tried, seconds)), state.trial)
+    if state.moves:
+        return _try_next(state, sample, bounds)
+    return _rest(state, sample, bounds)
+
+
+def _compare(state: Search, trial: Setting) -> Search:
+    """Return the state after a turn of the trial: it is the best, it has failed, or it takes another turn."""
+    down = trial.workers < state.best.workers
+    threshold = _GAIN if not down else _LOSS if trial.workers else 1.0
+    doubt = 1 + _DOUBT[len(state.tried) - 1]
+    gain = median(state.base) / median(state.tried)
+    if gain >= threshold * doubt:
+        taken = replace(state, best=trial, trial=None, failed=(state.best,))
+        if gain >= _CLEAR:
+            return replace(taken, moves=_DOWN if down else _UP, next_pause=_FIRST_PAUSE)
+        if state.next_pause > _FIRST_PAUSE:  # small, after a pause: chance must not keep the search awake
+            return taken
+        return replace(taken, moves=_DOWN if down else _UP)
+    if gain < threshold / doubt:
+        return replace(state, trial=None, failed=(*state.failed, trial))
+    return state
+
+
+def _try_next(state: Search, sample: ThroughputSample, bounds: Bounds) -> Search:
+    """Return the state with the next trial that makes sense in use, or a pause if there is none."""
+    for number, move in enumerate(state.moves, start=1):
+        trial = _moved(state.best, move, sample, bounds)
+        if trial not in (state.best, *state.failed) and is_plausible(state.best, trial, sample):
+            base = (sample.seconds_per_step,)
+            return replace(state, trial=trial, on_trial=True, moves=state.moves[number:], base=base, tried=())
+    pause = state.next_pause
+    return replace(
+        state, moves=(), failed=(), pause=pause, next_pause=min(4 * pause, _LAST_PAUSE), usual=None, strays=0
+    )
+
+
+def _rest(state: Search, sample: ThroughputSample, bounds: Bounds) -> Search:
+    """Return the state after a sample of the pause between two searches."""
+    now = (sample.seconds_per_step, sample.wait_seconds / max(sample.steps, 1))
+    usual = state.usual or now
+    margin = (_CHANGE - 1) * usual[0]
+    pairs = zip(now, usual, strict=True)
+    side = next((1 if found > known else -1 for found, known in pairs if abs(found - known) > margin), 0)
+    strays = state.strays + side if side * state.strays >= 0 and side else side
+    if abs(strays) == _STRAYS:
+        return _try_next(replace(state, moves=_UP, next_pause=_FIRST_PAUSE), sample, bounds)
+    if state.pause <= 1:
+        return _try_next(replace(state, moves=_AGAIN), sample, bounds)
+    if not side:
+        usual = (usual[0] + 0.2 * (now[0] - usual[0]), usual[1] + 0.2 * (now[1] - usual[1]))
+    return replace(state, pause=state.pause - 1, usual=usual, strays=strays)
+
+
+def _moved(setting: Setting, move: str, sample: ThroughputSample, bounds: Bounds) -> Setting:
+    workers, prefetch = setting
+    if move == "deeper":
+        return Setting(workers, min(2 * prefetch, max(prefetch, bounds.prefetch)))
+    quarter = max(1, workers // 4)
+    wanted = {
+        "double": max(2, 2 * workers),
+        "more": workers + quarter,
+        "half": workers // 2,
+        "fewer": workers - quarter,
+        "one": 1,
+        "none": 0,
+    }
+    most = max(bounds.most, bounds.most_waiting if sample.mostly_waits else 0, workers)
+    return Setting(min(most, max(bounds.least, wanted[move])), prefetch)
+
+
+def is_plausible(best: Setting, trial: Setting, sample: ThroughputSample) -> bool:
+    """Return True unless the sample, which is of `best`, shows that `trial` cannot be better."""
+    waits = sample.wait_seconds >= _WAITS * sample.seconds
+    if trial.workers == best.workers:  # a longer queue helps if the workers have to wait for the consumer
+        return waits and best.workers > 0 and sample.busy < 0.9 * best.workers
+    if not trial.workers:
+        return sample.work_seconds <= _QUICK_SECONDS * sample.steps
+    return waits or trial.workers < best.workers
 
 
 class Scaling:
-    """Starts with one worker, and adds others as `workers_to_use` decides, up to one per usable CPU or `limit`."""
+    """Takes samples of a loader, and applies what `search` makes of them.
 
-    def __init__(self, limit: int | None = None) -> None:
-        self.workers = 1
-        self._limit = usable_cpus() if limit is None else limit
-        self._before: ThroughputSample | None = None
-        self._mark = ThroughputSample(1, 0, 0.0, 0.0, 0.0)
-        self._starting = True
+    Args:
+        workers: The upper bound; None for "auto", which begins with one worker.
+        least: The lower bound, 0 if the consumer's thread may do all the work.
+    """
 
-    def look(self, recorder: Recorder, grow: Callable[[int], None]) -> None:
-        """Add workers with `grow` if a new sample is complete and says so. Call this after each batch."""
-        enough = max(_LEAST_STEPS, _STEPS_PER_WORKER * self.workers)
-        if self.workers >= self._limit or recorder.steps - self._mark.steps < enough:
-            return
-        total = ThroughputSample(
-            self.workers, recorder.steps, recorder.wait_seconds, recorder.consumer_seconds, recorder.work_seconds
+    def __init__(self, workers: int | None, prefetch: int, *, least: int = 0, deepens: bool = False) -> None:
+        cpus = usable_cpus()
+        most = cpus if workers is None else workers
+        self.bounds = Bounds(
+            least=min(least, most),
+            most=most,
+            prefetch=max(prefetch, _MOST_PREFETCH) if deepens else prefetch,
+            most_waiting=_MOST_WAITING * cpus if deepens else 0,
         )
+        self._search = first_search(Setting(1 if workers is None else workers, prefetch), self.bounds)
+        self._started = self._search.best.workers  # the most workers that there ever were
+        self._mark = ThroughputSample(0, 0.0, 0.0, 0.0)
+        self._settling = True
+        self._settle_seconds: float | None = None  # None for those of the executor
+        self._due = 1  # the steps with which to look again
+        self._cpu = 0.0, 0.0  # of the last sample in which the CPU clock was read
+
+    @property
+    def setting(self) -> Setting:
+        """The setting in use."""
+        return self._search.setting
+
+    def look(self, recorder: Recorder, in_flight: Callable[[], int], use: Callable[[Setting], None]) -> None:
+        """Choose another setting with `use` if a new sample is complete and says so. Call this after each batch.
+
+        `in_flight` returns the steps that were begun and not received, which the setting before it made.
+        """
+        if recorder.steps < self._due:
+            return
+        r = recorder
+        cpu = r.cpu_seconds, r.cpu_clock_seconds
+        total = ThroughputSample(r.steps, r.wait_seconds, r.consumer_seconds, r.work_seconds, *cpu, r.lag)
         now = total.since(self._mark)
-        if now.seconds < (_START_SECONDS[recorder.executor] if self._starting else _LEAST_SECONDS):
+        if self._settling:
+            if self._settle_seconds is None:
+                self._settle_seconds = _START_SECONDS[recorder.executor]
+            if now.seconds >= self._settle_seconds:
+                self._settling, self._mark = False, total
+                self._due = total.steps + 1
             return
+        enough = _STEPS_PER_WORKER * max(1, self.setting.workers)  # workers deliver in bursts
+        if now.seconds < _SAMPLE_SECONDS:
+            left = _SAMPLE_SECONDS - now.seconds
+            self._due = total.steps + max(1, min(64, int(left / now.seconds_per_step / 2)))
+            return
+        if now.steps < enough and not (now.seconds >= _LONG_SECONDS and now.steps >= enough // 3):
+            return
+        if now.cpu_clock_seconds:
+            self._cpu = now.cpu_seconds, now.cpu_clock_seconds
+        before = self.setting
+        now = now._replace(cpu_seconds=self._cpu[0], cpu_clock_seconds=self._cpu[1])
+        self._search = search(self._search, now, self.bounds)
         self._mark = total
-        if self._starting:  # the consumer waited for workers to start, which says nothing about their work
-            self._starting = False
-            return
-        wanted = workers_to_use(self._before, now, self._limit)
-        if wanted > self.workers:
-            self._before, self._starting, self.workers = now, True, wanted
-            grow(wanted)
+        self._due = total.steps + 1
+        if self.setting != before:
+            self._due = total.steps + in_flight() + 1
+            grows = self.setting.workers > self._started
+            self._started = max(self._started, self.setting.workers)
+            self._settling, self._settle_seconds = True, None if grows else 0.0
+            use(self.setting)

@@ -59,7 +59,8 @@ class LoaderBase(ABC, Generic[BatchT]):
 
     def __init__(self, *, recorder: Recorder, workers: int, epochs: int | None, release: Callable[[], None]) -> None:
         self._recorder = recorder
-        self._workers = workers
+        self._workers = workers  # in use
+        self._workers_allowed = workers
         self._epochs = None if epochs is None else check_count("epochs", epochs, least=0)
         self._release = release
         weakref.finalize(self, release)
@@ -91,7 +92,7 @@ class LoaderBase(ABC, Generic[BatchT]):
 
     def statistics(self) -> Statistics:
         """Return where the time went since the loader was built."""
-        return self._recorder.snapshot(self._workers)
+        return self._recorder.snapshot(self._workers, self._workers_allowed)
 
     def __iter__(self) -> Iterator[BatchT]:
         """Iterate over one epoch, or over the rest of it after `load_state_dict`.

@@ -14,7 +14,7 @@ from dataload._util.randomness import check_seed
 from dataload.collate import Policy
 from dataload.errors import WorkerError
 from dataload.executors import Executor, StartMethod, TimeoutPolicy, WorkerLostError
-from dataload.loader.autoscale import Scaling
+from dataload.loader.autoscale import Scaling, Setting
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import EpochIteration, LoaderBase
 from dataload.loader.fetch import Fetcher, choose_collate
@@ -156,7 +156,6 @@ class Loader(LoaderBase[BatchT]):
             rank=rank,
             world_size=world_size,
         )
-        self._scaling = Scaling() if num_workers == "auto" else None
         workers = 1 if num_workers == "auto" else check_count("num_workers", num_workers, least=0)
         # A function that prepares a batch for its consumer (pins it, say) must not run in another process.
         in_consumer = workers and executor == "processes" and getattr(batch_transform, "runs_in_consumer", False)
@@ -176,11 +175,19 @@ class Loader(LoaderBase[BatchT]):
             self._work,
             executor,
             workers,
-            window=self._prefetch * (usable_cpus() if self._scaling else workers),
+            window=self._prefetch * (usable_cpus() if num_workers == "auto" else workers),
             start_method=start_method,
             timeouts=TimeoutPolicy(check_seconds("timeout", timeout)),
             parts=parts_of_work(self._work),
         )
+        self._scaling = None
+        if workers:
+            automatic, threads = num_workers == "auto", executor == "threads"
+            # Somebody must watch the consumer's thread if there is a timeout. Who asks for processes gets at least one.
+            least = 0 if threads and timeout is None else 1
+            self._scaling = Scaling(
+                None if automatic else workers, self._prefetch, least=least, deepens=automatic and threads
+            )
         self._opened = ExitStack()  # exits the source, if the loader has entered it
         super().__init__(
             recorder=Recorder(executor if workers else "serial", tuple(step.name for step in fetch.transform)),
@@ -188,6 +195,8 @@ class Loader(LoaderBase[BatchT]):
             epochs=epochs,
             release=functools.partial(_release, self._executor, self._opened),
         )
+        if self._scaling is not None:
+            self._workers_allowed = self._scaling.bounds.most
         self._prefetch_bytes = check_count("prefetch_bytes", prefetch_bytes, least=1)
         self._in_order = bool(in_order)
         self._bad = Budget(check_count("max_bad", max_bad, least=0), error_report)
@@ -242,17 +251,21 @@ class Loader(LoaderBase[BatchT]):
         if self._upcoming is not None and not self._cursor.begun:  # the epoch is over
             self._move(self._upcoming)
         if self._scaling is not None:
-            self._scaling.look(self._recorder, self._grow)
+            self._scaling.look(self._recorder, self._in_flight, self._use)
         return batch
 
     def _lost(self, lost: WorkerLostError) -> WorkerError:
         return lost_step(lost, self._plans, self._cursor)
 
-    def _grow(self, workers: int) -> None:
-        self._workers = workers
-        self._executor.grow(workers)
+    def _in_flight(self) -> int:
+        return self._delivery.in_flight() if isinstance(self._delivery, StepDelivery) else 0
+
+    def _use(self, setting: Setting) -> None:
+        self._recorder.end_use(self._workers)
+        self._workers, self._prefetch = setting
+        self._executor.use(self._workers)
         if isinstance(self._delivery, StepDelivery):
-            self._delivery.widen(workers * self._prefetch)
+            self._delivery.set_window(self._workers * self._prefetch)
 
     def _steps(self, cursor: Cursor) -> int:
         return self._plans.of(cursor.epoch).steps(cursor.epoch)

@@ -48,10 +48,9 @@ class StepDelivery:
         together: bool = False,
     ) -> None:
         self._sizer = sizer
-        self._budget = budget = PrefetchBudget(sizer, window, max_bytes)
+        self._budget = budget = PrefetchBudget(sizer, window, max_bytes, together=together)
         self._ready: list[StepResult] = []
-        # Without workers there is no hand-over to save: make each step on request, unless one read serves several.
-        groups = sizer.groups if (window or together) and in_order else _one_by_one
+        groups = sizer.groups if in_order else _one_by_one
         tasks = _tasks(planners, start, epochs, budget, groups)
         self._executor = executor
         self._waiting: deque[StepRange] = deque()  # with in_order, the tasks in flight
@@ -98,9 +97,13 @@ class StepDelivery:
             self._waiting.popleft()
         return result
 
-    def widen(self, window: int) -> None:
+    def set_window(self, window: int) -> None:
         """Allow `window` tasks ahead from now on."""
         self._budget.window = window
+
+    def in_flight(self) -> int:
+        """Return the steps that are in flight or ready."""
+        return self._budget.steps
 
     def close(self) -> None:
         """Cancel what has not started."""
@@ -224,9 +227,10 @@ class PrefetchBudget:
     Kept apart from `StepDelivery` to avoid a reference cycle, which would delay cancellation.
     """
 
-    def __init__(self, sizer: TaskSizer, window: int, max_bytes: int) -> None:
+    def __init__(self, sizer: TaskSizer, window: int, max_bytes: int, *, together: bool) -> None:
         self._sizer = sizer
         self._max_bytes = max_bytes
+        self._together = together  # whether one read can serve several steps
         self.window = window
         self.steps = 0  # in flight or ready
 
@@ -240,6 +244,8 @@ class PrefetchBudget:
 
     def share(self) -> int:
         """Return the steps that one task may have, so that all tasks are about equal."""
+        if not self.window and not self._together:
+            return 1  # there is no hand-over to save: make each step on request
         return min(self.left(), self._max_steps() // (self.window + 1))
 
     def _max_steps(self) -> int:

@@ -42,15 +42,20 @@ class Recorder:
     consumer_seconds: float = field(default=0.0, init=False)  # time that the consumer spent between batches
     _rows: int = field(default=0, init=False)
     _nbytes: int = field(default=0, init=False)
+    _worker_seconds: float = field(default=0.0, init=False)  # until `_workers_since`, in seconds of the loop
+    _workers_since: float = field(default=0.0, init=False)
     _first_wait: float = field(default=0.0, init=False)
     _bad: int = field(default=0, init=False)
     _retries: int = field(default=0, init=False)
     _ready: int = field(default=0, init=False)
     _stages: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(lambda: [0, 0.0]), init=False)
-    _cpu_seconds: float = field(default=0.0, init=False)
-    _cpu_clock_seconds: float = field(default=0.0, init=False)
+    cpu_seconds: float = field(default=0.0, init=False)
+    cpu_clock_seconds: float = field(default=0.0, init=False)
     _cpus: int = field(default_factory=usable_cpus, init=False)
     _asked: list[float] = field(default_factory=list[float], init=False)  # times of the last requests
+    _made: float = field(default=0.0, init=False)  # when the last step was made
+    _received: float = field(default=0.0, init=False)  # and received
+    _resumed: float = field(default=0.0, init=False)
     _delivered: float | None = field(default=None, init=False)
     _cpu_read: tuple[float, float] | None = field(default=None, init=False)
     _cpu_pause: float = field(default=_CPU_CLOCK_SECONDS, init=False)
@@ -60,9 +65,25 @@ class Recorder:
         """Time of all stages, of all workers together."""
         return sum(seconds for _, seconds in self._stages.values())
 
+    @property
+    def lag(self) -> float:
+        """Seconds of this epoch from the end of the work on the last step until it was received."""
+        return self._received - max(self._made, self._resumed)
+
+    @property
+    def _loop_seconds(self) -> float:
+        return self.wait_seconds - self._first_wait + self.consumer_seconds
+
+    def end_use(self, workers: int) -> None:
+        """Count the time since the last call as that of so many workers."""
+        now = self._loop_seconds
+        self._worker_seconds += workers * (now - self._workers_since)
+        self._workers_since = now
+
     def resume(self) -> None:
         """Start an epoch: the consumer's time since the last one does not count."""
         self._delivered = self._cpu_read = None
+        self._resumed = self.clock()
 
     def begin_wait(self) -> None:
         """Start a wait: the consumer requests a batch."""
@@ -74,7 +95,7 @@ class Recorder:
 
     def end_wait(self, step: StepResult) -> None:
         """End a wait: the consumer has the batch, or the error."""
-        now = self._delivered = self.clock()
+        now = self._delivered = self._received = self.clock()
         asked = self._asked
         wait = now - asked[-1]
         self.wait_seconds += wait
@@ -90,6 +111,7 @@ class Recorder:
         if not self.steps:
             self._first_wait = wait
         self.steps += 1
+        self._made = made
         self._rows += step.rows
         self._nbytes += step.nbytes
         # Count the requests since the batch was ready. Summed over batches, this is the number of ready batches summed
@@ -117,13 +139,13 @@ class Recorder:
         """Measure between batches of one epoch, so that the time between epochs does not count."""
         used = self.cpu_clock()
         if self._cpu_read is not None:
-            self._cpu_clock_seconds += now - self._cpu_read[0]
-            self._cpu_seconds += max(0.0, used - self._cpu_read[1])  # ended threads no longer count
+            self.cpu_clock_seconds += now - self._cpu_read[0]
+            self.cpu_seconds += max(0.0, used - self._cpu_read[1])  # ended threads no longer count
         self._cpu_read = now, used
         self._cpu_pause = max(_CPU_CLOCK_SECONDS, (self.clock() - now) / _CPU_CLOCK_COST)
 
-    def snapshot(self, workers: int) -> Statistics:
-        """Return the totals so far, for a number of workers."""
+    def snapshot(self, workers: int, allowed: int | None = None) -> Statistics:
+        """Return the totals so far, for the workers in use and those allowed, by default the same number."""
         here = self.executor != "processes"
         return Statistics(
             steps=self.steps,
@@ -135,12 +157,14 @@ class Recorder:
             # A list, because the consumer's thread may add a stage meanwhile.
             stages={name: StageStatistics(runs, seconds) for name, (runs, seconds) in list(self._stages.items())},
             workers=workers,
+            workers_allowed=workers if allowed is None else allowed,
+            worker_seconds=self._worker_seconds + workers * (self._loop_seconds - self._workers_since),
             executor=self.executor if workers else "serial",
             transforms=self.transforms,
             bad=self._bad,
             retries=self._retries,
             depth=self._ready / self.steps if self.steps else 0.0,
             cpus=self._cpus,
-            cpu_seconds=self._cpu_seconds if here else 0.0,
-            cpu_clock_seconds=self._cpu_clock_seconds if here else 0.0,
+            cpu_seconds=self.cpu_seconds if here else 0.0,
+            cpu_clock_seconds=self.cpu_clock_seconds if here else 0.0,
         )

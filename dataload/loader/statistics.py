@@ -52,7 +52,9 @@ class Statistics:
         first_wait_seconds: The part of it for the first batch, while workers start and files are opened.
         consumer_seconds: Time that the consumer spent between batches.
         stages: The work on these batches, by stage: read, transform, collate, batch_transform.
-        workers: Number of workers, the present one with ``"auto"``; 0 for the consumer's thread.
+        workers: Number of workers in use now; 0 for the consumer's thread.
+        workers_allowed: Number of workers that may be used. Fewer are in use where another one does not help.
+        worker_seconds: Length of the loop times the workers that were in use.
         executor: Where the work was done.
         transforms: Names of the transforms of samples, which together are one stage.
         bad: Records that were dropped or replaced.
@@ -73,6 +75,8 @@ class Statistics:
     stages: dict[str, StageStatistics]
     workers: int = field(metadata=_NOT_COUNTED)
     executor: Workplace
+    workers_allowed: int = field(default=0, metadata=_NOT_COUNTED)
+    worker_seconds: float = 0.0
     transforms: tuple[str, ...] = ()
     bad: int = 0
     retries: int = 0

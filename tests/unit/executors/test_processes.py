@@ -85,8 +85,8 @@ def test_thousands_of_tiny_tasks_with_cancelling_and_growing():
         for number in range(4000):
             pending[number] = tasks.submit(number)
             if number == 1000:
-                tasks.grow(2)
-                tasks.grow(1)
+                tasks.use(2)
+                tasks.use(1)
             if number % 3 == 0:
                 pending.pop(number).cancel()
             if len(pending) > 64:
@@ -98,6 +98,18 @@ def test_thousands_of_tiny_tasks_with_cancelling_and_growing():
         assert len(tasks._pool._workers) == 2
         assert tasks.submit(1).result() == 1
         assert len(tasks._pool._ring._free) == 4
+
+
+def test_processes_that_are_not_in_use_get_no_tasks():
+    with executor(works.echo, workers=3) as tasks:
+        for workers in (3, 1, 2):
+            tasks.use(workers)
+            for number in range(20):
+                assert tasks.submit(number).result() == number
+            pending = [tasks.submit(number) for number in range(6)]
+            assert len({result.worker for result in pending}) == workers
+            assert [result.result() for result in pending] == list(range(6))
+        assert len(tasks._pool._workers) == 3
 
 
 def test_a_cancelled_task_takes_no_other_with_it():
@@ -351,7 +363,7 @@ def test_the_count_of_descriptors_is_right():
     with executor(works.large, workers=1, slots=0) as tasks:
         tasks.submit(0).result()  # has the helpers of `multiprocessing` started
         before = count()
-        tasks.grow(3)
+        tasks.use(3)
         tasks.submit(0).result()
         assert count() - before == 2 * WorkerHandle.DESCRIPTORS
     with executor(works.large, workers=1, slots=3) as tasks:

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import threading
+import time
 import weakref
 
 import pytest
@@ -163,16 +164,63 @@ def test_the_first_of_several_is_waited_for():
     executor.close()
 
 
-def test_grows_but_does_not_shrink():
+def test_the_threads_in_use_change():
     executor = ThreadExecutor(call, 1)
     executor.submit(int).result()
-    executor.grow(3)
-    executor.grow(2)
+    executor.use(3)
     assert sorted(thread.name for thread in threads()) == ["dataload-0", "dataload-1", "dataload-2"]
     barrier = threading.Barrier(3)
     for result in [executor.submit(lambda: barrier.wait(10)) for _ in range(3)]:
         result.result()
     executor.close()
+
+
+def park(executor, workers):
+    executor.use(workers)
+    until = time.monotonic() + 20
+    while executor._pool.queue.qsize():
+        assert time.monotonic() < until, "threads do not park"
+        time.sleep(0.001)
+
+
+def test_threads_that_are_not_in_use_take_no_tasks_and_are_the_same_when_they_go_on():
+    executor = ThreadExecutor(call, 3)
+    executor.submit(int).result()
+    before = {thread.ident for thread in threads()}
+    park(executor, 1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def block():
+        begun.set()
+        go_on.wait(10)
+
+    blocking, waiting = executor.submit(block), executor.submit(worker_name)
+    assert begun.wait(10)
+    assert executor._pool.queue.qsize() == 1
+    assert not waiting.done()
+    executor.use(3)
+    assert waiting.result().startswith("dataload-")
+    go_on.set()
+    blocking.result()
+    assert {thread.ident for thread in threads()} == before
+    executor.close()
+    assert threads() == []
+
+
+def test_without_workers_in_use_tasks_run_where_their_results_are_asked_for():
+    executor = ThreadExecutor(call, 2)
+    queued = [executor.submit(worker_name) for _ in range(4)]
+    park(executor, 0)
+    here = threading.current_thread().name
+    later = executor.submit(worker_name)
+    executor.wait_for_any([later])
+    assert later.result() == here
+    assert {result.result() for result in queued} <= {"dataload-0", "dataload-1"}
+    executor.use(1)
+    assert executor.submit(worker_name).result() != here
+    executor.use(0)
+    executor.close()  # with a thread that is parked and another that may not be yet
+    assert threads() == []
 
 
 def test_a_thread_that_hangs_is_described_given_up_and_replaced():
@@ -248,7 +296,7 @@ def test_serial_work_is_done_when_its_result_is_asked_for():
     executor = SerialExecutor(work)
     results = [executor.submit(1), executor.submit(2)]
     executor.wait_for_any(results)
-    executor.grow(4)
+    executor.use(4)
     assert done == []
     assert results[1].done()
     assert not results[1].run()
@@ -274,7 +322,7 @@ def test_the_consumer_helps_where_workers_leave_it_a_cpu(monkeypatch, workers, c
     task = executor.submit(lambda: None)
     assert task.run() == expected
     assert task.done() == expected
-    executor.grow(cpus + 1)  # what leaves a CPU may leave none later
+    executor.use(cpus + 1)  # what leaves a CPU may leave none later
     assert not executor.submit(lambda: None).run()
     hold.set()
     executor.close()

@@ -1,6 +1,7 @@
-"""``num_workers="auto"`` against a simulated consumer and simulated workers, and in a loader."""
+"""The number of workers in use: against models of workloads without any clock, in simulated time, and in a loader."""
 
 import heapq
+import random
 from time import monotonic
 from typing import NamedTuple
 
@@ -8,43 +9,251 @@ import numpy as np
 import pytest
 
 from dataload import Loader, RangeSource
-from dataload.loader.autoscale import Scaling, ThroughputSample, workers_to_use
+from dataload.loader.autoscale import (
+    Bounds,
+    Scaling,
+    Search,
+    Setting,
+    ThroughputSample,
+    first_search,
+    is_plausible,
+    search,
+)
 from dataload.loader.recorder import Recorder
 from dataload.samplers import GlobalShuffle
 
-
-def look(workers, *, waits, work=1.0, rate=100.0):
-    """A second, of which the consumer waits a part."""
-    return ThroughputSample(
-        workers, steps=round(rate), wait_seconds=waits, consumer_seconds=1 - waits, work_seconds=work
-    )
+BOUNDS = Bounds(least=0, most=8, prefetch=2)
 
 
-# One decision
+def sample(seconds=0.01, *, waits=1.0, busy=1.0, steps=100, cpus=None):
+    """A sample with so many seconds a step, of which the consumer waits a part."""
+    total = seconds * steps
+    clock = (0.0, 0.0) if cpus is None else (cpus * total, total)
+    return ThroughputSample(steps, waits * total, (1 - waits) * total, busy * total, *clock)
+
+
+# One step of a search
+
+
+def test_a_trial_that_is_much_better_is_taken_at_once_and_one_that_is_much_worse_dropped():
+    state = first_search(Setting(1, 2), BOUNDS)
+    state = search(state, sample(0.010), BOUNDS)
+    assert (state.best, state.setting) == ((1, 2), (2, 2))
+    assert search(state, sample(0.005), BOUNDS).best == (2, 2)
+    worse = search(state, sample(0.020), BOUNDS)
+    assert (worse.best, worse.setting, worse.trial) == ((1, 2), (1, 2), None)
+    assert worse.failed == ((2, 2),)
+
+
+def test_a_trial_that_is_a_little_better_takes_turns():
+    state, used = search(first_search(Setting(1, 2), BOUNDS), sample(0.0100), BOUNDS), []
+    while state.best == (1, 2) and state.trial == (2, 2):
+        used.append(state.setting.workers)
+        state = search(state, sample(0.0096 if state.on_trial else 0.0100), BOUNDS)
+    assert used == [2, 1, 2, 1, 2, 1, 2, 1, 2]
+    assert state.best == (2, 2)  # 4% better
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "limit", "expected"),
+    ("start", "change", "expected"),
     [
-        (None, look(1, waits=0.05), 8, 1),  # the consumer is the limit
-        (None, look(1, waits=0.5, work=1.0), 8, 2),  # work for two
-        (None, look(1, waits=0.9, work=1.0), 8, 2),  # for ten, but no more than there are at a time
-        (None, look(4, waits=0.6, work=4.0), 6, 6),
-        (None, look(4, waits=0.2, work=4.0), 8, 5),
-        (None, look(4, waits=0.2, work=1.0), 8, 5),  # the consumer waits all the same
-        (None, look(4, waits=1.0, work=4.0), 64, 8),  # which does nothing in between
-        (None, look(8, waits=1.0, work=8.0), 8, 8),
-        (look(1, waits=0.9, rate=100), look(2, waits=0.8, work=2, rate=190), 8, 4),
-        (look(1, waits=0.9, rate=100), look(2, waits=0.9, work=2, rate=110), 8, 2),  # they did not help
-        (look(2, waits=0.9, rate=100), look(3, waits=0.8, work=3, rate=120), 8, 6),
-        (look(2, waits=0.9, rate=100), look(3, waits=0.8, work=3, rate=110), 8, 3),
+        (4, 1.000, 2),  # fewer are as good
+        (4, 1.015, 4),
+        (1, 0.980, 1),  # more are hardly better
+        (1, 0.960, 2),
     ],
 )
-def test_a_decision(before, now, limit, expected):
-    assert workers_to_use(before, now, limit) == expected
+def test_the_thresholds_prefer_fewer_workers(start, change, expected):
+    state = search(first_search(Setting(start, 2), Bounds(1, 4, 2)), sample(1.0), BOUNDS)
+    trial = state.trial
+    while state.trial == trial and state.best != trial:
+        state = search(state, sample(change if state.on_trial else 1.0), BOUNDS)
+    assert state.best.workers == expected
 
 
-# Many
+def test_a_machine_that_becomes_slower_during_a_comparison_does_not_decide():
+    state = search(first_search(Setting(2, 2), Bounds(1, 2, 2)), sample(1.0), BOUNDS)
+    slowness = 1.0
+    while state.trial == (1, 2) and state.best == (2, 2):
+        slowness *= 1.04
+        state = search(state, sample(slowness * (0.97 if state.on_trial else 1.0)), BOUNDS)
+    assert state.best == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("best", "trial", "found", "expected"),
+    [
+        (1, 2, sample(waits=0.04), False),  # the consumer is the limit
+        (1, 2, sample(waits=0.06), True),
+        (2, 1, sample(waits=0.0), True),
+        (1, 0, sample(0.010, busy=0.49), True),
+        (1, 0, sample(0.010, busy=0.51), False),  # 5.1 ms of work a batch: handing it over costs nothing
+        (0, 1, sample(), True),
+    ],
+)
+def test_trials_that_make_sense(best, trial, found, expected):
+    assert is_plausible(Setting(best, 2), Setting(trial, 2), found) is expected
+
+
+@pytest.mark.parametrize(
+    ("best", "found", "expected"),
+    [
+        (4, sample(busy=3.5), True),
+        (4, sample(busy=3.7), False),  # they never wait for the consumer
+        (4, sample(waits=0.01, busy=1.0), False),
+        (0, sample(), False),
+    ],
+)
+def test_a_longer_queue_is_tried_if_workers_wait_for_a_consumer_that_waits(best, found, expected):
+    assert is_plausible(Setting(best, 2), Setting(best, 4), found) is expected
+
+
+def test_more_workers_than_allowed_by_the_cpus_only_if_they_mostly_wait():
+    bounds = Bounds(least=0, most=2, prefetch=2, most_waiting=8)
+    state = Search(Setting(2, 2), ("double",))
+    assert search(state, sample(busy=2.0, cpus=0.9), bounds).trial == (4, 2)
+    assert search(state, sample(busy=2.0, cpus=1.1), bounds).trial is None
+    assert search(state, sample(busy=2.0), bounds).trial is None  # nobody knows
+
+
+def test_pauses_become_longer_until_the_work_changes():
+    state, pauses = Search(Setting(2, 2), ()), []
+    for _ in range(2000):
+        before = state
+        state = search(state, sample(0.01 * state.setting.workers), Bounds(2, 4, 2))
+        if state.pause > before.pause:
+            pauses.append(state.pause)
+    assert pauses == [8, 32, 128, 512, 512, 512, 512]
+    for _ in range(3):
+        assert state.setting == (2, 2)
+        state = search(state, sample(0.05), Bounds(2, 4, 2))
+    assert state.setting == (4, 2)
+    assert state.next_pause == 8
+
+
+# Models of workloads: the seconds per step of a consumer that works `consumer` seconds a step
+
+
+class Model(NamedTuple):
+    rate: tuple  # steps per second that 0, 1, 2 ... workers can make; the last number holds for all others
+    consumer: float = 0.0
+    work: float = 0.001  # seconds a step
+    depth: tuple = (1.0,)  # factors of that rate for prefetch 1, 2, 4, 8
+
+    def seconds(self, setting):
+        workers, prefetch = setting
+        depth = self.depth[min(len(self.depth) - 1, prefetch.bit_length() - 1)]
+        make = 1 / (self.rate[min(workers, len(self.rate) - 1)] * depth)
+        return make + self.consumer if not workers else max(make, self.consumer)
+
+    def sample(self, setting, noise):
+        seconds = self.seconds(setting) * noise
+        waits = seconds - self.consumer * noise
+        steps = max(8, round(0.1 / seconds))
+        return ThroughputSample(steps, steps * waits, steps * self.consumer * noise, steps * self.work)
+
+
+MODELS = {
+    "the GIL": Model((100, 97, 94, 92, 90)),
+    "the GIL, and a consumer": Model((100, 150, 140, 130, 125), consumer=0.005),
+    "copies, cheap to make and dear to hand over": Model((100, 50, 70, 75, 70)),
+    "memory": Model((100, 100, 150, 152, 150, 145, 140, 130, 120)),
+    "decoding on 8 CPUs": Model((100, 99, 195, 290, 380, 470, 560, 650, 740), work=0.01),
+    "decoding on 4 CPUs": Model((100, 99, 195, 290, 380, 378, 375), work=0.01),
+    "storage": Model((10, 10, 20, 30, 40, 50, 60, 70, 80), work=0.1),
+    "a slow consumer": Model((1000, 1000, 2000), consumer=0.01),
+    "a consumer that three keep up with": Model((20, 20, 40, 60, 80, 100, 120), consumer=0.018, work=0.05),
+    "uneven batches": Model((50, 50, 60, 70, 80), work=0.02, depth=(0.5, 0.6, 0.8, 1.0)),
+}
+
+
+def run(model, state, bounds, samples, noise=0.0, seed=0, after=0):
+    """Feed a search with samples of a model. Returns it, the mean seconds per step after so many, and the changes."""
+    rng = random.Random(seed)
+    total, changes = [], 0
+    for number in range(samples):
+        setting = state.setting
+        state = search(state, model.sample(setting, rng.lognormvariate(0.0, noise)), bounds)
+        if number >= after:
+            total.append(model.seconds(setting))
+            changes += state.setting != setting
+    return state, sum(total) / len(total), changes
+
+
+def best_seconds(model, bounds):
+    depths = {2, bounds.prefetch}
+    return min(model.seconds(Setting(w, d)) for w in range(bounds.least, bounds.most + 1) for d in depths)
+
+
+@pytest.mark.parametrize("start", [1, 8])
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.1])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_search_settles_at_a_setting_that_is_as_good_as_any(name, noise, start):
+    model, bounds = MODELS[name], BOUNDS._replace(prefetch=8)
+    lost = []
+    for seed in range(5):
+        state = first_search(Setting(start, 2), bounds)
+        _, seconds, changes = run(model, state, bounds, 800, noise, seed, after=300)
+        lost.append(seconds / best_seconds(model, bounds))
+        assert noise > 0.03 or changes <= 100, "it does not come to rest"
+    assert sorted(lost)[2] <= (1.03 if noise < 0.1 else 1.05)
+
+
+@pytest.mark.parametrize("most", range(2, 9))
+@pytest.mark.parametrize("name", MODELS)
+def test_one_more_worker_allowed_never_makes_it_slower(name, most):
+    def settled(bounds):
+        state = first_search(Setting(bounds.most, 2), bounds)
+        return run(MODELS[name], state, bounds, 600, 0.02, after=200)[1]
+
+    assert settled(BOUNDS._replace(most=most)) <= 1.03 * settled(BOUNDS._replace(most=most - 1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_settles_soon(name):
+    for start in (1, 8):
+        state = first_search(Setting(start, 2), BOUNDS)
+        _, seconds, _ = run(MODELS[name], state, BOUNDS, 80, 0.02, after=40)  # 40 samples are some four seconds
+        assert seconds <= 1.15 * best_seconds(MODELS[name], BOUNDS)
+
+
+def test_workers_that_are_not_needed_are_not_used():
+    found = {}
+    for name, model in MODELS.items():
+        state, _, _ = run(model, first_search(Setting(8, 2), BOUNDS), BOUNDS, 400, 0.01)
+        found[name] = state.best.workers
+    assert found["the GIL"] == found["copies, cheap to make and dear to hand over"] == 0
+    assert found["a slow consumer"] == 1
+    assert found["a consumer that three keep up with"] in (3, 4)
+    assert found["decoding on 4 CPUs"] in (4, 5)
+    assert found["memory"] == 2
+    assert found["decoding on 8 CPUs"] == found["storage"] == 8
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("the GIL", "storage"),
+        ("decoding on 8 CPUs", "copies, cheap to make and dear to hand over"),
+        ("a slow consumer", "memory"),
+        ("memory", "a consumer that three keep up with"),
+    ],
+)
+def test_it_follows_a_workload_that_changes(before, after):
+    state, _, _ = run(MODELS[before], first_search(Setting(2, 2), BOUNDS), BOUNDS, 2000, 0.02)
+    state, seconds, _ = run(MODELS[after], state, BOUNDS, 200, 0.02, after=100)
+    assert seconds <= 1.05 * best_seconds(MODELS[after], BOUNDS)
+
+
+def test_at_rest_it_costs_next_to_nothing():
+    for model in MODELS.values():
+        state, _, _ = run(model, first_search(Setting(8, 2), BOUNDS), BOUNDS, 3000, 0.02)
+        _, seconds, changes = run(model, state, BOUNDS, 2000, 0.02, seed=1)
+        assert seconds <= 1.02 * model.seconds(state.best)
+        assert changes <= 100
+
+
+# Simulated time
 
 
 class Step(NamedTuple):
@@ -66,134 +275,178 @@ class Simulation:
         start: Seconds until a new worker does anything.
     """
 
-    def __init__(self, *, io=0.0, cpu=0.0, consumer=0.0, cpus=64, start=0.0, prefetch=2, executor="threads"):
-        self.io, self.cpu, self.consumer, self.start, self.prefetch = io, cpu, consumer, start, prefetch
+    def __init__(self, *, io=0.0, cpu=0.0, consumer=0.0, cpus=64, start=0.0, executor="threads", workers=1):
+        self.io, self.cpu, self.consumer, self.start = io, cpu, consumer, start
         self.cpus = [0.0] * cpus
         self.now = 0.0
-        self.free = [start]
         self.recorder = Recorder(executor, clock=lambda: self.now, cpu_clock=lambda: 0.0)
+        self.free = [start] * workers
+        self.started = workers
+        self.setting = Setting(workers, 2)
+        self.made, self.taken = [], 0
 
-    def grow(self, workers):
-        for _ in range(workers - len(self.free)):
-            heapq.heappush(self.free, self.now + self.start)
+    def use(self, setting):
+        more = setting.workers - self.setting.workers
+        for number in range(self.setting.workers, setting.workers):
+            heapq.heappush(self.free, self.now + (self.start if number >= self.started else 0.0))
+        self.started = max(self.started, setting.workers)
+        for _ in range(-more):
+            heapq.heappop(self.free)
+        self.setting = setting
 
     def _make(self):
-        begun = max(self.now, heapq.heappop(self.free))
+        begun = max(self.now, heapq.heappop(self.free)) if self.free else self.now
         computes = max(begun + self.io, heapq.heappop(self.cpus))
         ended = computes + self.cpu
-        heapq.heappush(self.free, ended)
+        if self.setting.workers:
+            heapq.heappush(self.free, ended)
         heapq.heappush(self.cpus, ended if self.cpu else 0.0)
         return begun, ended
 
-    def run(self, steps, scaling=None):
-        """Seconds of the last half of so many steps."""
-        made = []
+    def in_flight(self):
+        return len(self.made) - self.taken
+
+    def run(self, seconds, scaling=None):
+        """Seconds per step in the last half of so many seconds, and the steps."""
+        until, half = self.now + seconds, None
         self.recorder.resume()
-        for step in range(steps):
-            if step == steps // 2:
-                half = self.now
-            while len(made) <= step + len(self.free) * self.prefetch:
-                made.append(self._make())
-            begun, ended = made[step]
+        while self.now < until:
+            if half is None and self.now >= until - seconds / 2:
+                half = self.now, self.taken
+            while self.in_flight() <= self.setting.workers * self.setting.prefetch:
+                self.made.append(self._make())
+            begun, ended = self.made[self.taken]
             self.recorder.begin_wait()
             self.now = max(self.now, ended)
             self.recorder.end_wait(Step((("read", begun, ended),)))
+            self.taken += 1
             if scaling is not None:
-                scaling.look(self.recorder, self.grow)
+                scaling.look(self.recorder, self.in_flight, self.use)
             self.now += self.consumer
-        return self.now - half
+        return (self.now - half[0]) / (self.taken - half[1])
 
 
 CASES = {
-    "CPU-bound": ({"cpu": 0.05, "cpus": 8}, 8, {8}),
-    "CPU-bound, fewer CPUs than allowed": ({"cpu": 0.05, "cpus": 3}, 16, range(3, 9)),
-    "storage": ({"io": 0.05, "cpu": 0.001}, 8, {8}),
-    "storage and CPU": ({"io": 0.02, "cpu": 0.02, "consumer": 0.004, "cpus": 4}, 8, {8}),
-    "the consumer": ({"cpu": 0.005, "consumer": 0.01}, 8, {1}),
-    "the consumer, just": ({"cpu": 0.0095, "consumer": 0.01}, 8, {1}),
-    "work for three": ({"cpu": 0.025, "consumer": 0.01}, 8, {3}),
-    "work for five": ({"cpu": 0.025, "io": 0.02, "consumer": 0.01}, 8, {5}),
-    "the GIL": ({"cpu": 0.01, "cpus": 1}, 8, {2}),
-    "the GIL, and a consumer": ({"cpu": 0.01, "consumer": 0.005, "cpus": 1}, 8, {2}),
-    "one CPU": ({"cpu": 0.05}, 1, {1}),
-    "quick batches": ({"cpu": 100e-6, "consumer": 10e-6}, 4, {4}),
-    "slow batches": ({"cpu": 2.0, "consumer": 0.7}, 8, {3}),
-    "processes that start slowly": ({"cpu": 0.026, "consumer": 0.01, "start": 0.7, "executor": "processes"}, 8, {3}),
+    "computing": ({"cpu": 0.05, "cpus": 8}, {8}),
+    "computing, fewer CPUs than allowed": ({"cpu": 0.05, "cpus": 3}, range(3, 9)),
+    "storage": ({"io": 0.05, "cpu": 0.001}, {8}),
+    "storage and CPU": ({"io": 0.02, "cpu": 0.02, "consumer": 0.004, "cpus": 4}, range(6, 9)),
+    "the consumer": ({"cpu": 0.005, "consumer": 0.01}, {1}),
+    "work for three": ({"cpu": 0.025, "consumer": 0.01}, {3}),
+    "work for five": ({"cpu": 0.025, "io": 0.02, "consumer": 0.01}, {5}),
+    "the GIL": ({"cpu": 0.01, "cpus": 1}, {1}),
+    "the GIL, quick": ({"cpu": 0.001, "cpus": 1}, {0, 1}),
+    "slow batches": ({"cpu": 2.0, "consumer": 0.7}, {3, 4}),
+    "processes that start slowly": ({"cpu": 0.026, "consumer": 0.01, "start": 0.7, "executor": "processes"}, {3}),
 }
 
 
+@pytest.mark.parametrize("start", [None, 8])
 @pytest.mark.parametrize("name", CASES)
-def test_a_simulated_loader_settles_at_a_number_that_is_as_good_as_any(name):
-    settings, limit, expected = CASES[name]
-    scaling = Scaling(limit)
-    steps = 30_000 if name == "quick batches" else 4000
-    seconds = Simulation(**settings).run(steps, scaling)
-    assert scaling.workers in expected
-
-    def fixed(workers):
-        simulation = Simulation(**settings)
-        simulation.grow(workers)
-        return simulation.run(steps)
-
-    assert seconds <= 1.12 * min(map(fixed, range(1, limit + 1)))
+def test_a_simulated_loader_settles_at_a_number_that_is_as_good_as_any(monkeypatch, name, start):
+    monkeypatch.setattr("dataload.loader.autoscale.usable_cpus", lambda: 8)
+    settings, expected = CASES[name]
+    length = 1000 if name == "slow batches" else 40
+    scaling = Scaling(start, 2)
+    simulation = Simulation(**settings, workers=scaling.setting.workers)
+    found = simulation.run(length, scaling)
+    fixed = min(Simulation(**settings, workers=workers).run(length) for workers in range(9))
+    assert found <= 1.05 * fixed
+    assert scaling._search.best.workers in expected
 
 
-def test_it_settles_within_seconds_and_steps():
-    scaling, simulation = Scaling(8), Simulation(cpu=0.05, consumer=0.005)
-    simulation.run(300, scaling)
-    assert scaling.workers == 8
+def test_samples_begin_when_the_steps_of_the_setting_before_are_received():
+    scaling, simulation = Scaling(8, 2, least=1), Simulation(cpu=0.05, workers=8)
+    looked = []
+
+    def use(setting):
+        looked.append((simulation.now, simulation.in_flight()))
+        simulation.use(setting)
+
+    simulation.recorder.resume()
+    simulation.use, used = use, simulation.use
+    simulation.use = lambda setting: (looked.append(simulation.taken), used(setting))
+    simulation.run(3)
+    assert looked == []
+    simulation.run(5, scaling)
+    assert looked[1] - looked[0] >= 16 + 8  # what was in flight, and a sample
 
 
-def test_a_consumer_that_becomes_quicker_gets_more_workers():
-    scaling, simulation = Scaling(8), Simulation(cpu=0.01, consumer=0.02)
-    simulation.run(1000, scaling)
-    assert scaling.workers == 1
-    simulation.consumer = 0.003
-    simulation.run(1000, scaling)
-    assert scaling.workers == 4
+def test_a_look_is_mostly_a_comparison():
+    scaling = Scaling(4, 2)
+    simulation = Simulation(cpu=1e-5, workers=4)
 
+    class Counting(Recorder):
+        asked = 0
 
-def test_the_limit_is_the_cpus_of_the_process(monkeypatch):
-    monkeypatch.setattr("dataload.loader.autoscale.usable_cpus", lambda: 3)
-    scaling = Scaling()
-    Simulation(cpu=0.05).run(2000, scaling)
-    assert scaling.workers == 3
+        @property
+        def work_seconds(self):
+            Counting.asked += 1
+            return super().work_seconds
+
+    simulation.recorder = Counting("threads", clock=lambda: simulation.now, cpu_clock=lambda: 0.0)
+    simulation.run(4, scaling)
+    assert Counting.asked < simulation.taken / 30
 
 
 # In a loader
 
 
+@pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("executor", ["threads", "processes"])
-def test_a_loader_that_grows_gives_the_same_batches_and_says_how_many_workers_it_has(monkeypatch, executor):
-    monkeypatch.setattr("dataload.loader.autoscale.usable_cpus", lambda: 3)
-    monkeypatch.setattr("dataload.loader.loader.usable_cpus", lambda: 3)
-    monkeypatch.setattr("dataload.loader.autoscale._LEAST_SECONDS", 0.0)
-    monkeypatch.setattr("dataload.loader.autoscale._START_SECONDS", {executor: 0.0})
-    monkeypatch.setattr("dataload.loader.autoscale.workers_to_use", lambda _, now, limit: min(limit, now.workers + 1))
+def test_a_loader_whose_workers_change_gives_the_same_batches_and_says_how_many_it_uses(
+    monkeypatch, executor, in_order
+):
+    numbers = [3, 0, 0, 2, 1, 3, 0] if executor == "threads" else [3, 1, 2, 1, 3]
+    calls = iter(numbers * 100)
+
+    def look(self, recorder, in_flight, use):
+        if not recorder.steps % 7:
+            use(Setting(next(calls), 2))
+
+    monkeypatch.setattr(Scaling, "look", look)
     seen = set()
-    with Loader(RangeSource(400), batch_size=4, shuffle=True, seed=5, num_workers="auto", executor=executor) as loader:
+    settings = {"num_workers": 3, "executor": executor, "in_order": in_order}
+    with Loader(RangeSource(400), batch_size=4, shuffle=True, seed=5, **settings) as loader:
         for epoch in range(2):
             order = GlobalShuffle(400, 5).indices(np.arange(400), epoch=epoch).tolist()
             served = []
             for batch in loader:
-                served += batch["index"].tolist()
-                seen.add(loader.statistics().workers)
-            assert served == order
-        assert seen == {1, 2, 3}
-        assert f"work in 3 {executor}" in str(loader.statistics())
+                served.append(batch["index"].tolist())
+                statistics = loader.statistics()
+                seen.add(statistics.workers)
+                assert statistics.workers_allowed == 3
+            expected = [order[i : i + 4] for i in range(0, 400, 4)]
+            assert served == expected if in_order else sorted(served) == sorted(expected)
+        assert seen == set(numbers)
 
 
-def test_a_loader_whose_workers_wait_takes_more_of_them(monkeypatch):
+@pytest.mark.parametrize(
+    ("settings", "least"),
+    [({}, 0), ({"timeout": 60}, 1), ({"executor": "processes"}, 1), ({"num_workers": "auto"}, 0)],
+)
+def test_the_consumer_does_all_the_work_only_where_nothing_else_was_asked_for(settings, least):
+    with Loader(RangeSource(10), batch_size=2, **{"num_workers": 2, **settings}) as loader:
+        assert loader._scaling.bounds.least == least
+    assert Loader(RangeSource(10), batch_size=2)._scaling is None
+
+
+def test_auto_may_use_more_threads_than_cpus_and_a_longer_queue(monkeypatch):
     monkeypatch.setattr("dataload.loader.autoscale.usable_cpus", lambda: 3)
-    monkeypatch.setattr("dataload.loader.autoscale._LEAST_SECONDS", 0.02)
-    from time import sleep
+    with Loader(RangeSource(10), batch_size=2, num_workers="auto", prefetch=3) as loader:
+        assert loader._scaling.bounds == Bounds(least=0, most=3, prefetch=8, most_waiting=12)
+        assert loader._scaling.setting == (1, 3)
+        assert loader.statistics().workers_allowed == 3
+    with Loader(RangeSource(10), batch_size=2, num_workers=2, prefetch=3) as loader:
+        assert loader._scaling.bounds == Bounds(least=0, most=2, prefetch=3)
+        assert loader._scaling.setting == (2, 3)
 
-    def slow(sample):
-        sleep(0.001)  # storage, in the place of which this stands
-        return sample
 
-    with Loader(RangeSource(200), batch_size=2, transform=slow, num_workers="auto") as loader:
-        until = monotonic() + 30
-        while loader.statistics().workers < 3 and monotonic() < until:
-            assert sorted(i for batch in loader for i in batch["index"]) == list(range(200))
-        assert loader.statistics().workers == 3
+def test_a_loader_takes_samples_of_its_own(monkeypatch):
+    monkeypatch.setattr("dataload.loader.autoscale._SAMPLE_SECONDS", 0.0)
+    seen, until = set(), monotonic() + 30
+    with Loader(RangeSource(400), batch_size=4, num_workers=3) as loader:
+        while len(seen) < 2 and monotonic() < until:
+            for _ in loader:
+                seen.add(loader.statistics().workers)
+    assert len(seen) >= 2

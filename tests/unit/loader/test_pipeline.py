@@ -204,14 +204,31 @@ def test_a_step_that_cannot_be_sent_is_told_from_the_others_of_its_job():
     assert caught.value.place.step == 1
 
 
-def test_the_window_can_be_widened():
+def test_the_window_can_be_set():
     workers = Workers()
     delivery = deliver(workers, window=1)
     places(delivery, 2)
     assert workers.in_flight() == 1
-    delivery.widen(5)
+    assert delivery.in_flight() == 1
+    delivery.set_window(5)
     next(delivery)
-    assert workers.in_flight() == 5
+    assert workers.in_flight() == delivery.in_flight() == 5
+    delivery.set_window(0)
+    places(delivery, 4)
+    assert workers.in_flight() == 1
+    places(delivery, 2)
+    assert workers.in_flight() == 0
+
+
+@pytest.mark.parametrize(("together", "expected"), [(False, 1), (True, 8)])
+def test_without_a_window_a_task_is_one_step_unless_one_read_serves_several(together, expected):
+    pace = TaskSizer()
+    for _ in range(4):
+        pace.learn(8, 1e-3, 8)
+    workers = Workers()
+    planners = EpochPlanners(BatchSampler(sampler=Sequential(100), batch_size=1))
+    next(deliver(workers, planners, pace, window=0, together=together))
+    assert [job.stop - job.start for job in workers.jobs] == [expected]
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -227,7 +227,7 @@ def test_since_subtracts_every_number_unless_it_is_marked():
         return More(**{**numbers, "stages": {"read": StageStatistics(value, value)}, "executor": "threads"})
 
     found = at(7).since(at(4))
-    assert {f.name for f in fields(More) if getattr(found, f.name) == 7} == {"workers", "cpus"}
+    assert {f.name for f in fields(More) if getattr(found, f.name) == 7} == {"workers", "workers_allowed", "cpus"}
     assert found.depth == (7 * 7 - 4 * 4) / 3  # a mean over steps
     assert found.stages == {"read": StageStatistics(3, 3)}
     assert found.added == found.added_seconds == found.cpu_seconds == 3

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeAlias
 
+from dataload.loader.prediction import Loop, predict
+
 Workplace: TypeAlias = Literal["serial", "threads", "processes"]
 """Where batches are made; `serial` is the consumer's thread."""
 
@@ -18,10 +20,9 @@ _WAITS = 0.05  # part of the time: a consumer that waits less is the limit
 _DOES_NOTHING = 0.05  # part of the time: a consumer that works less only reads
 _BUSY = 0.6  # part of the time: workers that work less are not the limit
 _QUICK = 2e-4  # seconds: for batches that take less, the hand-over matters
-_COMPUTES = 0.5  # part of the work: workers that use less CPU mostly wait for something else
 _MOST_WAITING = 4  # times as many workers are worth a try if they mostly wait
-_TOGETHER = 1.5  # busy threads: with fewer, the CPUs that they use tell nothing about the GIL
-_ONE_CPU = (0.8, 1.2)  # CPUs that threads use together if they take turns
+_WORTH_SAYING = 1.1  # times as much
+_COPYING = ("read", "collate")  # stages that may be limited by the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,26 +136,34 @@ class Statistics:
         If the limit is a stage, the first rule that applies decides what would help:
 
         1. Threads are busy together, but use only one of several CPUs, so they hold the GIL: processes.
-        2. The consumer does nothing between batches, so no number of workers would feed it. The line says how fast it
+        2. Fewer workers are in use than are allowed, because more were not faster when they were tried.
+        3. The consumer does nothing between batches, so no number of workers would feed it. The line says how fast it
            is, and how fast it could be with one worker per CPU.
-        3. As many workers as would keep up with the consumer, if there are CPUs for them.
-        4. One worker per CPU, if there are fewer.
-        5. Nothing: this process may not use more CPUs.
+        4. As many workers as would keep up with the consumer, if there are CPUs for them.
+        5. One worker per CPU, if there are fewer.
+        6. Nothing: this process may not use more CPUs.
 
         For the last four, if the CPU clock shows that threads mostly wait for something else, such as storage, the
-        limit is four times the present number of workers instead of one per CPU.
+        limit is four times the present number of workers instead of one per CPU. The gain is "about" a number where
+        it follows from measurements, and "up to" one where the GIL, storage or the memory may be in the way; see
+        `predict`.
         """
         if self.steps < _FEW_STEPS or not self._loop_seconds:
             received = {0: "no batch was received", 1: "1 batch is too few to tell"}
             return f"limit: unknown, {received.get(self.steps, f'{self.steps} batches are too few to tell')}"
         if self.wait_share < _WAITS:
-            slowed = f"; {self._turns('they hold the GIL, which slows it down')}" if self._takes_turns else ""
+            slowed = f"; {self._turns('they hold the GIL, which slows it down')}" if self._loop.takes_turns else ""
             return f"limit: the consumer; it waits {self.wait_share:.0%} of the time{slowed}"
         waits = f"the consumer waits {self.wait_share:.0%} of the time"
-        if self._busy < _BUSY * max(1, self.workers):
+        if self._busy < _BUSY * max(1, self._mean_workers):
             return f"limit: {self._idle()}; {waits}"
         name, stage = max(self.stages.items(), key=lambda item: item[1].seconds)
         return f"limit: {self._label(name, stage)}; {waits}; {self._advice(name)}"
+
+    @property
+    def _mean_workers(self) -> float:
+        """Mean number of workers that were in use."""
+        return _ratio(self.worker_seconds, self._loop_seconds) if self.worker_seconds else self.workers
 
     @property
     def _busy(self) -> float:
@@ -162,18 +171,17 @@ class Statistics:
         return _ratio(self.work_seconds, self._loop_seconds - (0 if self.workers else self.consumer_seconds))
 
     @property
-    def _computes(self) -> bool:
-        """Whether the work uses CPUs; if not, it mostly waits."""
-        used = self.busy_cpus
-        working = _ratio(self.work_seconds, self._loop_seconds)
-        return used is None or used >= _COMPUTES * min(working, self.cpus)
-
-    @property
-    def _takes_turns(self) -> bool:
-        """Whether threads behave as if only one could run at a time."""
-        used = self.busy_cpus
-        several = self.executor == "threads" and self.cpus > 1 and self._busy > _TOGETHER
-        return several and used is not None and _ONE_CPU[0] <= used <= _ONE_CPU[1]
+    def _loop(self) -> Loop:
+        return Loop(
+            period=self._loop_seconds / self.steps,
+            consumer=self.consumer_seconds / self.steps,
+            work=self.work_seconds / self.steps,
+            nbytes=self.nbytes / self.steps,
+            workers=self.workers,
+            executor=self.executor,
+            cpus=self.cpus,
+            busy_cpus=self.busy_cpus,
+        )
 
     def _label(self, name: str, stage: StageStatistics) -> str:
         share = f"{_ratio(stage.seconds, self.work_seconds):.0%} of {'worker time' if self.workers else 'the work'}"
@@ -194,45 +202,73 @@ class Statistics:
         size = f", or their way between processes ({self.nbytes / self.steps / 1e6:.1f} MB each)"
         return (
             f"batches of unequal cost{size if self.executor == 'processes' else ''}; workers are busy "
-            f"{self._busy / self.workers:.0%} of the time, and a larger prefetch or in_order=False may help"
+            f"{_ratio(self._busy, self._mean_workers):.0%} of the time, "
+            "and a larger prefetch or in_order=False may help"
         )
 
     def _advice(self, stage: str) -> str:
         """Return what would help if a stage is the limit."""
-        if self._takes_turns:
+        loop = self._loop
+        if loop.takes_turns:
             return self._turns("it holds the GIL or waits" if stage == "read" else "it holds the GIL")
-        most = self.cpus if self._computes else _MOST_WAITING * max(1, self.workers)
+        if self.workers < self.workers_allowed:
+            return self._fewer(stage)
+        most = self.cpus if loop.computes else _MOST_WAITING * max(1, self.workers)
         possible = max(0, most - self.workers)
         if self.consumer_seconds < _DOES_NOTHING * self._loop_seconds:
             return self._throughput(stage, possible)
-        # Workers that share CPUs are slower; what counts is their speed alone.
-        alone = max(1.0, self._busy / self.cpus) if self._computes else 1.0
-        needed = math.ceil(self.work_seconds / alone / self.consumer_seconds)
+        needed = math.ceil(loop.alone / loop.consumer - 1e-9)
         wanted = max(needed - self.workers, 1)  # at least one, because the consumer waits
         if wanted <= possible:
-            return f"{self._more(wanted)} would feed it"
-        takes = f", and feeding it takes {needed} {'CPUs' if self._computes else 'workers'}" if needed > most else ""
+            return f"{self._more(wanted)} would feed it{self._gain(stage, wanted, ': ')}"
+        takes = f", and feeding it takes {needed} {'CPUs' if loop.computes else 'workers'}" if needed > most else ""
         if not possible:
             return self._no_more(stage) + takes
-        return f"{self._more(possible)} would give up to {most / max(1, self.workers):.1f} times as much{takes}"
+        return f"{self._more(possible)} would give{self._gain(stage, possible, ' ')}{takes}"
+
+    def _gain(self, stage: str, more: int, before: str) -> str:
+        """Return the predicted effect of more workers, in words."""
+        executor = "threads" if self.executor == "threads" else "processes"
+        found = predict(self._loop, self.workers + more, executor, shared=stage in _COPYING)
+        return f"{before}{'about' if found.known else 'up to'} {found.gain:.1f} times as much"
 
     def _turns(self, reason: str) -> str:
         together = f"{self.workers} threads keep {self.busy_cpus:.1f} CPUs busy together"
-        return f"{together}, as if {reason}: try executor='processes'"
+        return f"{together}, as if {reason}: try executor='processes'{self._by_processes()}"
+
+    def _by_processes(self) -> str:
+        workers = min(self.cpus, max(1, self.workers, self.workers_allowed))
+        found = predict(self._loop, workers, "processes")
+        if not found.known or found.gain < _WORTH_SAYING:
+            return ""
+        return f", which with {workers} would give about {found.gain:.1f} times as much"
+
+    def _fewer(self, stage: str) -> str:
+        """Return why fewer workers are in use than are allowed, and what would help."""
+        used = (
+            f"{self.workers or 'none'} of {self.workers_allowed} workers {'is' if self.workers < 2 else 'are'} in use"
+        )
+        line = f"{used}, because more were not faster"
+        loop = self._loop
+        if self.executor == "processes" or not loop.computes or self.cpus == 1:
+            return line
+        if stage in _COPYING:
+            return f"{line}: the memory may be the limit, or the GIL"
+        gain = self._by_processes()
+        return f"{line}, as if it holds the GIL: try executor='processes'{gain}" if gain else line
 
     def _throughput(self, stage: str, possible: int) -> str:
         rate = _ratio(self.rows, self._loop_seconds)
-        if not self._computes:
+        if not self._loop.computes:
             faster = f"the work keeps {self.busy_cpus:.1f} CPUs busy and mostly waits, so more workers may help"
         elif possible:
-            most = rate * self.cpus / max(1, self.workers)
-            faster = f"{self._more(possible)}, one per CPU, would make that {most:,.0f} at most"
+            faster = f"{self._more(possible)}, one per CPU, would give{self._gain(stage, possible, ' ')}"
         else:
             faster = self._no_more(stage)
         return f"it only reads, at {rate:,.0f} rows/s; {faster}"
 
     def _more(self, number: int) -> str:
-        kind = "" if self.workers or not self._computes else " (processes, if it holds the GIL)"
+        kind = "" if self.workers or not self._loop.computes else " (processes, if it holds the GIL)"
         return f"{number}{' more' if self.workers else ''} worker{'' if number == 1 else 's'}{kind}"
 
     def _no_more(self, stage: str) -> str:

@@ -351,24 +351,29 @@ VERDICTS = {
         "the consumer",
         "it waits 2% of the time",
     ),
-    "a transform": (statistics(), "transform (83% of worker time)", HALF, "2 more workers would feed it"),
+    "a transform": (
+        statistics(),
+        "transform (83% of worker time)",
+        HALF,
+        "2 more workers would feed it: up to 2.0 times as much",
+    ),
     "transforms by name": (
         statistics(transforms=("app.images.decode", "Crop", "f.<locals>.<lambda>")),
         "transforms decode, Crop, <lambda> (83% of worker time)",
         HALF,
-        "2 more workers would feed it",
+        "2 more workers would feed it: up to 2.0 times as much",
     ),
     "storage": (
         statistics(read=32.0, transform=0.0, collate=8.0, cpus=3),
         "storage (read, 80% of worker time)",
         HALF,
-        "1 more worker would give up to 1.5 times as much, and feeding it takes 4 CPUs",
+        "1 more worker would give up to 1.2 times as much, and feeding it takes 4 CPUs",
     ),
     "enough on average": (  # 3.2 workers of work, for a consumer that works 8 of 10 s, is just what four do
         statistics(workers=4, transform=26.0, wait_seconds=2.0, consumer_seconds=8.0),
         "transform (81% of worker time)",
         "the consumer waits 20% of the time",
-        "1 more worker would feed it",
+        "1 more worker would feed it: up to 1.2 times as much",
     ),
     "no more CPUs": (
         statistics(cpus=2),
@@ -401,13 +406,13 @@ VERDICTS = {
         statistics(**using(1.8)),
         "transform (83% of worker time)",
         HALF,
-        "2 more workers would feed it",
+        "2 more workers would feed it: about 2.0 times as much",
     ),
     "threads that wait for storage": (
         statistics(read=38.0, transform=0.0, cpus=2, **using(0.2)),
         "storage (read, 95% of worker time)",
         HALF,
-        "2 more workers would feed it",
+        "2 more workers would feed it: up to 2.0 times as much",
     ),
     "threads that wait for storage, very slow": (
         statistics(read=38.0, transform=0.0, cpus=2, wait_seconds=17.0, consumer_seconds=3.0, **using(0.2)),
@@ -419,7 +424,7 @@ VERDICTS = {
         statistics(workers=0, executor="serial", read=1.0, transform=8.0, collate=1.0, **using(1.0)),
         "transform (80% of the work)",
         HALF,
-        "1 worker (processes, if it holds the GIL) would feed it",
+        "1 worker (processes, if it holds the GIL) would feed it: about 2.0 times as much",
     ),
     "serial, slow": (
         statistics(
@@ -434,7 +439,7 @@ VERDICTS = {
         ),
         "storage (read, 93% of the work)",
         "the consumer waits 80% of the time",
-        "4 workers would feed it",
+        "4 workers would feed it: up to 5.0 times as much",
     ),
     "serial, on two CPUs": (
         statistics(
@@ -442,7 +447,7 @@ VERDICTS = {
         ),
         "transform (54% of the work)",
         "the consumer waits 75% of the time",
-        "2 workers (processes, if it holds the GIL) would give up to 2.0 times as much, and feeding it takes 3 CPUs",
+        "2 workers (processes, if it holds the GIL) would give about 2.0 times as much, and feeding it takes 3 CPUs",
     ),
     "serial, the loader's own cost": (
         statistics(workers=0, executor="serial", read=1.0, transform=2.0, collate=1.0),
@@ -473,7 +478,7 @@ VERDICTS = {
         "transform (85% of worker time)",
         "the consumer waits 100% of the time",
         "it only reads, at 50 rows/s",
-        "6 more workers, one per CPU, would make that 199 at most",
+        "6 more workers, one per CPU, would give up to 4.0 times as much",
     ),
     "only reads, on all CPUs": (
         statistics(**READS, transform=34.0, cpus=2),
@@ -494,7 +499,60 @@ VERDICTS = {
         "storage (read, 89% of the work)",
         "the consumer waits 100% of the time",
         "it only reads, at 50 rows/s",
-        "8 workers (processes, if it holds the GIL), one per CPU, would make that 398 at most",
+        "8 workers (processes, if it holds the GIL), one per CPU, would give up to 8.0 times as much",
+    ),
+}
+
+VERDICTS |= {
+    "more workers were tried, and the transform holds the GIL": (
+        statistics(**READS, workers=1, workers_allowed=8, transform=14.0, **using(1.0)),
+        "transform (70% of worker time)",
+        "the consumer waits 100% of the time",
+        (
+            "1 of 8 workers is in use, because more were not faster, as if it holds the GIL: try executor='processes', "
+            "which with 8 would give about 8.0 times as much"
+        ),
+    ),
+    "more workers were tried, and the consumer's thread is fastest": (
+        statistics(
+            wait_seconds=16.0,
+            consumer_seconds=4.0,
+            workers=0,
+            workers_allowed=2,
+            executor="serial",
+            transform=10.0,
+            **using(1.0),
+        ),
+        "transform (62% of the work)",
+        "the consumer waits 80% of the time",
+        (
+            "none of 2 workers is in use, because more were not faster, as if it holds the GIL: "
+            "try executor='processes', which with 2 would give about 2.5 times as much"
+        ),
+    ),
+    "more workers were tried, and copies are no faster": (
+        statistics(**READS, workers=2, workers_allowed=4, read=39.0, transform=0.0, **using(1.9)),
+        "storage (read, 95% of worker time)",
+        "the consumer waits 100% of the time",
+        "2 of 4 workers are in use, because more were not faster: the memory may be the limit, or the GIL",
+    ),
+    "more workers were tried, and the storage is slow": (
+        statistics(**READS, workers=2, workers_allowed=4, read=39.0, transform=0.0, **using(0.1)),
+        "storage (read, 95% of worker time)",
+        "the consumer waits 100% of the time",
+        "2 of 4 workers are in use, because more were not faster",
+    ),
+    "more processes were tried": (
+        statistics(**READS, workers=2, workers_allowed=4, transform=34.0, executor="processes"),
+        "transform (85% of worker time)",
+        "the consumer waits 100% of the time",
+        "2 of 4 workers are in use, because more were not faster",
+    ),
+    "workers that were in use for a part of the time": (
+        statistics(workers=8, workers_allowed=8, worker_seconds=40.0, cpus=8),
+        "transform (83% of worker time)",
+        HALF,
+        "another worker cannot help: this process may use 8 CPUs",
     ),
 }
 

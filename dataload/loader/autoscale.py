@@ -26,6 +26,7 @@ _GAIN = 1.03  # speed-up that more workers must bring
 _LOSS = 0.99  # speed-up that fewer workers may cost; with none, the consumer's thread must be faster
 _CLEAR = 1.2  # speed-up that cannot be chance
 _DOUBT = (0.3, 0.2, 0.12, 0.06, 0.0)  # by turns: results this close to the threshold take another turn
+_SPREAD, _LONGEST = 0.1, 8  # samples that differ more become longer, up to so many times the shortest
 _CHANGE, _STRAYS = 1.2, 3  # so many samples in a row, slower or faster by this factor, are another workload
 _FIRST_PAUSE, _LAST_PAUSE = 8, 512  # samples between searches; each pause is four times as long as the last one
 
@@ -109,6 +110,7 @@ class Search:
         next_pause: Samples between that search and the one after it.
         usual: Seconds per step since the last search, and those of them that the consumer waits; None if unknown.
         strays: Number of consecutive samples that are slower than that, or minus the number of faster ones.
+        length: How long samples are, relative to the shortest ones: longer if they differ among themselves.
     """
 
     best: Setting
@@ -122,6 +124,7 @@ class Search:
     next_pause: int = _FIRST_PAUSE
     usual: tuple[float, float] | None = None
     strays: int = 0
+    length: int = 1
 
     @property
     def setting(self) -> Setting:
@@ -140,7 +143,8 @@ def search(state: Search, sample: ThroughputSample, bounds: Bounds) -> Search:
     if state.trial is not None and not state.on_trial:
         return replace(state, on_trial=True, base=(*state.base, seconds))
     if state.trial is not None:
-        return _compare(replace(state, on_trial=False, tried=(*state.tried, seconds)), state.trial)
+        tried = (*state.tried, seconds)
+        return _compare(replace(state, on_trial=False, tried=tried, length=_length(state)), state.trial)
     if state.moves:
         return _try_next(state, sample, bounds)
     return _rest(state, sample, bounds)
@@ -162,6 +166,16 @@ def _compare(state: Search, trial: Setting) -> Search:
     if gain < threshold / doubt:
         return replace(state, trial=None, failed=(*state.failed, trial))
     return state
+
+
+def _length(state: Search) -> int:
+    """Return the length of samples that suits the differences among those of the best setting."""
+    if len(state.base) < 2:
+        return state.length
+    spread = (max(state.base) - min(state.base)) / median(state.base)
+    if spread > _SPREAD:
+        return min(2 * state.length, _LONGEST)
+    return max(1, state.length // 2) if spread < _SPREAD / 4 else state.length
 
 
 def _try_next(state: Search, sample: ThroughputSample, bounds: Bounds) -> Search:
@@ -269,12 +283,13 @@ class Scaling:
                 self._settling, self._mark = False, total
                 self._due = total.steps + 1
             return
-        enough = _STEPS_PER_WORKER * max(1, self.setting.workers)  # workers deliver in bursts
-        if now.seconds < _SAMPLE_SECONDS:
-            left = _SAMPLE_SECONDS - now.seconds
+        length = self._search.length
+        enough = length * _STEPS_PER_WORKER * max(1, self.setting.workers)  # workers deliver in bursts
+        left = length * _SAMPLE_SECONDS - now.seconds
+        if left > 0:
             self._due = total.steps + max(1, min(64, int(left / now.seconds_per_step / 2)))
             return
-        if now.steps < enough and not (now.seconds >= _LONG_SECONDS and now.steps >= enough // 3):
+        if now.steps < enough and not (now.seconds >= length * _LONG_SECONDS and now.steps >= enough // 3):
             return
         if now.cpu_clock_seconds:
             self._cpu = now.cpu_seconds, now.cpu_clock_seconds

@@ -73,22 +73,24 @@ class Loader(LoaderBase[BatchT]):
         batch_transform: ``f(batch)``, for example `dataload.torch.to_tensors`.
         collate: Makes a batch of samples: a function, or a mapping from fields to policies for shapes that differ
             (see `Collate`).
-        num_workers: Workers that make batches ahead. 0 makes them in the consumer's thread. ``"auto"`` starts with
-            one and adds others while that helps, up to the CPUs that this process may use.
+        num_workers: Maximum number of workers that make batches ahead; fewer are used where more are not faster. 0
+            makes batches in the consumer's thread, as do threads that do not help. ``"auto"`` allows one worker for
+            each CPU that this process may use, and more threads if they mostly wait.
         executor: ``"threads"``: reading and decoding release the GIL, and nothing is copied between processes.
             ``"processes"``: for transforms that hold the GIL. Batches come in shared memory, which is reused once
             nothing refers to it.
         start_method: How processes start: ``"forkserver"``, ``"spawn"``, or ``"fork"``, which copies this process
             with everything in it.
         prefetch: Batches to make ahead, per worker. Batches that take under a millisecond are grouped; `prefetch`
-            counts groups. Instead of waiting for a group, the consumer's thread makes the next one itself if the
-            workers leave it a CPU.
+            counts groups. ``num_workers="auto"`` may use more. Instead of waiting for a group, the consumer's thread
+            makes the next one itself if the workers leave it a CPU.
         prefetch_bytes: Approximate total bytes of batches ahead. One batch is ahead in any case, and only one until
             the first shows the size.
         in_order: If False, yield batches in completion order within each epoch. The state then belongs to this rank
             only, and if it was saved while earlier batches were missing, to steps of this size.
         epochs: Number of epochs. Nothing is read ahead after the last one, and another ``for`` yields nothing.
-        timeout: Seconds to wait for a batch before raising an error; None only warns, after a minute.
+        timeout: Seconds to wait for a batch before raising an error; None only warns, after a minute. With a timeout,
+            the consumer's thread never makes batches itself, because nobody would watch it.
         on_error: What to do with a record that cannot be read or transformed: ``"raise"``; ``"skip"`` drops its row;
             ``"replace"`` uses another record of the same step. Ranks keep their number of steps.
         max_bad: Records dropped or replaced, over all epochs, before an error is raised anyway.

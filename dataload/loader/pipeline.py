@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from operator import attrgetter
@@ -196,6 +197,7 @@ class TaskSizer:
 
     def __init__(self) -> None:
         self._steps = 1
+        self._seconds = math.inf  # per step of the last task
         self.step_bytes: float | None = None  # mean of the last task; None before the first
 
     def is_quick(self) -> bool:
@@ -215,7 +217,9 @@ class TaskSizer:
 
     def learn(self, steps: int, seconds: float, nbytes: int) -> None:
         """Take into account a task's number of steps, its time, and the bytes of its batches."""
-        fitting = max(1, int(_TASK_SECONDS * steps / max(seconds, 1e-9)))
+        # One slow task may have been interrupted; two are slow.
+        last, self._seconds = self._seconds, seconds / steps
+        fitting = max(1, int(_TASK_SECONDS / max(min(last, self._seconds), 1e-9)))
         # Powers of two: tasks of few different sizes reuse memory.
         self._steps = min(1 << (fitting.bit_length() - 1), 2 * self._steps, _MAX_STEPS)
         self.step_bytes = nbytes / steps

@@ -173,7 +173,7 @@ def run(model, state, bounds, samples, noise=0.0, seed=0, after=0):
     total, changes = [], 0
     for number in range(samples):
         setting = state.setting
-        state = search(state, model.sample(setting, rng.lognormvariate(0.0, noise)), bounds)
+        state = search(state, model.sample(setting, rng.lognormvariate(0.0, noise / state.length**0.5)), bounds)
         if number >= after:
             total.append(model.seconds(setting))
             changes += state.setting != setting
@@ -186,17 +186,17 @@ def best_seconds(model, bounds):
 
 
 @pytest.mark.parametrize("start", [1, 8])
-@pytest.mark.parametrize("noise", [0.0, 0.03, 0.1])
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.1, 0.3])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_search_settles_at_a_setting_that_is_as_good_as_any(name, noise, start):
     model, bounds = MODELS[name], BOUNDS._replace(prefetch=8)
     lost = []
-    for seed in range(5):
+    for seed in range(3):
         state = first_search(Setting(start, 2), bounds)
-        _, seconds, changes = run(model, state, bounds, 800, noise, seed, after=300)
+        _, seconds, changes = run(model, state, bounds, 600, noise, seed, after=300)
         lost.append(seconds / best_seconds(model, bounds))
-        assert noise > 0.03 or changes <= 100, "it does not come to rest"
-    assert sorted(lost)[2] <= (1.03 if noise < 0.1 else 1.05)
+        assert noise > 0.1 or changes <= 100, "it does not come to rest"
+    assert sorted(lost)[1] <= (1.03 if noise <= 0.1 else 1.1)
 
 
 @pytest.mark.parametrize("most", range(2, 9))
@@ -204,7 +204,7 @@ def test_the_search_settles_at_a_setting_that_is_as_good_as_any(name, noise, sta
 def test_one_more_worker_allowed_never_makes_it_slower(name, most):
     def settled(bounds):
         state = first_search(Setting(bounds.most, 2), bounds)
-        return run(MODELS[name], state, bounds, 600, 0.02, after=200)[1]
+        return run(MODELS[name], state, bounds, 300, 0.02, after=150)[1]
 
     assert settled(BOUNDS._replace(most=most)) <= 1.03 * settled(BOUNDS._replace(most=most - 1))
 
@@ -247,10 +247,10 @@ def test_it_follows_a_workload_that_changes(before, after):
 
 def test_at_rest_it_costs_next_to_nothing():
     for model in MODELS.values():
-        state, _, _ = run(model, first_search(Setting(8, 2), BOUNDS), BOUNDS, 3000, 0.02)
-        _, seconds, changes = run(model, state, BOUNDS, 2000, 0.02, seed=1)
+        state, _, _ = run(model, first_search(Setting(8, 2), BOUNDS), BOUNDS, 1500, 0.02)
+        _, seconds, changes = run(model, state, BOUNDS, 1000, 0.02, seed=1)
         assert seconds <= 1.02 * model.seconds(state.best)
-        assert changes <= 100
+        assert changes <= 60
 
 
 # Simulated time
@@ -346,7 +346,7 @@ CASES = {
 def test_a_simulated_loader_settles_at_a_number_that_is_as_good_as_any(monkeypatch, name, start):
     monkeypatch.setattr("dataload.loader.autoscale.usable_cpus", lambda: 8)
     settings, expected = CASES[name]
-    length = 1000 if name == "slow batches" else 40
+    length = {"slow batches": 1000, "the GIL, quick": 15}.get(name, 40)
     scaling = Scaling(start, 2)
     simulation = Simulation(**settings, workers=scaling.setting.workers)
     found = simulation.run(length, scaling)
@@ -385,7 +385,7 @@ def test_a_look_is_mostly_a_comparison():
             return super().work_seconds
 
     simulation.recorder = Counting("threads", clock=lambda: simulation.now, cpu_clock=lambda: 0.0)
-    simulation.run(4, scaling)
+    simulation.run(0.5, scaling)
     assert Counting.asked < simulation.taken / 30
 
 

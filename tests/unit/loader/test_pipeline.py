@@ -452,6 +452,8 @@ def test_slow_steps_go_one_by_one_and_the_fastest_not_without_bound():
         assert len(next(pace.groups(range(1000), unlimited))) == size
         pace.learn(size, 0.0, 0)
     pace.learn(64, 64 * 0.2, 0)
+    assert len(next(pace.groups(range(1000), unlimited))) == 64  # it may have been interrupted
+    pace.learn(64, 64 * 0.2, 0)
     assert len(next(pace.groups(range(1000), unlimited))) == 1
 
 

@@ -60,7 +60,7 @@ class ThroughputSample(NamedTuple):
 
     steps: int  # batches that the consumer received
     wait_seconds: float  # time that the consumer waited for them
-    consumer_seconds: float  # time that the consumer spent in between
+    consumer_seconds: float  # time that the consumer spent in between, without pauses
     work_seconds: float  # time that all workers together spent on them
     cpu_seconds: float = 0.0
     cpu_clock_seconds: float = 0.0
@@ -274,7 +274,8 @@ class Scaling:
             return
         r = recorder
         cpu = r.cpu_seconds, r.cpu_clock_seconds
-        total = ThroughputSample(r.steps, r.wait_seconds, r.consumer_seconds, r.work_seconds, *cpu, r.lag)
+        consumer = r.consumer_seconds - r.pause_seconds
+        total = ThroughputSample(r.steps, r.wait_seconds, consumer, r.work_seconds, *cpu, r.lag)
         now = total.since(self._mark)
         if self._settling:
             if self._settle_seconds is None:

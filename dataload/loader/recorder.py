@@ -12,6 +12,7 @@ from dataload.loader.statistics import StageStatistics, Statistics, Workplace
 from dataload.loader.step import StepResult
 
 _MAX_REQUESTS = 4096
+_PAUSE, _PAUSE_SECONDS = 8, 0.1  # times the usual work of a consumer, and seconds more: longer work is a pause
 _CPU_CLOCK_SECONDS = 0.2  # between two readings
 _CPU_CLOCK_COST = 1e-3  # maximum part of the time: with hundreds of threads a reading takes milliseconds
 
@@ -40,6 +41,8 @@ class Recorder:
     steps: int = field(default=0, init=False)
     wait_seconds: float = field(default=0.0, init=False)
     consumer_seconds: float = field(default=0.0, init=False)  # time that the consumer spent between batches
+    pause_seconds: float = field(default=0.0, init=False)  # part of it: rare long times, for a checkpoint, say
+    _usual_work: float = field(default=0.0, init=False)
     _rows: int = field(default=0, init=False)
     _nbytes: int = field(default=0, init=False)
     _worker_seconds: float = field(default=0.0, init=False)  # until `_workers_since`, in seconds of the loop
@@ -67,7 +70,7 @@ class Recorder:
 
     @property
     def lag(self) -> float:
-        """Seconds of this epoch from the end of the work on the last step until it was received."""
+        """Seconds from the end of the work on the last step, or of a pause after it, until the step was received."""
         return self._received - max(self._made, self._resumed)
 
     @property
@@ -130,7 +133,13 @@ class Recorder:
 
     def _end_work(self, now: float) -> None:
         if self._delivered is not None:
-            self.consumer_seconds += now - self._delivered
+            work = now - self._delivered
+            self.consumer_seconds += work
+            if work > _PAUSE_SECONDS + _PAUSE * self._usual_work:
+                self.pause_seconds += work
+                self._resumed = now
+                work = _PAUSE_SECONDS + 2 * self._usual_work  # several in a row are no pauses
+            self._usual_work += 0.1 * (work - self._usual_work)
             if self.listener is not None:
                 self.listener.worked(self._delivered, now)
             self._delivered = None

@@ -277,6 +277,7 @@ class Simulation:
 
     def __init__(self, *, io=0.0, cpu=0.0, consumer=0.0, cpus=64, start=0.0, executor="threads", workers=1):
         self.io, self.cpu, self.consumer, self.start = io, cpu, consumer, start
+        self.pauses = False  # of five seconds after each 30 steps
         self.cpus = [0.0] * cpus
         self.now = 0.0
         self.recorder = Recorder(executor, clock=lambda: self.now, cpu_clock=lambda: 0.0)
@@ -323,6 +324,8 @@ class Simulation:
             if scaling is not None:
                 scaling.look(self.recorder, self.in_flight, self.use)
             self.now += self.consumer
+            if self.pauses and not self.taken % 30:
+                self.now += 5.0
         return (self.now - half[0]) / (self.taken - half[1])
 
 
@@ -353,6 +356,16 @@ def test_a_simulated_loader_settles_at_a_number_that_is_as_good_as_any(monkeypat
     fixed = min(Simulation(**settings, workers=workers).run(length) for workers in range(9))
     assert found <= 1.05 * fixed
     assert scaling._search.best.workers in expected
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(8, 8), (None, 8)])
+def test_pauses_of_the_consumer_do_not_decide(monkeypatch, workers, expected):
+    monkeypatch.setattr("dataload.loader.autoscale.usable_cpus", lambda: 8)
+    scaling = Scaling(workers, 2)
+    simulation = Simulation(cpu=0.05, consumer=0.001, cpus=8, workers=scaling.setting.workers)
+    simulation.pauses = True
+    simulation.run(2000, scaling)
+    assert scaling._search.best.workers == expected
 
 
 def test_samples_begin_when_the_steps_of_the_setting_before_are_received():

@@ -118,6 +118,28 @@ def test_cpu_time_is_that_of_the_loop_alone():
     assert replace(made, executor="processes").snapshot(2).busy_cpus is None
 
 
+def test_rare_long_work_of_the_consumer_is_a_pause_and_a_slower_consumer_is_not():
+    clock = Clock()
+    made = recorder(clock)
+    made.resume()
+
+    def work(*seconds):
+        before = made.pause_seconds
+        for each in seconds:
+            consume(made, clock, clock.now, clock.now, Step())
+            clock.now += each
+        made.begin_wait()
+        made.end_wait(Step())
+        return made.pause_seconds - before
+
+    assert work(*[0.05] * 50) == 0
+    assert work(*[0.05] * 20, 10.0, *[0.05] * 20) == pytest.approx(10)
+    assert work(0.4) == 0
+    assert work(*[2.0] * 100) < 100 * 2.0 / 4
+    assert work(*[2.0] * 100) == 0
+    assert made.consumer_seconds == pytest.approx(91 * 0.05 - 0.05 + 10 + 0.4 + 400, abs=0.1)
+
+
 def test_a_slow_clock_is_read_seldom():
     clock, reads = Clock(), []
 

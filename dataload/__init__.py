@@ -7,6 +7,7 @@ for batch in loader: ...
 ```
 """
 
+from dataload._util.decoding import decoding
 from dataload.analysis.live import live_view
 from dataload.analysis.timeline import record_timeline
 from dataload.api import create, from_config
@@ -78,6 +79,7 @@ __all__ = [
     "UnsupportedFormatError",
     "WorkerError",
     "create",
+    "decoding",
     "default_collate",
     "from_config",
     "live_view",

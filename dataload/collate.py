@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
+from dataload._util.stacking import stack_alike
 from dataload.errors import ConfigError, closest
 from dataload.types import Array, Batch, BytesColumn, Int64Array
 
@@ -73,18 +75,10 @@ class Collate:
 
     def _collate_dicts(self, samples: list[Mapping[str, Any]], name: str) -> Batch:
         first = samples[0]
-        for row, sample in enumerate(samples):
-            if sample.keys() != first.keys():
-                differing = sorted(map(str, sample.keys() ^ first.keys()))
-                raise ConfigError(
-                    f"samples in rows 0 and {row} have different fields ({', '.join(differing)} only in one): "
-                    "choose common ones with fields=[...]",
-                    key=name or None,
-                )
         batch: Batch = {}
-        for key in first:
+        for key, values in _columns(samples, name).items():
             path = _join(name, key)
-            batch[key] = self._collate([sample[key] for sample in samples], path)
+            batch[key] = self._collate(values, path)
             if self.policies.get(path) == "pad":
                 if f"{key}_length" in first:
                     raise ConfigError(
@@ -99,7 +93,8 @@ class Collate:
         if len(lengths) > 1:
             raise ConfigError(f"samples are tuples of different lengths: {sorted(lengths)}", key=name or None)
         columns = zip(*samples, strict=True)
-        return _like(samples[0], [self._collate(list(column), _join(name, i)) for i, column in enumerate(columns)])
+        batch = [self._collate(list(column), _join(name, i)) for i, column in enumerate(columns)]
+        return _like(samples[0], batch)
 
 
 default_collate = Collate()
@@ -122,6 +117,25 @@ def pad(arrays: Sequence[Array], value: float) -> Array:
     return out
 
 
+def _columns(samples: list[Mapping[str, Any]], name: str) -> dict[str, list[Any]]:
+    """Return the values of each field; all samples must have the fields of the first."""
+    first = samples[0]
+    if set(map(type, samples)) == {dict} and set(map(len, samples)) == {len(first)}:
+        try:  # as many fields, and those of the first among them
+            return {key: list(map(itemgetter(key), samples)) for key in first}
+        except KeyError:
+            pass
+    for row, sample in enumerate(samples):
+        if sample.keys() != first.keys():
+            differing = sorted(map(str, sample.keys() ^ first.keys()))
+            raise ConfigError(
+                f"samples in rows 0 and {row} have different fields ({', '.join(differing)} only in one): "
+                "choose common ones with fields=[...]",
+                key=name or None,
+            )
+    return {key: [sample[key] for sample in samples] for key in first}
+
+
 def _stack(values: list[Any], name: str) -> Any:
     if isinstance(values[0], (bool, int, float)):
         kinds = {type(value) for value in values}
@@ -133,6 +147,9 @@ def _stack(values: list[Any], name: str) -> Any:
         return np.array(values)
     if not (isinstance(values[0], (np.ndarray, np.generic)) or hasattr(values[0], "__array__")):
         return values  # objects of the user's own classes
+    stacked = stack_alike(values)
+    if stacked is not None:
+        return stacked
     arrays = [np.asarray(value) for value in values]
     first = arrays[0]
     for row, array in enumerate(arrays):

@@ -41,10 +41,6 @@ class NamedTransform:
     name: str
     takes_context: bool
 
-    def __call__(self, sample: Any, context: SampleContext) -> Any:
-        """Return the transformed sample."""
-        return self.function(sample, context) if self.takes_context else self.function(sample)
-
 
 def compose(transform: Transform | Sequence[Transform] | None) -> tuple[NamedTransform, ...]:
     """Return the transforms of a setting that is None, a function or a list of functions."""

@@ -12,7 +12,7 @@ PUBLIC = {
         DataloadError FieldSpec Loader MemorySource MissingDependencyError MultiStreamLoader Pack Ragged
         RandomAccessSource RangeSource RecordWriter SampleContext Sampler Sharded SourceError
         SourceNotFoundError StateMismatchError Statistics StreamContext TokenSource UnsupportedFormatError
-        WorkerError create default_collate from_config live_view open record_timeline sequence_lengths
+        WorkerError create decoding default_collate from_config live_view open record_timeline sequence_lengths
     """,
     "dataload.samplers": """
         BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport

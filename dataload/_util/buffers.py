@@ -46,6 +46,9 @@ class BufferPool:
         try:
             return free.pop()
         except IndexError:
+            # Freed at once, as a batch would be. glibc returns free memory to the system above twice the largest block
+            # that it has seen freed. Without this, the samples that transforms make would fault their pages in again.
+            np.empty(size, np.uint8)
             # malloc places blocks this large 16 bytes after a page; JAX avoids a copy if they are aligned to 64.
             block = np.empty(size + _ALIGNMENT, np.uint8)
             start = -block.ctypes.data % _ALIGNMENT

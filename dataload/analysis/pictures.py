@@ -27,6 +27,7 @@ _BINS = 50
 _FOUND, _IDEAL = {"color": "tab:blue", "label": "this order"}, {"color": "tab:orange", "label": "uniform shuffle"}
 _COLOURS = {
     "read": "tab:blue",
+    "decode": "tab:cyan",
     "transform": "tab:orange",
     "collate": "tab:purple",
     "batch_transform": "tab:brown",

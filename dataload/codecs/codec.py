@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
+from dataload._util.decoding import decoding
 from dataload.codecs.layout import RecordTable
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, closest
 from dataload.types import Batch, BytesColumn, Codec
@@ -170,7 +171,8 @@ def decode_records(codec: Codec, buffers: Sequence[bytes | memoryview], indices:
     decode = codec.decode
     records: list[Any] = []
     try:
-        records.extend(map(decode, _as_buffers(codec, buffers)))
+        with decoding():
+            records.extend(map(decode, _as_buffers(codec, buffers)))
     except CorruptFileError as error:
         if error.path is not None:
             raise
@@ -187,4 +189,7 @@ def decode_batch(codec: Codec, buffers: Sequence[bytes | memoryview], fields: Se
     missing.
     """
     columns = getattr(codec, "decode_batch", None)
-    return None if columns is None else columns(_as_buffers(codec, buffers), fields)
+    if columns is None:
+        return None
+    with decoding():
+        return columns(_as_buffers(codec, buffers), fields)

@@ -6,20 +6,24 @@ adds.
 
 import io
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dataload._util.buffers import pooled_empty
 from dataload._util.optional import load_optional
 from dataload.codecs import npz
 from dataload.codecs.npy import parse_npy
-from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
+from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, UnsupportedFormatError, closest
 from dataload.types import Array
 
 GREATEST_IMAGE = (1 << 30) // 12
 """Pixel limit of an image, 89 million, at which Pillow warns too: a larger image is a damaged or malicious file."""
+
+_GREATEST_BATCH = 1 << 30  # bytes: headers that promise more must first be followed by an image that can be decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +61,74 @@ def _json(data: bytes) -> Any:
         raise CorruptFileError(f"invalid JSON: {error}") from error
 
 
-def decode_image(data: bytes | memoryview) -> Array:
+def decode_image(data: bytes | memoryview, out: Array | None = None) -> Array:
     """Decode an image to RGB, (height, width, 3) uint8. Transparency is dropped, and grey is repeated.
 
     JPEG is decoded by simplejpeg, which releases the GIL. Other images, and JPEG in colours other than YCbCr and grey,
     are decoded by Pillow. An image with more than 8 bits per channel is an UnsupportedFormatError.
+
+    The pixels are those of Pillow, bit for bit: both packages have libjpeg-turbo's slow integer DCT and its smooth
+    ("fancy") upsampling of colours. Its fast variants save 5 to 30% of the time, and change pixels by up to 120 of 255
+    where images are noisy, so they are not used.
+
+    Args:
+        data: The file.
+        out: C-contiguous memory of the image's size and dtype to decode into, which is then what is returned.
     """
-    if bytes(data[:2]) == b"\xff\xd8":
-        image = _decode_jpeg(data)
+    if bytes(data[:2]) == _JPEG:
+        image = _decode_jpeg(data, out)
         if image is not None:
             return image
-    return _decode_with_pillow(data)
+    return _decode_with_pillow(data, out)
 
 
-def _decode_jpeg(data: bytes | memoryview) -> Array | None:
+def decode_images(contents: Sequence[bytes | memoryview]) -> Array | None:
+    """Decode images into the rows of one array, (rows, height, width, 3) uint8.
+
+    The rows equal what `decode_image` returns. The result is None if the headers are not those of JPEG and PNG of one
+    size, or an image cannot be decoded: `decode_image` then says why.
+    """
+    size = _size_in_header(contents[0])
+    if size is None or any(_size_in_header(content) != size for content in contents[1:]):
+        return None
+    shape = (len(contents), *size, 3)
+    if math.prod(shape) > _GREATEST_BATCH:
+        return None
+    out = pooled_empty(shape, np.uint8)
+    try:
+        for row, content in zip(out, contents, strict=True):
+            decode_image(content, row)
+    except (CorruptFileError, UnsupportedFormatError, MissingDependencyError):
+        return None
+    return out
+
+
+def _size_in_header(data: bytes | memoryview) -> tuple[int, int] | None:
+    """Return height and width of a JPEG that simplejpeg decodes, or of a PNG; None for anything else."""
+    if bytes(data[:2]) == _JPEG:
+        try:
+            height, width, colorspace, _ = _simplejpeg().decode_jpeg_header(data)
+        except (ImportError, ValueError):
+            return None
+        return None if colorspace in _FOR_PILLOW else (height, width)
+    if bytes(data[:16]) == _PNG and len(data) >= 24:
+        return int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big")
+    return None
+
+
+_JPEG = b"\xff\xd8"
+_PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow, 4 bytes each
+_FOR_PILLOW = ("CMYK", "YCCK")
+
+
+def _simplejpeg() -> Any:
+    return load_optional("simplejpeg", needed_by="decoding JPEG", extra="tar")
+
+
+def _decode_jpeg(data: bytes | memoryview, out: Array | None) -> Array | None:
     """Decode by simplejpeg; return None if Pillow has to try."""
     try:
-        simplejpeg = load_optional("simplejpeg", needed_by="decoding JPEG", extra="tar")
+        simplejpeg = _simplejpeg()
     except ImportError:
         return None
     try:
@@ -81,15 +136,16 @@ def _decode_jpeg(data: bytes | memoryview) -> Array | None:
     except ValueError:  # a rare subsampling, or damage
         return None
     _check_pixels(height, width)
-    if colorspace in ("CMYK", "YCCK"):
+    if colorspace in _FOR_PILLOW:
         return None
+    _check_out(out, height, width)
     try:
-        return simplejpeg.decode_jpeg(data, "RGB")
+        return simplejpeg.decode_jpeg(data, "RGB", buffer=out)
     except ValueError as error:
         raise CorruptFileError(f"a JPEG image cannot be decoded: {error}") from error
 
 
-def _decode_with_pillow(data: bytes | memoryview) -> Array:
+def _decode_with_pillow(data: bytes | memoryview, out: Array | None) -> Array:
     pillow = load_optional("PIL.Image", needed_by="decoding images", extra="tar", package="pillow")
     try:
         with pillow.open(io.BytesIO(data)) as image:
@@ -99,7 +155,12 @@ def _decode_with_pillow(data: bytes | memoryview) -> Array:
                     f"a {image.format} image of mode {image.mode!r} does not fit in 8 bits per channel: decode it with "
                     "a function of your own"
                 )
-            return np.array(image.convert("RGB"))
+            _check_out(out, image.height, image.width)
+            pixels = image if image.mode == "RGB" else image.convert("RGB")
+            if out is None:
+                return np.array(pixels)
+            out[:] = np.asarray(pixels)
+            return out
     except (CorruptFileError, UnsupportedFormatError):
         raise
     except Exception as error:  # Pillow's plug-ins raise various errors
@@ -112,6 +173,11 @@ _EIGHT_BITS = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX",
 def _check_pixels(height: int, width: int) -> None:
     if height * width > GREATEST_IMAGE:
         raise CorruptFileError(f"an image of {height} x {width} pixels; the limit is {GREATEST_IMAGE}")
+
+
+def _check_out(out: Array | None, height: int, width: int) -> None:
+    if out is not None and out.shape != (height, width, 3):
+        raise CorruptFileError(f"an image of {height} x {width} pixels; its batch has {out.shape[0]} x {out.shape[1]}")
 
 
 def _no_pixels() -> Array:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from dataload._util.checks import setting_error
+from dataload._util.decoding import DecodeClock
 from dataload.collate import Collate, Pack, Policy, default_collate, in_chunks
 from dataload.errors import ConfigError, SourceError
 from dataload.executors import WorkerStatus
@@ -23,9 +24,14 @@ StageSpan: TypeAlias = tuple[str, float, float]
 
 
 class Trace:
-    """The progress of one step: its stages, how long each took, and its bad records."""
+    """The progress of one step: its stages, how long each took, and its bad records.
 
-    __slots__ = ("_begun", "bad", "index", "spans", "stage", "status", "transform")
+    Attributes:
+        clock: Counts the part of a stage that is spent decoding. It becomes a span of its own at the end of the stage,
+            because a read may switch between the two often.
+    """
+
+    __slots__ = ("_begun", "bad", "clock", "index", "spans", "stage", "status", "transform")
 
     def __init__(self, status: WorkerStatus | None = None) -> None:
         self.status = WorkerStatus() if status is None else status
@@ -34,13 +40,17 @@ class Trace:
         self.index: int | None = None  # the record that the stage works on, if it is a single one
         self.spans: list[StageSpan] = []
         self.bad: list[BadRecord] = []
+        self.clock = DecodeClock()
         self._begun = 0.0
 
     def enter(self, stage: str, index: int | None = None) -> None:
         """End the stage in progress, and begin another one."""
         now = perf_counter()
         if self.stage:
-            self.spans.append((self.stage, self._begun, now))
+            decoded = self.clock.take_seconds()
+            self.spans.append((self.stage, self._begun, now - decoded))
+            if decoded:
+                self.spans.append(("decode", now - decoded, now))
         self.stage, self.index, self.transform, self._begun = stage, index, "", now
 
     def leave(self) -> None:
@@ -63,6 +73,9 @@ class Fetcher:
 
     How records are read is decided once: as columns if the source has `read_batch` and nothing needs single samples,
     else with one `__getitems__`, else one by one.
+
+    Attributes:
+        reads_columns: Whether batches come from ``source.read_batch``.
     """
 
     source: Any
@@ -72,11 +85,13 @@ class Fetcher:
     batch_transform: Callable[[Any], Any] | None  # applied to the batch; None for no change
     seed: int
     policy: ErrorPolicy = field(default_factory=ErrorPolicy)
-    reads_columns: bool = field(init=False)  # whether batches come from ``source.read_batch``
+    reads_columns: bool = field(init=False)
+    _reads_many: bool = field(init=False)
 
     def __post_init__(self) -> None:
         stacks = not self.transform and self.collate is default_collate
         object.__setattr__(self, "reads_columns", stacks and isinstance(self.source, ColumnReader))
+        object.__setattr__(self, "_reads_many", isinstance(self.source, BatchReader))
 
     @property
     def reads_together(self) -> bool:
@@ -104,43 +119,51 @@ class Fetcher:
         """Return the batch of a plan with at least one row; raise whatever goes wrong."""
         trace.enter("read")
         if self.reads_columns:
-            return self.finish(self.source.read_batch(plan.indices, self.fields), plan, trace)
-        samples = self.read(plan.indices)
+            with trace.clock:
+                batch = self.source.read_batch(plan.indices, self.fields)
+            return self.finish(batch, plan, trace)
+        samples = self.read(plan.indices, trace)
         if self.transform:
             trace.enter("transform")
-            samples = [
-                self.transformed(sample, index, epoch, trace)
-                for sample, index in zip(samples, plan.indices.tolist(), strict=True)
-            ]
+            samples = self.transformed(samples, plan.indices, epoch, trace)
         trace.enter("collate")
         return self.finish(self.collated(samples, plan), plan, trace)
 
-    def read(self, indices: Int64Array) -> list[Any]:
+    def read(self, indices: Int64Array, trace: Trace) -> list[Any]:
         """Return the records at `indices`, in that order, with the chosen fields."""
         source = self.source
-        if isinstance(source, Source):
-            samples = source.read(indices)
-        elif isinstance(source, BatchReader):
-            samples = source.__getitems__(indices.tolist())
-        else:
-            samples = [source[index] for index in indices.tolist()]
+        with trace.clock:
+            if isinstance(source, Source):
+                samples = source.read(indices)
+            elif self._reads_many:
+                samples = source.__getitems__(indices.tolist())
+            else:
+                samples = [source[index] for index in indices.tolist()]
         if len(samples) != len(indices):
             raise SourceError(f"the source's __getitems__ returned {len(samples)} records for {len(indices)} indices")
         if self.fields is None:
             return samples
         return [select_fields(sample, self.fields) for sample in samples]
 
-    def transformed(self, sample: Any, index: int, epoch: int, trace: Trace) -> Any:
-        """Return a sample after all transforms."""
-        trace.status.at_index(index)
-        context = SampleContext(index, epoch, self.seed)
-        for transform in self.transform:
-            try:
-                sample = transform(sample, context)
-            except BaseException:
-                trace.transform, trace.index = transform.name, index
-                raise
-        return sample
+    def transformed(self, samples: Sequence[Any], indices: Int64Array, epoch: int, trace: Trace) -> list[Any]:
+        """Return samples after all transforms, at least one; all of them are applied to one sample after another."""
+        at_index, seed, done = trace.status.at_index, self.seed, list[Any]()
+        index, transform = -1, self.transform[0]
+        try:  # once for all samples: with a call and a `try` each, this took longer than a simple transform
+            for index, sample in zip(indices.tolist(), samples, strict=True):
+                at_index(index)
+                result, context = sample, None
+                for transform in self.transform:
+                    if transform.takes_context:
+                        context = context or SampleContext(index, epoch, seed)
+                        result = transform.function(result, context)
+                    else:
+                        result = transform.function(result)
+                done.append(result)
+        except BaseException:
+            trace.transform, trace.index = transform.name, index
+            raise
+        return done
 
     def collated(self, samples: list[Any], plan: BatchPlan) -> Any:
         """Return the batch of samples, without what the plan adds."""
@@ -167,7 +190,8 @@ class Fetcher:
         if self.policy.excluded_among(indices):
             return None
         trace.enter("read")
-        columns = self.source.read_batch(indices, self.fields)
+        with trace.clock:
+            columns = self.source.read_batch(indices, self.fields)
         trace.leave()
         has_fields = isinstance(columns, dict)
         named: Mapping[str, Any] = columns if has_fields else {"": columns}

@@ -218,16 +218,17 @@ class Rescue:
         trace.status.at_index(index)
         trace.enter("read", index)
         try:
-            (sample,) = fetch.read(np.array([index], np.int64))
+            alone = np.array([index], np.int64)
+            samples = fetch.read(alone, trace)
             if transforms and fetch.transform:
                 trace.enter("transform")
-                sample = fetch.transformed(sample, index, self._epoch, trace)
+                samples = fetch.transformed(samples, alone, self._epoch, trace)
         except BaseException as error:
             if is_for_consumer(error):
                 raise
             raise trace.failure(error) from error
         trace.leave()
-        return sample
+        return samples[0]
 
     def _narrow(self, failure: StageError) -> StageError:
         """Return the failure of the first record that fails by itself, if several were read at once."""

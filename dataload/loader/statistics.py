@@ -52,7 +52,8 @@ class Statistics:
         wait_seconds: Time that the consumer waited for them.
         first_wait_seconds: The part of it for the first batch, while workers start and files are opened.
         consumer_seconds: Time that the consumer spent between batches.
-        stages: The work on these batches, by stage: read, transform, collate, batch_transform.
+        stages: The work on these batches, by stage: read, decode, transform, collate, batch_transform. In a source of
+            your own, decoding counts as reading unless the source enters `dataload.decoding`.
         workers: Number of workers in use now; 0 for the consumer's thread.
         workers_allowed: Number of workers that may be used. Fewer are in use where another one does not help.
         worker_seconds: Length of the loop times the workers that were in use.
@@ -130,8 +131,8 @@ class Statistics:
         2. The consumer waits less than 5% of the time: the consumer. (Threads that hold the GIL also slow it down.)
         3. Workers are busy less than 60% of the time: not a stage. Batches that take under 200 us are as quick as
            their hand-over; others are of unequal cost, or too few are made ahead.
-        4. Otherwise the stage with the most work. ``read`` is called storage; ``transform`` is shown by the names of
-           its functions.
+        4. Otherwise the stage with the most work. ``read`` is called storage, without the decoding that sources do;
+           ``transform`` is shown by the names of its functions.
 
         If the limit is a stage, the first rule that applies decides what would help:
 

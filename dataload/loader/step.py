@@ -103,13 +103,11 @@ class StepWork:
             return []  # the step at fault will fail by itself
         if batches is None:
             return []
-        ((stage, begun, ended),) = trace.spans
-        share = (ended - begun) / len(plans)
-        loaded: list[StepResult] = []
-        for plan, batch in zip(plans, batches, strict=True):
-            spans = [(stage, begun + len(loaded) * share, begun + (len(loaded) + 1) * share)]
-            loaded.append(StepResult(job.epoch, plan.step, batch, None, plan.rows, nbytes(batch), spans, [], worker))
-        return loaded
+        shares = even_shares(trace.spans, len(plans))
+        return [
+            StepResult(job.epoch, plan.step, batch, None, plan.rows, nbytes(batch), spans, [], worker)
+            for plan, batch, spans in zip(plans, batches, shares, strict=True)
+        ]
 
     def _plan(self, job: StepRange, step: int) -> BatchPlan:
         key = job.epoch, job.origin
@@ -123,6 +121,19 @@ class StepWork:
             return plans[step]
         except Exception as error:
             raise step_error(step, job.epoch, " in the order", error) from error
+
+
+def even_shares(spans: Sequence[StageSpan], count: int) -> list[list[StageSpan]]:
+    """Return each step's share of the adjoining spans of `count` steps: the same stages, and one step after another."""
+    at = spans[0][1]
+    shares: list[list[StageSpan]] = []
+    for _ in range(count):
+        share: list[StageSpan] = []
+        for stage, begun, ended in spans:
+            start, at = at, at + (ended - begun) / count
+            share.append((stage, start, at))
+        shares.append(share)
+    return shares
 
 
 def nbytes(batch: Any) -> int:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.buffers import pooled_empty
+from dataload._util.stacking import split_records
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, closest
 from dataload.sources.base import Source, select_fields, spec_of
@@ -77,6 +79,9 @@ class MemorySource(Source[Any]):
         return {name: _own(value) for name, value in record.items()} if isinstance(record, Mapping) else _own(record)
 
     def _read(self, indices: Int64Array) -> list[Any]:
+        if self._columns is not None:
+            chosen = self._columns if self._selected is None else self._selected
+            return split_records({name: self._values(name, indices) for name in chosen}, len(indices))
         records = [self._record(index) for index in indices.tolist()]
         if self._selected is None:
             return records
@@ -91,14 +96,19 @@ class MemorySource(Source[Any]):
         for name in chosen:
             if name not in selected:
                 raise ConfigError(f"there is no field {name!r}: {closest(name, selected)}", key="fields", value=name)
-        batch: Batch = {}
-        for name in chosen:
-            column = self._columns[name]
-            if isinstance(column, np.ndarray):
-                batch[name] = np.take(column, indices, axis=0)
-            else:
-                batch[name] = default_collate([_own(column[index]) for index in indices.tolist()])
-        return batch
+        columns = {name: self._values(name, indices) for name in chosen}
+        return {name: default_collate(c) if isinstance(c, list) else c for name, c in columns.items()}
+
+    def _values(self, name: str, indices: Int64Array) -> Any:
+        """Return values of a column: an array, or a list if the column is one."""
+        column = self._columns[name] if self._columns is not None else ()
+        if not isinstance(column, np.ndarray):
+            return [_own(column[index]) for index in indices.tolist()]
+        if column.dtype.hasobject:
+            return np.take(column, indices, axis=0)
+        out = pooled_empty((len(indices), *column.shape[1:]), column.dtype)
+        # With mode="raise", numpy would buffer the output to protect `out`.
+        return np.take(column, indices, axis=0, out=out, mode="clip")
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of all records."""

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.decoding import decoding
 from dataload._util.indexing import split_by_shard
+from dataload._util.stacking import split_records
 from dataload.codecs.tensorprotos import decode, decode_batch
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
@@ -83,18 +85,17 @@ class _TorchRecord(LMDBShard[Record]):
         environment = self.environment()
         with environment.reading(buffers=True) as txn:
             values = self._values(environment, txn, indices)
-            batch = decode_batch(values, fields)
-            if batch is None:
-                return self._decode(values, indices, fields)
-        columns = [_rows(column) for column in batch.values()]
-        return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
+            with decoding():
+                batch = decode_batch(values, fields)
+                return self._decode(values, indices, fields) if batch is None else split_records(batch, len(indices))
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         environment = self.environment()
         with environment.reading(buffers=True) as txn:
             values = self._values(environment, txn, indices)
-            batch = decode_batch(values, fields)
-            return default_collate(self._decode(values, indices, fields)) if batch is None else batch
+            with decoding():
+                batch = decode_batch(values, fields)
+                return default_collate(self._decode(values, indices, fields)) if batch is None else batch
 
     def key(self, index: int) -> str:
         number, local = shard_of(self._ends, index)
@@ -161,8 +162,3 @@ def _counts(environment: Environment, path: str) -> list[int]:
                 f"keys of the sub-database db{number} may have several values (DUPSORT)", path=environment.path
             )
     return [numbered[number].entries for number in range(len(numbered))]
-
-
-def _rows(column: Any) -> list[Any]:
-    # column[i, ...] is an array even if column[i] is a scalar
-    return column if isinstance(column, list) else [column[i, ...] for i in range(len(column))]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.stacking import split_records, split_rows
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.files import FileSource, ShardReader
@@ -62,10 +63,7 @@ class _SyrahFile(ShardReader[Record]):
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
         names = tuple(self._columns) if fields is None else fields
-        if not names:
-            return [{} for _ in indices]
-        columns = [self._columns[name].values(indices) for name in names]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        return split_records({name: self._columns[name].values(indices) for name in names}, len(indices))
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         names = tuple(self._columns) if fields is None else fields
@@ -108,8 +106,7 @@ class _Reader:
 
     def values(self, indices: Int64Array) -> list[Any]:
         rows = self._rows(indices)
-        # rows[i, ...] is an array even if rows[i] is a scalar
-        return self._each(indices) if rows is None else [rows[i, ...] for i in range(len(rows))]
+        return self._each(indices) if rows is None else split_rows(rows)
 
     def _rows(self, indices: Int64Array) -> Array | None:
         """Return the values as one array; None if they are not arrays of one shape."""

@@ -7,7 +7,9 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, known_extension
+from dataload._util.decoding import decoding
+from dataload._util.stacking import split_records, split_rows
+from dataload.codecs.decoders import DECODERS, Decoder, decode_images, find_decoder, known_extension
 from dataload.codecs.npy import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
@@ -127,8 +129,7 @@ class TarReader(ShardReader[Record]):
         if fields is None and self._table.ends is not None:
             return self._records(samples)
         names = (KEY, *self._codes) if fields is None else fields
-        columns = [self._values(name, samples) for name in names]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        return split_records({name: self._values(name, samples) for name in names}, len(samples))
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         """Return columns."""
@@ -252,39 +253,52 @@ class TarReader(ShardReader[Record]):
             return self._keys(samples)
         field = self._field(name)
         components = self._table.components(field.first, samples)
-        lacking = components < 0
-        if bool(lacking.any()):
-            found = iter(self._decode(field, components[~lacking]))
-            pairs = zip(samples.tolist(), lacking.tolist(), strict=True)
-            return [self._empty(field, sample) if lacks else next(found) for sample, lacks in pairs]
-        if field.only("npy"):
-            rows = self._alike(components)
-            if rows is not None:
-                # rows[i, ...] is an array even if rows[i] would be a scalar
-                return [rows[i, ...] for i in range(len(rows))]
-        return self._decode(field, components)
+        rows = self._rows(field, components)
+        return self._each(field, samples, components) if rows is None else split_rows(rows)
 
     def _column(self, name: str, samples: Int64Array) -> Any:
         if name == KEY:
             return self._keys(samples)
         field = self._field(name)
-        if field.only("npy") or field.only("bytes"):
-            components = self._table.components(field.first, samples)
-            complete = int(components.min()) >= 0
-            if complete and field.only("bytes"):
-                return self._file.gather_ranges(self._table.offsets(components), self._table.lengths(components))
-            rows = self._alike(components) if complete and field.only("npy") else None
-            if rows is not None:
-                # like np.stack, which default_collate calls
-                return rows.astype(rows.dtype.newbyteorder("="), copy=False)
-        values = self._values(name, samples)
+        components = self._table.components(field.first, samples)
+        if field.only("bytes") and int(components.min()) >= 0:
+            return self._file.gather_ranges(self._table.offsets(components), self._table.lengths(components))
+        rows = self._rows(field, components)
+        if rows is not None:
+            # like np.stack, which default_collate calls
+            return rows.astype(rows.dtype.newbyteorder("="), copy=False)
+        values = self._each(field, samples, components)
         if field.only("bytes"):
             return values
         if field.only("cls"):
             return np.array(values)
-        return default_collate([{name: value} for value in values])[name]
+        with decoding():  # of the batch's column
+            return default_collate([{name: value} for value in values])[name]
 
-    def _alike(self, components: Int64Array) -> Array | None:
+    def _each(self, field: _Field, samples: Int64Array, components: Int64Array) -> list[Any]:
+        """Return the values of a field, decoded one by one."""
+        lacking = components < 0
+        if not lacking.any():
+            return self._decode(field, components)
+        found = iter(self._decode(field, components[~lacking]))
+        pairs = zip(samples.tolist(), lacking.tolist(), strict=True)
+        return [self._empty(field, sample) if lacks else next(found) for sample, lacks in pairs]
+
+    def _rows(self, field: _Field, components: Int64Array) -> Array | None:
+        """Return the values of a field as one array, (rows, *shape), if they are arrays or images alike; else None."""
+        if int(components.min()) < 0:
+            return None
+        if field.only("npy"):
+            return self._arrays(components)
+        return self._images(components) if field.only("image") else None
+
+    def _images(self, components: Int64Array) -> Array | None:
+        """Return the images of components, (rows, height, width, 3), if all have one size; otherwise None."""
+        contents = self._file.gather_ranges(self._table.offsets(components), self._table.lengths(components))
+        with decoding():
+            return decode_images(list(contents.views()))
+
+    def _arrays(self, components: Int64Array) -> Array | None:
         """Return the arrays of .npy components, (rows, *shape), if all have the same header; otherwise None."""
         sizes = self._table.lengths(components)
         size = int(sizes[0])
@@ -316,8 +330,9 @@ class TarReader(ShardReader[Record]):
             contents = self._file.gather_ranges(offsets, lengths).views()
         decode, values = field.decoder.decode, list[Any]()
         try:
-            for content in contents:
-                values.append(decode(content))
+            with decoding():
+                for content in contents:
+                    values.append(decode(content))
         except Exception as error:
             row = len(values)
             located = self._locate(error, field, int(components[row]), int(offsets[row]))

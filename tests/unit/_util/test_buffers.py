@@ -1,6 +1,9 @@
 """The pool lends memory again only when nobody holds any view of it."""
 
 import gc
+import platform
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -101,3 +104,27 @@ def test_threads_never_share_a_block():
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+FAULTS = """
+import resource
+import numpy as np
+from dataload._util.buffers import BufferPool
+
+pool = BufferPool()
+batch = pool.empty((8 << 20,), np.uint8)
+for _ in range(5):
+    samples = [np.ones(1 << 18, np.uint8) for _ in range(20)]
+    del samples
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    samples = [np.ones(1 << 18, np.uint8) for _ in range(20)]
+    del samples
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other rules")
+def test_the_memory_of_samples_stays_with_the_process():
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) < 5 * 20 * 64 / 10  # there are 64 pages in a sample, which would all fault each time

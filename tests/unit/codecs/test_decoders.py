@@ -8,8 +8,11 @@ import numpy as np
 import PIL.Image
 import pytest
 import simplejpeg
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dataload.codecs.decoders import DECODERS, decode_image, find_decoder, known_extension
+from dataload.codecs import decoders
+from dataload.codecs.decoders import DECODERS, decode_image, decode_images, find_decoder, known_extension
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, UnsupportedFormatError
 
 RNG = np.random.default_rng(0)
@@ -49,10 +52,84 @@ def test_jpeg(mode):
     image = decode_image(memoryview(data))
     assert (image.shape, image.dtype) == ((24, 32, 3), np.uint8)
     assert image.flags.writeable
-    # decoders differ by rounding
-    assert np.abs(image.astype(int) - reference(data)).max() <= 3
+    np.testing.assert_array_equal(image, reference(data))
     if mode != "CMYK":
         np.testing.assert_array_equal(image, simplejpeg.decode_jpeg(data, "RGB"))
+
+
+@pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray"])
+@pytest.mark.parametrize("size", [(1, 1), (7, 9), (16, 16), (33, 47)])
+def test_jpeg_equals_pillows_bit_for_bit(subsampling, size):
+    for quality in (5, 50, 95):
+        for pixels in (PIXELS, np.repeat(np.arange(96, dtype=np.uint8), 24).reshape(24, 32, 3)):
+            tiled = np.tile(pixels, (2, 2, 1))[: size[0], : size[1]]
+            kind = {"colorspace": "GRAY"} if subsampling == "Gray" else {"colorsubsampling": subsampling}
+            grey = np.ascontiguousarray(tiled[..., :1] if subsampling == "Gray" else tiled)
+            data = simplejpeg.encode_jpeg(grey, quality=quality, **kind)
+            np.testing.assert_array_equal(decode_image(data), reference(data))
+
+
+@pytest.mark.parametrize("options", [{"progressive": True}, {"optimize": True}, {"restart_marker_blocks": 2}])
+def test_other_ways_to_code_jpeg_equal_pillows_too(options):
+    data = encoded("jpeg", **options)
+    np.testing.assert_array_equal(decode_image(data), reference(data))
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_decoding_into_given_memory(kind):
+    data, memory = encoded(kind), np.zeros((3, 24, 32, 3), np.uint8)
+    assert np.shares_memory(decode_image(data, memory[1]), memory)
+    np.testing.assert_array_equal(memory[1], decode_image(data))
+    assert not memory[::2].any()
+    with pytest.raises(CorruptFileError, match="an image of 24 x 32 pixels; its batch has 24 x 31"):
+        decode_image(data, np.zeros((24, 31, 3), np.uint8))
+
+
+IMAGES = {
+    "jpeg": encoded("jpeg"),
+    "grey": encoded("jpeg", "L"),
+    "progressive": encoded("jpeg", progressive=True),
+    "png": encoded("png"),
+    "transparent": encoded("png", "RGBA"),
+    "palette": encoded("png", "P"),
+}
+ODD = {
+    "cmyk": encoded("jpeg", "CMYK"), "deep": encoded("png", "I;16"), "bmp": encoded("bmp"),
+    "cut": IMAGES["jpeg"][:-200],
+    "head": IMAGES["png"][:20], "cut png": IMAGES["png"][:60], "empty": b"",
+    "smaller": simplejpeg.encode_jpeg(np.ascontiguousarray(PIXELS[:, 1:])),
+}  # fmt: skip
+
+
+@given(st.lists(st.sampled_from([*IMAGES]), min_size=1, max_size=5), st.sampled_from([None, *ODD]), st.integers(0, 5))
+def test_images_of_a_batch_equal_those_decoded_one_by_one(names, odd, place):
+    contents = [memoryview(IMAGES[name]) for name in names]
+    if odd is not None:
+        contents.insert(place, memoryview(ODD[odd]))
+        assert decode_images(contents) is None or len(contents) == 1
+        return
+    images = decode_images(contents)
+    assert (images.dtype, images.flags.writeable) == (np.uint8, True)
+    np.testing.assert_array_equal(images, np.stack([decode_image(content) for content in contents]))
+
+
+def test_headers_that_promise_too_much_allocate_nothing(monkeypatch):
+    monkeypatch.setattr(decoders, "pooled_empty", lambda *_: pytest.fail("allocated"))
+    png = bytearray(IMAGES["png"])
+    png[16:24] = (9_000).to_bytes(4, "big") * 2
+    jpeg = bytearray(IMAGES["jpeg"])
+    start = jpeg.index(b"\xff\xc0") + 5
+    jpeg[start : start + 4] = (9_000).to_bytes(2, "big") * 2
+    for data in (png, jpeg):
+        assert decode_images([bytes(data)] * 5) is None
+
+
+def test_batches_without_simplejpeg(monkeypatch):
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    assert decode_images([IMAGES["jpeg"]] * 2) is None
+    assert decode_images([IMAGES["png"]] * 2).shape == (2, 24, 32, 3)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    assert decode_images([IMAGES["png"]] * 2) is None
 
 
 def test_jpeg_without_simplejpeg(monkeypatch):

@@ -1,5 +1,6 @@
 """Batches of good records: one or several steps per read, and the chunks, masks and columns that plans add."""
 
+import itertools
 import re
 from collections import namedtuple
 
@@ -8,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload import Collate, ConfigError, Loader, MemorySource, Ragged, WorkerError
+from dataload import Collate, ConfigError, Loader, MemorySource, Ragged, SampleContext, WorkerError, decoding
+from dataload._util import decoding as decoding_module
 from dataload.collate import Packing, default_collate
-from dataload.executors import WorkerStatus
+from dataload.executors import Place, WorkerStatus
+from dataload.loader import fetch as fetch_module
 from dataload.loader.fetch import Fetcher, Trace, complete
 from dataload.loader.rescue import ErrorPolicy
-from dataload.loader.step import StepRange, StepWork
-from dataload.samplers import BatchPlan
+from dataload.loader.step import StepRange, StepWork, even_shares
+from dataload.samplers import BatchPlan, BatchSampler, Sequential
 from dataload.streams import StreamSampler
 from dataload.testing.compare import difference
 from dataload.transforms import compose
@@ -170,6 +173,142 @@ def test_spans_are_those_of_the_stages_one_after_another(source):
     times = [time for _, begun, ended in trace.spans for time in (begun, ended)]
     assert times == sorted(times)
     assert trace.stage == ""
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        for module in (fetch_module, decoding_module):
+            monkeypatch.setattr(module, "perf_counter", lambda: self.now)
+
+    def add(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+class Encoded:
+    """A second to read a batch, and two to decode a record."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices):
+        self.clock.add(1)
+        with decoding():
+            self.clock.add(2 * len(indices))
+            return [record(index) for index in indices]
+
+
+class EncodedColumns(Encoded):
+    def read_batch(self, indices, fields=None):
+        return default_collate(self.__getitems__(indices))
+
+
+def test_decoding_is_a_stage_of_its_own(clock):
+    fetch, trace = fetcher(Encoded(clock), transform=lambda sample: clock.add(3) or sample), Trace()
+    fetch(plan_of(1, 2), 0, trace)
+    assert trace.spans == [("read", 0, 1), ("decode", 1, 5), ("transform", 5, 11), ("collate", 11, 11)]
+    trace = Trace()
+    fetcher(EncodedColumns(clock))(plan_of(1, 2, 3), 0, trace)
+    assert trace.spans == [("read", 11, 12), ("decode", 12, 18)]
+
+
+def test_a_source_that_does_not_report_decoding_only_reads(clock):
+    trace = Trace()
+    fetcher(Plain(), transform=dict)(plan_of(1), 0, trace)
+    assert [stage for stage, _, _ in trace.spans] == ["read", "transform", "collate"]
+
+
+def test_steps_read_together_share_the_time_of_each_stage(clock):
+    work = StepWork(fetcher(EncodedColumns(clock)), BatchSampler(sampler=Sequential(12), batch_size=4))
+    loaded = work(StepRange(0, 0, 0, 3), WorkerStatus()).loaded
+    third = 1 / 3
+    assert [step.spans for step in loaded] == [
+        [("read", pytest.approx(at), pytest.approx(at + third)), ("decode", pytest.approx(at + third), after)]
+        for at, after in ((0, pytest.approx(25 / 3)), (25 / 3, pytest.approx(50 / 3)), (50 / 3, pytest.approx(25)))
+    ]
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=4), st.integers(1, 5))
+def test_shares_of_spans_do_not_overlap_and_add_up(lengths, count):
+    ends = np.cumsum([100, *lengths]).tolist()
+    spans = [(f"stage {i}", float(a), float(b)) for i, (a, b) in enumerate(itertools.pairwise(ends))]
+    shares = even_shares(spans, count)
+    assert [[stage for stage, _, _ in share] for share in shares] == [[stage for stage, _, _ in spans]] * count
+    times = [time for share in shares for _, begun, ended in share for time in (begun, ended)]
+    assert times == sorted(times)
+    assert (times[0], times[-1]) == (spans[0][1], pytest.approx(spans[-1][2]))
+    for i, (_, begun, ended) in enumerate(spans):
+        assert sum(share[i][2] - share[i][1] for share in shares) == pytest.approx(ended - begun)
+
+
+def test_a_record_that_is_read_alone_has_the_same_stages(clock):
+    def fail(sample):
+        if sample["index"] == 2:
+            raise ZeroDivisionError
+        return sample
+
+    trace = Trace()
+    fetcher(Encoded(clock), transform=fail)(plan_of(2, 3), 0, trace)
+    stages = [stage for stage, _, _ in trace.spans]
+    assert stages == ["read", "decode", "transform", *["read", "decode", "transform"] * 2, "collate"]
+    times = [time for _, begun, ended in trace.spans for time in (begun, ended)]
+    assert times == sorted(times)
+
+
+def test_the_status_tells_the_sample_that_a_transform_works_on():
+    trace, seen = Trace(), []
+
+    def look(sample):
+        seen.append(trace.status.place())
+        return sample
+
+    fetcher(transform=[look, look])(plan_of(5, 3), 4, trace)
+    assert seen == [Place(4, 7, 5)] * 2 + [Place(4, 7, 3)] * 2
+
+
+def test_transforms_of_a_sample_share_its_context_and_others_get_none():
+    seen = []
+
+    def first(sample, context):
+        seen.append(context)
+        return sample
+
+    def last(sample, context):
+        seen.append(context)
+        return sample
+
+    fetcher(transform=[dict, first, dict, last])(plan_of(5, 3), 4)
+    assert seen == [SampleContext(index, 4, 0) for index in (5, 5, 3, 3)]
+    assert seen[0] is seen[1]
+
+
+def test_no_context_is_made_that_nobody_asks_for(monkeypatch):
+    monkeypatch.delattr(fetch_module, "SampleContext")
+    assert fetcher(transform=[dict, dict])(plan_of(5, 3), 4)["index"].tolist() == [5, 3]
+
+
+def test_the_failing_transform_and_its_sample_are_named():
+    def second(sample):
+        return 1 / (sample["index"] - 3)
+
+    with (
+        Loader(SOURCE, batch_size=RECORDS, transform=[dict, second, str]) as loader,
+        pytest.raises(WorkerError, match=r"failed in transform '[\w.<>]*second' on index 3: ZeroDivisionError"),
+    ):
+        list(loader)
 
 
 def test_a_transform_sees_samples_and_a_batch_transform_chunks():

@@ -1,0 +1,89 @@
+"""Decoding is counted by the clock of the thread that decodes, once, and only while a loader reads."""
+
+import threading
+
+import pytest
+
+from dataload._util import decoding as module
+from dataload._util.decoding import DecodeClock, decoding
+
+
+@pytest.fixture
+def tick(monkeypatch):
+    """A clock that moves when it is told to."""
+    now = [100.0]
+    monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+
+    def advance(seconds):
+        now[0] += seconds
+
+    return advance
+
+
+def test_what_is_decoded_is_added_up(tick):
+    clock = DecodeClock()
+    with clock:
+        tick(1)
+        for _ in range(3):
+            with decoding():
+                tick(2)
+            tick(4)
+    assert clock.take_seconds() == 6
+    assert clock.take_seconds() == 0
+
+
+def test_nested_decoding_counts_once(tick):
+    clock = DecodeClock()
+    with clock, decoding():
+        tick(1)
+        with decoding():
+            tick(2)
+        tick(4)
+    assert clock.take_seconds() == 7
+
+
+def test_a_decoder_that_raises_is_counted_and_the_next_one_too(tick):
+    def fail():
+        with decoding():
+            tick(1)
+            raise ZeroDivisionError
+
+    clock = DecodeClock()
+    with clock:
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        with decoding():
+            tick(2)
+    assert clock.take_seconds() == 3
+
+
+def test_outside_of_a_read_nothing_is_counted(tick):
+    clock = DecodeClock()
+    with clock:
+        pass
+    with decoding():
+        tick(1)
+    assert clock.take_seconds() == 0
+
+
+def test_the_clock_of_an_inner_read_is_the_inner_ones(tick):
+    outer, inner = DecodeClock(), DecodeClock()
+    with outer:
+        with inner, decoding():
+            tick(1)
+        with decoding():
+            tick(2)
+    assert (outer.take_seconds(), inner.take_seconds()) == (2, 1)
+
+
+def test_other_threads_have_none(tick):
+    def decode():
+        with decoding():
+            tick(1)
+
+    clock = DecodeClock()
+    with clock:
+        thread = threading.Thread(target=decode)
+        thread.start()
+        thread.join()
+    assert clock.take_seconds() == 0

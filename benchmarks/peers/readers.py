@@ -1,6 +1,7 @@
 """Peers that read tar archives and files of bytes: Grain, DALI, WebDataset and SPDL."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -72,9 +73,17 @@ def grain(task: Task, field: Field) -> Reading:
     if task.workers:
         iterated = iterated.mp_prefetch(package.MultiprocessingOptions(num_workers=task.workers))
     batches = iter(iterated)
-    held.callback(batches.close)
+    held.callback(_close, batches)
     read = {"num_threads": threads, "prefetch_buffer_size": options.prefetch_buffer_size}
     return Reading({"num_workers": task.workers, **read}, lambda _: islice(batches, steps), held=held)
+
+
+def _close(batches: Any) -> None:
+    """Close an iterator of Grain, and wait for its threads, which would open the files again."""
+    batches.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("grain-prefetch"):
+            thread.join()
 
 
 def dali(task: Task, field: Field) -> Reading:

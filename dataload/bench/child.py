@@ -75,7 +75,7 @@ def _take(task: Task, reading: Reading, open_seconds: float, opened: float) -> A
     )
 
 
-class _Usage(NamedTuple):
+class Usage(NamedTuple):
     """What a process and all its children, ended or not, have used: seconds, and page faults without a read."""
 
     user: float
@@ -83,6 +83,7 @@ class _Usage(NamedTuple):
     faults: int
 
     def since(self, earlier: Self) -> Self:
+        """Return what was used after an earlier reading."""
         return type(self)(self.user - earlier.user, self.system - earlier.system, self.faults - earlier.faults)
 
 
@@ -96,7 +97,7 @@ class _Stretch:
     batches: int
     checksum: int
     whole: bool
-    usage: _Usage
+    usage: Usage
 
 
 def _stretch(
@@ -106,7 +107,7 @@ def _stretch(
     gc.collect()
     records = nbytes = steps = checksum = 0
     whole = False
-    before, begun = _used(), perf_counter()
+    before, begun = used(), perf_counter()
     for epoch, batch in batches:
         if epoch >= epochs:
             whole = True
@@ -115,7 +116,7 @@ def _stretch(
         records, nbytes, steps, checksum = records + rows, nbytes + size, steps + 1, checksum + found
         if perf_counter() - begun > seconds:
             break
-    return _Stretch(perf_counter() - begun, records, nbytes, steps, checksum, whole, _used().since(before))
+    return _Stretch(perf_counter() - begun, records, nbytes, steps, checksum, whole, used().since(before))
 
 
 def _epochs(reading: Reading) -> Iterator[tuple[int, Any]]:
@@ -140,7 +141,8 @@ def drop_cached(path: str) -> None:
             os.close(descriptor)
 
 
-def _used() -> _Usage:
+def used() -> Usage:
+    """Return what this process and its children have used until now."""
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     user, system, faults = (
         sum(values) for values in zip(*((u.ru_utime, u.ru_stime, u.ru_minflt) for u in own), strict=True)
@@ -152,7 +154,7 @@ def _used() -> _Usage:
             minor, of_children, in_user, in_system, *ended = map(int, (*fields[7:9], *fields[11:15]))
             user, system = user + (in_user + ended[0]) / ticks, system + (in_system + ended[1]) / ticks
             faults += minor + of_children
-    return _Usage(user, system, faults)
+    return Usage(user, system, faults)
 
 
 def _peak_rss() -> int | None:

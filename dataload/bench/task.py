@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 
 from dataload.errors import ConfigError
-from dataload.types import Array
+from dataload.types import Array, BytesColumn
 
 Order: TypeAlias = Literal["global", "pool", "sequential"]
 """All records shuffled; shuffled shards behind a shuffle pool; the order in the file."""
@@ -142,10 +142,15 @@ def check_batch(batch: Mapping[str, Any]) -> tuple[int, int, int]:
             column = cast("Array", value)
             rows, nbytes, total = len(column), nbytes + column.nbytes, total + _check_column(column)
         else:
-            items = cast("Sequence[Any]", value)
+            items = _views(cast("Sequence[Any]", value))
             rows, nbytes = len(items), nbytes + sum(map(_size, items))
             total += sum(map(_check_value, items))
     return rows, nbytes, total % MODULUS
+
+
+def _views(values: Sequence[Any]) -> Sequence[Any]:
+    """Return the values of a column; of one that makes `bytes` only on request, views, which cost no copy."""
+    return list(values.views()) if isinstance(values, BytesColumn) else values
 
 
 def check_record(record: Mapping[str, Any]) -> int:

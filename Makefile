@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 CORE := $(VENV)/.core
 
-.PHONY: demo test check format bench fuzz sanitize clean
+.PHONY: demo test check format bench readme-table fuzz sanitize clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -44,8 +44,32 @@ format: $(INSTALLED)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: $(INSTALLED) $(CORE)
-	$(BIN)/python -m benchmarks
+# The peers live in environments of their own. DALI and torch's CPU build do not get along.
+PEERS := .venv-peers
+DALI := .venv-dali
+
+$(PEERS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@
+
+# Benchmarks do without DALI where it cannot be installed.
+$(DALI)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DALI)
+	-$(DALI)/bin/python -m pip install --quiet --disable-pip-version-check numpy simplejpeg nvidia-dali-cuda120
+	touch $@
+
+# All aims of the project, in under half an hour. NAMES chooses cases: make bench NAMES='syrah-4k cold'
+bench: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed
+	PEER_PYTHON=$(PEERS)/bin/python DALI_PYTHON=$(DALI)/bin/python $(BIN)/python -m benchmarks $(NAMES) --json bench.json
+
+# The table of README.md, from one run.
+TABLE := benchmarks/results/readme.json
+readme-table: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed
+	$(BIN)/dataload bench --made floats-4k --records 50000 --formats syrah,torchrecord,lmdb,tar,array_record \
+		--repeats 5 --seconds 2 --peers all --peer-python $(PEERS)/bin/python \
+		--peer-python 'DALI on CPU=$(DALI)/bin/python' --json $(TABLE)
+	$(BIN)/python -m benchmarks.readme_table $(TABLE)
 
 # The tests of the core with every access, overflow and leak of the C code checked. It builds the sanitized core in the
 # source tree, and the usual one again afterwards.
@@ -65,4 +89,4 @@ fuzz: $(INSTALLED) $(CORE)
 	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(TARGETS)
 
 clean:
-	rm -rf $(VENV) dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(DALI) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,25 +1,22 @@
-"""The execution plane: processes, threads, decoding, first batches, epochs, iterators, and memory over a long run."""
+"""The execution plane: processes, threads, iterators, first batches, epochs, and memory over a long run."""
 
 import functools
 import importlib.util
-import itertools
 import resource
 import statistics
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
 
 import dataload
-from benchmarks.harness import Case, run_cases, show
+from benchmarks.harness import Case, run_cases, show, through
 from benchmarks.peers import torch_loader
 from dataload.bench import readings
-from dataload.bench.data import made_data
 from dataload.bench.task import Task
 from dataload.bench.timing import seconds_of
-from dataload.bench.workloads import busy_numbers, get_workload
+from dataload.bench.workloads import busy_numbers
 
 LARGE = 4 << 20  # float32 values of a batch of 16 MB
 ROWS = 16
@@ -41,18 +38,20 @@ def ready_tensor(samples):
     return torch.from_numpy(ready_batch(samples))
 
 
-def sum_values(batches):
-    return round(sum(float(np.asarray(batch)[:, ::1024].sum(dtype=np.float64)) for batch in batches))
+def touched(batch):
+    """The rows of a batch, of which the consumer reads one value in a thousand."""
+    return 16 if np.asarray(batch)[:, ::1024].sum(dtype=np.float64) else 0
 
 
-def processes(batches=100):
-    """Batches of 16 MB from worker processes; the consumer reads one value in a thousand."""
-    count = batches * 16
-    source = dataload.RangeSource(count)
+def processes(batches=1000):
+    """Batches of 16 MB from worker processes."""
+    source = dataload.RangeSource(batches * 16)
+    out = np.empty((16, LARGE // 16), np.float32)
 
     def copy_once():
-        out = np.empty((16, LARGE // 16), np.float32)
-        return sum_values(np.copyto(out, ready()) or out for _ in range(batches))
+        for _ in range(batches):
+            np.copyto(out, ready())
+            yield out
 
     cases = [Case("one copy in this process (the limit)", copy_once)]
     with ExitStack() as opened:
@@ -60,17 +59,18 @@ def processes(batches=100):
             loader = opened.enter_context(
                 dataload.Loader(source, batch_size=16, collate=ready_batch, num_workers=workers, executor="processes")
             )
-            cases.append(Case(f"Loader, {workers} processes", partial(sum_values, loader), floor))
+            cases.append(Case(f"Loader, {workers} processes", through(loader), floor))
         try:
             from torch.utils.data import DataLoader
         except ImportError:
-            print("torch is not installed: no peer")
+            print("torch is not installed: no peer (pip install torch)")
         else:
             several = {"collate_fn": ready_tensor, "persistent_workers": True, "prefetch_factor": 2}
             for workers in (1, 2):
                 peer = DataLoader(source, 16, num_workers=workers, **several)
-                cases.append(Case(f"torch DataLoader, {workers} workers", partial(sum_values, peer)))
-        return run_cases("16 MB batches from worker processes", cases, items=count, steps=batches, rounds=3)
+                cases.append(Case(f"torch DataLoader, {workers} workers", peer.__iter__))
+        title = "16 MB batches from worker processes"
+        return run_cases(title, cases, same=None, rows=touched, seconds=0.8)
 
 
 def busy(sample):
@@ -78,71 +78,44 @@ def busy(sample):
     return {"index": sample["index"], "value": next(busy_numbers(0, 1, 10_000))}
 
 
-def scaling(count=4000):
+def scaling(count=40_000):
     """A CPU-bound transform in Python: one process, two, and two threads that share one GIL."""
-
-    def epoch(loader):
-        return sum(int(batch["value"].sum()) for batch in loader)
-
     source, cases = dataload.RangeSource(count), []
     with ExitStack() as opened:
         for executor, workers, floor in (("processes", 1, None), ("processes", 2, 1.8), ("threads", 2, None)):
             loader = opened.enter_context(
                 dataload.Loader(source, batch_size=16, transform=busy, num_workers=workers, executor=executor)
             )
-            cases.append(Case(f"Loader, {workers} {executor}", partial(epoch, loader), floor))
-        return run_cases("A transform of pure Python", cases, items=count, steps=count // 16, rounds=3)
+            cases.append(Case(f"Loader, {workers} {executor}", through(loader), floor))
+        return run_cases("A transform of pure Python", cases, same=None, seconds=1.5)
 
 
-def jpeg(count=2000):
-    """JPEGs of 500x375 through the loader, against a bare loop of two decoding threads."""
-    import simplejpeg
-
-    data = made_data(get_workload("jpeg"), count)
-
-    def decode(sample):
-        return {"image": simplejpeg.decode_jpeg(sample["jpg"])}
-
-    def bare():
-        with ThreadPoolExecutor(2) as pool:
-            files = (record["jpg"] for record in data.records)
-            return sum(int(image[0, 0, 0]) for image in pool.map(simplejpeg.decode_jpeg, files))
-
-    with dataload.Loader(data.records, batch_size=32, transform=decode, num_workers=2) as loader:
-
-        def through_loader():
-            return sum(int(batch["image"][:, 0, 0, 0].astype(np.int64).sum()) for batch in loader)
-
-        cases = [Case("two threads, no batches (the limit)", bare), Case("Loader, 2 threads", through_loader, 0.95)]
-        return run_cases("JPEG decoding, 500x375", cases, items=count, steps=count // 32, rounds=5)
-
-
-def iterators(steps=30):
+def iterators():
     """Batches of 16 rows, each from its own generator that holds the GIL for about a millisecond an item."""
     readers = [
         (f"MultiStreamLoader, {n} {executor}" if n else "MultiStreamLoader, consumer's thread", n, executor)
         for executor, n in (("processes", 1), ("processes", 2), ("threads", 2), ("threads", 0))
     ]
     if importlib.util.find_spec("torch") is None:
-        print("torch is not installed: no peer")
+        print("torch is not installed: no peer (pip install torch)")
     else:
         readers += [(f"one torch DataLoader for each of {n} groups", n, None) for n in (1, 2)]
     cases = []
     with ExitStack() as opened:
         for name, workers, executor in readers:
-            options = {"open": {"records": ROWS * 500, "work": 8_000}, "executor": executor}
+            options = {"open": {"records": ROWS * 50_000, "work": 8_000}, "executor": executor}
             settings = {"kind": "dataload", "reading": "", "path": "", "format": "generator", "order": "sequential"}
             task = Task(workload="streams", name=name, workers=workers, batch_size=ROWS, options=options, **settings)
             reading = readings.multistream(task) if executor else torch_loader.groups(task)
             opened.callback(reading.close)
-            batches = map(reading.columns, reading.batches(0))
-
-            def run(batches=batches):
-                return sum(int(batch["data"].sum()) for batch in itertools.islice(batches, steps))
-
-            cases.append(Case(name, run, 1.8 if (executor, workers) == ("processes", 2) else None))
+            floor = 1.8 if (executor, workers) == ("processes", 2) else None
+            cases.append(Case(name, partial(reading.batches, 0), floor))
         title = "Generators of pure Python, one for each row"
-        return run_cases(title, cases, items=steps * ROWS, steps=steps, rounds=3)
+        return run_cases(title, cases, same=None, rows=_all_rows, seconds=1.5)
+
+
+def _all_rows(_):
+    return ROWS
 
 
 def light(sample):
@@ -177,7 +150,7 @@ def first_batch():
     return show("first batch", heading, rows)
 
 
-def memory(batches=100_000):
+def memory(batches=50_000):
     """Resident memory after a tenth of a long run and at its end."""
     rows = []
     source = dataload.RangeSource(batches * 16)

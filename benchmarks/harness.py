@@ -1,25 +1,34 @@
-"""Data, batches and tables that the cases share. Timing and made data are those of `dataload.bench`."""
+"""Data, cases and tables that all benchmarks share. Made data are those of `dataload.bench`."""
 
 import gc
+import itertools
+import math
 import shutil
-import statistics
 import tempfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from time import perf_counter, sleep
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import dataload
 from dataload.bench import workloads
+from dataload.bench.child import used
 from dataload.bench.data import write_once
-from dataload.bench.timing import ratios_of, seconds_of
+from dataload.bench.timing import Spread, ratios_of
 from dataload.samplers import GlobalShuffle
 
 ROOT = Path(tempfile.gettempdir()) / "dataload-benchmarks"
-VERSION = 1  # raise when the made data change
+VERSION = 2  # raise when the made data change
 SEED = 1
-ROUNDS = 7
+ROUNDS = 5
+SECONDS = 0.4  # of a case in a round
+_WARM_UP = 0.1  # of each round: an idle loader has batches ready, which nobody has paid for
+_VERIFIED = 16  # steps
 
 
 def blobs(size):
@@ -33,79 +42,170 @@ def made(name, different, count, *, field=None, **options):
     `count` records repeat those of `different`; of these only the bytes of `field`, for formats that store bytes.
     """
     ROOT.mkdir(exist_ok=True)
-    if shutil.disk_usage(ROOT).free < 8 << 30:
-        raise SystemExit(f"the benchmarks need 8 GiB in {ROOT}; set TMPDIR to another directory")
+    if shutil.disk_usage(ROOT).free < 12 << 30:
+        raise SystemExit(f"the benchmarks need 12 GiB in {ROOT}; set TMPDIR to another directory")
     stored = different if field is None else [record[field] for record in different]
     return write_once(ROOT / f"v{VERSION}-{name}", lambda: workloads.repeat_records(stored, count), **options)
 
 
 def batches(count, batch_size):
-    """The indices of each batch of a shuffled epoch."""
+    """The indices of each batch of a shuffled epoch, as a loader with the same seed has them."""
     order = GlobalShuffle(count, SEED).indices(np.arange(count), epoch=0)
     return [order[start : start + batch_size] for start in range(0, count, batch_size)]
 
 
-def total(loaded, check):
-    """Consume batches as a training loop does, which holds one while the next is made; returns the checksum."""
-    found = 0.0
-    for batch in loaded:
-        found += check(batch)
+def through(loader):
+    """A function that returns the batches of the next epoch of a loader, first those of epoch 0."""
+    loader.set_epoch(0)
+    return lambda: iter(loader)
+
+
+def column(batch):
+    """The first column of a batch, or a batch without columns."""
+    return next(iter(batch.values())) if isinstance(batch, Mapping) else batch
+
+
+def rows_of(batch):
+    """The rows of a batch: all that a consumer does with it, while the next one is made."""
+    return len(column(batch))
+
+
+def content(batch):
+    """A checksum of all bytes of a batch."""
+    values = column(batch)
+    if isinstance(values, np.ndarray):
+        return zlib.crc32(np.ascontiguousarray(values).view(np.uint8))
+    found = 0
+    for value in values:
+        found = zlib.crc32(value, found)
     return found
-
-
-def consume(loaded, check):
-    return round(total(loaded, check), 1)
-
-
-def through_loader(source, batch_size, workers, check, **options):
-    loader = dataload.Loader(source, batch_size=batch_size, shuffle=True, seed=SEED, num_workers=workers, **options)
-
-    def run():
-        loader.set_epoch(0)
-        return consume(loader, check)
-
-    return run
 
 
 @dataclass(frozen=True)
 class Case:
-    """One function to time.
+    """One way to make batches.
 
     Attributes:
         name: Name in the table.
-        run: Does the work and returns a checksum of what it read.
+        epoch: Returns the batches of an epoch.
         floor: Aim for the ratio to the first case, if any.
         least: Aim for the items per second, if any.
-        items: Number of items of one run, if other than the others'; the checksum is then not compared.
+        compared: Whether its first batches must be those of the first case.
     """
 
     name: str
-    run: Callable[[], object]
+    epoch: Callable[[], Iterable[Any]]
     floor: float | None = None
     least: float | None = None
-    items: int | None = None
+    compared: bool = True
 
 
-def run_cases(title, cases, *, items, steps, rounds=ROUNDS):
+class _Slice(NamedTuple):
+    """Figures of a case in a round; page faults and system time include those of worker processes."""
+
+    rate: float
+    rows: float
+    faults: float
+    system: float
+
+
+def run_cases(title, cases, *, rows=rows_of, same=content, rounds=ROUNDS, seconds=SECONDS):
     """Time cases in interleaved rounds; prints the rate of each and its ratio to the first, and returns rows of JSON.
 
-    One run of a case is `items` items in `steps` batches.
+    Everything stays open and is warm: this is the steady state. `rows` counts the items of a batch; `same` returns what
+    the first batches of all cases must have in common, or is None.
     """
-    checksums = [case.run() for case in cases]  # also warms up
-    for case, checksum in zip(cases, checksums, strict=True):
-        same = case.items is not None or checksum is None or checksum == checksums[0]
-        assert same, f"{title}: {case.name} read something else than {cases[0].name}"
-    rates = {case.name: [] for case in cases}
-    for _ in range(rounds):
-        for case in cases:
+    if same is not None:
+        _verify(title, cases, same)
+    steps = [_endless(case.epoch) for case in cases]
+    found: list[list[_Slice]] = [[] for _ in cases]
+    for number in range(rounds + 1):
+        for endless, slices in zip(steps, found, strict=True):
             gc.collect()
-            rates[case.name].append((case.items or items) / seconds_of(case.run))
+            measured = _measure(endless, rows, seconds if number else seconds / 2)
+            if number:  # the first round warms up
+                slices.append(measured)
+    for endless in steps:
+        endless.close()
     print(f"\n{title}")
-    print(f"  {'':44} {'records/s':>12} {'us/batch':>9} {'ratio':>6}  {'spread':>11}  aim")
-    return [
-        _report(title, case, rates[case.name], ratios_of(rates[case.name], rates[cases[0].name]), items / steps)
-        for case in cases
-    ]
+    print(f"  {'':44} {'records/s':>12} {'us/batch':>9} {'ratio':>6}  {'spread':>11} {'faults':>7} {'sys us':>7}  aim")
+    base = [one.rate for one in found[0]]
+    return [_report(title, case, slices, base) for case, slices in zip(cases, found, strict=True)]
+
+
+def _verify(title, cases, same):
+    expected = None
+    for case in cases:
+        if case.compared:
+            batches = case.epoch()
+            found = [same(batch) for batch in itertools.islice(batches, _VERIFIED)]
+            expected = found if expected is None else expected
+            assert found == expected, f"{title}: {case.name} read something else than {cases[0].name}"
+
+
+def _endless(epoch) -> Iterator[Any]:
+    while True:
+        yield from epoch()
+
+
+def _measure(endless, rows, seconds):
+    begun = perf_counter()
+    for _ in endless:
+        if perf_counter() - begun > min(_WARM_UP, seconds):
+            break
+    total = steps = 0
+    before, begun = used(), perf_counter()
+    for batch in endless:
+        total, steps = total + rows(batch), steps + 1
+        if perf_counter() - begun > seconds:
+            break
+    took, usage = perf_counter() - begun, used().since(before)
+    _settle()
+    return _Slice(total / took, total / steps, usage.faults / steps, usage.system / steps)
+
+
+def _settle():
+    """Wait until the workers of the last case have filled their queues: the next case shall have the CPUs."""
+    before = used()
+    for _ in range(100):
+        sleep(0.02)
+        after = used()
+        if sum(after.since(before)[:2]) < 0.005:
+            break
+        before = after
+
+
+def _report(title, case, slices, base):
+    rates = [one.rate for one in slices]
+    ratios = ratios_of(rates, base)
+    rate, rows, faults, system = (median(values) for values in zip(*slices, strict=True))
+    aims = [f">= {case.floor}"] if case.floor is not None else []
+    aims += [f">= {case.least:,.0f}/s"] if case.least is not None else []
+    spread = Spread.of(ratios)
+    met = spread.median >= (case.floor or 0) and rate >= (case.least or 0) if aims else None
+    verdict = f"{', '.join(aims)}  {'met' if met else 'NOT MET'}" if aims else ""
+    print(
+        f"  {case.name:44} {rate:12,.0f} {rows / rate * 1e6:9.1f} {spread.median:6.2f}"
+        f"  {spread.low:5.2f}-{spread.high:5.2f} {faults:7.1f} {system * 1e6:7.1f}  {verdict}"
+    )
+    figures = {"records_per_second": rate, "ratio": spread.median, "ratios": ratios, "rates": rates}
+    figures |= {"faults_per_batch": faults, "system_us_per_batch": system * 1e6}
+    return {"title": title, "case": case.name, **figures, "aim": case.floor or case.least, "met": met}
+
+
+def against(row, base, floor, name=None):
+    """Compare two rows of a table, round by round; prints the ratio, and returns a row of JSON."""
+    ratios = ratios_of(row["rates"], base["rates"])
+    case = name or f"{row['case']} / {base['case']}"
+    return aim(row["title"], case, median(ratios), floor, ratios=ratios)
+
+
+def aim(title, case, reached, floor=None, most=None, **more):
+    """Print a figure that has an aim, at least `floor` or at most `most`, and return it as a row of JSON."""
+    met = reached >= floor if most is None else reached <= most
+    bound = f">= {floor:g}" if most is None else f"<= {most:g}"
+    print(f"  {case:64} {reached:10.4g}  {bound}  {'met' if met else 'NOT MET'}")
+    return {"title": title, "case": case, "ratio": reached, "aim": floor if most is None else most, "met": met, **more}
 
 
 def show(title, heading, rows):
@@ -120,15 +220,35 @@ def show(title, heading, rows):
     return [{"title": title, **row} for row in rows]
 
 
-def _report(title, case, rates, ratios, batch_size):
-    rate, ratio = statistics.median(rates), statistics.median(ratios)
-    aims = [f">= {case.floor}"] if case.floor is not None else []
-    aims += [f">= {case.least:,.0f}/s"] if case.least is not None else []
-    met = ratio >= (case.floor or 0) and rate >= (case.least or 0) if aims else None
-    verdict = f"{', '.join(aims)}  {'met' if met else 'NOT MET'}" if aims else ""
-    print(
-        f"  {case.name:44} {rate:12,.0f} {batch_size / rate * 1e6:9.1f} {ratio:6.2f}"
-        f"  {min(ratios):5.2f}-{max(ratios):5.2f}  {verdict}"
-    )
-    figures = {"records_per_second": rate, "ratio": ratio, "ratios": ratios, "rates": rates}
-    return {"title": title, "case": case.name, **figures, "aim": case.floor or case.least, "met": met}
+def summary(rows):
+    """The lines of all aims: what was reached, and whether that meets the aim."""
+    for row in rows:
+        if row.get("met") is not None:
+            reached = row.get("ratio", row.get("seconds", math.nan))
+            bound = "" if row.get("aim") is None else f"aim {row['aim']:g}"
+            verdict = "met" if row["met"] else "NOT MET"
+            yield f"{row['title']}: {row['case']}".ljust(110) + f" {reached:10.4g}  {bound:12} {verdict}"
+
+
+def workers_named(count):
+    """The name of a loader in tables."""
+    return f"Loader, {count or 'no'} worker{'' if count in (0, 1) else 's'}"
+
+
+def loaders(held, source, batch_size, workers, floors, **options):
+    """A case for each number of workers, held open by a stack."""
+    for count in workers:
+        settings = {"batch_size": batch_size, "shuffle": True, "seed": SEED, "num_workers": count, **options}
+        loader = held.enter_context(dataload.Loader(source, **settings))
+        yield Case(workers_named(count), through(loader), floors.get(count))
+
+
+def more_workers(rows):
+    """Compare each number of workers with the one before; the row has the lowest ratio."""
+    pairs = {}
+    for fewer, more in itertools.pairwise(rows):
+        pairs[f"{more['case']} / {fewer['case']}"] = ratios_of(more["rates"], fewer["rates"])
+    worst = min(pairs, key=lambda pair: median(pairs[pair]))
+    name = f"more workers are not slower; worst: {worst.replace('Loader, ', '')}"
+    medians = {pair: median(ratios) for pair, ratios in pairs.items()}
+    return aim(rows[0]["title"], name, medians[worst], 0.97, ratios=pairs[worst], pairs=medians)

@@ -1,13 +1,12 @@
-"""The index plane: the cost of an order, beside those of torch, numpy and Grain, and its effect on reading."""
+"""The index plane: the cost of an order, beside torch, numpy and Grain; and its effect on compressed groups."""
 
 import warnings
-from functools import partial
+from contextlib import ExitStack
 
 import numpy as np
 
 import dataload
-from benchmarks.harness import SEED, Case, made, run_cases, show
-from dataload.bench.child import drop_cached
+from benchmarks.harness import SEED, Case, made, run_cases, show, through
 from dataload.bench.timing import peak_bytes, seconds_of
 from dataload.bench.workloads import floats
 from dataload.loader.order import BLOCK_ROWS
@@ -28,13 +27,18 @@ ORDERS = {"in order": False, "shuffle='shards'": "shards", "shuffle='global'": "
 
 
 def order(sampler):
-    """All of an epoch in the blocks that the loader computes; the sum of a permutation is the same for each."""
+    """All of an epoch in the blocks that the loader computes."""
     blocks = [np.arange(start, min(start + BLOCK_ROWS, len(sampler))) for start in range(0, len(sampler), BLOCK_ROWS)]
+    return lambda: (sampler.indices(block, epoch=0) for block in blocks)
 
-    def run():
-        return sum(int(sampler.indices(block, epoch=0).sum()) for block in blocks)
 
-    return run
+def whole(make):
+    """All of an epoch at once."""
+
+    def epoch():
+        yield make()
+
+    return epoch
 
 
 def orders():
@@ -43,7 +47,7 @@ def orders():
     rng, weights = np.random.default_rng(SEED), np.random.default_rng(0).random(COUNT)
     chances = weights / weights.sum()
     cases = [
-        Case("numpy Generator.permutation (whole, in memory)", lambda: int(rng.permutation(COUNT).sum())),
+        Case("numpy Generator.permutation (whole, in memory)", whole(lambda: rng.permutation(COUNT))),
         *torch_randperm(),
         *grain_shuffles(),
         Case("Sequential", order(plain)),
@@ -56,12 +60,11 @@ def orders():
         Case("shards -> lanes(8) -> pool(1,024) in each", order(Lanes(shards, 8, 1024, SEED))),
     ]
     weighted = [
-        Case("numpy Generator.choice(p=), whole", lambda: rng.choice(COUNT, COUNT, p=chances).sum() and None),
-        Case("Weighted", lambda: order(Weighted(weights, COUNT, SEED))() and None),
+        Case("numpy Generator.choice(p=), whole", whole(lambda: rng.choice(COUNT, COUNT, p=chances))),
+        Case("Weighted", order(Weighted(weights, COUNT, SEED))),
     ]
-    size = {"items": COUNT, "steps": COUNT // 256}
-    rows = run_cases(f"Orders of {COUNT:,} records, an index", cases, **size)
-    return rows + run_cases(f"Weighted orders of {COUNT:,} records, an index", weighted, **size)
+    rows = run_cases(f"Orders of {COUNT:,} records, an index", cases, same=None)
+    return rows + run_cases(f"Weighted orders of {COUNT:,} records, an index", weighted, same=None)
 
 
 def torch_randperm():
@@ -69,10 +72,10 @@ def torch_randperm():
         import torch
     except ImportError:
         return []
-    return [Case("torch.randperm (whole, in memory)", lambda: int(torch.randperm(COUNT).sum()))]
+    return [Case("torch.randperm (whole, in memory)", whole(lambda: torch.randperm(COUNT)))]
 
 
-def grain_shuffles(sample=20_000):
+def grain_shuffles(sample=1_000):
     """Grain computes one index a call, from Python: a sample of them is measured."""
     try:
         import grain.python as grain
@@ -85,15 +88,12 @@ def grain_shuffles(sample=20_000):
     )
 
     def bare():
-        for index in range(sample):
-            index_shuffle(index, max_index=COUNT - 1, seed=SEED, rounds=4)
+        yield [index_shuffle(index, max_index=COUNT - 1, seed=SEED, rounds=4) for index in range(sample)]
 
     def through_the_sampler():
-        for index in range(sample):
-            sampler[index]
+        yield [sampler[index] for index in range(sample)]
 
-    cases = {"Grain index_shuffle": bare, "Grain IndexSampler": through_the_sampler}
-    return [Case(name, run, items=sample) for name, run in cases.items()]
+    return [Case("Grain index_shuffle", bare), Case("Grain IndexSampler", through_the_sampler)]
 
 
 def starting(count=10**10, shard_count=10_000):
@@ -119,35 +119,16 @@ def starting(count=10**10, shard_count=10_000):
     return show("starting", heading, rows)
 
 
-def reading(shard_count=16, shard_records=16_384, size=1024, few=2560):
-    """The same records in each order: from a cold cache, and from groups that are compressed together."""
-    names = [f"order-{shard}-{size}-{shard_records}.syr" for shard in range(shard_count)]
-    paths = [made(name, floats(size), shard_records) for name in names]
-    count = shard_count * shard_records
-    title = f"Cold reads of {shard_count} Syrah shards, {4 * size} B records, batch 256"
-    cases = [Case(name, partial(cold_epoch, paths, shuffle)) for name, shuffle in ORDERS.items()]
-    cold = run_cases(title, cases, items=count, steps=count // 256, rounds=3)
+def groups():
+    """The same records in each order, from groups that are compressed together; cold reads have a case of their own."""
     options = {"codec": "tensorprotos", "options": "group_size:256"}
     grouped = [made(f"group-{shard}.array_record", floats(256), 4096, **options) for shard in range(32)]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ExitStack() as held:
         warnings.simplefilter("ignore")  # of the groups, which are the point
-        source = dataload.open(grouped, codec="tensorprotos")
-
-    def steps(shuffle):
-        for _, _ in zip(range(few // 256), loader(source, shuffle), strict=False):
-            pass
-
-    title = "Warm reads of 32 ArrayRecord shards with group_size:256, 1 KB records, batch 256"
-    cases = [Case(name, partial(steps, shuffle), items=few) for name, shuffle in ORDERS.items()]
-    return cold + run_cases(title, cases, items=few, steps=few // 256, rounds=3)
-
-
-def cold_epoch(paths, shuffle):
-    for path in paths:
-        drop_cached(path)
-    with dataload.open(paths) as source:
-        return round(sum(float(batch["x"][:, 0].sum(dtype=np.float64)) for batch in loader(source, shuffle)), 1)
-
-
-def loader(source, shuffle):
-    return dataload.Loader(source, batch_size=256, shuffle=shuffle, seed=SEED, num_workers=1)
+        source = held.enter_context(dataload.open(grouped, codec="tensorprotos"))
+        cases = []
+        for name, shuffle in ORDERS.items():
+            settings = {"batch_size": 256, "shuffle": shuffle, "seed": SEED, "num_workers": 1}
+            cases.append(Case(name, through(held.enter_context(dataload.Loader(source, **settings)))))
+        title = "32 ArrayRecord shards with group_size:256, 1 KB records, batch 256"
+        return run_cases(title, cases, same=None)

@@ -1,6 +1,7 @@
 """python -m benchmarks.readme_table RESULTS.json: put the table of a run of `dataload bench --json` into README.md.
 
-The table replaces the text between the two markers; nothing in it is typed by hand.
+``make readme-table`` does the run and this. The table replaces the text between the two markers; nothing in it is
+typed by hand.
 """
 
 import argparse
@@ -12,13 +13,32 @@ from pathlib import Path
 from statistics import median
 
 from dataload.bench.results import Measurement, Results
-from dataload.bench.table import RATE_COLUMNS, by_workload, rate_rows
+from dataload.bench.table import RATE_COLUMNS, by_workload, problems, rate_rows, settings
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 README = Path(__file__).parents[1] / "README.md"
 _ORDERS = ("sequential", "pool", "global")
-_COLUMNS = ("reader", "format", "order", "workers", "records/s", "x limit", "x peer")
-_READERS = {"limit": "limit: {}", "dataload": "**{}**", "peer": "{}"}
+_COLUMNS = {
+    "reader": "reader",
+    "format": "format",
+    "order": "order",
+    "workers": "workers",
+    "records/s": "records/s",
+    "spread": "spread",
+    "first touch/s": "first touch",
+    "faults/batch": "faults/batch",
+    "x limit": "of limit",
+    "x peer": "of best peer",
+}
+_READERS = {"dataload": "**{}**", "peer": "{}"}
+_EXPLAINED = (
+    "Each row is a reader with its best number of workers. In each of {rounds} rounds, every reader runs in a process "
+    "of its own, which reads the first epoch (first touch: mapped memory is touched for the first time) and then "
+    "measures the steady state for {seconds:g} s. Rates and page faults per batch are medians of the rounds; spread is "
+    "the range of the rounds over their median (the quartiles, from four rounds on). Ratios are taken within each "
+    "round. The limit copies the same records from plain memory, in the same order, to new batches; a bare loop calls "
+    "the library of a format without a loader."
+)
 
 
 def best(measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -53,22 +73,51 @@ def _lines(results: Results) -> Iterator[str]:
     records = {file.workload: file.records for file in results.files}
     for name, measurements in by_workload(results.measurements).items():
         yield f"**{_cell(name)}**{f', {records[name]:,} records' if name in records else ''}:\n"
-        yield "| reader | format | order | workers | records/s | of limit | of best peer |"
-        yield "|---|---|---|---:|---:|---:|---:|"
+        yield f"| {' | '.join(_COLUMNS.values())} |"
+        yield "|---|---|---|" + "---:|" * (len(_COLUMNS) - 3)
         limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
         rows = dict(zip(map(id, measurements), rate_rows(measurements), strict=True))
-        for measurement in (*limits, *best(measurements)):
+        shown = best(measurements)
+        for measurement in (*limits, *shown):
             row = dict(zip(RATE_COLUMNS, rows[id(measurement)], strict=True))
-            row["reader"] = _READERS[measurement.task.kind].format(row["reader"])
+            row["reader"] = _reader(measurement, limits).format(row["reader"])
             yield f"| {' | '.join(_cell(row[heading]) for heading in _COLUMNS)} |"
         yield ""
+        yield from _notes(measurements, shown)
     machine = results.machine
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     memory = f", {machine['memory'] / 1e9:.0f} GB" if machine.get("memory") else ""
+    if results.version > 1:
+        rounds, seconds = _rounds(results.measurements)
+        yield _EXPLAINED.format(rounds=rounds, seconds=seconds) + "\n"
+    else:
+        yield "This run had no warm-up: its rates mix the first touch of mapped memory and the steady state.\n"
     yield (
         f"{results.date[:10]}, {_cell(str(machine.get('processor')))}, {machine.get('cpus')} CPUs{memory}, "
-        f"{_cell(str(machine.get('system')))}; {_cell(versions)}. Ratios are taken within each round; the limit is the "
-        f"first row.\n\n```\n{results.command}\n```"
+        f"{_cell(str(machine.get('system')))}; {_cell(versions)}.\n\n```\n{results.command}\n```"
+    )
+
+
+def _reader(measurement: Measurement, limits: Sequence[Measurement]) -> str:
+    """Return how the name of a reader is shown: only what has the reading of the first limit is a limit."""
+    task = measurement.task
+    if task.kind != "limit":
+        return _READERS[task.kind]
+    return "limit: {}" if task.reading == limits[0].task.reading else "bare loop: {}"
+
+
+def _notes(measurements: Sequence[Measurement], shown: Sequence[Measurement]) -> Iterator[str]:
+    """Yield the settings of the readers in the table, and what could not be measured, folded."""
+    lines = [*settings([m for m in shown if m.task.kind == "peer"]), *problems(measurements)]
+    if lines:
+        yield "<details><summary>Settings of the peers</summary>\n"
+        yield from (f"- {_cell(line)}" for line in lines)
+        yield "\n</details>\n"
+
+
+def _rounds(measurements: Sequence[Measurement]) -> tuple[int, float]:
+    return max((len(m.answers) for m in measurements), default=0), max(
+        (m.task.seconds for m in measurements), default=0.0
     )
 
 

@@ -86,6 +86,28 @@ _ALL = (
     _own("Lance", "lance pyarrow", "pylance pyarrow", own.lance, _GLOBAL, own.write_lance, workers=False),
 )
 
+_ADVICE = {
+    "torch DataLoader": "https://docs.pytorch.org/docs/stable/data.html",
+    "torch DataLoader per group of rows": "https://medium.com/speechmatics/"
+    "how-to-build-a-streaming-dataloader-with-pytorch-a66dd891d9dd",
+    "Grain": "https://google-grain.readthedocs.io/en/latest/tutorials/dataset_advanced_tutorial.html",
+    "WebDataset": "https://github.com/tmbdev/wds-distributed",
+    "MosaicML Streaming": "https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/shuffling.html",
+    "LitData": "https://github.com/Lightning-AI/litData",
+    "DALI on CPU": "https://docs.nvidia.com/deeplearning/dali/user-guide/docs/examples/general/data_loading/"
+    "dataloading_webdataset.html",
+    "SPDL": "https://facebookresearch.github.io/spdl/latest/getting_started/pytorch.html",
+    "bagz": "https://github.com/google-deepmind/bagz",
+    "Hugging Face datasets": "https://huggingface.co/docs/datasets/about_mapstyle_vs_iterable",
+    "Lance": "https://lancedb.github.io/lance-python-doc/random-access.html",
+}
+"""The page of its documentation that each peer is set up by, shown with its settings."""
+
+
+def _advice(name: str) -> str:
+    return _ADVICE.get(name) or _ADVICE[name.partition(",")[0]]
+
+
 PEERS: Mapping[str, Peer] = {peer.name: peer for peer in _ALL}
 """By name, in the order of the tables."""
 
@@ -115,7 +137,7 @@ def open_peer(task: Task) -> Reading:
         )
     field = None if task.format == "generator" else Field.from_options(task.options)
     reading = peer.readings[task.format](task, field)
-    reading.settings = {**versions(*peer.packages), **reading.settings}
+    reading.settings = {**versions(*peer.packages), **reading.settings, "set up by": _advice(task.name)}
     return reading
 
 

@@ -28,7 +28,6 @@ def mds(task: Task, field: Field) -> Reading:
     the default shard size; ``StreamingDataset(local=...)`` told the batch size, behind its ``StreamingDataLoader``. The
     pool order is its default ``py1e``, the global order its ``naive``. JPEG files are stored as bytes and decoded in
     ``__getitem__``, as its how-to guides do for transforms.
-    https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/shuffling.html
     """
     streaming = load("streaming", "mosaicml-streaming")
     # Shared memory that an earlier process left under the same names would refuse this one.
@@ -67,7 +66,6 @@ def litdata(task: Task, field: Field) -> Reading:
     Set up as its README does: chunks of 64 MB, as ``optimize`` writes them, ``StreamingDataset`` on the directory, with
     ``shuffle`` (chunks, and the records within a chunk), behind ``StreamingDataLoader``; JPEG files are stored as bytes
     and decoded by ``transform``. It has no order over all records.
-    https://github.com/Lightning-AI/litData
     """
     package = load("litdata", "litdata")
     options: dict[str, Any] = {"shuffle": task.order == "pool", "drop_last": False}
@@ -98,7 +96,6 @@ def arrow(task: Task, field: Field) -> Reading:
     format numpy for arrays. With workers: torch's DataLoader over the data set in the format torch. The pool order is
     ``to_iterable_dataset().shuffle(buffer_size=1000)``. JPEG files are stored as bytes and decoded by
     ``with_transform``, or by ``map`` where the data set is iterable.
-    https://huggingface.co/docs/datasets/about_mapstyle_vs_iterable
     """
     dataset = load("datasets", "datasets").load_from_disk(task.path)
     form = "torch" if task.workers else "numpy"
@@ -152,7 +149,6 @@ def lance(task: Task, field: Field) -> Reading:
     Set up as its documentation does: ``LanceDataset.take`` of the rows of a batch for a shuffled order ("Random
     access"), ``to_batches`` with its default readahead for a sequential one. A process that has used Lance must not be
     forked, so no worker processes are put around it.
-    https://lancedb.github.io/lance-python-doc/random-access.html, https://lancedb.github.io/lance/integrations/pytorch
     """
     dataset = load("lance", "pylance").dataset(task.path)
 
@@ -204,7 +200,6 @@ def bagz(task: Task, field: Field) -> Reading:
     Set up with what its README documents: ``Reader.read_indices`` of a batch, with the limits of the records in memory
     (``LimitsStorage.IN_MEMORY``, which saves a read for each record) and the default parallelism. The file is a
     ``.bag``, not compressed, as the other formats here. bagz is not a loader: nothing is read ahead between batches.
-    https://github.com/google-deepmind/bagz
     """
     package = load("bagz", "bagz")
     options = package.Reader.Options(limits_storage=package.LimitsStorage.IN_MEMORY)

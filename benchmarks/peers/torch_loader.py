@@ -232,7 +232,6 @@ def groups(task: Task, _: None = None) -> Reading:
     groups, each group is an ``IterableDataset`` that yields one item of each of its rows, and has a torch DataLoader of
     its own with one worker (``num_workers=1``, ``batch_size=None``); a batch joins one part of each. Without workers,
     one group runs in this process.
-    https://medium.com/speechmatics/how-to-build-a-streaming-dataloader-with-pytorch-a66dd891d9dd
     """
     data = load("torch.utils.data", "torch")
     several: dict[str, Any] = {"num_workers": min(1, task.workers), "persistent_workers": task.workers > 0}

@@ -7,23 +7,29 @@ import dataclasses
 import gc
 import importlib
 import json
+import math
 import os
 import re
 import resource
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from dataload.bench.task import MODULUS, Answer, Reading, Task
 
+_WHOLE_FACTOR = 20
+_LEAST_WARM_UP = 0.25
+"""Parts of `Task.seconds`."""
+
 
 def measure(task: Task) -> Answer:
-    """Open the data, take batches for about ``task.seconds``, and return the figures.
+    """Open the data, warm up, take batches for about ``task.seconds``, and return the figures.
 
-    The rate leaves out the first batch, which includes the start of the workers.
+    The warm-up is the first epoch, or ``task.seconds`` of it: it starts the workers and touches the memory.
     """
     if task.cold:
         drop_cached(task.path)
@@ -40,37 +46,77 @@ def measure(task: Task) -> Answer:
 def _take(task: Task, reading: Reading, open_seconds: float, opened: float) -> Answer:
     batches = _epochs(reading)
     _, batch = next(batches)
-    started = perf_counter()
-    _, _, checksum = reading.check(batch)
-    whole = None
+    first_batch = perf_counter() - opened
+    checksum = reading.check(batch)[2]
     del batch
-    gc.collect()
-    cpu = _cpu_seconds()
-    begun = perf_counter()
-    total = bytes_read = 0
-    for epoch, batch in batches:
-        if epoch and whole is None:
-            whole = checksum
-        rows, size, found = reading.check(batch)
-        total, bytes_read = total + rows, bytes_read + size
-        if not epoch:
-            checksum = (checksum + found) % MODULUS
-        # The first epoch is read to its end for its checksum, unless that takes far too long.
-        if perf_counter() - begun > task.seconds * (20 if task.whole and not epoch else 1):
-            break
-    ended = perf_counter()
+    # The first epoch is read to its end for its checksum, unless that takes far too long.
+    first = _stretch(batches, reading, task.seconds * (_WHOLE_FACTOR if task.whole else 1), epochs=1)
+    steady = first
+    if not task.cold:
+        least = task.seconds * _LEAST_WARM_UP - first.seconds
+        if least > 0:
+            _stretch(batches, reading, least)
+        steady = _stretch(batches, reading, task.seconds)
     return Answer(
         open_seconds=open_seconds,
-        first_batch_seconds=started - opened,
-        seconds=ended - begun,
-        records=total,
-        nbytes=bytes_read,
-        cpu_seconds=_cpu_seconds() - cpu,
+        first_batch_seconds=first_batch,
+        seconds=steady.seconds,
+        records=steady.records,
+        nbytes=steady.nbytes,
+        cpu_seconds=steady.usage.user + steady.usage.system,
         peak_rss=_peak_rss(),
         cached_rss=_status(os.getpid(), "RssFile"),
-        checksum=whole,
+        checksum=(checksum + first.checksum) % MODULUS if first.whole else None,
         settings=dict(reading.settings),
+        batches=steady.batches,
+        system_seconds=steady.usage.system,
+        minor_faults=steady.usage.faults,
+        first_touch_rate=first.records / first.seconds if first.records else None,
     )
+
+
+class Usage(NamedTuple):
+    """What a process and all its children, ended or not, have used: seconds, and page faults without a read."""
+
+    user: float
+    system: float
+    faults: int
+
+    def since(self, earlier: Self) -> Self:
+        """Return what was used after an earlier reading."""
+        return type(self)(self.user - earlier.user, self.system - earlier.system, self.faults - earlier.faults)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Counts of some time; `whole` says whether it has ended with an epoch."""
+
+    seconds: float
+    records: int
+    nbytes: int
+    batches: int
+    checksum: int
+    whole: bool
+    usage: Usage
+
+
+def _stretch(
+    batches: Iterator[tuple[int, Any]], reading: Reading, seconds: float, epochs: float = math.inf
+) -> _Stretch:
+    """Take batches for some seconds, or to the end of the given number of epochs."""
+    gc.collect()
+    records = nbytes = steps = checksum = 0
+    whole = False
+    before, begun = used(), perf_counter()
+    for epoch, batch in batches:
+        if epoch >= epochs:
+            whole = True
+            break
+        rows, size, found = reading.check(batch)
+        records, nbytes, steps, checksum = records + rows, nbytes + size, steps + 1, checksum + found
+        if perf_counter() - begun > seconds:
+            break
+    return _Stretch(perf_counter() - begun, records, nbytes, steps, checksum, whole, used().since(before))
 
 
 def _epochs(reading: Reading) -> Iterator[tuple[int, Any]]:
@@ -95,14 +141,20 @@ def drop_cached(path: str) -> None:
             os.close(descriptor)
 
 
-def _cpu_seconds() -> float:
-    """Return the CPU time of this process and of all its children, ended or not."""
-    used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+def used() -> Usage:
+    """Return what this process and its children have used until now."""
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    user, system, faults = (
+        sum(values) for values in zip(*((u.ru_utime, u.ru_stime, u.ru_minflt) for u in own), strict=True)
+    )
     ticks = os.sysconf("SC_CLK_TCK")
     for pid in _descendants(os.getpid()):
         fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-        used += sum(map(int, fields[11:15])) / ticks if fields else 0.0
-    return used
+        if fields:  # see proc(5): faults, user and system time, each of the process and of its ended children
+            minor, of_children, in_user, in_system, *ended = map(int, (*fields[7:9], *fields[11:15]))
+            user, system = user + (in_user + ended[0]) / ticks, system + (in_system + ended[1]) / ticks
+            faults += minor + of_children
+    return Usage(user, system, faults)
 
 
 def _peak_rss() -> int | None:

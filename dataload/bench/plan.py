@@ -28,29 +28,35 @@ class Choices:
 
 
 def plan_limits(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
-    """Plan the limits of the machine and of the formats' own libraries. Every row is compared with the first one."""
+    """Plan the limits of the machine, and bare loops over the formats' own libraries, in each order.
+
+    Every row is compared with the first limit of its order.
+    """
     first = next(iter(written))
     name, reading = ("decode", "decode_loop") if data.decodes else ("copy in memory", "gather")
     limits = [
         (first, f"{name}, 1 thread", reading, 1),
         (first, f"{name}, 2 threads", reading, 2),
-        ("lmdb", "lmdb txn.get", "lmdb_get", 0),
+        ("lmdb", "lmdb txn.get, nothing copied", "lmdb_get", 0),
         ("array_record", "array_record read", "array_record_read", 0),
     ]
+    orders = choices.orders
     if "generator" in written:
         limits = [("generator", "bare generators, 1 process", "bare_generators", 0)]
+        orders = ("sequential",)
     return [
         choices.task(
             data,
             kind="limit",
-            name=name,
+            name=name if order == orders[0] else f"{name}, {order}",
             path=written[form].path,
             format=form,
             reading=f"{_READINGS}:{reading}",
-            order="global",
+            order=order,
             workers=workers,
             options={"open": written[form].options},
         )
+        for order in orders
         for form, name, reading, workers in limits
         if form in written
     ]

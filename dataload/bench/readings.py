@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from itertools import islice
-from typing import Any, Literal
+from itertools import cycle, islice
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -16,12 +16,13 @@ from dataload.bench.task import Order, Reading, Task
 from dataload.bench.workloads import WORKLOADS, busy_numbers
 from dataload.loader.loader import Loader
 from dataload.loader.order import Shuffle
-from dataload.samplers import GlobalShuffle
+from dataload.samplers import GlobalShuffle, PoolShuffle, Sequential
 from dataload.sources.base import Source
 from dataload.streams import MultiStreamLoader
-from dataload.types import Int64Array
+from dataload.types import Array, Int64Array
 
-_AHEAD = 8
+_AHEAD = 4
+_POOL = 1024
 _READER_BUFFER = 4096
 
 
@@ -68,26 +69,57 @@ def _decoder(task: Task) -> Callable[[Any], Any] | None:
 
 
 def gather(task: Task) -> Reading:
-    """Copy records that are in memory, on one thread or several: nothing that returns new batches can be faster."""
+    """Copy records that are in memory, on one thread or several: nothing that returns new batches can be faster.
+
+    Arrays are copied by ``np.take``, bytes of any length by `memcpy`.
+    """
+    kept = 2 if task.workers < 2 else _AHEAD + 2
     with _open(task) as source:
-        columns = source.read_batch(np.arange(len(source)))
+        columns = {name: _gathering(column, kept) for name, column in source.read_batch(np.arange(len(source))).items()}
         count = len(source)
 
-    def copied(column: Any, rows: Int64Array) -> Any:
-        if isinstance(column, np.ndarray):
-            return np.take(column, rows, axis=0)
-        return [bytes(memoryview(column[row])) for row in rows.tolist()]  # bytes of bytes would not copy
-
     def take(rows: Int64Array) -> dict[str, Any]:
-        return {name: copied(column, rows) for name, column in columns.items()}
+        return {name: copied(rows) for name, copied in columns.items()}
 
     held = ExitStack()
     run = _in_threads(held, task.workers, take)
     return Reading({"threads": max(1, task.workers)}, lambda epoch: run(_rows(count, task, epoch)), held=held)
 
 
+def _gathering(column: Any, kept: int) -> Callable[[Int64Array], Any]:
+    """Return a function that copies some rows of a column."""
+    if isinstance(column, np.ndarray):
+        return partial(np.take, cast("Array", column), axis=0)
+    lengths = [memoryview(value).nbytes for value in column]
+    return memcpy(memoryview(b"".join(column)), np.array(lengths, np.int64), kept)
+
+
+def memcpy(stored: memoryview, lengths: Int64Array, kept: int = 2) -> Callable[[Int64Array], list[memoryview]]:
+    """Return a function that copies records of any length into memory that is used again: a memcpy for each record.
+
+    The records lie one after another in `stored`. The last `kept` batches are valid.
+    """
+    starts = np.cumsum(lengths) - lengths
+    arenas = cycle([[memoryview(b"")] for _ in range(kept)])
+
+    def copied(rows: Int64Array) -> list[memoryview]:
+        sizes = lengths[rows]
+        ends = np.cumsum(sizes)
+        held = next(arenas)
+        if ends[-1] > len(held[0]):
+            held[0] = memoryview(bytearray(int(ends[-1]) * 5 // 4))
+        (arena,) = held
+        found = [arena[start:end] for start, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
+        sources = starts[rows]
+        for view, start, end in zip(found, sources.tolist(), (sources + sizes).tolist(), strict=True):
+            view[:] = stored[start:end]
+        return found
+
+    return copied
+
+
 def lmdb_get(task: Task) -> Reading:
-    """Call ``bytes(txn.get(key))`` in a loop: nothing is decoded."""
+    """Call ``txn.get(key)`` in a loop, with views of the map: nothing is copied or decoded."""
     lmdb = load_optional("lmdb", needed_by="the limit of LMDB", extra="lmdb")
     held = ExitStack()
     environment = held.enter_context(lmdb.open(task.path, readonly=True, lock=False, readahead=False, max_dbs=1))
@@ -96,7 +128,7 @@ def lmdb_get(task: Task) -> Reading:
 
     def batches(epoch: int) -> Iterator[Any]:
         for rows in _rows(len(keys), task, epoch):
-            yield {"bytes": [bytes(transaction.get(keys[row])) for row in rows.tolist()]}
+            yield {"bytes": [transaction.get(keys[row]) for row in rows.tolist()]}
 
     return Reading({"lmdb": lmdb.__version__}, batches, held=held)
 
@@ -133,8 +165,14 @@ def decode_loop(task: Task) -> Reading:
 
 
 def _rows(count: int, task: Task, epoch: int) -> Iterator[Int64Array]:
-    """Return the shuffled rows of each batch. All are computed at once: a limit has no order to pay for."""
-    rows = GlobalShuffle(count, task.seed).indices(np.arange(count), epoch=epoch)
+    """Return the rows of each batch, in the task's order. All are computed at once: a limit has no order to pay for."""
+    plain = Sequential(count)
+    orders = {
+        "sequential": plain,
+        "pool": PoolShuffle(plain, _POOL, task.seed),
+        "global": GlobalShuffle(count, task.seed),
+    }
+    rows = orders[task.order].indices(np.arange(count), epoch=epoch)
     return (rows[start : start + task.batch_size] for start in range(0, count, task.batch_size))
 
 

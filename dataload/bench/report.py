@@ -63,9 +63,10 @@ _PAGE = """
 
 _READING_IT = (
     "Each row is the median of its repeats; each repeat runs in a process of its own, and the repeats of all rows are "
-    "interleaved. Spread: lowest and highest repeat over the median; of four or more repeats, the quartiles. Ratios "
-    "are taken within each round. CPU s/GB includes the workers. Mapped MB is memory of mapped files, which is part of "
-    "peak MB, and which the system takes back when it needs it."
+    "interleaved. Records/s, page faults and system time are those of the steady state, after a warm-up; first touch/s "
+    "is the rate of the first epoch. Spread: lowest and highest repeat over the median; of four or more repeats, the "
+    "quartiles. Ratios are taken within each round, to the limit in the same order. CPU s/GB includes the workers. "
+    "Mapped MB is memory of mapped files, which is part of peak MB, and which the system takes back when it needs it."
 )
 
 
@@ -199,7 +200,7 @@ def _draw_rates(axes: Axes, measurements: Sequence[Measurement]) -> None:
     bars = axes.barh(
         range(len(read)), [rate.median for rate in rates], 0.7, color=colours, alpha=0.85, xerr=spread, capsize=3
     )
-    ratios = [m.ratio_to(table.baselines(measurements)[0]) for m in read]
+    ratios = [m.ratio_to(table.limit_of(m, measurements)) for m in read]
     box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.7}
     labels = ["" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios]
     axes.bar_label(bars, labels, padding=5, fontsize=8, bbox=box)

@@ -10,7 +10,8 @@ from typing import Any, Self
 from dataload.bench.task import Answer, Task
 from dataload.bench.timing import Spread, ratios_of
 
-RESULTS_VERSION = 1
+RESULTS_VERSION = 2
+_READABLE = (1, 2)  # 1 had no warm-up
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +85,12 @@ class Results:
         """Return the results that `to_json` gave.
 
         Raises:
-            ValueError: The values are something else, or of another version.
+            ValueError: The values are something else, or of an unknown version.
         """
         found = values.get("version")
-        if found != RESULTS_VERSION:
-            raise ValueError(f"expected results of dataload bench, version {RESULTS_VERSION}, got version {found!r}")
+        if found not in _READABLE:
+            known = " or ".join(map(str, _READABLE))
+            raise ValueError(f"expected results of dataload bench, version {known}, got version {found!r}")
         from pydantic import TypeAdapter  # takes 60 ms to import
 
         return TypeAdapter(cls).validate_python(values)

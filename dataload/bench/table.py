@@ -12,21 +12,32 @@ Table: TypeAlias = tuple[dict[str, str], list[tuple[str, ...]]]
 
 _TEXTS = ("reader", "format", "order")
 _RATES = ("workers", "records/s", "spread", "MB/s", "x limit", "x peer")
+_PER_BATCH = ("first touch/s", "faults/batch", "sys us/batch")
 _COSTS = ("open ms", "first ms", "CPU s/GB", "peak MB", "mapped MB")
-RATE_COLUMNS = {name: "left" if name in _TEXTS else "right" for name in _TEXTS + _RATES + _COSTS}
-"""Heading -> side, for `rate_rows`. "x limit" and "x peer" are ratios to `baselines`."""
+RATE_COLUMNS = {name: "left" if name in _TEXTS else "right" for name in _TEXTS + _RATES + _PER_BATCH + _COSTS}
+"""Heading -> side, for `rate_rows`.
 
-_SHORT = ("reader", "format", "order", "workers", "records/s", "spread", "x limit", "x peer")
+"records/s" and all figures per batch are those of the steady state, "first touch/s" is the rate of the first epoch.
+"x limit" and "x peer" are ratios to `limit_of` and to the best of `baselines`.
+"""
+
+_SHORT = ("reader", "format", "order", "workers", "records/s", "spread", "x limit", "x peer", *_PER_BATCH)
 
 FILE_COLUMNS = {"format": "left", "records": "right", "MB": "right", "bytes/record": "right", "write MB/s": "right"}
 """Heading -> side, for `file_rows`."""
 
 
 def baselines(measurements: Sequence[Measurement]) -> tuple[Measurement | None, Measurement | None]:
-    """Return what the rows of one workload are compared with: the first limit with figures, and the fastest peer."""
+    """Return the first limit of a workload with figures, and its fastest peer."""
     limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
     peers = [m for m in measurements if m.task.kind == "peer" and m.answers]
     return next(iter(limits), None), max(peers, key=lambda m: median(m.rates), default=None)
+
+
+def limit_of(measurement: Measurement, measurements: Sequence[Measurement]) -> Measurement | None:
+    """Return the limit that a row is compared with: the first one of its order, else the first one."""
+    limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
+    return next((m for m in limits if m.task.order == measurement.task.order), next(iter(limits), None))
 
 
 def by_workload(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
@@ -60,8 +71,8 @@ def settings(measurements: Sequence[Measurement]) -> list[str]:
 
 def rate_rows(measurements: Sequence[Measurement]) -> list[tuple[str, ...]]:
     """Return one row for each measurement of a workload, as `RATE_COLUMNS`; `problems` explains missing rates."""
-    compared = baselines(measurements)
-    return [_row(measurement, compared) for measurement in measurements]
+    _, peer = baselines(measurements)
+    return [_row(measurement, (limit_of(measurement, measurements), peer)) for measurement in measurements]
 
 
 def shortened(columns: Mapping[str, str], rows: Sequence[tuple[str, ...]]) -> Table:
@@ -111,6 +122,9 @@ def _row(measurement: Measurement, compared: Sequence[Measurement | None]) -> tu
         f"{rate.low / rate.median:.2f}-{rate.high / rate.median:.2f}" if rate.median else "",
         f"{median(a.nbytes / a.seconds if a.seconds else 0.0 for a in answers) / 1e6:,.0f}",
         *("" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios),
+        _number(a.first_touch_rate for a in answers),
+        _number(a.minor_faults / a.batches for a in answers if a.batches and a.minor_faults is not None),
+        _number(a.system_seconds / a.batches * 1e6 for a in answers if a.batches and a.system_seconds is not None),
         f"{median(a.open_seconds for a in answers) * 1e3:,.1f}",
         f"{median(a.first_batch_seconds for a in answers) * 1e3:,.1f}",
         f"{median(a.cpu_seconds * 1e9 / max(1, a.nbytes) for a in answers):,.2f}",
@@ -120,5 +134,10 @@ def _row(measurement: Measurement, compared: Sequence[Measurement | None]) -> tu
 
 
 def _megabytes(values: Iterable[int | None]) -> str:
+    return _number(None if value is None else value / 1e6 for value in values)
+
+
+def _number(values: Iterable[float | None]) -> str:
+    """Return the median of the known values, with a digit after the point where it is below 10."""
     known = [value for value in values if value is not None]
-    return f"{median(known) / 1e6:,.0f}" if known else ""
+    return "" if not known else f"{median(known):,.{1 if 0 < median(known) < 9.95 else 0}f}"

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 
 from dataload.errors import ConfigError
-from dataload.types import Array
+from dataload.types import Array, BytesColumn
 
 Order: TypeAlias = Literal["global", "pool", "sequential"]
 """All records shuffled; shuffled shards behind a shuffle pool; the order in the file."""
@@ -27,9 +27,10 @@ class Task:
     Attributes:
         reading: ``"module:function"``; the function takes the task and returns a `Reading`.
         workers: Threads or processes beside the consumer's thread.
-        seconds: How long to take batches, approximately.
+        seconds: How long to take batches in the steady state, approximately. The warm-up before it takes at most as
+            long again.
         whole: Whether to read the first epoch to its end for its checksum, even if that takes longer.
-        cold: Whether to drop the files from the page cache first.
+        cold: Whether to drop the files from the page cache first, and to measure the first epoch.
         options: Options of the reading, shown with the figures.
     """
 
@@ -91,11 +92,18 @@ class Answer:
 
     Attributes:
         first_batch_seconds: Time from the opened reading to the first batch.
-        seconds: Time from the first batch to the last; `records` and `nbytes` are those after the first.
+        seconds: Time in the steady state, after the first epoch (or after `Task.seconds` of it); `records`, `nbytes`
+            and `batches` are those of this time. Of a cold task: time after the first batch, in the first epoch.
         cpu_seconds: CPU time of the process and its children during `seconds`, user and system.
         peak_rss: Peak resident bytes, workers included.
         cached_rss: Resident bytes of mapped files at the end.
         checksum: Checksum of the first epoch; None unless it was read to its end.
+        system_seconds: The part of `cpu_seconds` that the kernel took.
+        minor_faults: Page faults during `seconds` that read nothing from a disk, workers included.
+        first_touch_rate: Records per second after the first batch in the first epoch, which touches mapped memory for
+            the first time.
+
+    Files of results of version 1 lack the last four, and their `seconds` begin after the first batch.
     """
 
     open_seconds: float
@@ -108,10 +116,14 @@ class Answer:
     cached_rss: int | None
     checksum: int | None
     settings: Mapping[str, Any]
+    batches: int | None = None
+    system_seconds: float | None = None
+    minor_faults: int | None = None
+    first_touch_rate: float | None = None
 
     @property
     def records_per_second(self) -> float:
-        """Rate after the first batch."""
+        """Rate in the steady state; of a cold task, in the first epoch."""
         return self.records / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -130,10 +142,15 @@ def check_batch(batch: Mapping[str, Any]) -> tuple[int, int, int]:
             column = cast("Array", value)
             rows, nbytes, total = len(column), nbytes + column.nbytes, total + _check_column(column)
         else:
-            items = cast("Sequence[Any]", value)
+            items = _views(cast("Sequence[Any]", value))
             rows, nbytes = len(items), nbytes + sum(map(_size, items))
             total += sum(map(_check_value, items))
     return rows, nbytes, total % MODULUS
+
+
+def _views(values: Sequence[Any]) -> Sequence[Any]:
+    """Return the values of a column; of one that makes `bytes` only on request, views, which cost no copy."""
+    return list(values.views()) if isinstance(values, BytesColumn) else values
 
 
 def check_record(record: Mapping[str, Any]) -> int:

@@ -43,9 +43,11 @@ def bench_command(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Records per batch.")] = None,
     records: Annotated[int | None, typer.Option(min=1, help="Number of records.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; tables show medians.")] = 3,
-    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds per measurement, about.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds per measurement, after a warm-up.")] = 2.0,
     executor: Annotated[ExecutorName, typer.Option(help="Kind of workers.")] = "threads",
-    cold: Annotated[bool, typer.Option("--cold", help="Drop files from the page cache before measuring.")] = False,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Drop files from the page cache, and measure the first epoch.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the orders.")] = 0,
     cache: Annotated[str | None, typer.Option(help="Directory that keeps the written files.")] = None,
     json: Annotated[str | None, typer.Option(help="Write the figures to this file.")] = None,
@@ -56,7 +58,9 @@ def bench_command(
         str | None,
         typer.Option(help="Also measure other loaders: all, or names. Needs a clone of the repository."),
     ] = None,
-    peer_python: Annotated[list[str] | None, typer.Option(help="NAME=PATH: the Python of a peer. Repeatable.")] = None,
+    peer_python: Annotated[
+        list[str] | None, typer.Option(help="The Python of all peers, or NAME=PATH: that of one peer. Repeatable.")
+    ] = None,
     scale: Annotated[bool, typer.Option("--scale", help="Also measure costs against records, shards, ranks.")] = False,
     loader: Annotated[str | None, typer.Option(help="Show where the time of a config goes, and nothing else.")] = None,
     overrides: Overrides = None,
@@ -199,10 +203,13 @@ def _peers(
     package = _import_peers()
     known = tuple(package.PEERS)
     interpreters: dict[str, str] = {}
-    for setting in pythons:
+    for setting in sorted(pythons, key=lambda setting: "=" in setting):  # one peer's overrides that of all
+        if "=" not in setting and os.sep in setting:
+            interpreters |= dict.fromkeys(known, setting)
+            continue
         name, _, interpreters[name] = setting.partition("=")
         if not interpreters[name] or name not in known:
-            message = f"--peer-python must be NAME=PATH with the name of a peer, got {setting!r}"
+            message = f"--peer-python must be PATH, or NAME=PATH with the name of a peer, got {setting!r}"
             raise ConfigError(f"{message}: {closest(name, known)}", key="peer_python", value=setting)
     chosen = known if names == "all" else () if names is None else _choose("peers", names, known)
     return partial(package.plan.plan_peers, chosen, interpreters=interpreters), interpreters

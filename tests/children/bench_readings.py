@@ -52,3 +52,33 @@ def hanging(task):
         pipe.write(b"begun")
         subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"], pass_fds=[pipe.fileno()])
         threading.Event().wait()
+
+
+class in_a_process(Reading):
+    """Each batch touches 4 MB in another process."""
+
+    def __init__(self, task):
+        super().__init__()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _TOUCH], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+
+    def batches(self, epoch):
+        for batch in super().batches(epoch):
+            self._process.stdin.write(b"x")
+            self._process.stdout.read(1)
+            yield batch
+
+    def close(self):
+        super().close()
+        self._process.communicate()
+
+
+_TOUCH = """
+import mmap, sys
+while sys.stdin.buffer.read(1):
+    with mmap.mmap(-1, 4 << 20) as memory:
+        memory[:] = bytes(4 << 20)
+    sys.stdout.buffer.write(b"x")
+    sys.stdout.buffer.flush()
+"""

@@ -42,6 +42,10 @@ def make_answer(rate, **changes):
         "cached_rss": 10_000_000,
         "checksum": 7,
         "settings": {"threads": 1},
+        "batches": 10,
+        "system_seconds": 0.5,
+        "minor_faults": 25,
+        "first_touch_rate": 1500.0,
     }
     return Answer(**{**values, **changes})
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dataload.api import open_source
+from dataload.bench import child
 from dataload.bench.child import drop_cached, measure
 from dataload.bench.data import made_data, write
 from dataload.bench.plan import Choices, plan_limits, plan_loaders
@@ -24,17 +25,53 @@ def written(tmp_path_factory):
     return data, write(data, "syrah", tmp_path_factory.mktemp("cache"))
 
 
-def test_records_behind_the_first_batch_are_counted(made, monkeypatch):
-    reading = bench_readings.Reading()
+def measured(made, monkeypatch, reading, **task):
+    """The answer to a task over `reading`, which is then closed."""
     monkeypatch.setattr(bench_readings, "numbers", lambda task: reading)
-    answer = measure(made.task(reading="bench_readings:numbers", seconds=0.005))
-    batches = answer.records // 4
-    assert (answer.records, answer.nbytes) == (4 * batches, 4 * batches)
+    answer = measure(made.task(reading="bench_readings:numbers", **task))
+    assert reading.closed
+    return answer
+
+
+def test_batches_of_the_steady_state_are_counted(made, monkeypatch):
+    reading = bench_readings.Reading()
+    answer = measured(made, monkeypatch, reading, seconds=0.005)
+    assert (answer.records, answer.nbytes) == (4 * answer.batches, 4 * answer.batches)
     assert reading.epochs == list(range(len(reading.epochs)))
-    assert batches // 3 <= len(reading.epochs) <= batches // 3 + 2
+    assert 0 < answer.batches < 3 * len(reading.epochs) - 3  # less than all: the warm-up has read some
     assert answer.seconds >= 0.005
     assert answer.settings == {"made": "up"}
-    assert reading.closed
+
+
+def test_the_first_epoch_is_no_part_of_the_steady_state(made, monkeypatch):
+    """Only its batches fault; and only they are slow."""
+
+    class Touching(bench_readings.Reading):
+        def batches(self, epoch):
+            for batch in super().batches(epoch):
+                if not epoch:
+                    touched.append(np.ones(1 << 22, np.uint8))
+                yield batch
+
+    monkeypatch.setattr(child, "_WHOLE_FACTOR", 1e6)  # read to its end on the slowest machine
+    touched = []
+    answer = measured(made, monkeypatch, Touching(batches=20), seconds=0.005)
+    assert len(touched) == 20
+    assert answer.minor_faults < 1000  # one of the arrays is 1,024 pages
+    assert 0 <= answer.system_seconds <= answer.cpu_seconds
+    assert answer.first_touch_rate < answer.records_per_second
+
+
+def test_a_cold_task_measures_the_first_epoch(made, monkeypatch):
+    reading = bench_readings.Reading()
+    answer = measured(made, monkeypatch, reading, cold=True, path="")
+    assert (answer.records, answer.batches) == (8, 2)  # without the first batch
+    assert answer.first_touch_rate == pytest.approx(answer.records_per_second)
+
+
+def test_faults_of_workers_count(made):
+    answer = measure(made.task(reading="bench_readings:in_a_process", seconds=0.05))
+    assert answer.minor_faults > 1000 * answer.batches
 
 
 def test_the_checksum_is_of_one_epoch(made):

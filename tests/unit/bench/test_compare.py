@@ -228,7 +228,7 @@ def test_seconds_and_files_without_a_header(run):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ({"version": 99}, None, "version 1, got version 99"),
+        ({"version": 99}, None, "version 1 or 2, got version 99"),
         ("blobs", None, "the two runs have no workload in common"),
         ([], None, "cannot be compared"),
     ],

@@ -47,6 +47,9 @@ def test_a_row(made):
         "MB/s": "2",  # 1,000 bytes each
         "x limit": "",
         "x peer": "",
+        "first touch/s": "1,500",
+        "faults/batch": "2.5",  # of 25 faults in 10 batches
+        "sys us/batch": "50,000",
         "open ms": "250.0",
         "first ms": "500.0",
         "CPU s/GB": "1,000.00",  # 4 s for the 4 MB of the median
@@ -59,7 +62,26 @@ def test_what_the_system_does_not_tell_is_left_empty(made):
     answers = made.answer(1000, peak_rss=None, cached_rss=None), made.answer(1000, peak_rss=5_000_000, cached_rss=None)
     measured = made.ours()
     found = columns([type(measured)(measured.task, answers)])
-    assert (found["peak MB"], found["mapped MB"]) == (("5",), ("",))
+    assert (found["peak MB"], found["mapped MB"]) == (("5.0",), ("",))
+
+
+def test_results_of_version_1_have_no_figures_per_batch(made):
+    old = {"batches": None, "system_seconds": None, "minor_faults": None, "first_touch_rate": None}
+    measured = made.ours()
+    found = columns([type(measured)(measured.task, (made.answer(1000, **old),))])
+    assert found["records/s"] == ("1,000",)
+    assert [found[name] for name in ("first touch/s", "faults/batch", "sys us/batch")] == [("",)] * 3
+
+
+def test_a_row_is_compared_with_the_limit_of_its_order(made):
+    measured = [
+        made.limit(1000),
+        made.limit(4000, order="sequential", name="copy, sequential"),
+        made.ours(500),
+        made.ours(500, order="sequential"),
+        made.peer(500, order="pool"),  # no limit of its order: the first one
+    ]
+    assert columns(measured)["x limit"] == ("1.00", "1.00", "0.50", "0.12", "0.50")
 
 
 def test_what_has_no_rate_says_so_and_why_below_the_table(made):
@@ -91,8 +113,12 @@ def test_baselines_are_those_that_gave_figures(made):
 
 def test_the_short_table_leaves_out_what_is_empty(made):
     headings, rows = shortened(RATE_COLUMNS, rate_rows([made.limit(1000), made.limit(2000, name="get")]))
-    assert list(headings) == ["reader", "workers", "records/s", "spread", "x limit"]
-    assert rows == [("copy", "0", "1,000", "1.00-1.00", "1.00"), ("get", "0", "2,000", "1.00-1.00", "2.00")]
+    assert list(headings)[:5] == ["reader", "workers", "records/s", "spread", "x limit"]
+    assert list(headings)[5:] == ["first touch/s", "faults/batch", "sys us/batch"]
+    assert [row[:5] for row in rows] == [
+        ("copy", "0", "1,000", "1.00-1.00", "1.00"),
+        ("get", "0", "2,000", "1.00-1.00", "2.00"),
+    ]
 
 
 def test_a_task_in_a_few_words(made):

@@ -1,0 +1,131 @@
+"""What does not depend on the size of records: the loader's own cost, opening, and resuming."""
+
+import os
+import shutil
+from contextlib import ExitStack, closing
+from statistics import median
+from time import perf_counter
+from unittest import mock
+
+import numpy as np
+
+import dataload
+from benchmarks.harness import SEED, Case, aim, batches, blobs, loaders, made, run_cases
+from dataload.bench.timing import median_seconds
+from dataload.bench.workloads import floats
+
+MILLION = 1 << 20
+
+
+def overhead(batch_size=256):
+    """The cost of a batch when reading costs nothing."""
+    source = dataload.RangeSource(MILLION)
+    plan = batches(MILLION, batch_size)
+    title = "Loader over records that cost nothing"
+    with ExitStack() as held:
+        cases = [Case("source.read_batch", lambda: map(source.read_batch, plan))]
+        cases += loaders(held, source, batch_size, range(3), {})
+        rows = run_cases(title, cases)
+    base = rows[0]["rates"]
+    return rows + [
+        aim(
+            title,
+            f"{row['case']}: us a batch more than read_batch",
+            median(batch_size * 1e6 * (1 / mine - 1 / its) for mine, its in zip(row["rates"], base, strict=True)),
+            most=20,
+        )
+        for row in rows[1:]
+    ]
+
+
+def opening():
+    """The time to open a million records, the first time and with a cached table; and a thousand shards."""
+    raw = {"field": "bin", "options": "group_size:1,uncompressed"}
+    small = {"different": blobs(64), "count": MILLION}
+    paths = {
+        "Syrah": made(f"64-{MILLION}.syr", floats(16), MILLION),
+        "TorchRecord": made(f"64-{MILLION}.torchrecord", floats(16), MILLION, num_records=MILLION),
+        "LMDB": made(f"64-{MILLION}.lmdb", **small, field="bin"),
+        "ArrayRecord, compressed": made(f"64-{MILLION}.array_record", **small, field="bin", options="group_size:1"),
+        "ArrayRecord, uncompressed": made(f"64-{MILLION}-uncompressed.array_record", **small, **raw),
+        "tar with index": made(f"64-{MILLION}.tar", **small),
+    }
+    title = f"Opening {MILLION:,} records, s"
+    print(f"\n{title}")
+    found = []
+    for name, path in paths.items():
+        with mock.patch.dict(os.environ, DATALOAD_CACHE="0"):
+            found.append(aim(title, f"{name}, the first time", _open_seconds(path), most=0.1))
+        found.append(aim(title, f"{name}, again", _open_seconds(path), most=0.01))
+    return found + shards()
+
+
+def shards(count=1000, records=100):
+    title = f"Opening {count:,} shards, s"
+    print(f"\n{title}")
+    found = []
+    for name, suffix, different in (("Syrah", "syr", floats(16)), ("tar with index", "tar", blobs(64))):
+        first = made(f"shard-0-of-{count}.{suffix}", different, records)
+        paths = [first, *(_copied(first, number, count) for number in range(1, count))]
+        with mock.patch.dict(os.environ, DATALOAD_CACHE="0"):
+            found.append(aim(title, name, _open_seconds(paths), most=0.5))
+    return found
+
+
+def _copied(first, number, count):
+    path = first.replace(f"shard-0-of-{count}", f"shard-{number}-of-{count}")
+    if not os.path.exists(path):
+        for suffix in (".idx", ""):  # the data last: they say that all is there
+            source = first.removesuffix(".tar") + suffix if suffix else first
+            if os.path.exists(source):
+                shutil.copy(source, path.removesuffix(".tar") + suffix if suffix else path)
+    return path
+
+
+def _open_seconds(paths):
+    def opened():
+        with closing(dataload.open(paths)) as source:
+            assert len(source)
+
+    opened()  # imports, and warms the page cache
+    return median_seconds(opened)
+
+
+class Counting(dataload.RangeSource):
+    """Counts the records that are read."""
+
+    read_records = 0
+
+    def read_batch(self, indices, fields=None):
+        self.read_records += len(indices)
+        return super().read_batch(indices, fields)
+
+
+def resuming(records=10**9, batch_size=256):
+    """From a state to the loader's first batch, over records that cost nothing, at steps all over an epoch."""
+    title = f"Resuming in {records:,} records, s"
+    print(f"\n{title}")
+    found = []
+    for name, options in {
+        "in order": {},
+        "global shuffle": {"shuffle": "global"},
+        "shards and pool": {"shuffle": "shards"},
+    }.items():
+        settings = {"batch_size": batch_size, "seed": SEED, "num_workers": 0, **options}
+        source = Counting(records)
+        with dataload.Loader(source, **settings) as loader:
+            state, steps = loader.state_dict(), len(loader)
+        slowest, extra = 0.0, 0
+        for step in np.linspace(1, steps - 64, 9).astype(int).tolist():
+            seconds = []
+            for _ in range(5):
+                with dataload.Loader(source, **settings) as loader:
+                    begun, before = perf_counter(), source.read_records
+                    loader.load_state_dict({**state, "position": step * batch_size})
+                    extra += source.read_records - before  # resuming itself reads nothing
+                    next(iter(loader))
+                    seconds.append(perf_counter() - begun)
+            slowest = max(slowest, median(seconds))
+        found.append(aim(title, f"{name}, to the first batch, slowest of 9 steps", slowest, most=0.005))
+        found.append(aim(title, f"{name}, records read by resuming", extra, most=0))
+    return found

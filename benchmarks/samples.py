@@ -1,0 +1,175 @@
+"""The sample path: a Python transform, and JPEG decoding."""
+
+import importlib.util
+import io
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import islice
+from statistics import median
+
+import numpy as np
+
+import dataload
+from benchmarks.formats import copied
+from benchmarks.harness import (
+    ROOT,
+    Case,
+    against,
+    aim,
+    loaders,
+    made,
+    more_workers,
+    run_cases,
+    through,
+)
+from benchmarks.peers.field import Field
+from benchmarks.peers.torch_loader import LmdbRecords, Memmap
+from dataload._util.machine import usable_cpus
+from dataload.bench.data import made_data, write
+from dataload.bench.workloads import floats, get_workload
+
+COUNT, BATCH = 64 * 256, 256
+
+
+def of_bytes(value):
+    """A transform of a record of bytes: about a microsecond."""
+    return {"x": np.frombuffer(value, np.float32), "size": len(value)}
+
+
+def of_fields(sample):
+    """A transform of a record with an array: about a microsecond."""
+    return {"x": sample["x"], "size": sample["x"].nbytes}
+
+
+class Transformed:
+    """The usual map-style data set, whose transform is part of it."""
+
+    def __init__(self, records, transform):
+        self._records, self._transform = records, transform
+
+    def __len__(self):
+        return len(self._records)
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices):
+        return list(map(self._transform, self._records.__getitems__(indices)))
+
+
+class Values(LmdbRecords):
+    """The values of an LMDB environment."""
+
+    def __getitems__(self, indices):
+        return list(self.read(indices))
+
+
+def transforms():
+    """A transform in Python over LMDB values, and over a memory-mapped array."""
+    different = floats(1024)
+    values = [{"x": record["x"].tobytes()} for record in different]
+    lmdb_path = made(f"4096-{COUNT}-floats.lmdb", values, COUNT, field="x")
+    array = str(ROOT / f"4096-{COUNT}.npy")
+    np.save(array, np.stack([different[index % len(different)]["x"] for index in range(COUNT)]))
+    field = Field(name="x", kind="bytes")
+    found = _beside_torch(
+        "A Python transform of LMDB values of 4 KB",
+        [value["x"] for value in values],
+        of_bytes,
+        dataload.open(lmdb_path),
+        lambda workers: Values(copied(lmdb_path, workers), field),
+        1.5,
+    )
+    syrah = dataload.open(made(f"4096-{COUNT}.syr", different, COUNT))
+    return found + _beside_torch(
+        "A Python transform of a memory-mapped array, 4 KB rows",
+        different,
+        of_fields,
+        syrah,
+        lambda _: Memmap(array, "x"),
+        4,
+    )
+
+
+def _beside_torch(title, records, transform, source, peer, floor):
+    def bare():
+        for start in range(0, COUNT, BATCH):
+            yield [transform(records[i % len(records)]) for i in range(start, start + BATCH)]
+
+    cases = [Case("the transform alone, in a loop", bare)]
+    with ExitStack() as held:
+        held.enter_context(source)
+        cases += loaders(held, source, BATCH, range(5), {}, transform=transform)
+        pool = dataload.Loader(
+            source, batch_size=BATCH, shuffle=True, transform=transform, num_workers=2, executor="processes"
+        )
+        cases.append(Case("Loader, 2 processes", through(held.enter_context(pool))))
+        if importlib.util.find_spec("torch") is None:
+            print("torch is not installed: no peer (pip install torch)")
+        else:
+            cases += _torch_cases(lambda workers: Transformed(peer(workers), transform))
+        rows = run_cases(title, cases, rows=_batch, same=None)
+    by_name = {row["case"]: row for row in rows}
+    serial, alone = by_name["Loader, no worker"], rows[0]
+    own = [1e6 / mine - 1e6 / its for mine, its in zip(serial["rates"], alone["rates"], strict=True)]
+    found = [*rows, more_workers(rows[1:6]), aim(title, "us of ours for a sample, no worker", median(own), most=3)]
+    if "torch DataLoader, no worker" in by_name:
+        found.append(against(serial, by_name["torch DataLoader, no worker"], floor))
+        processes = by_name["Loader, 2 processes"]
+        found.append(against(processes, by_name["torch DataLoader, 2 workers"], floor))
+    return found
+
+
+def _batch(_):
+    return BATCH
+
+
+def _torch_cases(dataset_for):
+    from torch.utils.data import DataLoader
+
+    for workers in (0, 2):
+        several = {"num_workers": workers, "persistent_workers": workers > 0}
+        loader = DataLoader(dataset_for(workers), batch_size=BATCH, shuffle=True, **several)
+        yield Case(f"torch DataLoader, {workers or 'no'} worker{'s' * (workers > 1)}", loader.__iter__)
+
+
+def jpeg(count=2048, batch_size=32):
+    """JPEGs of 500x375 from a tar archive, against Pillow and against bare loops that decode and make no batches."""
+    import simplejpeg
+    from PIL import Image
+
+    data = made_data(get_workload("jpeg"), count)
+    files = [record["jpg"] for record in data.records]
+    cpus = usable_cpus()
+
+    def in_threads(work, items):
+        with ThreadPoolExecutor(cpus) as pool:
+            items = iter(items)
+            ahead = deque(pool.submit(work, item) for item in islice(items, 2 * cpus))
+            while ahead:
+                yield ahead.popleft().result()
+                ahead.extend(pool.submit(work, item) for item in islice(items, 1))
+
+    def bare():
+        images = in_threads(simplejpeg.decode_jpeg, files)
+        while batch := list(islice(images, batch_size)):
+            yield batch
+
+    def pillow(start):
+        images = (Image.open(io.BytesIO(file)).convert("RGB") for file in files[start : start + batch_size])
+        return np.stack([np.asarray(image) for image in images])
+
+    starts = range(0, count, batch_size)
+    cases = [
+        Case(f"simplejpeg in {cpus} threads, no batches (the limit)", bare),
+        Case("Pillow and np.stack, one thread", lambda: map(pillow, starts)),
+        Case(f"Pillow and np.stack, {cpus} threads", lambda: in_threads(pillow, starts)),
+    ]
+    path = write(data, "tar", ROOT).path
+    with ExitStack() as held:
+        source = held.enter_context(dataload.open(path, fields=["jpg"], decode="auto"))
+        cases += loaders(held, source, batch_size, range(5), {cpus: 0.95})
+        rows = run_cases("JPEG decoding, 500x375", cases, same=None, seconds=0.5)
+    ours = rows[3:]
+    return [*rows, more_workers(ours), against(ours[0], rows[1], 1.5), against(ours[min(cpus, 4)], rows[2], 1.5)]

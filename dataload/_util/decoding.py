@@ -64,3 +64,18 @@ class decoding:
         if clock is not None:
             clock.seconds += perf_counter() - self._begun
             clock.runs = False
+
+
+class reading:
+    """Counts the time within ``with reading():`` as reading also inside of `decoding`: for bytes read on demand."""
+
+    __slots__ = ("_begun", "_clock")
+
+    def __enter__(self) -> None:
+        clock = _CURRENT.get()
+        self._clock = clock if clock is not None and clock.runs else None
+        self._begun = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        if self._clock is not None:
+            self._clock.seconds -= perf_counter() - self._begun  # `decoding` adds all of its time when it ends

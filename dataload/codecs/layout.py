@@ -33,10 +33,19 @@ returned to the system and faulted in again, which is several times slower.
 class RecordTable(Sequence[memoryview]):
     """Serialized records of one length in one array, (records, bytes) uint8, so that none is handled by itself."""
 
-    __slots__ = ("rows",)
+    __slots__ = ("_rows",)
 
     def __init__(self, rows: BytesArray) -> None:
-        self.rows = rows
+        self._rows = rows
+
+    @property
+    def rows(self) -> BytesArray:
+        """The records, (records, bytes) uint8."""
+        return self._rows
+
+    def cut(self, start: int, stop: int) -> BytesArray:
+        """Return a contiguous copy of the bytes [start, stop) of each record, at least one."""
+        return np.array(self.rows[:, start:stop], order="C")
 
     @classmethod
     def of(cls, column: BytesColumn) -> Self | None:
@@ -180,7 +189,8 @@ def _table(buffers: Sequence[_Data], without: Iterable[Span]) -> BytesArray:
     edges = [0, *(edge for span in sorted((s.start, s.stop) for s in without) for edge in span), len(buffers[0])]
     kept = [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]
     if isinstance(buffers, RecordTable):
-        return np.concatenate([buffers.rows[:, part] for part in kept] or [buffers.rows[:, :0]], axis=1)
+        parts = [buffers.cut(part.start, part.stop) for part in kept]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty((len(buffers), 0), np.uint8)], axis=1)
     pieces = buffers if len(edges) == 2 else [buffer[part] for buffer in buffers for part in kept]
     return np.frombuffer(b"".join(pieces), np.uint8).reshape(len(buffers), -1)
 
@@ -208,7 +218,7 @@ def _column(name: str, buffers: Sequence[_Data], groups: list[_Group]) -> Any:
     dtype, shape = first.dtype.newbyteorder("="), (len(buffers), *first.shape)
     if first.is_long:
         if isinstance(buffers, RecordTable) and groups[0].rows is None:
-            values = np.array(buffers.rows[:, first.start : first.stop], order="C")
+            values = buffers.cut(first.start, first.stop)
             return values.view(first.dtype).reshape(shape).astype(dtype, copy=False)
         # a bytearray, so that the array is writable
         joined = bytearray().join(_pieces(name, buffers, groups))

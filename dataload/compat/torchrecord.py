@@ -25,9 +25,9 @@ from dataload._util.optional import load_optional
 from dataload.compat._tensor_protos import BYTE, message_class
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, Sequential
-from dataload.sources.lmdb.file import is_torchrecord, subdatabases
 from dataload.sources.lmdb.format import TORCHRECORD
 from dataload.sources.lmdb.shard import LMDBShard
+from dataload.sources.lmdb.snapshot import is_torchrecord, list_subdatabases
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.write_environment import NewEnvironment
 from dataload.storage.errors import file_errors
@@ -324,7 +324,7 @@ def _lengths(path: str, record_num: int) -> tuple[int, ...]:
     """Return the number of records in each of the first `record_num` sub-databases."""
     check_count("record_num", record_num, least=1)
     with file_errors(path):
-        entries = {found.name: found.entries for found in subdatabases(path)}
+        entries = {found.name: found.entries for found in list_subdatabases(path)}
     names = [b"db%d" % number for number in range(record_num)]
     missing = [name.decode() for name in names if name not in entries]
     if missing:

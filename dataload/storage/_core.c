@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 
 #include "_highway.h"
+#include "_lmdb.h"
 
 /* ---- The SIGBUS guard ---- */
 
@@ -422,6 +423,55 @@ static PyObject *hash_ranges_portable(PyObject *module, PyObject *const *args, P
     return hash_with(module, args, count, 0);
 }
 
+/* ---- LMDB ---- */
+
+/* lmdb_nodes(out, counts, pages, numbers, page_size, header_size, size, kind) -> nodes, or -(8 * page + refusal) */
+static PyObject *lmdb_nodes(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (wrong("lmdb_nodes", 8, count)) return NULL;
+    Parse p = {.page_size = PyLong_AsLongLong(args[4]), .header_size = PyLong_AsLongLong(args[5]),
+               .size = PyLong_AsLongLong(args[6]), .kind = PyLong_AsLong(args[7])};
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer out, counts, pages;
+    if (PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE)) return NULL;
+    if (PyObject_GetBuffer(args[1], &counts, PyBUF_WRITABLE)) goto no_counts;
+    if (PyObject_GetBuffer(args[2], &pages, PyBUF_SIMPLE)) goto no_pages;
+    PyObject *result = NULL;
+    int64_t *numbers = copy_int64(args[3], &p.count);
+    if (!numbers) goto done;
+    int64_t capacity = out.len / 32;
+    if (p.page_size < 256 || p.page_size > 65536 || p.page_size % 8 || (p.header_size != 16 && p.header_size != 24) ||
+        pages.len / p.page_size != p.count || pages.len % p.page_size || counts.len != 8 * p.count || out.len % 32 ||
+        capacity / (p.page_size / (NODE_BYTES + 2)) < p.count || (uintptr_t)out.buf % 8 || (uintptr_t)counts.buf % 8) {
+        PyErr_SetString(PyExc_ValueError, "the pages and the buffers do not fit each other");
+        goto done;
+    }
+    for (Py_ssize_t page = 0; page < p.count; page++) {
+        if (numbers[page] < 0 || numbers[page] >= p.size / p.page_size) {
+            outside("a page", page, p.size);
+            goto done;
+        }
+    }
+    for (int row = 0; row < 4; row++) p.out[row] = (int64_t *)out.buf + row * capacity;
+    p.counts = counts.buf, p.pages = pages.buf, p.numbers = numbers;
+    int64_t found;
+    Py_BEGIN_ALLOW_THREADS
+    found = parse_all(&p);
+    Py_END_ALLOW_THREADS
+    result = PyLong_FromLongLong(found);
+done:
+    PyMem_Free(numbers);
+    PyBuffer_Release(&pages);
+    PyBuffer_Release(&counts);
+    PyBuffer_Release(&out);
+    return result;
+no_pages:
+    PyBuffer_Release(&counts);
+no_counts:
+    PyBuffer_Release(&out);
+    return NULL;
+}
+
 /* ---- The module ---- */
 
 static PyMethodDef methods[] = {
@@ -430,6 +480,7 @@ static PyMethodDef methods[] = {
     {"copies", (PyCFunction)(void (*)(void))copies, METH_FASTCALL, NULL},
     {"hash_ranges", (PyCFunction)(void (*)(void))hash_ranges, METH_FASTCALL, NULL},
     {"hash_ranges_portable", (PyCFunction)(void (*)(void))hash_ranges_portable, METH_FASTCALL, NULL},
+    {"lmdb_nodes", (PyCFunction)(void (*)(void))lmdb_nodes, METH_FASTCALL, NULL},
     {0},
 };
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dataload.storage._highway import highway_hashes
+from dataload.storage._lmdb import lmdb_nodes as lmdb_nodes  # the twin of the one in `_core.c`
 from dataload.types import Int64Array
 
 
@@ -42,7 +43,8 @@ def gather(out: Any, data: Any, start: int, stride: int, indices: Int64Array, le
         raise ValueError(f"row {int(np.argmin(inside))}: a record outside the {size} bytes")
     if target.size:
         item = np.dtype((np.void, length))
-        np.take(np.ndarray((end,), item, data, start, (stride,)), indices, out=target.view(item), mode="clip")
+        # `np.take` would first copy records that overlap or have gaps, all of them.
+        target.view(item)[:] = np.ndarray((end,), item, data, start, (stride,))[indices]
     _check_size(size, descriptor)
 
 

@@ -31,7 +31,9 @@ from dataload.sources.array_record import riegeli, tfds, tfds_info
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.find import detect
 from dataload.sources.head import describe_head
-from dataload.sources.lmdb import file as lmdb_file
+from dataload.sources.lmdb.reader import LMDBSource
+from dataload.sources.lmdb.snapshot import list_subdatabases
+from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.tar import header as tar
 from dataload.sources.tar import index as tar_index
@@ -299,9 +301,11 @@ def run_array_record_library(data):
 
 def run_lmdb_file(data):
     path = as_file(data, "x.mdb")
-    outcome(lambda: lmdb_file.check_whole(str(path)))
-    outcome(lambda: lmdb_file.subdatabases(str(path)))
-    outcome(lambda: lmdb_file.is_torchrecord(str(path)))
+    trees = outcome(lambda: list_subdatabases(str(path)))
+    names = [] if isinstance(trees, str) else [tree.name.decode(errors="replace") for tree in trees[:3]]
+    for name in (None, *names):
+        read_all(LMDBSource(path, subdatabase=name, cache=False))
+    read_all(TorchRecordSource(path, cache=False))
 
 
 def run_tokens(data):

@@ -6,7 +6,8 @@ from typing import Any
 
 from dataload._util.checks import check_count
 from dataload.sources.format import Format
-from dataload.sources.lmdb.file import DATA_FILE, is_lmdb, is_torchrecord
+from dataload.sources.lmdb.file import DATA_FILE, is_lmdb
+from dataload.sources.lmdb.snapshot import is_torchrecord
 from dataload.sources.options import CodecOptions, Options
 
 
@@ -18,12 +19,13 @@ class LMDBOptions(CodecOptions):
         codec: Codec that decodes values to records: the name of a codec, a function of bytes, or an object with
             ``decode``. By default records are bytes.
         subdatabase: Name of the database to read, in environments with several.
-        cache: Keep the keys of a large environment in a hidden file, to open it faster next time. Keys that are the
-            numbers from 0 need no cache.
+        cache: Keep the locations of a large environment's values in a hidden file, to open it faster next time.
+        map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
     subdatabase: str | None = None
     cache: bool = field(default=True, metadata={"content": False})
+    map: bool = field(default=True, metadata={"content": False})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,13 @@ class TorchRecordOptions(Options):
 
     Attributes:
         db_num: Expected number of sub-databases; by default any.
+        cache: Keep the locations of a large directory's records in a hidden file, to open it faster next time.
+        map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
     db_num: int | None = None
+    cache: bool = field(default=True, metadata={"content": False})
+    map: bool = field(default=True, metadata={"content": False})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,77 +1,82 @@
 """The base classes of sources and shards in LMDB environments."""
 
 import hashlib
-from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from dataload.codecs.layout import RecordTable
 from dataload.sources.files import FileSource, ShardReader
-from dataload.sources.format import Format
-from dataload.sources.lmdb.environment import Environment, Transaction, open_environment
+from dataload.sources.gathered import GatheredTable
 from dataload.sources.lmdb.file import data_file
-from dataload.storage import storage_of
-from dataload.storage.errors import rewritten_error
-from dataload.types import FieldSpec, Int64Array
+from dataload.sources.lmdb.snapshot import Snapshot
+from dataload.sources.lmdb.table import Values
+from dataload.storage import RecordFile
+from dataload.storage.local.mapped import MappedFile
+from dataload.types import BytesColumn, FieldSpec, Int64Array
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 class LMDBShard(ShardReader[T_co]):
-    """One environment, closed between `release` and the next read.
+    """One environment, whose file is closed between `release` and the next read.
 
     Args:
-        path: A directory with data.mdb, or a single file.
-        entry: The format that is read.
+        snapshot: What is read.
+        values: Locations of its values.
     """
 
-    _databases: tuple[bytes | None, ...] = ()
-    """Names of the databases that are read: a transaction only sees those opened before it begins."""
     _fields: Mapping[str, FieldSpec]
 
-    def __init__(self, path: str, entry: Format) -> None:
-        self._path = path
-        self._format = entry
-        self._environment: Environment | None = open_environment(path, entry)
-        self._file = self._environment.path
-        self._identity = storage_of(path).identity(self._file)
+    def __init__(self, snapshot: Snapshot, values: Values) -> None:
+        self._snapshot = snapshot
+        self._values = values
+        self._path = snapshot.info.path
         self._fields = {}
+
+    def __len__(self) -> int:
+        return len(self._values.offsets)
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """The fields of the first record."""
         return self._fields
 
-    def environment(self) -> Environment:
-        """Return the environment, opened again if it was released.
-
-        Raises:
-            CorruptFileError: It has been written to since it was first opened.
-        """
-        environment = self._environment
-        if environment is None:
-            environment = open_environment(self._path, self._format)
-            if storage_of(environment.path).identity(environment.path) != self._identity:
-                raise rewritten_error(environment.path)
-            for name in self._databases:
-                environment.database(name)
-            self._environment = environment
-        return environment
-
     def release(self) -> None:
-        """End the lease of the environment."""
-        self._environment = None
+        """Close the file."""
+        self._snapshot.file.release()
 
-    @abstractmethod
-    def _values(self, environment: Environment, txn: Transaction, indices: Int64Array) -> list[Any]:
-        """Return the stored values; views are only valid within the transaction."""
+    def _offsets(self, indices: Int64Array) -> Int64Array:
+        return self._values.offsets[indices]
+
+    def _lengths(self, indices: Int64Array) -> Int64Array:
+        lengths = self._values.lengths
+        return (
+            np.full(len(indices), lengths, np.int64) if isinstance(lengths, int) else lengths[indices].astype(np.int64)
+        )
+
+    def _copies(self, file: RecordFile, indices: Int64Array) -> list[bytes]:
+        """Return the stored values."""
+        return file.copies(self._offsets(indices), self._lengths(indices))
+
+    def _together(self, file: RecordFile, indices: Int64Array) -> RecordTable | BytesColumn:
+        """Return the stored values in one block of memory, for codecs that copy what they keep."""
+        offsets, lengths = self._offsets(indices), self._lengths(indices)
+        length = int(lengths[0])
+        if not length or not (isinstance(self._values.lengths, int) or bool((lengths == length).all())):
+            return file.gather_ranges(offsets, lengths)
+        # Without a map, every gather reads the file again.
+        return (
+            GatheredTable(file, offsets, length)
+            if isinstance(file, MappedFile)
+            else RecordTable(file.gather(offsets, length))
+        )
 
     def stored(self, indices: Int64Array) -> list[bytes]:
         """Return records as they are stored."""
-        environment = self.environment()
-        with environment.reading(buffers=False) as txn:
-            return self._values(environment, txn, indices)
+        with self._snapshot.reading() as file:
+            return self._copies(file, indices)
 
     def identity(self) -> list[str]:
         """Return hashes of the first and the last record: LMDB keeps its own pages at both ends of a file."""

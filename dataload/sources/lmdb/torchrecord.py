@@ -1,23 +1,30 @@
 """Source of TorchRecord directories: LMDB sub-databases db0, db1, ... with TensorProtos under the numbers from 0."""
 
 import re
-from itertools import repeat
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
 from dataload._util.decoding import decoding
-from dataload._util.indexing import split_by_shard
 from dataload._util.stacking import split_records
-from dataload.codecs.tensorprotos import decode, decode_batch
+from dataload.codecs.codec import decode_batch, resolve_codec
+from dataload.codecs.tensorprotos import decode
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.base import select_fields, shard_of
-from dataload.sources.lmdb.environment import Environment, Transaction
-from dataload.sources.lmdb.format import TORCHRECORD, TorchRecordOptions
-from dataload.sources.lmdb.keys import decimal_keys
+from dataload.sources.lmdb.file import FileInfo, Tree, data_file
+from dataload.sources.lmdb.format import TorchRecordOptions
 from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
-from dataload.types import Batch, Int64Array, Record
+from dataload.sources.lmdb.snapshot import open_snapshot
+from dataload.sources.lmdb.table import Values, find_table
+from dataload.sources.lmdb.tree import Nodes, read_key, read_tree, subdatabases
+from dataload.storage import RecordFile, absolute
+from dataload.storage.table_cache import CachedTable, IndexKey, store_cached
+from dataload.types import Array, Batch, Codec, Int64Array, Record
+
+_CODEC = cast("Codec", resolve_codec("tensorprotos"))
 
 
 class TorchRecordSource(LMDBFileSource[Record]):
@@ -35,9 +42,8 @@ class TorchRecordSource(LMDBFileSource[Record]):
     Raises:
         ConfigError: On first use, if the number of sub-databases is not `db_num`.
         CorruptFileError: On first use, if a file is truncated or damaged, or a sub-database is missing; in reads, if a
-            record is missing or not a TensorProtos message.
+            record is missing or not a TensorProtos message, or the file was written to.
         UnsupportedFormatError: On first use, if an LMDB file has no db0.
-        MissingDependencyError: On first use, if lmdb is not installed.
     """
 
     format_name = "torchrecord"
@@ -45,89 +51,90 @@ class TorchRecordSource(LMDBFileSource[Record]):
     options_type = TorchRecordOptions
 
     def _open_shard(self, path: str) -> LMDBShard[Record]:
-        return _TorchRecord(path, self.options.db_num)
+        return _TorchRecord(path, self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The sub-databases of a TorchRecord.
+
+    Attributes:
+        values: All values, those of db0 first.
+        ends: (databases,) int64, cumulative number of records.
+        widths: Number of bytes of each one's keys.
+    """
+
+    values: Values
+    ends: Int64Array
+    widths: tuple[int, ...]
+
+    def pack(self) -> CachedTable:
+        """Return the table for the cache."""
+        return CachedTable(self.values.pack(), {"widths": self.widths})
 
 
 class _TorchRecord(LMDBShard[Record]):
-    def __init__(self, path: str, db_num: int | None) -> None:
-        super().__init__(path, TORCHRECORD)
-        environment = self.environment()
-        counts = _counts(environment, path)
-        if db_num is not None and db_num != len(counts):
-            raise ConfigError(
-                f"{path} has {len(counts)} sub-databases, but db_num is {db_num}", key="db_num", value=db_num
+    def __init__(self, path: str, options: TorchRecordOptions) -> None:
+        def parse(file: RecordFile, info: FileInfo) -> tuple[_Parts, IndexKey | None]:
+            trees = _databases(subdatabases(file, info), path)
+            if options.db_num not in (None, len(trees)):
+                raise ConfigError(
+                    f"{path} has {len(trees)} sub-databases, but db_num is {options.db_num}",
+                    key="db_num",
+                    value=options.db_num,
+                )
+            state = (info.transaction, info.main.root)
+            key = IndexKey.of("torchrecord", (file.path,), state=state, beside=path) if options.cache else None
+            return find_table(
+                key,
+                sum(tree.entries for tree in trees),
+                lambda found: _unpack(found, trees, info),
+                lambda: _join([_part(file, read_tree(file, info, tree), tree, info) for tree in trees]),
             )
-        self._ends = np.cumsum(counts, dtype=np.int64)
-        names = [b"db%d" % number for number in range(len(counts))]
-        self._databases = tuple(names)
-        self._widths = [self._width(environment, *part) for part in zip(names, counts, strict=True)]
+
+        snapshot, (parts, key) = open_snapshot(path, parse, mapped=options.map)
+        super().__init__(snapshot, parts.values)
+        self._ends, self._widths = parts.ends, parts.widths
+        self._has_gaps = bool(len(self)) and int(parts.values.offsets.min()) < 0
+        if key is not None:
+            store_cached(key, parts.pack())
         self._fields = self.first_fields()
 
-    def _width(self, environment: Environment, name: bytes, count: int) -> int:
-        """Return the number of bytes of a sub-database's keys."""
-        database = environment.database(name)
-        # The original pads keys to the digits of each sub-database's own count.
-        with environment.reading(buffers=False) as txn:
-            cursor = txn.cursor(database)
-            first: bytes = cursor.key() if cursor.first() else b"0"
-        if count and (not first.isdigit() or len(first) < len(str(count - 1))):
-            raise CorruptFileError(
-                f"the first key of sub-database {name.decode()} is {first!r}; its {count} records should have decimal "
-                "keys, padded with zeros",
-                path=self._file,
-            )
-        return len(first)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
-        environment = self.environment()
-        with environment.reading(buffers=True) as txn:
-            values = self._values(environment, txn, indices)
+        with self._snapshot.reading() as file:
+            values = self._together(file, indices)
             with decoding():
-                batch = decode_batch(values, fields)
+                batch = decode_batch(_CODEC, values, fields)
                 return self._decode(values, indices, fields) if batch is None else split_records(batch, len(indices))
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        environment = self.environment()
-        with environment.reading(buffers=True) as txn:
-            values = self._values(environment, txn, indices)
+        with self._snapshot.reading() as file:
+            values = self._together(file, indices)
             with decoding():
-                batch = decode_batch(values, fields)
+                batch = decode_batch(_CODEC, values, fields)
                 return default_collate(self._decode(values, indices, fields)) if batch is None else batch
 
     def key(self, index: int) -> str:
         number, local = shard_of(self._ends, index)
         return f"db{number}/{local:0{self._widths[number]}d}"
 
-    def _values(self, environment: Environment, txn: Transaction, indices: Int64Array) -> list[Any]:
-        if len(self._widths) == 1:
-            return self._values_of(environment, txn, 0, indices)
-        values: list[Any] = [None] * len(indices)
-        for number, local, where in split_by_shard(self._ends, indices):
-            found = self._values_of(environment, txn, number, local)
-            for row, value in zip(where.tolist(), found, strict=True):
-                values[row] = value
-        return values
-
-    def _values_of(self, environment: Environment, txn: Transaction, number: int, local: Int64Array) -> list[Any]:
-        database = environment.database(self._databases[number])
-        keys = decimal_keys(local, self._widths[number])
-        values = list(map(txn.get, keys, repeat(None), repeat(database)))
-        missing = [row for row, value in enumerate(values) if value is None]
-        if missing:
-            row = missing[0]
-            first = int(self._ends[number - 1]) if number else 0
+    def _offsets(self, indices: Int64Array) -> Int64Array:
+        offsets = super()._offsets(indices)
+        if self._has_gaps and int(offsets.min()) < 0:
+            index = int(indices[int(np.argmin(offsets))])
+            number, _ = shard_of(self._ends, index)
+            count = int(self._ends[number]) - (int(self._ends[number - 1]) if number else 0)
             raise CorruptFileError(
-                f"key {keys[row].decode()!r} of sub-database db{number} is missing, "
-                f"which has {int(self._ends[number]) - first} records",
-                path=self._file,
-                index=first + int(local[row]),
+                f"key {self.key(index).partition('/')[2]!r} of sub-database db{number} is missing, which has {count} "
+                "records",
+                path=self._path,
+                index=index,
             )
-        return values
+        return offsets
 
-    def _decode(self, values: list[Any], indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
+    def _decode(
+        self, values: Sequence[bytes | memoryview], indices: Int64Array, fields: tuple[str, ...] | None
+    ) -> list[Record]:
         records: list[Record] = []
         for value, index in zip(values, indices.tolist(), strict=True):
             try:
@@ -135,30 +142,68 @@ class _TorchRecord(LMDBShard[Record]):
             except CorruptFileError as error:
                 database, _, key = self.key(index).partition("/")
                 message = f"key {key} of sub-database {database}: {error}"
-                raise CorruptFileError(message, path=self._file, index=index) from error
+                raise CorruptFileError(message, path=self._path, index=index) from error
             records.append(record if fields is None else select_fields(record, fields))
         return records
 
 
-def _counts(environment: Environment, path: str) -> list[int]:
-    """Return the number of records in each sub-database."""
+def _databases(named: Sequence[Tree], path: str) -> list[Tree]:
+    """Return the sub-databases in the order of their numbers."""
     numbered = {
-        int(found.name[2:]): found
-        for found in environment.subdatabases
-        if re.fullmatch(rb"db(0|[1-9][0-9]{0,8})", found.name)
+        int(tree.name[2:]): tree
+        for tree in named
+        if tree.name is not None and re.fullmatch(rb"db(0|[1-9][0-9]{0,8})", tree.name)
     }
     if not numbered:
         raise UnsupportedFormatError(
             f"{path} is an LMDB file without a sub-database db0, so it is not a TorchRecord; format='lmdb' reads it",
             path=path,
         )
+    file = absolute(data_file(path))
     for number in range(len(numbered)):
         if number not in numbered:
             raise CorruptFileError(
-                f"the sub-database db{number} is missing; the last one is db{max(numbered)}", path=environment.path
+                f"the sub-database db{number} is missing; the last one is db{max(numbered)}", path=file
             )
         if numbered[number].has_duplicates:
-            raise CorruptFileError(
-                f"keys of the sub-database db{number} may have several values (DUPSORT)", path=environment.path
-            )
-    return [numbered[number].entries for number in range(len(numbered))]
+            raise CorruptFileError(f"keys of the sub-database db{number} may have several values (DUPSORT)", path=file)
+    return [numbered[number] for number in range(len(numbered))]
+
+
+def _part(file: RecordFile, nodes: Nodes, tree: Tree, info: FileInfo) -> tuple[Int64Array, Array, int]:
+    """Return offsets (-1 if it is missing) and lengths of the records 0 to n - 1, and the number of bytes of a key."""
+    count = len(nodes)
+    width = int(nodes.key_sizes[0]) if count else 1
+    # The original pads keys to the digits of each sub-database's own count.
+    if count and (nodes.numbers[0] < 0 or width < len(str(count - 1))):
+        first = read_key(file, info, nodes.leaves, nodes.ends, 0)
+        raise CorruptFileError(
+            f"the first key of sub-database {(tree.name or b'').decode()} is {first!r}; its {count} records should "
+            "have decimal keys, padded with zeros",
+            path=info.path,
+        )
+    if bool((nodes.numbers == np.arange(count)).all()) and bool((nodes.key_sizes == width).all()):
+        return nodes.offsets, nodes.lengths, width
+    rows = np.flatnonzero((nodes.key_sizes == width) & (nodes.numbers >= 0) & (nodes.numbers < count))
+    offsets, lengths = np.full(count, -1, np.int64), np.zeros(count, np.uint32)
+    offsets[nodes.numbers[rows]] = nodes.offsets[rows]
+    lengths[nodes.numbers[rows]] = nodes.lengths[rows]
+    return offsets, lengths, width
+
+
+def _join(parts: Sequence[tuple[Int64Array, Array, int]]) -> _Parts:
+    offsets, lengths, widths = zip(*parts, strict=True)
+    ends = np.cumsum([len(part) for part in offsets], dtype=np.int64)
+    return _Parts(Values.of(np.concatenate(offsets), np.concatenate(lengths)), ends, widths)
+
+
+def _unpack(found: CachedTable, trees: Sequence[Tree], info: FileInfo) -> _Parts | None:
+    """Return the table from the cache, or None if it does not fit these sub-databases."""
+    ends = np.cumsum([tree.entries for tree in trees], dtype=np.int64)
+    values = Values.unpack(found.arrays, int(ends[-1]), -1, info.size)
+    widths: Any = found.extras.get("widths")
+    if values is None or not isinstance(widths, list) or len(widths) != len(trees):
+        return None
+    if not all(type(width) is int and 0 < width < 1 << 16 for width in widths):
+        return None
+    return _Parts(values, ends, tuple(widths))

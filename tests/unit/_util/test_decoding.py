@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from dataload._util import decoding as module
-from dataload._util.decoding import DecodeClock, decoding
+from dataload._util.decoding import DecodeClock, decoding, reading
 
 
 @pytest.fixture
@@ -87,3 +87,18 @@ def test_other_threads_have_none(tick):
         thread.start()
         thread.join()
     assert clock.take_seconds() == 0
+
+
+def test_bytes_that_are_read_on_demand_are_not_decoding(tick):
+    clock = DecodeClock()
+    with clock:
+        with reading():
+            tick(1)
+        with decoding():
+            tick(2)
+            with reading():
+                tick(4)
+            tick(8)
+    assert clock.take_seconds() == 10
+    with reading():  # outside of a loader
+        tick(1)

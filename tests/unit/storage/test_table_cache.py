@@ -13,7 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataload.sources.lmdb import keys as lmdb_keys
+import dataload
+from dataload.errors import CorruptFileError
+from dataload.sources.lmdb import table as lmdb_table
+from dataload.sources.lmdb import torchrecord as lmdb_torchrecord
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource
@@ -28,7 +31,7 @@ LONG_AGO = 1_600_000_000
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch, tmp_path):
     monkeypatch.setattr(tar_table, "_LEAST_CACHED", {True: 1, False: 1})
-    monkeypatch.setattr(lmdb_keys, "_LEAST_CACHED", 1)
+    monkeypatch.setattr(lmdb_table, "_LEAST_CACHED", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
 
 
@@ -390,14 +393,35 @@ def test_keys(tmp_path, keys, name, monkeypatch):
     assert kept(tmp_path) == []
     assert read() == wanted
     assert [found.parent for found in kept(tmp_path)] == [tmp_path]  # the directory is LMDB's
-    monkeypatch.setattr(lmdb_keys, "_scan", refuse)
+    monkeypatch.setattr(lmdb_table.KeyedValues, "of", refuse)
     assert read() == wanted
 
 
-def test_complete_numbers_need_no_table(tmp_path):
-    path = environment(tmp_path / "x.lmdb", [b"%03d" % i for i in range(50)])
-    assert len(LMDBSource(path)) == 50
+def test_torchrecord(tmp_path, monkeypatch):
+    path = tmp_path / "x.torchrecord"
+    with dataload.create(path, db_num=3) as writer:
+        writer.extend({"x": np.full(n % 5, n), "s": "x" * n} for n in range(32))
+    with lmdb.open(str(path), max_dbs=3) as env, env.begin(write=True) as txn:
+        txn.delete(b"05", db=env.open_db(b"db1", txn=txn))  # a record is missing, and two widths of keys
+    (path / "lock.mdb").unlink()
+    settle(path / "data.mdb")
+
+    def read(**options):
+        with dataload.open(path, **options) as source:
+            records = [dict(source[index]) for index in range(len(source)) if index != 15]
+            with pytest.raises(CorruptFileError, match="record 15: key '05' of sub-database db1 is missing, which has"):
+                source[15]
+            return str(records), source.shard_lengths, source.fingerprint(), [str(source.locate(i)) for i in range(31)]
+
+    wanted = read(cache=False)
     assert kept(tmp_path) == []
+    assert read() == wanted
+    assert [found.parent for found in kept(tmp_path)] == [tmp_path]
+    monkeypatch.setattr(lmdb_torchrecord, "read_tree", refuse)
+    assert read() == wanted
+    os.utime(path / "data.mdb", (LONG_AGO, LONG_AGO + 1))
+    with pytest.raises(AssertionError):
+        read()
 
 
 def test_keys_out_of_date(tmp_path):
@@ -420,38 +444,49 @@ def test_keys_out_of_date(tmp_path):
     assert list(LMDBSource(path)) == [b"value of banana", b"value of cherry", b"value of zebra"]
 
 
-KEY_LIES = {
-    "no arrays": ({}, {}),
-    "too few": ({"numbers": numbers(1, 2, dtype="i8")}, {"width": 0}),
-    "negative": ({"numbers": numbers(-1, 2, 3, dtype="i8")}, {"width": 0}),
-    "narrow": ({"numbers": numbers(1, 2, 3, dtype="i4")}, {"width": 0}),
-    "wider than the width": ({"numbers": numbers(1, 2, 300, dtype="i8")}, {"width": 2}),
-    "no width": ({"numbers": numbers(1, 2, 3, dtype="i8")}, {"width": "2"}),
-    "widths beyond int64": (
-        {"numbers": numbers(1, 2, 3, dtype="i8"), "widths": numbers(1, 2, 200, dtype="u1")},
-        {},
-    ),
-    "no step": ({"data": numbers(1, 2, 3, dtype="u1")}, {"length": 1}),
-    "step 0": ({"data": numbers(1, 2, 3, dtype="u1")}, {"length": 1, "step": 0}),
-    "no length": ({"data": numbers(1, 2, 3, dtype="u1")}, {"length": 0, "step": 1}),
-    "other length": ({"data": numbers(1, 2, 3, dtype="u1")}, {"length": 2, "step": 1}),
-    "too few ends": ({"data": numbers(1, 2, dtype="u1"), "ends": numbers(1, 2, dtype="i8")}, {"length": 0, "step": 1}),
-    "ends that fall": (
-        {"data": numbers(1, 2, 3, dtype="u1"), "ends": numbers(2, 1, 3, dtype="i8")},
-        {"length": 0, "step": 1},
-    ),
+def lmdb_table_of(offsets=(5000, 5010, 5020), lengths=(4, 4, 4), leaves=(2,), ends=(3,), order="number", **more):
+    """A table that looks right for three records, with some arrays changed."""
+    arrays = {
+        "offsets": numbers(*offsets, dtype="i8"),
+        "lengths": numbers(*lengths, dtype="u4"),
+        "leaves": numbers(*leaves, dtype="u4"),
+        "ends": numbers(*ends, dtype="u4"),
+        **more,
+    }
+    return CachedTable({name: array for name, array in arrays.items() if array is not None}, {"order": order})
+
+
+LMDB_LIES = {
+    "no offsets": {"offsets": ()},
+    "too few": {"offsets": (5000, 5010)},
+    "negative": {"offsets": (5000, 5010, -1)},
+    "outside the file": {"offsets": (5000, 5010, 1 << 40)},
+    "too long": {"lengths": (4, 4, 1 << 31)},
+    "too few lengths": {"lengths": (4, 4)},
+    "places outside": {"places": numbers(0, 1, 3, dtype="u4")},
+    "too few places": {"places": numbers(0, 1, dtype="u4")},
+    "no such order": {"order": "random"},
+    "leaves outside": {"leaves": (1 << 20,)},
+    "too few leaves": {"leaves": (), "ends": (3,)},
+    "ends that fall": {"leaves": (2, 2, 2), "ends": (3, 1, 3)},
+    "another end": {"ends": (4,)},
 }
 
 
-@pytest.mark.parametrize(("arrays", "extras"), KEY_LIES.values(), ids=KEY_LIES)
-def test_key_tables_that_somebody_made_up_are_ignored(tmp_path, arrays, extras, monkeypatch):
+@pytest.mark.parametrize("lie", LMDB_LIES.values(), ids=LMDB_LIES)
+def test_lmdb_tables_that_somebody_made_up_are_ignored(tmp_path, lie, monkeypatch):
     path = environment(tmp_path / "x.lmdb", KEYS["words"])
-    lie = CachedTable(arrays, extras)
-    for table in (lmdb_keys._DecimalKeys, lmdb_keys._ListedKeys):
-        monkeypatch.setattr(table, "packed", lambda _: lie)
+    monkeypatch.setattr(lmdb_table.KeyedValues, "pack", lambda _: lmdb_table_of(**lie))
     assert len(LMDBSource(path)) == 3
     assert kept(tmp_path)
     assert list(LMDBSource(path)) == [b"value of apple", b"value of banana", b"value of cherry"]
+
+
+def test_a_made_up_table_would_be_used_if_it_were_right(tmp_path, monkeypatch):
+    path = environment(tmp_path / "x.lmdb", KEYS["words"])
+    monkeypatch.setattr(lmdb_table.KeyedValues, "pack", lambda _: lmdb_table_of())
+    assert len(LMDBSource(path)) == 3
+    assert list(LMDBSource(path)) == [(path / "data.mdb").read_bytes()[at : at + 4] for at in (5000, 5010, 5020)]
 
 
 # The file.

@@ -1,0 +1,45 @@
+"""Records of one length that lie anywhere in a file, for codecs that decode them together."""
+
+from typing import Any
+
+from dataload._util.decoding import reading
+from dataload.codecs.layout import RecordTable
+from dataload.storage import RecordFile
+from dataload.types import BytesArray, Int64Array
+
+
+class GatheredTable(RecordTable):
+    """Records of `length` bytes at `offsets`, (records,) int64; each span that a codec needs is copied once."""
+
+    __slots__ = ("_all", "_file", "_first", "_length", "_offsets")
+
+    def __init__(self, file: RecordFile, offsets: Int64Array, length: int) -> None:
+        self._file = file
+        self._offsets = offsets
+        self._length = length
+        self._first: memoryview | None = None
+        self._all: BytesArray | None = None
+
+    @property
+    def rows(self) -> BytesArray:
+        """All records, (records, length) uint8."""
+        if self._all is None:
+            with reading():
+                self._all = self._file.gather(self._offsets, self._length)
+        return self._all
+
+    def cut(self, start: int, stop: int) -> BytesArray:
+        """See `RecordTable.cut`."""
+        with reading():
+            return self._file.gather(self._offsets + start, stop - start)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._all is None and index == 0:  # the layout of all is that of the first
+            if self._first is None:
+                with reading():
+                    self._first = memoryview(self._file.read(int(self._offsets[0]), self._length))
+            return self._first
+        return super().__getitem__(index)

@@ -1,0 +1,159 @@
+"""Tables of an LMDB database's values by index: 12 bytes per record, 4 more if LMDB orders its keys differently.
+
+Keys that are decimal numbers are ordered numerically, as their writer intended; LMDB orders them as text, with "10"
+before "2" unless they are padded. All other keys are in LMDB's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+
+from dataload.sources.lmdb.file import FileInfo
+from dataload.sources.lmdb.tree import Nodes, read_key
+from dataload.storage import RecordFile
+from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, within
+from dataload.types import Array, Int64Array
+
+KeyOrder: TypeAlias = Literal["number", "bytes"]
+"""Order of keys: numerical, or by their bytes, like LMDB."""
+
+T = TypeVar("T")
+
+_LEAST_CACHED = 100_000  # minimum number of records of a cached table: about 10 ms of work
+_MOST_DIGITS = 18
+_WIDEST_SPAN = 4  # numbers per record that are sorted by counting
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Locations of values.
+
+    Attributes:
+        offsets: (records,) int64, in the file; -1 for a record that is missing.
+        lengths: (records,) uint32, or the length of all values, in bytes.
+    """
+
+    offsets: Int64Array
+    lengths: Array | int
+
+    @classmethod
+    def of(cls, offsets: Int64Array, lengths: Array) -> Values:
+        """Return the table of these values; `lengths` is (records,) uint32."""
+        length = int(lengths[0]) if len(lengths) else 0
+        return cls(offsets, length if bool((lengths == length).all()) else lengths)
+
+    def pack(self) -> dict[str, Array]:
+        """Return the arrays for the cache."""
+        lengths = np.array([self.lengths], np.uint32) if isinstance(self.lengths, int) else self.lengths
+        return {"offsets": self.offsets, "lengths": lengths}
+
+    @classmethod
+    def unpack(cls, arrays: Mapping[str, Array], count: int, least: int, size: int) -> Values | None:
+        """Return the table from the cache; None unless it has `count` values, all inside a file of `size` bytes."""
+        offsets, lengths = arrays["offsets"], arrays["lengths"]
+        if offsets.dtype != np.int64 or len(offsets) != count or len(lengths) not in (1, count):
+            return None
+        if lengths.dtype != np.uint32 or int(offsets.min()) < least or int((offsets + lengths).max()) > size:
+            return None
+        return cls(offsets, int(lengths[0]) if len(lengths) == 1 else lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Locations of keys, which are read from the leaf pages.
+
+    Attributes:
+        order: The order of the records.
+        places: (records,) their places in LMDB's order, if it is another one.
+        leaves: (leaves,) numbers of the leaf pages.
+        ends: (leaves,) number of records up to the end of each leaf.
+    """
+
+    order: KeyOrder
+    places: Array | None
+    leaves: Array
+    ends: Array
+
+    def read(self, file: RecordFile, info: FileInfo, index: int) -> bytes:
+        """Return the key of a record."""
+        place = index if self.places is None else int(self.places[index])
+        return read_key(file, info, self.leaves, self.ends, place)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedValues:
+    """A database whose records have keys of any kind."""
+
+    values: Values
+    keys: Keys
+
+    @classmethod
+    def of(cls, nodes: Nodes) -> KeyedValues:
+        """Put the records of a tree in order."""
+        order, places = order_of(nodes)
+        offsets, lengths = nodes.offsets, nodes.lengths
+        if places is not None:
+            offsets, lengths = offsets[places], lengths[places]
+        leaves, ends = _narrow(nodes.leaves), _narrow(nodes.ends)
+        keys = Keys(order, None if places is None else _narrow(places), leaves, ends)
+        return cls(Values.of(offsets, lengths), keys)
+
+    def pack(self) -> CachedTable:
+        """Return the table for the cache."""
+        arrays = {**self.values.pack(), "leaves": self.keys.leaves, "ends": self.keys.ends}
+        if self.keys.places is not None:
+            arrays["places"] = self.keys.places
+        return CachedTable(arrays, {"order": self.keys.order})
+
+    @classmethod
+    def unpack(cls, found: CachedTable, count: int, info: FileInfo) -> KeyedValues | None:
+        """Return the table from the cache, or None if it is not a valid one of `count` records."""
+        values = Values.unpack(found.arrays, count, 0, info.size)
+        places, leaves, ends = found.arrays.get("places"), found.arrays["leaves"], found.arrays["ends"]
+        order: Any = found.extras.get("order")
+        if values is None or order not in ("number", "bytes") or len(leaves) != len(ends):
+            return None
+        if places is not None and (len(places) != count or not within(places, count)):
+            return None
+        if not within(leaves, info.pages) or int(ends[-1]) != count or bool((ends[1:] < ends[:-1]).any()):
+            return None
+        return cls(values, Keys(order, places, leaves, ends))
+
+
+def order_of(nodes: Nodes) -> tuple[KeyOrder, Int64Array | None]:
+    """Return the order of records, and their places in LMDB's order, (records,), unless it is the same."""
+    numbers = nodes.numbers
+    if len(numbers) and (int(numbers.min()) < 0 or int(nodes.key_sizes.max()) > _MOST_DIGITS):
+        return "bytes", None
+    if bool((numbers[1:] > numbers[:-1]).all()):
+        return "number", None
+    least = int(numbers.min())
+    span = int(numbers.max()) - least + 1
+    if span <= _WIDEST_SPAN * len(numbers):
+        places = np.full(span, -1, np.int64)
+        places[numbers - least] = np.arange(len(numbers))
+        places = places[places >= 0]
+        if len(places) == len(numbers):
+            return "number", places
+    # Among equal numbers, "7" and "07", the shorter key comes first.
+    return "number", np.lexsort((nodes.key_sizes, numbers))
+
+
+def _narrow(numbers: Array) -> Array:
+    """Return numbers as uint32 if they fit."""
+    return numbers.astype(np.uint32) if not len(numbers) or int(numbers.max()) < 1 << 32 else numbers
+
+
+def find_table(
+    key: IndexKey | None, count: int, unpack: Callable[[CachedTable], T | None], build: Callable[[], T]
+) -> tuple[T, IndexKey | None]:
+    """Return a table of `count` records, and the key to store it under if it is worth that and not yet stored."""
+    if count < _LEAST_CACHED:
+        key = None
+    found = None if key is None else load_cached(key)
+    table = None if found is None else unpack(found)
+    return (build(), key) if table is None else (table, None)

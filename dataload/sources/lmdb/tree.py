@@ -1,0 +1,146 @@
+"""Walks of the B-trees of an LMDB file, level by level.
+
+Pages are copied before they are parsed, so they cannot change under the parser.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataload.errors import CorruptFileError
+from dataload.sources.lmdb.file import RECORD_BYTES, FileInfo, Tree, parse_tree
+from dataload.sources.lmdb.pages import (
+    BRANCH,
+    DUPLICATES,
+    LARGE,
+    LEAF,
+    SUBDATABASE,
+    Refusal,
+    find_key,
+    parse_pages,
+)
+from dataload.storage import RecordFile
+from dataload.types import Array, Int64Array
+
+_BLOCK_BYTES = 1 << 21  # of pages that are parsed together
+_MOST_NAMES = 1 << 16
+_DTYPES = (np.int64, np.uint32, np.int64, np.uint16, np.uint8, np.int64)  # of the columns of `Nodes`, and of counts
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The records of a tree in LMDB's order.
+
+    Attributes:
+        offsets: (records,) int64, of values in the file.
+        lengths: (records,) uint32, of values in bytes.
+        numbers: (records,) int64, the keys that are decimal numbers below 10**18; -1 for others.
+        key_sizes: (records,) uint16, in bytes.
+        flags: (records,) uint8, see `pages`.
+        leaves: (leaves,) int64, numbers of the leaf pages.
+        ends: (leaves,) int64, number of records up to the end of each leaf.
+    """
+
+    offsets: Int64Array
+    lengths: Array
+    numbers: Int64Array
+    key_sizes: Array
+    flags: Array
+    leaves: Int64Array
+    ends: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+def read_tree(file: RecordFile, info: FileInfo, tree: Tree) -> Nodes:
+    """Return the records of a tree.
+
+    No page is read twice, because pages of a hostile file may point to each other.
+
+    Raises:
+        CorruptFileError: A page is damaged, or the tree does not have the records that it claims.
+    """
+    pages = np.array([] if tree.root is None else [tree.root], np.int64)
+    seen = pages
+    for _ in range(1, tree.depth):
+        pages = np.concatenate([out[0] for out, _ in _parse(file, info, pages, BRANCH, info.pages)])
+        seen = np.concatenate([seen, pages])
+        if len(np.unique(seen)) < len(seen):
+            raise CorruptFileError(f"a page occurs twice in the tree of {tree.label}", path=info.path)
+    blocks = [
+        (*out[:3], out[3] & 0xFFFF, out[3] >> 16, counts)
+        for out, counts in _parse(file, info, pages, LEAF, tree.entries)
+    ]
+    columns = zip(*blocks, strict=True) if blocks else [()] * 6
+    joined = [_join(column, dtype) for column, dtype in zip(columns, _DTYPES, strict=True)]
+    nodes = Nodes(*joined[:5], leaves=pages, ends=np.cumsum(joined[5]))
+    size = int(nodes.lengths.sum(dtype=np.int64))
+    if len(nodes) != tree.entries or size > info.size:
+        raise CorruptFileError(
+            f"{tree.label} claims {tree.entries} records; {len(nodes)} of {size} bytes were found", path=info.path
+        )
+    return nodes
+
+
+def subdatabases(file: RecordFile, info: FileInfo) -> list[Tree]:
+    """Return the named databases in LMDB's order.
+
+    A main database with more than 65,536 entries is assumed to contain plain records and is not searched.
+
+    Raises:
+        CorruptFileError: A page of the main database is damaged.
+    """
+    if info.main.entries > _MOST_NAMES or info.main.has_duplicates:  # LMDB allows no names beside duplicates
+        return []
+    nodes = read_tree(file, info, info.main)
+    # The values of one key form a tree too.
+    named = np.flatnonzero(nodes.flags & (SUBDATABASE | DUPLICATES) == SUBDATABASE)
+    found: list[Tree] = []
+    for node in named.tolist():
+        key = read_key(file, info, nodes.leaves, nodes.ends, node)
+        # LMDB 1.0 ends names with a zero byte.
+        name = key.removesuffix(b"\0") if info.header_size == 24 else key
+        if nodes.flags[node] & LARGE or nodes.lengths[node] != RECORD_BYTES:
+            raise CorruptFileError(
+                f"the entry {name!r} of the main database claims to be a sub-database but is not", path=info.path
+            )
+        record = file.read(int(nodes.offsets[node]), RECORD_BYTES)
+        found.append(parse_tree(record, info.pages, info.size, name, info.path))
+    return found
+
+
+def read_key(file: RecordFile, info: FileInfo, leaves: Array, ends: Array, node: int) -> bytes:
+    """Return the key of a record, by its place in LMDB's order; see `Nodes` for the leaves and their ends."""
+    leaf = int(np.searchsorted(ends, node, side="right"))
+    before = int(ends[leaf - 1]) if leaf else 0
+    page = file.read(int(leaves[leaf]) * info.page_size, info.page_size)
+    key = find_key(page, node - before, info.header_size)
+    if key is None:
+        raise CorruptFileError(
+            f"page {leaves[leaf]} has changed", path=info.path, offset=int(leaves[leaf]) * info.page_size
+        )
+    return key
+
+
+def _parse(
+    file: RecordFile, info: FileInfo, pages: Int64Array, kind: int, most: int
+) -> Iterator[tuple[Int64Array, Int64Array]]:
+    """Yield the nodes of blocks of pages and their counts, see `parse_pages`, until there are more than `most`."""
+    rows = max(1, _BLOCK_BYTES // info.page_size)
+    for start in range(0, len(pages), rows):
+        numbers = pages[start : start + rows]
+        block = file.gather(numbers * info.page_size, info.page_size)
+        found = parse_pages(block, numbers, info.header_size, info.size, kind)
+        if isinstance(found, Refusal):
+            number = int(numbers[found.row])
+            raise CorruptFileError(f"page {number} {found.reason}", path=info.path, offset=number * info.page_size)
+        yield found
+        most -= found[0].shape[1]
+        if most < 0:
+            break
+
+
+def _join(parts: Sequence[Array], dtype: type) -> Array:
+    return np.concatenate(parts, dtype=dtype, casting="unsafe") if parts else np.empty(0, dtype)

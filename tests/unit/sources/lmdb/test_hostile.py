@@ -1,0 +1,200 @@
+"""Damaged and hostile files: an error of dataload or an answer, never a crash."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import Counter
+
+import lmdb
+import numpy as np
+import pytest
+
+from dataload.codecs.tensorprotos import encode
+from dataload.errors import CorruptFileError, DataloadError
+from dataload.sources.lmdb.file import open_file, read_info
+from dataload.sources.lmdb.reader import LMDBSource
+from dataload.sources.lmdb.torchrecord import TorchRecordSource
+from dataload.sources.lmdb.tree import read_tree
+
+PAGE = 4096
+MUTANTS = 400  # of each file
+
+
+def versions():
+    for version in (0, 1):
+        try:
+            lmdb.version(lib_version=version)
+        except (lmdb.Error, TypeError):
+            continue
+        yield version
+
+
+def small(n):
+    return b"%d" % n * (n % 50)
+
+
+def large(n):
+    return bytes([n % 256]) * (n * 911 % 9000)
+
+
+def tensors(n):
+    return encode({"x": np.full(3, n), "s": "x" * n})
+
+
+FILES = {
+    "numbers": (LMDBSource, None, b"%d", small),
+    "names": (LMDBSource, None, b"a name of %05d" + b"e" * 60, small),
+    "large values": (LMDBSource, b"named", b"%06d", large),
+    "TorchRecord": (TorchRecordSource, b"db0", b"%03d", tensors),
+}
+
+
+def make(path, name, key, value, version, count=300):
+    with lmdb.open(str(path), map_size=1 << 24, max_dbs=2, lock=False, sync=False, lib_version=version) as environment:
+        for start in (0, count // 2):  # in two transactions, so that there are free pages too
+            database = environment.open_db(name)
+            with environment.begin(write=True, db=database) as txn:
+                for n in range(start, start + count // 2):
+                    txn.put(key % n, value(n))
+    return (path / "data.mdb").read_bytes()
+
+
+def places(data, header):
+    """Where a change is likely to matter: headers, positions of nodes, and nodes."""
+    found = []
+    for start in range(0, len(data), PAGE):
+        if start < 2 * PAGE:
+            found += range(start + header, start + header + 140)
+            continue
+        found += range(start + header - 6, start + header + 8)
+        base = header if header == 24 else 0
+        for node in struct.unpack_from("=4H", data, start + header):
+            found += range(start + min(node + base, PAGE - 8), start + min(node + base + 8, PAGE))
+    return found
+
+
+def mutate(rng, data, where):
+    changed = bytearray(data)
+    for _ in range(rng.randrange(1, 4)):
+        place = rng.choice(where) if rng.random() < 0.9 else rng.randrange(len(data) - 8)
+        kind = rng.randrange(4)
+        if kind == 0:
+            changed[place] = rng.randrange(256)
+        elif kind == 1:
+            changed[place] ^= 1 << rng.randrange(8)
+        elif kind == 2:
+            struct.pack_into("=H", changed, place, rng.choice([0, 1, 2, 8, 15, 16, 24, 4095, 4096, 65535]))
+        else:
+            struct.pack_into("=Q", changed, place, rng.choice([0, 1, 2, len(data) // PAGE, 2**32, 2**63, 2**64 - 1]))
+    return changed
+
+
+def read_all(kind, path, **options):
+    with kind(path, **options) as source:
+        indices = range(min(len(source), 400))
+        together = source.read(indices)
+        assert [str(source[index]) for index in indices[::40]] == [str(record) for record in together[::40]]
+        keys = [source.locate(index).key for index in indices[::40]]
+        assert None not in keys
+        source.read_batch(indices[:20])
+
+
+@pytest.mark.parametrize("version", list(versions()))
+@pytest.mark.parametrize("name", FILES)
+def test_mutants(tmp_path, name, version):
+    kind, subdatabase, key, value = FILES[name]
+    data = make(tmp_path / "e", subdatabase, key, value, version)
+    options = {"subdatabase": "named"} if subdatabase == b"named" else {}
+    where = places(data, 24 if version else 16)
+    rng, outcomes = random.Random(f"{name} {version}"), Counter()
+    path = tmp_path / "data.mdb"
+    for _ in range(MUTANTS):
+        path.write_bytes(mutate(rng, data, where))
+        try:
+            read_all(kind, path, **options)
+        except DataloadError as error:
+            outcomes[type(error).__name__] += 1
+        else:
+            outcomes["read"] += 1
+    assert sum(outcomes.values()) == MUTANTS
+    assert min(outcomes["read"], outcomes["CorruptFileError"]) > MUTANTS / 20, outcomes
+
+
+def deep(levels, entries, wide=1):
+    """A main database whose branch pages have `wide` children each, all of them the same next page."""
+    last = levels + 1
+    pages = bytearray((last + 1) * PAGE)
+    for page in (0, 1):
+        struct.pack_into("=QHHHH", pages, page * PAGE, page, 0, 8, 0, 0)
+        at = page * PAGE + 16
+        struct.pack_into("=II", pages, at, 0xBEEFC0DE, 1)
+        struct.pack_into("=IHHQQQQQ", pages, at + 24, PAGE, 0, 0, 0, 0, 0, 0, 2**64 - 1)
+        struct.pack_into("=IHHQQQQQ", pages, at + 72, 0, 0, levels, 0, 0, 0, entries, 2)
+        struct.pack_into("=QQ", pages, at + 120, last, page)
+    for level in range(levels):
+        start = (2 + level) * PAGE
+        leaf = level == levels - 1
+        struct.pack_into("=QHHHH", pages, start, 2 + level, 0, 2 if leaf else 1, 16 + 2 * wide, PAGE - 20 * wide)
+        for n in range(wide):
+            node = PAGE - 20 * (n + 1)
+            struct.pack_into("=H", pages, start + 16 + 2 * n, node)
+            low = 4 if leaf else 3 + level
+            struct.pack_into("=HHHH4s4s", pages, start + node, low, 0, 0, 4, b"%04d" % n, b"data")
+    return bytes(pages)
+
+
+def test_a_file_made_by_hand(tmp_path):
+    (tmp_path / "data.mdb").write_bytes(deep(3, 1))
+    with LMDBSource(tmp_path) as source:
+        assert list(source) == [b"data"]
+
+
+@pytest.mark.parametrize(
+    ("levels", "entries", "wide", "message"),
+    [
+        (32, 100**31, 100, "claims .* records in a tree of depth 32"),
+        (5, 100**2, 100, "a page occurs twice in the tree of the main database"),
+        (33, 1, 1, "in a tree of depth 33"),
+        (1, 99, 100, "claims 99 records; 100 of 400 bytes were found"),
+        (1, 101, 100, "claims 101 records; 100 of 400 bytes were found"),
+    ],
+)
+def test_pages_that_occur_again_and_again(tmp_path, levels, entries, wide, message):
+    (tmp_path / "data.mdb").write_bytes(deep(levels, min(entries, 2**63), wide))
+    with pytest.raises(CorruptFileError, match=message):
+        len(LMDBSource(tmp_path))
+
+
+def test_a_cycle(tmp_path):
+    data = bytearray(deep(3, 1))
+    node = 3 * PAGE + PAGE - 20
+    struct.pack_into("=HHH", data, node, 2, 0, 0)  # the second page points to the first
+    (tmp_path / "data.mdb").write_bytes(data)
+    with pytest.raises(CorruptFileError, match="a page occurs twice in the tree of the main database"):
+        len(LMDBSource(tmp_path))
+
+
+def test_values_that_share_their_bytes(tmp_path):
+    """Otherwise a small file could ask for any amount of memory."""
+    data = bytearray(deep(1, 100, 100))
+    for n in range(100):
+        node = 2 * PAGE + PAGE - 20 * (n + 1)
+        struct.pack_into("=HHHH4s", data, node, 4000, 0, 1, 0, b"")  # 4000 bytes in overflow page 2
+        struct.pack_into("=Q", data, node + 8, 2)
+    (tmp_path / "data.mdb").write_bytes(data)
+    with pytest.raises(CorruptFileError, match="claims 100 records; 100 of 400000 bytes were found"):
+        len(LMDBSource(tmp_path))
+
+
+def test_pages_of_a_tree_are_read_in_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr("dataload.sources.lmdb.tree._BLOCK_BYTES", 3 * PAGE)
+    make(tmp_path / "e", None, b"%d", large, 0, 2000)
+    file = open_file(str(tmp_path / "e"))
+    info = read_info(file)
+    small_blocks = read_tree(file, info, info.main)
+    monkeypatch.undo()
+    whole = read_tree(file, info, info.main)
+    assert len(whole.leaves) > 6
+    for field in whole.__slots__:
+        np.testing.assert_array_equal(getattr(small_blocks, field), getattr(whole, field), strict=True)

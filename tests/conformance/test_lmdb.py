@@ -34,6 +34,11 @@ class TestLMDB(SourceSuite):
         file.write_bytes(data[:-4096] if kind == "last_page_missing" else bytes(8192) + data[8192:])
 
 
+class TestLMDBUnmapped(TestLMDB):
+    def open(self, path):
+        return LMDBSource(path, map=False)
+
+
 class TestLMDBInOneFile(SourceSuite):
     traits = SourceTraits(record_type=bytes, several_paths=True, suffix=".mdb")
 

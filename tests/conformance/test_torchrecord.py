@@ -83,6 +83,11 @@ class TestTorchRecord(SourceSuite):
         file.write_bytes(file.read_bytes()[:-4096])
 
 
+class TestTorchRecordUnmapped(TestTorchRecord):
+    def open(self, path):
+        return TorchRecordSource(path, map=False)
+
+
 class TestTorchRecordInParts(SourceSuite):
     """Three sub-databases, whose keys differ in width."""
 

@@ -18,6 +18,7 @@ Task = TypeVar("Task")
 T = TypeVar("T")
 
 _TASK_SECONDS = 1.5e-3
+_TASK_BYTES = 1 << 22  # the blocks of larger tasks push each other out of the CPU's caches
 _MAX_STEPS = 64
 
 
@@ -219,10 +220,11 @@ class TaskSizer:
         """Take into account a task's number of steps, its time, and the bytes of its batches."""
         # One slow task may have been interrupted; two are slow.
         last, self._seconds = self._seconds, seconds / steps
-        fitting = max(1, int(_TASK_SECONDS / max(min(last, self._seconds), 1e-9)))
+        self.step_bytes = nbytes / steps
+        fitting = int(_TASK_SECONDS / max(min(last, self._seconds), 1e-9))
+        fitting = max(1, min(fitting, int(_TASK_BYTES / max(self.step_bytes, 1.0))))
         # Powers of two: tasks of few different sizes reuse memory.
         self._steps = min(1 << (fitting.bit_length() - 1), 2 * self._steps, _MAX_STEPS)
-        self.step_bytes = nbytes / steps
 
 
 class PrefetchBudget:

@@ -26,9 +26,6 @@ _HAND_OVER = {"threads": 1, "processes": 40}
 _MOST_SECONDS = 0.2
 """Time after which a task ends with the steps that it has: they took longer than expected, and the consumer waits."""
 
-_MOST_BYTES = 16 << 20
-"""Approximate bytes of a task of several steps."""
-
 
 class PartWork:
     """Makes the steps of a worker's rows, one after another. Called by one worker only.
@@ -232,8 +229,8 @@ class PartSteps:
         self._task = first
         self._window = window
         self._hand_over = hand_over
-        self._sizer = sizer = TaskSizer()
-        self._sizes = sizer.groups(range(sys.maxsize), lambda: _room(sizer))
+        self._sizer = TaskSizer()
+        self._sizes = self._sizer.groups(range(sys.maxsize), lambda: sys.maxsize)
         self._pending: deque[Result[PartGroup]] = deque()
         self._ready: list[Part] = []
 
@@ -258,8 +255,3 @@ class PartSteps:
         self._ready.clear()
         while self._pending:
             self._pending.pop().cancel()
-
-
-def _room(sizer: TaskSizer) -> int:
-    """Return the steps that a task may have."""
-    return int(_MOST_BYTES / max(1.0, sizer.step_bytes or 0.0))

@@ -217,8 +217,8 @@ def test_longer_steps_are_grouped_where_a_result_is_a_message():
 
 
 def test_a_task_has_at_most_some_megabytes():
-    assert max(task.most for task in tasks_of(Recorded(1e-6, values=1 << 19), 20)) == 4
-    assert max(task.most for task in tasks_of(Recorded(1e-6, values=1 << 24), 20)) == 1
+    assert max(task.most for task in tasks_of(Recorded(1e-6, values=1 << 17), 20)) == 4
+    assert max(task.most for task in tasks_of(Recorded(1e-6, values=1 << 20), 20)) == 1
 
 
 def test_without_a_hand_over_each_step_is_a_task_of_its_own():

@@ -17,10 +17,12 @@ class ArrayRecordOptions(CodecOptions):
             ``decode``. None returns bytes.
         reader_options: Options of array_record's reader in its own syntax, ``""`` for its defaults. None reads through
             the table of an uncompressed file if possible, and never reads ahead.
+        cache: Keep the table of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
     reader_options: str | None = None
+    cache: bool = field(default=True, metadata={"content": False})
     map: bool = field(default=True, metadata={"content": False})
 
 

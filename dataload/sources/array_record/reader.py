@@ -147,7 +147,11 @@ class _ArrayRecordFile(ShardReader[Any]):
         with storage_of(self.file).open(self.file) as file:
             self._size = file.size
             check_head(file.read(0, len(SIGNATURE)), self._size, self.file)
-        self._mapped = MappedRecords.open(self.file, mapped=options.map) if options.reader_options is None else None
+        self._mapped = (
+            MappedRecords.open(self.file, mapped=options.map, cache=options.cache)
+            if options.reader_options is None
+            else None
+        )
         self._readers = _Readers(self.file, options.reader_options)
         if self._mapped is not None:
             self._records, self.group_size = len(self._mapped), 1

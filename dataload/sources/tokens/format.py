@@ -36,6 +36,8 @@ class TokenOptions(Options):
         ends: How windows end at the end of a document; see `TokenSource`.
         pad_token: The token that fills windows with ``ends="pad"``.
         field: Name of the field.
+        cache: Keep the ends of documents that `end_token` tells in a hidden file for later runs; see
+            `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
@@ -46,6 +48,7 @@ class TokenOptions(Options):
     end_token: int | None = None
     ends: DocumentEnd = "across"
     pad_token: int = 0
+    cache: bool = field(default=True, metadata={"content": False})
     map: bool = field(default=True, metadata={"content": False})
     field: str = "tokens"
 

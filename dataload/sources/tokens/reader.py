@@ -14,8 +14,10 @@ from dataload.sources.files import FileSource, ShardReader
 from dataload.sources.tokens.format import COUNT_FIELD, TokenOptions
 from dataload.sources.tokens.windows import TokenWindows, check_starts, find_ends, load_starts
 from dataload.storage import RecordFile, storage_of
+from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached, within
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
+_LEAST_CACHED = 10_000_000  # tokens; scanning fewer takes a few milliseconds
 _HEADER_BYTES = 1 << 14  # more than the longest header of a .npy file
 
 
@@ -123,9 +125,23 @@ class _TokenFile(ShardReader[Record]):
         if options.end_token is None:
             return np.array([0, self._length])
         end_token = _fitting("end_token", options.end_token, self._dtype)
-        found = find_ends(self._file.path, self._start, self._dtype, end_token)
+        found = self._find_ends(end_token, cache=options.cache)
         closed = len(found) > 0 and found[-1] == self._length
         return np.concatenate([[0], found, [] if closed else [self._length]]).astype(np.int64)
+
+    def _find_ends(self, end_token: int, *, cache: bool) -> Int64Array:
+        path = self._file.path
+        options = (self._start, self._dtype.str, end_token)
+        key = IndexKey.of("tokens", (path,), options) if cache and self._length >= _LEAST_CACHED else None
+        found = None if key is None else load_cached(key)
+        if found is not None:
+            ends = found.arrays["ends"]
+            if ends.dtype == np.int64 and within(ends, self._length + 1) and not (ends[1:] <= ends[:-1]).any():
+                return ends
+        ends = find_ends(path, self._start, self._dtype, end_token)
+        if key is not None:
+            store_cached(key, CachedTable({"ends": ends}, {}))
+        return ends
 
     def __len__(self) -> int:
         return len(self.windows)

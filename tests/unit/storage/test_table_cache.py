@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 
 import dataload
 from dataload.errors import CorruptFileError
+from dataload.sources.array_record import map as array_record_map
 from dataload.sources.lmdb import table as lmdb_table
 from dataload.sources.lmdb import torchrecord as lmdb_torchrecord
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.writer import write_index
+from dataload.sources.tokens import reader as token_reader
 from dataload.storage import storage_of
 from dataload.storage import table_cache as index_cache
 from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached
@@ -31,7 +33,8 @@ LONG_AGO = 1_600_000_000
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch, tmp_path):
     monkeypatch.setattr(tar_table, "_LEAST_CACHED", {True: 1, False: 1})
-    monkeypatch.setattr(lmdb_table, "_LEAST_CACHED", 1)
+    for module in (lmdb_table, array_record_map, token_reader):
+        monkeypatch.setattr(module, "_LEAST_CACHED", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
 
 
@@ -539,3 +542,86 @@ def test_state_and_version_belong_to_the_key(tmp_path, monkeypatch):
     assert load_cached(key_of(tmp_path / "x", state=2)) is None
     monkeypatch.setattr(index_cache, "_VERSION", index_cache._VERSION + 1)
     assert load_cached(key) is None
+
+
+# ArrayRecord and tokens
+
+
+@pytest.fixture(params=["sizes differ", "sizes are equal"])
+def array_record(request, tmp_path):
+    records = [bytes([i]) * (20 + i * (request.param == "sizes differ")) for i in range(50)]
+    path = tmp_path / "x.array_record"
+    with dataload.create(path, options="group_size:1,uncompressed") as writer:
+        for record in records:
+            writer.write(record)
+    settle(path)
+    return str(path), records
+
+
+def test_chunks_are_parsed_once(array_record, monkeypatch):
+    path, records = array_record
+    assert list(dataload.open(path)) == records
+    monkeypatch.setattr(array_record_map, "parse_chunks", lambda *_: pytest.fail("parsed again"))
+    assert list(dataload.open(path)) == records
+    with pytest.raises(pytest.fail.Exception):
+        dataload.open(path, cache=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda edges: edges[::-1],
+        lambda edges: edges.astype(np.int32),
+        lambda edges: edges[:0],
+        lambda edges: edges + 2**40,
+        lambda edges: edges - 2**40,
+    ],
+)
+def test_an_invalid_table_of_chunks_is_not_used(array_record, change):
+    path, records = array_record
+    len(dataload.open(path))
+    key = IndexKey.of("array_record", (path,))
+    found = load_cached(key)
+    os.unlink(key.cache_paths()[0])
+    store_cached(key, CachedTable({"edges": change(found.arrays["edges"])}, found.extras))
+    assert list(dataload.open(path)) == records
+
+
+def test_a_table_of_other_chunks_gives_no_wrong_record(array_record):
+    path, records = array_record
+    len(dataload.open(path))
+    key = IndexKey.of("array_record", (path,))
+    edges = load_cached(key).arrays["edges"]
+    for extras in ({"alike": [63, 43]}, {"alike": None}, {"alike": "?"}, {"alike": [63.0, 43]}):
+        os.unlink(key.cache_paths()[0])
+        store_cached(key, CachedTable({"edges": edges + 1}, extras))
+        with dataload.open(path) as source:
+            assert source.read([0, 7, len(records) - 1]) == [records[0], records[7], records[-1]]
+            assert source.read_batch([3, 1]) == [records[3], records[1]]
+
+
+def test_ends_of_documents_are_searched_once(tmp_path, monkeypatch):
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.tile(np.array([5, 6, 7, 8, 0], np.uint16), 30))
+    settle(path)
+    options = {"window": 3, "end_token": 0, "ends": "drop"}
+    first = dataload.open(path, **options).read_batch(range(30))["tokens"].tolist()
+    monkeypatch.setattr(token_reader, "find_ends", lambda *_: pytest.fail("searched again"))
+    assert dataload.open(path, **options).read_batch(range(30))["tokens"].tolist() == first
+    for other in ({"cache": False}, {"end_token": 7}):
+        with pytest.raises(pytest.fail.Exception):
+            len(dataload.open(path, **{**options, **other}))
+
+
+def test_invalid_ends_of_documents_are_not_used(tmp_path):
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.tile(np.array([5, 6, 7, 8, 0], np.uint16), 30))
+    settle(path)
+    options = {"window": 3, "end_token": 0, "ends": "drop"}
+    first = dataload.open(path, **options).read_batch(range(30))["tokens"].tolist()
+    key = IndexKey.of("tokens", (str(path),), (128, "<u2", 0))
+    ends = load_cached(key).arrays["ends"]
+    for wrong in (ends[::-1], ends + 1000, ends - 1000, ends.astype(np.int32)):
+        os.unlink(key.cache_paths()[0])
+        store_cached(key, CachedTable({"ends": wrong}, {}))
+        assert dataload.open(path, **options).read_batch(range(30))["tokens"].tolist() == first

@@ -13,10 +13,12 @@ class SyrahOptions(Options):
 
     Attributes:
         shapes: Shape of each record's array by field name, for files without shapes. One extent may be -1.
+        cache: Keep the layout of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
     shapes: Mapping[str, Sequence[int]] | None = None
+    cache: bool = field(default=True, metadata={"content": False})
     map: bool = field(default=True, metadata={"content": False})
 
     def __post_init__(self) -> None:

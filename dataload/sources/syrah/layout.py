@@ -12,7 +12,7 @@ reader ignores:
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -129,13 +129,24 @@ def parse_metadata(data: bytes | memoryview, offset: int, file_size: int, path: 
         raise CorruptFileError(f"the metadata are not a BSON document: {error}", path=path, offset=offset) from error
     try:
         columns = _parse_columns(document)
-        for column in columns:
-            _check_offsets(column, (offset, offset + len(data)), file_size, path)
-            if column.shapes is not None and not _match_sizes(column.shapes, column):
-                raise _InvalidMetadata(f"the shapes of key {column.name!r} do not fit its sizes")
+        check_columns(columns, (offset, offset + len(data)), file_size, path)
     except _InvalidMetadata as error:
         raise CorruptFileError(str(error), path=path, offset=offset) from error
     return columns
+
+
+def check_columns(columns: Sequence[Column], metadata: tuple[int, int], file_size: int, path: str) -> None:
+    """Check every number in columns of one length; `metadata` are start and end of the document in the file.
+
+    Raises:
+        CorruptFileError: An array is not inside the file, or its size or shape is invalid.
+    """
+    for column in columns:
+        if not _are_plainly_inside(column, metadata[0]):
+            _check_offsets(column, metadata, file_size, path)
+        if column.shapes is not None and not _match_sizes(column.shapes, column):
+            message = f"the shapes of key {column.name!r} do not fit its sizes"
+            raise CorruptFileError(message, path=path, offset=metadata[0])
 
 
 def _parse_columns(document: Mapping[str, Any]) -> list[Column]:
@@ -174,6 +185,16 @@ def _parse_table(data: Any, what: str) -> Int64Array:
         found = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
         raise _InvalidMetadata(f"{what} is not a table of int64: {found}")
     return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
+
+
+def _are_plainly_inside(column: Column, metadata: int) -> bool:
+    """Return True if `_check_offsets` cannot fail, as in files whose arrays have one size and precede the metadata."""
+    offsets, sizes = column.offsets, column.sizes
+    if not len(offsets):
+        return True
+    size, first, last = int(sizes[0]), int(offsets.min()), int(offsets.max())
+    alike = size >= 0 and size % column.itemsize == 0 and bool((sizes == size).all())
+    return alike and first >= HEADER_SIZE and last <= metadata - size
 
 
 def _check_offsets(column: Column, metadata: tuple[int, int], file_size: int, path: str) -> None:

@@ -10,7 +10,8 @@ from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.files import FileSource, ShardReader
 from dataload.sources.syrah.format import SyrahOptions
-from dataload.sources.syrah.layout import DTYPES, HEADER_SIZE, Column, parse_header, parse_metadata
+from dataload.sources.syrah.layout import DTYPES, Column
+from dataload.sources.syrah.table import load_columns
 from dataload.storage import RecordFile, storage_of
 from dataload.types import Array, Batch, BytesColumn, FieldSpec, Int64Array, Record
 
@@ -42,8 +43,7 @@ class _SyrahFile(ShardReader[Record]):
     def __init__(self, path: str, options: SyrahOptions) -> None:
         shapes: Mapping[str, Any] = options.shapes or {}
         self._file = storage_of(path).map(path, mapped=options.map)
-        offset, length = parse_header(self._file.read(0, min(HEADER_SIZE, self._file.size)), self._file.size, path)
-        parsed = parse_metadata(self._file.read(offset, length), offset, self._file.size, path)
+        parsed = load_columns(self._file, cache=options.cache)
         self._length = len(parsed[0].offsets)
         self._columns = {column.name: _Reader(column, self._file, shapes.get(column.name)) for column in parsed}
         for name in shapes:

@@ -19,6 +19,7 @@ from dataload.sources.array_record import map as array_record_map
 from dataload.sources.lmdb import table as lmdb_table
 from dataload.sources.lmdb import torchrecord as lmdb_torchrecord
 from dataload.sources.lmdb.reader import LMDBSource
+from dataload.sources.syrah import table as syrah_table
 from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.writer import write_index
@@ -26,6 +27,7 @@ from dataload.sources.tokens import reader as token_reader
 from dataload.storage import storage_of
 from dataload.storage import table_cache as index_cache
 from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached
+from dataload.testing.compare import difference
 
 LONG_AGO = 1_600_000_000
 
@@ -33,7 +35,7 @@ LONG_AGO = 1_600_000_000
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch, tmp_path):
     monkeypatch.setattr(tar_table, "_LEAST_CACHED", {True: 1, False: 1})
-    for module in (lmdb_table, array_record_map, token_reader):
+    for module in (lmdb_table, array_record_map, token_reader, syrah_table):
         monkeypatch.setattr(module, "_LEAST_CACHED", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
 
@@ -625,3 +627,68 @@ def test_invalid_ends_of_documents_are_not_used(tmp_path):
         os.unlink(key.cache_paths()[0])
         store_cached(key, CachedTable({"ends": wrong}, {}))
         assert dataload.open(path, **options).read_batch(range(30))["tokens"].tolist() == first
+
+
+# Syrah
+
+
+RECORDS = {
+    "even": lambda i: {"x": np.full((2, 3), i, np.float32), "y": i},
+    "scalars": lambda i: {"y": np.int16(i)},
+    "empty arrays": lambda i: {"x": np.empty((0, 3), np.float32), "y": i},
+    "bytes": lambda i: {"b": bytes([i] * 4), "x": np.full(3, i)},
+    "sizes differ": lambda i: {"x": np.full(i + 1, i)},
+    "shapes differ": lambda i: {"x": np.full((2, 3) if i % 2 else (3, 2), i)},
+    "text": lambda i: {"t": "a" * (i + 1)},
+}
+
+
+def syrah(path, record, count=12):
+    with dataload.create(path) as writer:
+        for i in range(count):
+            writer.write(record(i))
+    settle(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_columns_of_one_layout_are_parsed_once(tmp_path, monkeypatch, kind):
+    path = syrah(tmp_path / "a.syr", RECORDS[kind])
+    first = dataload.open(path)
+    specs, records, fingerprint = first.fields, first.read(range(12)), first.fingerprint()
+    again = dataload.open(path)
+    assert (again.fields, again.fingerprint()) == (specs, fingerprint)
+    for one, other in zip(again.read(range(12)), records, strict=True):
+        assert difference(one, other, "") is None
+    monkeypatch.setattr(syrah_table, "parse_metadata", lambda *_: pytest.fail("parsed again"))
+    if "differ" in kind or kind == "text":
+        with pytest.raises(pytest.fail.Exception):
+            dataload.open(path)
+    else:
+        dataload.open(path)
+    with pytest.raises(pytest.fail.Exception):
+        dataload.open(path, cache=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"records": 10**15},
+        {"records": 0},
+        {"records": "12"},
+        {"columns": []},
+        {"columns": None},
+        {"columns": [["x", "float32", False, -1, 24, 24, [2, 3]]]},
+        {"columns": [["x", "object", False, 22, 24, 24, [2, 3]]]},
+        {"columns": [[7, "float32", False, 22, 24, 24, [2, 3]]]},
+        {"columns": [["x", "float32", False, 22, 2**47, 24, [2, 3]]]},
+    ],
+)
+def test_an_invalid_layout_is_not_used(tmp_path, change):
+    path = syrah(tmp_path / "a.syr", RECORDS["even"])
+    first = dataload.open(path).read_batch(range(12))
+    key = IndexKey.of("syrah", (path,))
+    found = load_cached(key)
+    os.unlink(key.cache_paths()[0])
+    store_cached(key, CachedTable({}, {**found.extras, **change}))
+    assert difference(dataload.open(path).read_batch(range(12)), first, "") is None

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import PathLike, fspath
+from time import perf_counter
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start
 _OPENING_THREADS = 4
+_SLOW_SECONDS = 0.01  # a shard that takes longer waits for the disk, or releases the GIL; others are slower in threads
 _ENDS_BYTES = 4096
 _REPR_CHARACTERS = 190
 _OPTION_CHARACTERS = 60
@@ -236,13 +238,19 @@ class FileSource(Source[T_co]):
                 reader.release()
             return reader, fields
 
-        shards = range(len(self._paths))
-        if len(shards) < _FEWEST_OPENED_IN_PARALLEL:
-            return [opened(shard) for shard in shards]
+        shards = iter(range(len(self._paths)))
+        found: list[tuple[ShardReader[T_co], Mapping[str, FieldSpec]]] = []
+        for shard in shards:
+            begun = perf_counter()
+            found.append(opened(shard))
+            if perf_counter() - begun > _SLOW_SECONDS:
+                break
+        if len(self._paths) - len(found) < _FEWEST_OPENED_IN_PARALLEL:
+            return [*found, *map(opened, shards)]
         with ThreadPoolExecutor(_OPENING_THREADS) as pool:
             futures = [pool.submit(opened, shard) for shard in shards]
             try:
-                return [future.result() for future in futures]
+                return [*found, *(future.result() for future in futures)]
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise

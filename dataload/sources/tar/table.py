@@ -154,17 +154,20 @@ def _check_members(table: SampleTable, file: RecordFile, index: str) -> None:
         first = int(np.argmin(table.blocks))
         raise _stale(table, first, "a member at 0, where the first header is", file, index)
     count = len(table.blocks)
-    for component in np.unique(np.linspace(0, count - 1, min(count, _MEMBERS_VERIFIED)).astype(np.int64)).tolist():
-        difference = _difference(table, component, file)
+    number = min(count, _MEMBERS_VERIFIED)
+    components = np.arange(number) * (count - 1) // max(1, number - 1)
+    headers = file.copies(table.offsets(components) - BLOCK, np.full(number, BLOCK))
+    for component, header in zip(components.tolist(), headers, strict=True):
+        difference = _difference(table, component, header, file.path)
         if difference is not None:
             raise _stale(table, component, difference, file, index)
 
 
-def _difference(table: SampleTable, component: int, file: RecordFile) -> str | None:
-    """Return a description of how a component differs from its header; None if it does not."""
+def _difference(table: SampleTable, component: int, data: bytes, path: str) -> str | None:
+    """Return a description of how a component differs from its header, `data`; None if it does not."""
     offset, size = table.span(component)
     try:
-        header = parse_header(file.read(offset - BLOCK, BLOCK), file.path, offset - BLOCK)
+        header = parse_header(data, path, offset - BLOCK)
     except CorruptFileError:
         return f"a member at {offset}, but there is no header before it"
     if header.kind not in REGULAR:

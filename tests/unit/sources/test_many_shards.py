@@ -138,14 +138,15 @@ def test_eight_threads_keep_few_files_open(tmp_path, few):
     assert open_files(tmp_path) == []
 
 
-def test_shards_are_opened_side_by_side(tmp_path):
+def test_slow_shards_are_opened_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_SLOW_SECONDS", -1.0)
     together = threading.Barrier(2, timeout=30)
 
     class Waiting(LineSource):
-        """Opens the first two shards only if both are being opened."""
+        """Opens two shards only if both are being opened."""
 
         def _open_shard(self, path):
-            if Path(path).name in ("0", "1"):
+            if Path(path).name in ("1", "2"):
                 together.wait()
             return super()._open_shard(path)
 
@@ -154,7 +155,8 @@ def test_shards_are_opened_side_by_side(tmp_path):
     assert len(Waiting([tmp_path / str(shard) for shard in range(6)])) == 6
 
 
-def test_the_error_is_that_of_the_first_bad_shard(tmp_path):
+def test_the_error_is_that_of_the_first_bad_shard(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_SLOW_SECONDS", -1.0)
     late = threading.Event()
 
     class Slow(LineSource):

@@ -24,7 +24,7 @@ def stack_alike(values: Sequence[Any]) -> Array | None:
         plain = isinstance(first, (np.bool_, np.number)) and not isinstance(first, np.timedelta64)
         return np.array(values) if plain and len(kinds) == 1 else None
     dtype, shape = first.dtype, first.shape
-    if not dtype.isbuiltin or dtype.hasobject or not first.flags.c_contiguous:
+    if not dtype.isnative or dtype.kind not in "biufcmM" or not first.flags.c_contiguous:
         return None
     if not shape:
         alike = set(map(_DTYPE, values)) == {dtype} and set(map(_NDIM, values)) == {0}

@@ -19,6 +19,7 @@ from dataload.errors import (
 from dataload.sources.base import Location
 from dataload.sources.tokens import windows as token_windows
 from dataload.sources.tokens.reader import TokenSource
+from dataload.storage.core import can_map
 from dataload.storage.local import mapped
 from dataload.types import FieldSpec
 
@@ -60,6 +61,7 @@ def test_opening_does_not_depend_on_the_size(tmp_path):
     assert len(pickle.dumps(source)) < 1000
 
 
+@pytest.mark.skipif(not can_map(), reason="files are not mapped")
 @pytest.mark.parametrize("options", [{}, {"documents": [0, 50], "ends": "drop"}, {"ends": "pad"}])
 def test_cold_data_are_asked_for_first(tmp_path, monkeypatch, options):
     asked = []

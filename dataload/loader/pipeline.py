@@ -202,8 +202,8 @@ class TaskSizer:
         self.step_bytes: float | None = None  # mean of the last task; None before the first
 
     def is_quick(self) -> bool:
-        """Return True if running a task here beats waiting for a worker: it takes about a millisecond."""
-        return self._steps > 1
+        """Return True if running a task here beats waiting for a worker: it takes one or two milliseconds."""
+        return self._steps * self._seconds < 2 * _TASK_SECONDS
 
     def groups(self, steps: range, room: Callable[[], int]) -> Generator[range]:
         """Yield consecutive parts of `steps`, each of the size that is best when it is requested.

@@ -457,6 +457,15 @@ def test_slow_steps_go_one_by_one_and_the_fastest_not_without_bound():
     assert len(next(pace.groups(range(1000), unlimited))) == 1
 
 
+def test_the_consumer_helps_with_tasks_of_a_millisecond_also_if_they_are_one_large_step():
+    sizer = TaskSizer()
+    assert not sizer.is_quick(), "unknown before the first task"
+    for seconds, quick in ((1e-3, True), (1e-5, True), (1e-2, False), (1e-2, False), (2e-3, True)):
+        sizer.learn(1, seconds, 7 << 20)
+        assert sizer.is_quick() == quick
+        assert len(next(sizer.groups(range(9), lambda: 9))) == 1
+
+
 def test_the_consumer_helps_instead_of_waiting_and_only_as_long_as_it_would_wait():
     submit = Recorded()
     submit.first_ends_after = 2

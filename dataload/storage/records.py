@@ -77,10 +77,6 @@ class RecordFile(ABC):
         """See `gather_ranges`; fills `out`."""
 
     @abstractmethod
-    def hint(self, offsets: Int64Array, lengths: Int64Array) -> None:
-        """Prepare to read ranges in parts; every other read does so for what it reads."""
-
-    @abstractmethod
     def release(self) -> None:
         """Close the file once no running read uses it."""
 

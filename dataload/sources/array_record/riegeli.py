@@ -19,12 +19,15 @@ Layouts: https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_
 https://github.com/google/array_record.
 """
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dataload.codecs.wire import LENGTH, VARINT, parse_varint, walk
 from dataload.errors import CorruptFileError
@@ -36,6 +39,7 @@ BLOCK_HEADER_BYTES = 24
 HEAD_BYTES = 48
 """The header of a chunk and the beginning of its data."""
 
+_BLOCK_ROOM = BLOCK_SIZE - BLOCK_HEADER_BYTES
 _BLOCK_BITS = 16  # shifts of arrays are faster than divisions
 _CHUNK_HEADER = struct.Struct("<8xQ8xQQ")  # bytes of data; type and records; bytes of the records
 _BEFORE_SIZE = _CHUNK_HEADER.size + 2
@@ -94,6 +98,54 @@ class Spans:
         differ |= heads[:, 4] != self.lengths - self.ahead
         differ |= heads[:, 5] & 0xFFFF != self.ahead - _BEFORE_SIZE << 8  # not compressed; length of the size
         return bool(differ.any())
+
+    def pieces(self) -> Pieces:
+        """Return the pieces into which block headers cut the chunks."""
+        room = BLOCK_SIZE - (self.starts & (BLOCK_SIZE - 1))  # in the block of the first piece
+        rest = np.maximum(self.lengths - room, 0)
+        counts = 1 + -(-rest // _BLOCK_ROOM)
+        chunk = np.repeat(np.arange(len(counts)), counts)
+        number = np.arange(len(chunk)) - np.repeat(np.cumsum(counts) - counts, counts)
+        first = number == 0
+        starts, room, rest = self.starts[chunk], room[chunk], rest[chunk]
+        offsets = np.where(first, starts, starts + room + (number - 1) * BLOCK_SIZE + BLOCK_HEADER_BYTES)
+        lengths = np.where(
+            first, np.minimum(self.lengths[chunk], room), np.minimum(rest - (number - 1) * _BLOCK_ROOM, _BLOCK_ROOM)
+        )
+        last = np.cumsum(counts) - 1
+        # If a chunk starts with a block, the header of that block belongs to the chunk.
+        edges = self.starts - BLOCK_HEADER_BYTES * (self.starts & (BLOCK_SIZE - 1) == BLOCK_HEADER_BYTES)
+        return Pieces(offsets, lengths, first, edges[chunk], (offsets + lengths)[last][chunk])
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Consecutive parts of chunks, each within one block.
+
+    Attributes:
+        offsets: (n,) int64, positions in the file.
+        lengths: (n,) int64, in bytes.
+        first: (n,) bool, whether a chunk starts.
+        edges: (n,) int64, position where the chunk starts, with the block header that belongs to it.
+        ends: (n,) int64, position where the chunk ends.
+    """
+
+    offsets: Int64Array
+    lengths: Int64Array
+    first: npt.NDArray[np.bool_]
+    edges: Int64Array
+    ends: Int64Array
+
+    def block_headers(self) -> tuple[Int64Array, Int64Array]:
+        """Return the block headers inside chunks.
+
+        Returns:
+            (m,) int64, their positions; and (m, 2) int64, the numbers that they must have: bytes from the start of the
+            chunk, and bytes to its end.
+        """
+        later = ~self.first
+        at = self.offsets[later] - BLOCK_HEADER_BYTES
+        return at, np.stack((at - self.edges[later], self.ends[later] - at), axis=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,10 +42,6 @@ class MappedFile(RecordFile):
         """See `RecordFile`."""
         self._mapping = None
 
-    def hint(self, offsets: Int64Array, lengths: Int64Array) -> None:
-        """See `RecordFile`."""
-        self._hint(self._open(), 0, 1, lengths, offsets)
-
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
         """See `RecordFile`."""
         mapping = self._open()

@@ -40,9 +40,6 @@ class UnmappedFile(RecordFile):
         """See `RecordFile`."""
         self._descriptor = None
 
-    def hint(self, offsets: Int64Array, lengths: Int64Array) -> None:
-        """See `RecordFile`."""
-
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
         """See `RecordFile`."""
         if not len(offsets):

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -208,3 +209,14 @@ class TestCompiled:
                     memory.remove_mem_hooks()
             assert failed >= allocations
             function(*arguments)
+
+
+def test_without_a_compiler_the_build_goes_on():
+    root = Path(__file__).parents[3]
+    before = sorted(path.name for path in (root / "dataload/storage").glob("*.so"))
+    done = subprocess.run(
+        [sys.executable, root / "build_core.py"], env={**os.environ, "CC": "false"}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("dataload's core was not compiled, so reading will be slower: ")
+    assert sorted(path.name for path in (root / "dataload/storage").glob("*.so")) == before

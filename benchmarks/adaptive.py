@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 import dataload
-from benchmarks.harness import SEED, blobs, made, show
+from benchmarks.harness import SEED, blobs, made, show, wait_until_idle
 from dataload._util.machine import usable_cpus
 from dataload.bench.timing import ratios_of
 from dataload.bench.workloads import floats, get_workload
@@ -147,6 +147,7 @@ class Reader:
         while (now := time.perf_counter()) - begun < seconds or steps < 8:
             self._consumer(next(self._batches))
             steps += 1
+        wait_until_idle()
         return steps / (now - begun)
 
 

@@ -160,11 +160,11 @@ def _measure(endless, rows, seconds):
         if perf_counter() - begun > seconds:
             break
     took, usage = perf_counter() - begun, used().since(before)
-    _settle()
+    wait_until_idle()
     return _Slice(total / took, total / steps, usage.faults / steps, usage.system / steps)
 
 
-def _settle():
+def wait_until_idle():
     """Wait until the workers of the last case have filled their queues: the next case shall have the CPUs."""
     before = used()
     for _ in range(100):

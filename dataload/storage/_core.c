@@ -114,21 +114,48 @@ static PyObject *outside(const char *what, int64_t row, int64_t size) {
     return NULL;
 }
 
-/* Check that all ranges lie in `size` bytes, and return their total length; -1 with an exception. */
-static int64_t check_ranges(const int64_t *offsets, const int64_t *lengths, Py_ssize_t rows, int64_t size) {
-    int64_t total = 0;
-    for (Py_ssize_t row = 0; row < rows; row++) {
-        if (lengths[row] < 0 || lengths[row] > size || offsets[row] < 0 || offsets[row] > size - lengths[row]) {
+typedef struct {
+    int64_t *offsets, *lengths;
+    Py_ssize_t count;
+    int64_t total; /* length of all */
+} Ranges;
+
+static void free_ranges(Ranges *ranges) {
+    PyMem_Free(ranges->lengths);
+    PyMem_Free(ranges->offsets);
+}
+
+/* Copy ranges, and check that all lie in `size` bytes; -1 with an exception. To be freed in either case. */
+static int take_ranges(Ranges *ranges, PyObject *offsets, PyObject *lengths, int64_t size) {
+    Py_ssize_t others = 0;
+    memset(ranges, 0, sizeof *ranges);
+    if (!(ranges->offsets = copy_int64(offsets, &ranges->count))) return -1;
+    if (!(ranges->lengths = copy_int64(lengths, &others))) return -1;
+    if (ranges->count != others) {
+        PyErr_Format(PyExc_ValueError, "%zd offsets and %zd lengths", ranges->count, others);
+        return -1;
+    }
+    for (Py_ssize_t row = 0; row < others; row++) {
+        int64_t offset = ranges->offsets[row], length = ranges->lengths[row];
+        if (length < 0 || length > size || offset < 0 || offset > size - length) {
             outside("a range", row, size);
             return -1;
         }
-        if (lengths[row] > PY_SSIZE_T_MAX - total) {
+        if (length > PY_SSIZE_T_MAX - ranges->total) {
             PyErr_SetString(PyExc_OverflowError, "the ranges are longer than any memory");
             return -1;
         }
-        total += lengths[row];
+        ranges->total += length;
     }
-    return total;
+    return 0;
+}
+
+/* Get a writable buffer and one to read; -1 with an exception, and neither. */
+static int get_buffers(PyObject *writable, Py_buffer *out, PyObject *readable, Py_buffer *data) {
+    if (PyObject_GetBuffer(writable, out, PyBUF_WRITABLE)) return -1;
+    if (!PyObject_GetBuffer(readable, data, PyBUF_SIMPLE)) return 0;
+    PyBuffer_Release(out);
+    return -1;
 }
 
 /* ---- Copies ---- */
@@ -238,11 +265,7 @@ static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t coun
     int descriptor = PyLong_AsLong(args[6]);
     if (PyErr_Occurred()) return NULL;
     Py_buffer out, data;
-    if (PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE)) return NULL;
-    if (PyObject_GetBuffer(args[1], &data, PyBUF_SIMPLE)) {
-        PyBuffer_Release(&out);
-        return NULL;
-    }
+    if (get_buffers(args[0], &out, args[1], &data)) return NULL;
     PyObject *result = NULL;
     Py_ssize_t rows = 0;
     int64_t *offsets = copy_int64(args[4], &rows);
@@ -281,29 +304,19 @@ static PyObject *gather_ranges(PyObject *module, PyObject *const *args, Py_ssize
     int descriptor = PyLong_AsLong(args[4]);
     if (PyErr_Occurred()) return NULL;
     Py_buffer out, data;
-    if (PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE)) return NULL;
-    if (PyObject_GetBuffer(args[1], &data, PyBUF_SIMPLE)) {
-        PyBuffer_Release(&out);
-        return NULL;
-    }
+    if (get_buffers(args[0], &out, args[1], &data)) return NULL;
     PyObject *result = NULL;
-    Py_ssize_t rows = 0, others = 0;
-    int64_t *lengths = NULL, *offsets = copy_int64(args[2], &rows), total;
-    if (!offsets || !(lengths = copy_int64(args[3], &others))) goto done;
-    if (rows != others) {
-        PyErr_Format(PyExc_ValueError, "%zd offsets and %zd lengths", rows, others);
+    Ranges ranges;
+    if (take_ranges(&ranges, args[2], args[3], data.len)) goto done;
+    if (ranges.total != out.len) {
+        PyErr_Format(PyExc_ValueError, "ranges of %lld bytes do not fill %zd bytes", (long long)ranges.total, out.len);
         goto done;
     }
-    if ((total = check_ranges(offsets, lengths, rows, data.len)) < 0) goto done;
-    if (total != out.len) {
-        PyErr_Format(PyExc_ValueError, "ranges of %lld bytes do not fill %zd bytes", (long long)total, out.len);
-        goto done;
-    }
-    Copy copy = {.out = out.buf, .data = data.buf, .offsets = offsets, .lengths = lengths, .count = rows};
-    result = run_copy(module, run_ranges, &copy, &data, total, descriptor);
+    Copy copy = {.out = out.buf, .data = data.buf, .offsets = ranges.offsets, .lengths = ranges.lengths,
+                 .count = ranges.count};
+    result = run_copy(module, run_ranges, &copy, &data, ranges.total, descriptor);
 done:
-    PyMem_Free(lengths);
-    PyMem_Free(offsets);
+    free_ranges(&ranges);
     PyBuffer_Release(&data);
     PyBuffer_Release(&out);
     return result;
@@ -318,21 +331,15 @@ static PyObject *copies(PyObject *module, PyObject *const *args, Py_ssize_t coun
     if (PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE)) return NULL;
     PyObject *list = NULL;
     char **targets = NULL;
-    Py_ssize_t rows = 0, others = 0;
-    int64_t *lengths = NULL, *offsets = copy_int64(args[1], &rows), total;
-    if (!offsets || !(lengths = copy_int64(args[2], &others))) goto done;
-    if (rows != others) {
-        PyErr_Format(PyExc_ValueError, "%zd offsets and %zd lengths", rows, others);
-        goto done;
-    }
-    if ((total = check_ranges(offsets, lengths, rows, data.len)) < 0) goto done;
-    if (!(targets = PyMem_Malloc(rows * sizeof *targets + 1))) {
+    Ranges ranges;
+    if (take_ranges(&ranges, args[1], args[2], data.len)) goto done;
+    if (!(targets = PyMem_Malloc(ranges.count * sizeof *targets + 1))) {
         PyErr_NoMemory();
         goto done;
     }
-    list = PyList_New(rows);
-    for (Py_ssize_t row = 0; list && row < rows; row++) {
-        PyObject *bytes = PyBytes_FromStringAndSize(NULL, lengths[row]);
+    list = PyList_New(ranges.count);
+    for (Py_ssize_t row = 0; list && row < ranges.count; row++) {
+        PyObject *bytes = PyBytes_FromStringAndSize(NULL, ranges.lengths[row]);
         if (!bytes) {
             Py_CLEAR(list);
         } else {
@@ -341,15 +348,15 @@ static PyObject *copies(PyObject *module, PyObject *const *args, Py_ssize_t coun
         }
     }
     if (list) {
-        Copy copy = {.rows = targets, .data = data.buf, .offsets = offsets, .lengths = lengths, .count = rows};
-        PyObject *done = run_copy(module, run_ranges, &copy, &data, total, descriptor);
+        Copy copy = {.rows = targets, .data = data.buf, .offsets = ranges.offsets, .lengths = ranges.lengths,
+                     .count = ranges.count};
+        PyObject *done = run_copy(module, run_ranges, &copy, &data, ranges.total, descriptor);
         if (!done) Py_CLEAR(list);
         Py_XDECREF(done);
     }
 done:
     PyMem_Free(targets);
-    PyMem_Free(lengths);
-    PyMem_Free(offsets);
+    free_ranges(&ranges);
     PyBuffer_Release(&data);
     return list;
 }
@@ -377,36 +384,25 @@ static PyObject *hash_with(PyObject *module, PyObject *const *args, Py_ssize_t c
     int descriptor = PyLong_AsLong(args[5]);
     if (PyErr_Occurred()) return NULL;
     Py_buffer out, data, key;
-    if (PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE)) return NULL;
-    if (PyObject_GetBuffer(args[1], &data, PyBUF_SIMPLE)) {
-        PyBuffer_Release(&out);
-        return NULL;
-    }
+    if (get_buffers(args[0], &out, args[1], &data)) return NULL;
     if (PyObject_GetBuffer(args[4], &key, PyBUF_SIMPLE)) {
         PyBuffer_Release(&data);
         PyBuffer_Release(&out);
         return NULL;
     }
     PyObject *result = NULL;
-    Py_ssize_t rows = 0, others = 0;
-    int64_t *lengths = NULL, *offsets = copy_int64(args[2], &rows), total;
-    if (!offsets || !(lengths = copy_int64(args[3], &others))) goto done;
-    if (rows != others) {
-        PyErr_Format(PyExc_ValueError, "%zd offsets and %zd lengths", rows, others);
-        goto done;
-    }
-    if ((total = check_ranges(offsets, lengths, rows, data.len)) < 0) goto done;
-    if (key.len != 32 || out.len / 8 != rows || out.len % 8) {
+    Ranges ranges;
+    if (take_ranges(&ranges, args[2], args[3], data.len)) goto done;
+    if (key.len != 32 || out.len / 8 != ranges.count || out.len % 8) {
         PyErr_Format(PyExc_ValueError, "a key of %zd bytes, and %zd bytes for %zd hashes: expected 32, and 8 for each",
-                     key.len, out.len, rows);
+                     key.len, out.len, ranges.count);
         goto done;
     }
-    Hash hash = {.out = out.buf, .key = key.buf, .data = data.buf, .offsets = offsets, .lengths = lengths,
-                 .count = rows, .avx2 = avx2};
-    result = run_copy(module, run_hash, &hash, &data, total, descriptor);
+    Hash hash = {.out = out.buf, .key = key.buf, .data = data.buf, .offsets = ranges.offsets,
+                 .lengths = ranges.lengths, .count = ranges.count, .avx2 = avx2};
+    result = run_copy(module, run_hash, &hash, &data, ranges.total, descriptor);
 done:
-    PyMem_Free(lengths);
-    PyMem_Free(offsets);
+    free_ranges(&ranges);
     PyBuffer_Release(&key);
     PyBuffer_Release(&data);
     PyBuffer_Release(&out);

@@ -18,6 +18,11 @@ def changed_error(path: str, was: int, now: int, *, index: int | None = None) ->
     )
 
 
+def outside_error(path: str, size: int, error: object) -> CorruptFileError:
+    """Return the error for a range that is not inside a file of `size` bytes."""
+    return CorruptFileError(f"the table of records points outside the file: {error}", path=path, offset=size)
+
+
 def rewritten_error(path: str) -> CorruptFileError:
     """Return the error for a file that is not the one whose table was read."""
     return CorruptFileError("the file has been rewritten since it was opened: open the data set again", path=path)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from dataload.storage.local.files import FileIdentity, LocalFile, LocalStorage
+from dataload.storage.local.files import LocalFile, LocalStorage
 from dataload.storage.local.parts import Part
+from dataload.storage.local.reopened import FileIdentity
 from dataload.storage.records import RecordFile
 from dataload.types import Int64Array
 

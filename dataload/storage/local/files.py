@@ -8,30 +8,17 @@ import os
 import resource
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from dataload.errors import SourceError
 from dataload.storage.core import can_map
 from dataload.storage.errors import file_errors
 from dataload.storage.local.mapped import MappedFile
 from dataload.storage.local.parts import Part, remove
+from dataload.storage.local.reopened import FileIdentity
 from dataload.storage.local.unmapped import UnmappedFile
 from dataload.storage.records import RecordFile
 from dataload.types import Int64Array
-
-
-class FileIdentity(NamedTuple):
-    """Version of a file.
-
-    Attributes:
-        size: Size in bytes.
-        changed: Time of the last change, in nanoseconds.
-        file: Device and inode, which identify a file under any path.
-    """
-
-    size: int
-    changed: int
-    file: tuple[int, int]
 
 
 class LocalFile:
@@ -105,8 +92,7 @@ class LocalStorage:
     def identity(self, path: str) -> FileIdentity:
         """See `Storage.identity`."""
         with file_errors(path):
-            status = os.stat(path)
-        return FileIdentity(status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
+            return FileIdentity.of(os.stat(path))
 
     def read(self, path: str) -> bytes:
         """See `Storage.read`."""

@@ -2,45 +2,35 @@
 
 import mmap
 import os
-import weakref
 
 from dataload.errors import CorruptFileError
 from dataload.storage.core import core
-from dataload.storage.errors import changed_error, file_errors, rewritten_error
+from dataload.storage.errors import changed_error, outside_error
 from dataload.storage.local.readahead import is_cold, will_need
-from dataload.storage.records import RecordFile
+from dataload.storage.local.reopened import Handle, ReopenedFile
 from dataload.types import Array, Int64Array
 
 _STEPS_BETWEEN_PROBES = 16
 
 
-class _Mapping:
-    """An open file and its map, both released with the last reference to this object."""
+class _Mapping(Handle):
+    """An open file and its map."""
 
-    __slots__ = ("__weakref__", "descriptor", "map")
+    __slots__ = ("map",)
 
     def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self.descriptor).atexit = False  # threads may still be reading at exit
-        size = os.fstat(self.descriptor).st_size
+        super().__init__(path)
+        size = self.identity.size
         # An empty file cannot be mapped. The map has its own descriptor, which it does not expose.
         self.map: mmap.mmap | bytes = mmap.mmap(self.descriptor, size, access=mmap.ACCESS_READ) if size else b""
 
 
-class MappedFile(RecordFile):
-    """A memory-mapped file; see `RecordFile`. A running read keeps its map."""
+class MappedFile(ReopenedFile[_Mapping]):
+    """A memory-mapped file; see `RecordFile`."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        with file_errors(path):
-            self._mapping: _Mapping | None = _Mapping(path)
-        self.size = len(self._mapping.map)
-        self._identity = identity(self._mapping.descriptor)
+        super().__init__(path, _Mapping)
         self._warm_steps = 0
-
-    def release(self) -> None:
-        """See `RecordFile`."""
-        self._mapping = None
 
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
         """See `RecordFile`."""
@@ -67,15 +57,6 @@ class MappedFile(RecordFile):
         except (core().MapFault, ValueError) as error:
             raise self._corrupt(mapping, error) from None
 
-    def _open(self) -> _Mapping:
-        mapping = self._mapping
-        if mapping is None:
-            with file_errors(self.path):
-                mapping = _Mapping(self.path)
-            check_identity(self.path, self._identity, identity(mapping.descriptor))
-            self._mapping = mapping
-        return mapping
-
     def _corrupt(self, mapping: _Mapping, error: Exception) -> CorruptFileError:
         if isinstance(error, core().MapFault):
             return changed_error(self.path, self.size, os.fstat(mapping.descriptor).st_size)
@@ -94,22 +75,3 @@ class MappedFile(RecordFile):
             self._warm_steps = _STEPS_BETWEEN_PROBES
         elif isinstance(mapping.map, mmap.mmap):
             will_need(mapping.map, start + indices * stride, lengths)
-
-
-def identity(descriptor: int) -> tuple[int, int, int]:
-    """Return size, time of change and inode of an open file."""
-    status = os.fstat(descriptor)
-    return status.st_size, status.st_mtime_ns, status.st_ino
-
-
-def check_identity(path: str, was: tuple[int, int, int], now: tuple[int, int, int]) -> None:
-    """Raise a CorruptFileError if a file that is opened again is not what it was."""
-    if was[0] != now[0]:
-        raise changed_error(path, was[0], now[0])
-    if was != now:
-        raise rewritten_error(path)
-
-
-def outside_error(path: str, size: int, error: object) -> CorruptFileError:
-    """Return the error for a range that is not inside a file."""
-    return CorruptFileError(f"the table of records points outside the file: {error}", path=path, offset=size)

@@ -18,14 +18,16 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from dataload.types import Array
+
+T = TypeVar("T")
 
 _MAGIC = b"\x93dataload-index\n"
 _HEAD = struct.Struct("<16sII")
@@ -129,6 +131,40 @@ def load_cached(key: IndexKey) -> CachedTable | None:
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             return _load(path, key.text)
     return None
+
+
+def recall(key: IndexKey | None, unpack: Callable[[CachedTable], T | None]) -> T | None:
+    """Return what `unpack` makes of the table stored under `key`; None if there is none, or it is not valid.
+
+    The cache may have been tampered with, so whatever `unpack` raises means that the table is not valid.
+    """
+    found = None if key is None else load_cached(key)
+    with suppress(LookupError, TypeError, ValueError):
+        return None if found is None else unpack(found)
+    return None
+
+
+def remember(
+    key: IndexKey | None,
+    unpack: Callable[[CachedTable], T | None],
+    build: Callable[[], T],
+    pack: Callable[[T], CachedTable | None],
+) -> T:
+    """Return a table from the cache, or else build it and store it there.
+
+    Args:
+        key: Its key; None if the cache is disabled.
+        unpack: See `recall`.
+        build: Builds the table.
+        pack: Returns the table as it is stored; None if that is not worth it.
+    """
+    table = recall(key, unpack)
+    if table is None:
+        table = build()
+        packed = None if key is None else pack(table)
+        if key is not None and packed is not None:
+            store_cached(key, packed)
+    return table
 
 
 def _load(path: str, wanted: str) -> CachedTable:

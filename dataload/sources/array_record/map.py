@@ -9,7 +9,7 @@ import numpy as np
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, HEAD_BYTES, Chunks, parse_chunks
 from dataload.storage import RecordFile, storage_of
 from dataload.storage.core import core
-from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached
+from dataload.storage.table_cache import CachedTable, IndexKey, remember
 from dataload.types import BytesColumn, Int64Array
 
 _CHECKED_BYTES = 42  # of a head; the smallest chunk has one more
@@ -32,12 +32,9 @@ class MappedRecords:
         """Open a file; None if only the package can read it (or report what is wrong with it)."""
         file = storage_of(path).map(path, mapped=mapped)
         key = IndexKey.of("array_record", (path,)) if cache else None
-        found = None if key is None else load_cached(key)
-        chunks = None if found is None else _unpack(found, file.size)
-        if chunks is None:
-            chunks = parse_chunks(file.read, file.size)
-            if key is not None and chunks is not None and len(chunks) >= _LEAST_CACHED:
-                store_cached(key, CachedTable({"edges": chunks.edges}, {"alike": chunks.alike}))
+        chunks = remember(
+            key, lambda found: _unpack(found, file.size), lambda: parse_chunks(file.read, file.size), _pack
+        )
         return None if chunks is None else cls(file, chunks)
 
     def __len__(self) -> int:
@@ -83,6 +80,12 @@ class MappedRecords:
         if len(cuts) and bool((self._file.gather(cuts, BLOCK_HEADER_BYTES).view("<i8")[:, 1:] != distances).any()):
             return None
         return BytesColumn([block], None, starts + spans.ahead, stops)
+
+
+def _pack(chunks: Chunks | None) -> CachedTable | None:
+    if chunks is None or len(chunks) < _LEAST_CACHED:
+        return None
+    return CachedTable({"edges": chunks.edges}, {"alike": chunks.alike})
 
 
 def _unpack(found: CachedTable, size: int) -> Chunks | None:

@@ -15,7 +15,7 @@ import numpy as np
 from dataload.sources.lmdb.file import FileInfo
 from dataload.sources.lmdb.tree import Nodes, read_key
 from dataload.storage import RecordFile
-from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, within
+from dataload.storage.table_cache import CachedTable, IndexKey, recall, within
 from dataload.types import Array, Int64Array
 
 KeyOrder: TypeAlias = Literal["number", "bytes"]
@@ -154,6 +154,5 @@ def find_table(
     """Return a table of `count` records, and the key to store it under if it is worth that and not yet stored."""
     if count < _LEAST_CACHED:
         key = None
-    found = None if key is None else load_cached(key)
-    table = None if found is None else unpack(found)
+    table = recall(key, unpack)
     return (build(), key) if table is None else (table, None)

@@ -1,11 +1,9 @@
 """The columns of a Syrah file, kept for later runs if a few numbers describe all of their records."""
 
-from contextlib import suppress
 from typing import Any, cast
 
 import numpy as np
 
-from dataload.errors import CorruptFileError
 from dataload.sources.syrah.layout import (
     DTYPES,
     HEADER_SIZE,
@@ -16,7 +14,7 @@ from dataload.sources.syrah.layout import (
     parse_metadata,
 )
 from dataload.storage import RecordFile
-from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached
+from dataload.storage.table_cache import CachedTable, IndexKey, remember
 
 _BYTES_PER_RECORD = 16  # at least, of the metadata
 _LEAST_CACHED = 100_000  # records; parsing the metadata of fewer takes a few milliseconds
@@ -26,19 +24,25 @@ def load_columns(file: RecordFile, *, cache: bool) -> list[Column]:
     """Return the columns of a file, after checking every number; raises as `parse_metadata`."""
     path, size = file.path, file.size
     offset, length = parse_header(file.read(0, min(HEADER_SIZE, size)), size, path)
-    key = IndexKey.of("syrah", (path,)) if cache else None
-    found = None if key is None else load_cached(key)
-    columns = None if found is None else _unpack(found, length // _BYTES_PER_RECORD)
-    if columns is not None:
-        with suppress(CorruptFileError):  # the cache may have been tampered with
+
+    def unpack(found: CachedTable) -> list[Column] | None:
+        columns = _unpack(found, length // _BYTES_PER_RECORD)
+        if columns is not None:
             check_columns(columns, (offset, offset + length), size, path)
-            return columns
-    columns = parse_metadata(file.read(offset, length), offset, size, path)
-    if key is not None and len(columns[0].offsets) >= _LEAST_CACHED:
-        described = [_describe(column) for column in columns]
-        if None not in described:
-            store_cached(key, CachedTable({}, {"records": len(columns[0].offsets), "columns": described}))
-    return columns
+        return columns
+
+    return remember(
+        IndexKey.of("syrah", (path,)) if cache else None,
+        unpack,
+        build=lambda: parse_metadata(file.read(offset, length), offset, size, path),
+        pack=_pack,
+    )
+
+
+def _pack(columns: list[Column]) -> CachedTable | None:
+    records = len(columns[0].offsets)
+    described = [_describe(column) for column in columns] if records >= _LEAST_CACHED else [None]
+    return None if None in described else CachedTable({}, {"records": records, "columns": described})
 
 
 def _describe(column: Column) -> list[Any] | None:

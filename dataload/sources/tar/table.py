@@ -12,7 +12,7 @@ from dataload.sources.tar.index import index_path, parse_index
 from dataload.sources.tar.samples import Keys, SampleTable, decode_name, group_members, split_name
 from dataload.storage import RecordFile, base_name, storage_of
 from dataload.storage.errors import file_errors
-from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached, within
+from dataload.storage.table_cache import CachedTable, IndexKey, recall, store_cached, within
 from dataload.types import Array
 
 _MEMBERS_VERIFIED = 16  # evenly spaced, including the first and the last; each costs a page fault
@@ -70,8 +70,7 @@ def _key(file: RecordFile, index: str | Literal[False]) -> IndexKey | None:
 
 def _load(key: IndexKey, file: RecordFile) -> SampleTable | None:
     """Return the cached table if it fits the archive; the cache file may have been tampered with."""
-    found = load_cached(key) if key.files[0][0] == file.size else None
-    table = None if found is None else _unpack(found)
+    table = recall(key, _unpack) if key.files[0][0] == file.size else None
     return table if table is not None and _outside(table, file) is None else None
 
 

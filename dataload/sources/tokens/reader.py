@@ -14,7 +14,7 @@ from dataload.sources.files import FileSource, ShardReader
 from dataload.sources.tokens.format import COUNT_FIELD, TokenOptions
 from dataload.sources.tokens.windows import TokenWindows, check_starts, find_ends, load_starts
 from dataload.storage import RecordFile, storage_of
-from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached, within
+from dataload.storage.table_cache import CachedTable, IndexKey, remember, within
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
 _LEAST_CACHED = 10_000_000  # tokens; scanning fewer takes a few milliseconds
@@ -133,15 +133,18 @@ class _TokenFile(ShardReader[Record]):
         path = self._file.path
         options = (self._start, self._dtype.str, end_token)
         key = IndexKey.of("tokens", (path,), options) if cache and self._length >= _LEAST_CACHED else None
-        found = None if key is None else load_cached(key)
-        if found is not None:
+
+        def unpack(found: CachedTable) -> Int64Array | None:
             ends = found.arrays["ends"]
-            if ends.dtype == np.int64 and within(ends, self._length + 1) and not (ends[1:] <= ends[:-1]).any():
-                return ends
-        ends = find_ends(path, self._start, self._dtype, end_token)
-        if key is not None:
-            store_cached(key, CachedTable({"ends": ends}, {}))
-        return ends
+            valid = ends.dtype == np.int64 and within(ends, self._length + 1) and not (ends[1:] <= ends[:-1]).any()
+            return ends if valid else None
+
+        return remember(
+            key,
+            unpack,
+            build=lambda: find_ends(path, self._start, self._dtype, end_token),
+            pack=lambda ends: CachedTable({"ends": ends}, {}),
+        )
 
     def __len__(self) -> int:
         return len(self.windows)

@@ -692,3 +692,19 @@ def test_an_invalid_layout_is_not_used(tmp_path, change):
     os.unlink(key.cache_paths()[0])
     store_cached(key, CachedTable({}, {**found.extras, **change}))
     assert difference(dataload.open(path).read_batch(range(12)), first, "") is None
+
+
+@pytest.mark.parametrize("table", [CachedTable({}, {}), CachedTable({"edges": np.arange(3)}, {"columns": [[1]]})])
+def test_a_table_of_another_form_is_not_used(array_record, tmp_path, table):
+    path, records = array_record
+    syr = syrah(tmp_path / "a.syr", RECORDS["even"])
+    tokens = tmp_path / "tokens.npy"
+    np.save(tokens, np.tile(np.array([5, 6, 7, 8, 0], np.uint16), 30))
+    settle(tokens)
+    options = {"window": 3, "end_token": 0, "ends": "drop"}
+    first = dataload.open(syr, cache=False).read_batch([3])
+    for kind, file, extra in (("array_record", path, ()), ("syrah", syr, ()), ("tokens", str(tokens), (128, "<u2", 0))):
+        store_cached(IndexKey.of(kind, (file,), extra), table)
+    assert list(dataload.open(path)) == records
+    assert difference(dataload.open(syr).read_batch([3]), first, "") is None
+    assert len(dataload.open(tokens, **options)) == len(dataload.open(tokens, cache=False, **options)) == 60

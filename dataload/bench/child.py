@@ -76,7 +76,7 @@ def _take(task: Task, reading: Reading, open_seconds: float, opened: float) -> A
 
 
 class Usage(NamedTuple):
-    """What a process and all its children, ended or not, have used: seconds, and page faults without a read."""
+    """CPU seconds, and page faults without a read, of a process and all its children, ended or not."""
 
     user: float
     system: float

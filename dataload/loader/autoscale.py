@@ -40,7 +40,7 @@ _START_SECONDS = {"serial": 0.0, "threads": 0.0, "processes": 1.5}  # until new 
 
 
 class Setting(NamedTuple):
-    """What the search chooses."""
+    """A number of workers and a depth of prefetching, chosen by the search."""
 
     workers: int  # 0 for the consumer's thread
     prefetch: int  # tasks ahead per worker
@@ -86,7 +86,7 @@ class ThroughputSample(NamedTuple):
 
     @property
     def mostly_waits(self) -> bool:
-        """Whether the CPU clock shows that the work mostly waits for something else."""
+        """True if the CPU clock shows that the work mostly waits for something else."""
         return bool(self.cpu_clock_seconds) and self.cpu_seconds < _WAITING * self.busy * self.cpu_clock_seconds
 
     def since(self, earlier: ThroughputSample) -> ThroughputSample:

@@ -32,13 +32,13 @@ class Loop(NamedTuple):
 
     @property
     def computes(self) -> bool:
-        """Whether the work uses CPUs; if not, it mostly waits."""
+        """True if the work uses CPUs; otherwise it mostly waits."""
         used = self.busy_cpus
         return used is None or used >= _COMPUTES * min(self.busy, self.cpus) or self.takes_turns
 
     @property
     def takes_turns(self) -> bool:
-        """Whether threads behave as if only one could run at a time."""
+        """True if threads behave as if only one could run at a time."""
         used = self.busy_cpus
         several = self.executor == "threads" and self.cpus > 1 and self.busy > _TOGETHER
         return several and used is not None and _ONE_CPU[0] <= used <= _ONE_CPU[1]

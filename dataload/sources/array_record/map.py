@@ -12,7 +12,6 @@ from dataload.storage.core import core
 from dataload.storage.table_cache import CachedTable, IndexKey, remember
 from dataload.types import BytesColumn, Int64Array
 
-_CHECKED_BYTES = 42  # of a head; the smallest chunk has one more
 _LEAST_CACHED = 100_000  # records; parsing the footer of fewer takes 20 ms
 
 
@@ -70,11 +69,9 @@ class MappedRecords:
         (block,), *_ = self._file.gather_ranges(pieces.offsets, pieces.lengths).parts()
         stops = np.cumsum(spans.lengths)
         starts = stops - spans.lengths
-        checked = np.empty((len(starts), _CHECKED_BYTES), np.uint8)
-        core().gather(checked, block, 0, 1, starts, _CHECKED_BYTES, -1)
-        heads = np.zeros((len(starts), HEAD_BYTES), np.uint8)
-        heads[:, :_CHECKED_BYTES] = checked
-        if spans.differ(heads.view("<i8")):
+        heads = np.empty((len(starts), HEAD_BYTES), np.uint8)
+        core().gather(heads, block, 0, 1, starts, HEAD_BYTES, -1)
+        if spans.differ(heads):
             return None
         cuts, distances = pieces.block_headers()
         if len(cuts) and bool((self._file.gather(cuts, BLOCK_HEADER_BYTES).view("<i8")[:, 1:] != distances).any()):

@@ -36,13 +36,21 @@ from dataload.types import BytesArray, Int64Array
 
 BLOCK_HEADER_BYTES = 24
 
-HEAD_BYTES = 48
-"""The header of a chunk and the beginning of its data."""
+HEAD_BYTES = 42
+"""The header of a chunk and the two bytes before the size of its record."""
 
 _BLOCK_ROOM = BLOCK_SIZE - BLOCK_HEADER_BYTES
 _BLOCK_BITS = 16  # shifts of arrays are faster than divisions
 _CHUNK_HEADER = struct.Struct("<8xQ8xQQ")  # bytes of data; type and records; bytes of the records
 _BEFORE_SIZE = _CHUNK_HEADER.size + 2
+_HEAD = np.dtype(
+    {
+        "names": ["data_size", "kind", "decoded_size", "prefix"],
+        "formats": ["<i8", "<i8", "<i8", "<u2"],
+        "offsets": [8, 24, 32, 40],
+        "itemsize": HEAD_BYTES,
+    }
+)
 _SIMPLE = 0x72  # the type of a chunk that is not transposed
 _ONE_SIMPLE = _SIMPLE | 1 << 8
 
@@ -91,12 +99,13 @@ class Spans:
     lengths: Int64Array
     ahead: Int64Array
 
-    def differ(self, heads: Int64Array) -> bool:
-        """Return whether any of `heads`, (n, 6) int64, is not the head of one uncompressed record of this size."""
-        differ = heads[:, 1] != self.lengths - _CHUNK_HEADER.size
-        differ |= heads[:, 3] != _ONE_SIMPLE
-        differ |= heads[:, 4] != self.lengths - self.ahead
-        differ |= heads[:, 5] & 0xFFFF != self.ahead - _BEFORE_SIZE << 8  # not compressed; length of the size
+    def differ(self, heads: BytesArray) -> bool:
+        """Return whether any of `heads`, (n, HEAD_BYTES) uint8, is not that of one uncompressed record of this size."""
+        found = heads.view(_HEAD).ravel()
+        differ = found["data_size"] != self.lengths - _CHUNK_HEADER.size
+        differ |= found["kind"] != _ONE_SIMPLE
+        differ |= found["decoded_size"] != self.lengths - self.ahead
+        differ |= found["prefix"] != self.ahead - _BEFORE_SIZE << 8  # not compressed; length of the size
         return bool(differ.any())
 
     def pieces(self) -> Pieces:

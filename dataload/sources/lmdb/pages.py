@@ -32,11 +32,11 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What is wrong with a page.
+    """A page that is not valid.
 
     Attributes:
         row: The page's place among those that were parsed.
-        reason: What it does wrong.
+        reason: The fault, as the predicate of a sentence about the page.
     """
 
     row: int

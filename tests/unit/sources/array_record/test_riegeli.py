@@ -78,7 +78,7 @@ def test_spans_are_those_of_a_walk_over_the_file(folder, sizes):
     assert spans.lengths.tolist() == [len(chunk) for _, _, chunk in walked]
     assert [chunk[ahead:] for (_, _, chunk), ahead in zip(walked, spans.ahead.tolist(), strict=True)] == records
     heads = b"".join(chunk[:HEAD_BYTES].ljust(HEAD_BYTES, b"?") for *_, chunk in walked)
-    assert not spans.differ(np.frombuffer(heads, "<i8").reshape(-1, 6))
+    assert not spans.differ(np.frombuffer(heads, np.uint8).reshape(-1, HEAD_BYTES))
     some = chunks.spans(np.array([len(sizes) - 1, 0]))
     assert some.starts.tolist() == [walked[-1][1], walked[0][1]]
 
@@ -92,7 +92,7 @@ def test_every_flipped_bit_of_a_head_is_seen_but_of_hashes_and_size(folder, size
     for bit in range(8 * HEAD_BYTES):
         flipped = bytearray(head)
         flipped[bit // 8] ^= 1 << bit % 8
-        seen = spans.differ(np.frombuffer(flipped, "<i8").reshape(1, 6))
+        seen = spans.differ(np.frombuffer(flipped, np.uint8).reshape(1, HEAD_BYTES))
         in_hash = bit // 8 in {*range(8), *range(16, 24)}
         assert seen == (not in_hash and bit // 8 < 42)
 

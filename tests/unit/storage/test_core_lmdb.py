@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lmdb_files import lib_versions
 
 from dataload.storage import _core
 
@@ -30,20 +31,11 @@ def numbers(*values):
     return np.array(values, np.int64)
 
 
-def versions():
-    for version in (0, 1):
-        try:
-            lmdb.version(lib_version=version)
-        except (lmdb.Error, TypeError):
-            continue
-        yield version
-
-
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory):
     """By size of the page header: the file, and the numbers of its branch and leaf pages."""
     found = {}
-    for version, header in zip(versions(), (16, 24), strict=False):
+    for version, header in zip(lib_versions(), (16, 24), strict=False):
         path = tmp_path_factory.mktemp("lmdb") / "e"
         with lmdb.open(str(path), map_size=1 << 24, lock=False, sync=False, lib_version=version) as environment:
             for start in (0, 200):  # in two transactions, so that there are free pages too

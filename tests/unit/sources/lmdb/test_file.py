@@ -9,6 +9,7 @@ import struct
 
 import lmdb
 import pytest
+from lmdb_files import lib_versions
 
 from dataload.errors import CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.lmdb.file import data_file, open_file, read_info
@@ -33,15 +34,6 @@ def make(path, databases, *, plain=(), **options):
             for key in plain:
                 txn.put(key, b"value of " + key)
     return path
-
-
-def lib_versions():
-    for version in (0, 1):
-        try:
-            lmdb.version(lib_version=version)
-        except (lmdb.Error, TypeError):
-            continue
-        yield version
 
 
 @pytest.mark.parametrize("version", list(lib_versions()))

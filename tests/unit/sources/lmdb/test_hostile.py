@@ -9,6 +9,7 @@ from collections import Counter
 import lmdb
 import numpy as np
 import pytest
+from lmdb_files import lib_versions
 
 from dataload.codecs.tensorprotos import encode
 from dataload.errors import CorruptFileError, DataloadError
@@ -19,15 +20,6 @@ from dataload.sources.lmdb.tree import read_tree
 
 PAGE = 4096
 MUTANTS = 400  # of each file
-
-
-def versions():
-    for version in (0, 1):
-        try:
-            lmdb.version(lib_version=version)
-        except (lmdb.Error, TypeError):
-            continue
-        yield version
 
 
 def small(n):
@@ -100,7 +92,7 @@ def read_all(kind, path, **options):
         source.read_batch(indices[:20])
 
 
-@pytest.mark.parametrize("version", list(versions()))
+@pytest.mark.parametrize("version", list(lib_versions()))
 @pytest.mark.parametrize("name", FILES)
 def test_mutants(tmp_path, name, version):
     kind, subdatabase, key, value = FILES[name]

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
+from dataload._util.buffers import pooled_empty
 from dataload._util.stacking import stack_alike
 from dataload.errors import ConfigError, closest
 from dataload.types import Array, Batch, BytesColumn, Int64Array
@@ -245,7 +246,8 @@ def _column_like(column: Any, rows: int) -> Any:
         return [None] * rows
     if isinstance(column, dict):
         return {}
-    return np.empty((rows, *column.shape[1:]), column.dtype)
+    make = np.empty if column.dtype.hasobject else pooled_empty
+    return make((rows, *column.shape[1:]), column.dtype)
 
 
 def empty_like(batch: Any) -> Any:

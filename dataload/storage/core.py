@@ -5,6 +5,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
+from dataload._util.checks import check_choice
 from dataload.storage import _core
 
 
@@ -15,9 +16,12 @@ def core():  # noqa: ANN201 - the type of a module has no name
     The environment variable ``DATALOAD_CORE`` chooses: ``numpy`` for `_core.py`, ``compiled`` for the extension.
 
     Raises:
+        ConfigError: ``DATALOAD_CORE`` is neither.
         ImportError: ``DATALOAD_CORE=compiled``, and the extension is missing.
     """
     wanted = os.environ.get("DATALOAD_CORE")
+    if wanted:
+        check_choice("DATALOAD_CORE", wanted, ("compiled", "numpy"))
     if not TYPE_CHECKING and wanted != "numpy":
         try:
             return importlib.import_module("dataload.storage._core_c")

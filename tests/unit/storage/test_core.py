@@ -50,6 +50,13 @@ def test_the_environment_chooses(wanted, name):
         assert found.stdout.split() == [name, str(name == "compiled" and guard == "1")]
 
 
+def test_a_misspelt_choice_is_an_error():
+    environment = {**os.environ, "DATALOAD_CORE": "compild"}
+    script = "from dataload.storage.core import core; core()"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert "ConfigError: DATALOAD_CORE is 'compild': did you mean 'compiled'?" in done.stderr
+
+
 def outcome(function, *arguments):
     """What a function returns, or the type and text of what it raises."""
     try:

@@ -21,11 +21,13 @@ class LMDBOptions(CodecOptions):
         subdatabase: Name of the database to read, in environments with several.
         cache: Keep the locations of a large environment's values in a hidden file, to open it faster next time.
         map: If False, read files with ``pread`` instead of mapping them into memory.
+        verify_pages: Check all pages of the database when it is opened, also what reading does not depend on.
     """
 
     subdatabase: str | None = None
     cache: bool = field(default=True, metadata={"content": False})
     map: bool = field(default=True, metadata={"content": False})
+    verify_pages: bool = field(default=False, metadata={"content": False})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +52,13 @@ class TorchRecordOptions(Options):
         db_num: Expected number of sub-databases; by default any.
         cache: Keep the locations of a large directory's records in a hidden file, to open it faster next time.
         map: If False, read files with ``pread`` instead of mapping them into memory.
+        verify_pages: Check all pages of the database when it is opened, also what reading does not depend on.
     """
 
     db_num: int | None = None
     cache: bool = field(default=True, metadata={"content": False})
     map: bool = field(default=True, metadata={"content": False})
+    verify_pages: bool = field(default=False, metadata={"content": False})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,7 @@ LMDB = Format(
     directory_file=DATA_FILE,
     extra="lmdb",
     content="bytes",
+    verify_options={"verify_pages": True},
 )
 
 TORCHRECORD = Format(
@@ -99,4 +104,5 @@ TORCHRECORD = Format(
     is_variant=is_torchrecord,
     directory_file=DATA_FILE,
     extra="lmdb",
+    verify_options={"verify_pages": True},
 )

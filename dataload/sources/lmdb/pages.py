@@ -4,7 +4,7 @@ A branch or leaf page begins with a header, which ends in its flags and the boun
 come the positions of its nodes, 2 bytes each, in the order of their keys. A node is two halves of a number, flags and
 the size of the key, 2 bytes each, the key, and in a leaf the value. In a branch page, the number and the flags are the
 number of a child page; in a leaf, the number is the size of the value. A large value lies in overflow pages of its own,
-after one header, and its node has their number in its place.
+after one header, which ends in the number of these pages, and its node has the number of the first in its place.
 """
 
 import sys
@@ -15,7 +15,9 @@ import numpy as np
 from dataload.storage.core import core
 from dataload.types import BytesArray, Int64Array
 
-BRANCH, LEAF = 1, 2
+BRANCH, LEAF, OVERFLOW = 1, 2, 4
+"""Flags of a page."""
+
 LARGE, SUBDATABASE, DUPLICATES = 1, 2, 4
 """Flags of a node."""
 

@@ -12,7 +12,7 @@ from dataload.sources.lmdb.format import LMDBOptions
 from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
 from dataload.sources.lmdb.snapshot import open_snapshot
 from dataload.sources.lmdb.table import KeyedValues, KeyOrder, find_table
-from dataload.sources.lmdb.tree import read_tree, subdatabases
+from dataload.sources.lmdb.tree import read_tree, subdatabases, verify_pages
 from dataload.storage import RecordFile
 from dataload.storage.table_cache import IndexKey, store_cached
 from dataload.types import Batch, Codec, Int64Array
@@ -57,10 +57,13 @@ class _LMDBShard(LMDBShard[Any]):
     def __init__(self, path: str, options: LMDBOptions) -> None:
         def parse(file: RecordFile, info: FileInfo) -> tuple[KeyedValues, IndexKey | None]:
             tree = _choose(subdatabases(file, info), info.main, path, options.subdatabase)
+            if options.verify_pages:
+                verify_pages(file, info, [info.main] if tree.name is None else [info.main, tree])
             names = () if tree.name is None else (tree.name,)
             # A writer with a writable map updates the file's time late, but the transaction number immediately.
             state = (info.transaction, tree.root)
-            key = IndexKey.of("lmdb-values", (file.path,), names, state=state, beside=path) if options.cache else None
+            cached = options.cache and not options.verify_pages
+            key = IndexKey.of("lmdb-values", (file.path,), names, state=state, beside=path) if cached else None
             return find_table(
                 key,
                 tree.entries,

@@ -19,7 +19,7 @@ from dataload.sources.lmdb.format import TorchRecordOptions
 from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
 from dataload.sources.lmdb.snapshot import open_snapshot
 from dataload.sources.lmdb.table import Values, find_table
-from dataload.sources.lmdb.tree import Nodes, read_key, read_tree, subdatabases
+from dataload.sources.lmdb.tree import Nodes, read_key, read_tree, subdatabases, verify_pages
 from dataload.storage import RecordFile, absolute
 from dataload.storage.table_cache import CachedTable, IndexKey, store_cached
 from dataload.types import Array, Batch, Codec, Int64Array, Record
@@ -83,8 +83,11 @@ class _TorchRecord(LMDBShard[Record]):
                     key="db_num",
                     value=options.db_num,
                 )
+            if options.verify_pages:
+                verify_pages(file, info, [info.main, *trees])
             state = (info.transaction, info.main.root)
-            key = IndexKey.of("torchrecord", (file.path,), state=state, beside=path) if options.cache else None
+            cached = options.cache and not options.verify_pages
+            key = IndexKey.of("torchrecord", (file.path,), state=state, beside=path) if cached else None
             return find_table(
                 key,
                 sum(tree.entries for tree in trees),

@@ -15,6 +15,7 @@ from dataload.sources.lmdb.pages import (
     DUPLICATES,
     LARGE,
     LEAF,
+    OVERFLOW,
     SUBDATABASE,
     Refusal,
     find_key,
@@ -38,6 +39,7 @@ class Nodes:
         numbers: (records,) int64, the keys that are decimal numbers below 10**18; -1 for others.
         key_sizes: (records,) uint16, in bytes.
         flags: (records,) uint8, see `pages`.
+        branches: (branches,) int64, numbers of the branch pages.
         leaves: (leaves,) int64, numbers of the leaf pages.
         ends: (leaves,) int64, number of records up to the end of each leaf.
     """
@@ -47,6 +49,7 @@ class Nodes:
     numbers: Int64Array
     key_sizes: Array
     flags: Array
+    branches: Int64Array
     leaves: Int64Array
     ends: Int64Array
 
@@ -63,8 +66,9 @@ def read_tree(file: RecordFile, info: FileInfo, tree: Tree) -> Nodes:
         CorruptFileError: A page is damaged, or the tree does not have the records that it claims.
     """
     pages = np.array([] if tree.root is None else [tree.root], np.int64)
-    seen = pages
+    seen, branches = pages, pages[:0]
     for _ in range(1, tree.depth):
+        branches = seen
         pages = np.concatenate([out[0] for out, _ in _parse(file, info, pages, BRANCH, info.pages)])
         seen = np.concatenate([seen, pages])
         if len(np.unique(seen)) < len(seen):
@@ -75,13 +79,56 @@ def read_tree(file: RecordFile, info: FileInfo, tree: Tree) -> Nodes:
     ]
     columns = zip(*blocks, strict=True) if blocks else [()] * 6
     joined = [_join(column, dtype) for column, dtype in zip(columns, _DTYPES, strict=True)]
-    nodes = Nodes(*joined[:5], leaves=pages, ends=np.cumsum(joined[5]))
+    nodes = Nodes(*joined[:5], branches=branches, leaves=pages, ends=np.cumsum(joined[5]))
     size = int(nodes.lengths.sum(dtype=np.int64))
     if len(nodes) != tree.entries or size > info.size:
         raise CorruptFileError(
             f"{tree.label} claims {tree.entries} records; {len(nodes)} of {size} bytes were found", path=info.path
         )
     return nodes
+
+
+def verify_pages(file: RecordFile, info: FileInfo, trees: Sequence[Tree]) -> None:
+    """Check what reading does not depend on: the numbers and lengths in page headers, and that no page is used twice.
+
+    Raises:
+        CorruptFileError: A page is damaged. The free pages are not checked.
+    """
+    pages: list[Int64Array] = []
+    values: list[Int64Array] = []
+    lengths: list[Int64Array] = []
+    for tree in trees:
+        nodes = read_tree(file, info, tree)
+        large = nodes.flags & LARGE != 0
+        pages += nodes.branches, nodes.leaves
+        values.append(nodes.offsets[large] // info.page_size)
+        lengths.append(nodes.lengths[large].astype(np.int64))
+    single, first = np.concatenate(pages), np.concatenate(values)
+    needed = -(-(np.concatenate(lengths) + info.header_size) // info.page_size)
+    stored = _verify_headers(file, info, first, OVERFLOW)
+    _refuse(info, first, (stored < needed) | (stored > info.pages - first), "holds a value of another length")
+    _verify_headers(file, info, single, 0)
+    starts, spans = np.concatenate([single, first]), np.concatenate([np.ones_like(single), stored])
+    order = np.argsort(starts, kind="stable")
+    starts, stops = starts[order], (starts + spans)[order]
+    _refuse(info, starts[1:], starts[1:] < stops[:-1], "is used twice")
+
+
+def _verify_headers(file: RecordFile, info: FileInfo, pages: Int64Array, kind: int) -> Int64Array:
+    """Check the page numbers in headers, and the kind of page unless it is 0; return (pages,) int64, their lengths."""
+    if not len(pages):
+        return pages
+    heads = file.gather(pages * info.page_size, info.header_size)
+    _refuse(info, pages, heads[:, :8].copy().view(np.int64)[:, 0] != pages, "has the number of another page")
+    flags = heads[:, -6:-4].copy().view(np.uint16)[:, 0]
+    _refuse(info, pages, (flags & kind) != kind, "is not the page of a value")
+    return heads[:, -4:].copy().view(np.uint32)[:, 0].astype(np.int64)
+
+
+def _refuse(info: FileInfo, pages: Int64Array, wrong: Array, reason: str) -> None:
+    if wrong.any():
+        page = int(pages[int(np.argmax(wrong))])
+        raise CorruptFileError(f"page {page} {reason}", path=info.path, offset=page * info.page_size)
 
 
 def subdatabases(file: RecordFile, info: FileInfo) -> list[Tree]:

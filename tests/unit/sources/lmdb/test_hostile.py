@@ -10,13 +10,15 @@ import lmdb
 import numpy as np
 import pytest
 from lmdb_files import lib_versions
+from typer.testing import CliRunner
 
+from dataload.cli.app import app
 from dataload.codecs.tensorprotos import encode
 from dataload.errors import CorruptFileError, DataloadError
 from dataload.sources.lmdb.file import open_file, read_info
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
-from dataload.sources.lmdb.tree import read_tree
+from dataload.sources.lmdb.tree import read_tree, subdatabases
 
 PAGE = 4096
 MUTANTS = 400  # of each file
@@ -190,3 +192,81 @@ def test_pages_of_a_tree_are_read_in_blocks(tmp_path, monkeypatch):
     assert len(whole.leaves) > 6
     for field in whole.__slots__:
         np.testing.assert_array_equal(getattr(small_blocks, field), getattr(whole, field), strict=True)
+
+
+def source_of(name, path, **options):
+    kind, subdatabase, _, _ = FILES[name]
+    return kind(path, **({"subdatabase": "named"} if subdatabase == b"named" else {}), **options)
+
+
+@pytest.mark.parametrize("version", list(lib_versions()))
+@pytest.mark.parametrize("name", FILES)
+def test_all_pages_of_good_files_are_good(tmp_path, name, version):
+    make(tmp_path / "e", *FILES[name][1:], version)
+    with source_of(name, tmp_path / "e", verify_pages=True) as source:
+        assert len(source) == 300
+    for number in range(60):  # values that are replaced by shorter ones may keep their pages
+        with (
+            lmdb.open(str(tmp_path / "e"), max_dbs=2, lock=False, lib_version=version) as environment,
+            environment.begin(write=True, db=environment.open_db(FILES[name][1])) as txn,
+        ):
+            for n in range(number % 7, 300, 7):
+                txn.put(FILES[name][2] % n, FILES[name][3]((n + number) % 300))
+    with source_of(name, tmp_path / "e", verify_pages=True) as source:
+        assert len(source) == 300
+
+
+def pages_of_values(data, header):
+    """The first pages of large values, by their flags."""
+    return [
+        start
+        for start in range(2 * PAGE, len(data), PAGE)
+        if struct.unpack_from("=H", data, start + header - 6)[0] == 4
+    ]
+
+
+@pytest.mark.parametrize("version", list(lib_versions()))
+def test_pages_that_reading_does_not_look_at(tmp_path, version):
+    header = 24 if version else 16
+    data = make(tmp_path / "e", *FILES["large values"][1:], version)
+    file = open_file(str(tmp_path / "e"))
+    info = read_info(file)
+    (named,) = subdatabases(file, info)
+    nodes = read_tree(file, info, named)
+    live = (nodes.offsets[nodes.flags & 1 != 0] // PAGE * PAGE).tolist()
+    assert set(live) <= set(pages_of_values(data, header))
+    leaf = int(nodes.leaves[0]) * PAGE
+    path = tmp_path / "data.mdb"
+    changes = [
+        (live[3], "=Q", live[4] // PAGE, f"page {live[3] // PAGE} has the number of another page"),
+        (leaf, "=Q", 2**64 - 1, f"page {leaf // PAGE} has the number of another page"),
+        (live[3] + header - 6, "=H", 2, f"page {live[3] // PAGE} is not the page of a value"),
+        (live[3] + header - 4, "=I", 0, f"page {live[3] // PAGE} holds a value of another length"),
+        (live[3] + header - 4, "=I", 2**31, f"page {live[3] // PAGE} holds a value of another length"),
+        (live[3] + header - 4, "=I", 20, "page .* is used twice"),
+    ]
+    for offset, form, value, message in changes:
+        changed = bytearray(data)
+        struct.pack_into(form, changed, offset, value)
+        path.write_bytes(changed)
+        with source_of("large values", path) as source:
+            assert len(source.read(range(300))) == 300
+        with pytest.raises(CorruptFileError, match=message) as caught:
+            len(source_of("large values", path, verify_pages=True))
+        assert caught.value.offset % PAGE == 0
+        assert CliRunner().invoke(app, ["verify", f"lmdb:{path}", "-o", "subdatabase=named"]).exit_code == 1
+
+
+def test_two_values_in_the_same_pages(tmp_path):
+    data = bytearray(make(tmp_path / "e", *FILES["large values"][1:], 0))
+    file = open_file(str(tmp_path / "e"))
+    info = read_info(file)
+    (named,) = subdatabases(file, info)
+    nodes = read_tree(file, info, named)
+    first, second = [n for n in np.flatnonzero(nodes.flags & 1).tolist() if nodes.lengths[n] > 4096][:2]
+    shared, other = (int(nodes.offsets[n]) // PAGE for n in (first, second))
+    at = data.index(struct.pack("=Q", other), int(nodes.leaves[0]) * PAGE)
+    struct.pack_into("=Q", data, at, shared)
+    (tmp_path / "data.mdb").write_bytes(data)
+    with pytest.raises(CorruptFileError, match=f"page {shared} (is used twice|holds a value of another length)"):
+        len(source_of("large values", tmp_path / "data.mdb", verify_pages=True))

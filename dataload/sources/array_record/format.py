@@ -17,11 +17,14 @@ class ArrayRecordOptions(CodecOptions):
             ``decode``. None returns bytes.
         reader_options: Options of array_record's reader in its own syntax, ``""`` for its defaults. None reads through
             the table of an uncompressed file if possible, and never reads ahead.
+        verify_hashes: Compare the hashes of all records that are read, also those of uncompressed files, which only the
+            package compares otherwise.
         cache: Keep the table of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
     reader_options: str | None = None
+    verify_hashes: bool = field(default=False, metadata={"content": False})
     cache: bool = field(default=True, metadata={"content": False})
     map: bool = field(default=True, metadata={"content": False})
 
@@ -51,8 +54,7 @@ ARRAY_RECORD = Format(
     split_selection=lambda path: parse_selection(path).path,
     extra="arrayrecord",
     content="bytes",
-    # Only the package compares the hashes of the data; reads through the map do not.
-    verify_options={"reader_options": "readahead_buffer_size:0"},
+    verify_options={"verify_hashes": True, "cache": False},
 )
 
 

@@ -6,11 +6,21 @@ from typing import Any, cast
 
 import numpy as np
 
-from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, HEAD_BYTES, Chunks, parse_chunks
+from dataload.errors import CorruptFileError
+from dataload.sources.array_record.riegeli import (
+    BLOCK_HEADER_BYTES,
+    CHUNK_HEADER_BYTES,
+    HASH_BYTES,
+    HASH_KEY,
+    HEAD,
+    HEAD_BYTES,
+    Chunks,
+    parse_chunks,
+)
 from dataload.storage import RecordFile, storage_of
 from dataload.storage.core import core
 from dataload.storage.table_cache import CachedTable, IndexKey, remember
-from dataload.types import BytesColumn, Int64Array
+from dataload.types import BytesArray, BytesColumn, Int64Array
 
 _LEAST_CACHED = 100_000  # records; parsing the footer of fewer takes 20 ms
 
@@ -19,22 +29,30 @@ class MappedRecords:
     """The records of one file.
 
     Reads are thread-safe. Each read checks that the chunk headers agree with the footer, and that the block headers
-    inside chunks have the right distances. It does not check hashes.
+    inside chunks have the right distances.
+
+    Args:
+        file: The file.
+        chunks: Its records.
+        verify_hashes: Compare the hashes of chunk headers and of data, too.
     """
 
-    def __init__(self, file: RecordFile, chunks: Chunks) -> None:
+    def __init__(self, file: RecordFile, chunks: Chunks, *, verify_hashes: bool = False) -> None:
         self._file = file
         self._chunks = chunks
+        self._verify_hashes = verify_hashes
 
     @classmethod
-    def open(cls, path: str, *, mapped: bool = True, cache: bool = True) -> MappedRecords | None:
+    def open(
+        cls, path: str, *, mapped: bool = True, cache: bool = True, verify_hashes: bool = False
+    ) -> MappedRecords | None:
         """Open a file; None if only the package can read it (or report what is wrong with it)."""
         file = storage_of(path).map(path, mapped=mapped)
         key = IndexKey.of("array_record", (path,)) if cache else None
         chunks = remember(
             key, lambda found: _unpack(found, file.size), lambda: parse_chunks(file.read, file.size), _pack
         )
-        return None if chunks is None else cls(file, chunks)
+        return None if chunks is None else cls(file, chunks, verify_hashes=verify_hashes)
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -61,7 +79,7 @@ class MappedRecords:
             None if a chunk does not look as the footer says.
 
         Raises:
-            CorruptFileError: The file is shorter now.
+            CorruptFileError: The file is shorter now, or hashes are compared and differ.
         """
         spans = self._chunks.spans(indices)
         pieces = spans.pieces()
@@ -73,10 +91,32 @@ class MappedRecords:
         core().gather(heads, block, 0, 1, starts, HEAD_BYTES, -1)
         if spans.differ(heads):
             return None
+        if self._verify_hashes:
+            self._compare_hashes(block, starts, spans.lengths, heads, indices)
         cuts, distances = pieces.block_headers()
         if len(cuts) and bool((self._file.gather(cuts, BLOCK_HEADER_BYTES).view("<i8")[:, 1:] != distances).any()):
             return None
         return BytesColumn([block], None, starts + spans.ahead, stops)
+
+    def _compare_hashes(
+        self, block: BytesArray, starts: Int64Array, lengths: Int64Array, heads: BytesArray, indices: Int64Array
+    ) -> None:
+        """Compare the hashes in chunk headers with those of the chunks, which lie in `block` at `starts`."""
+        stored = heads.view(HEAD).ravel()
+        headers = np.full_like(starts, CHUNK_HEADER_BYTES - HASH_BYTES)
+        parts = ("header", HASH_BYTES, headers), ("data", CHUNK_HEADER_BYTES, lengths - CHUNK_HEADER_BYTES)
+        for part, ahead, sizes in parts:
+            found = np.empty(len(starts), np.uint64)
+            core().hash_ranges(found, block, starts + ahead, sizes, HASH_KEY, -1)
+            if bool((differ := found != stored[f"{part}_hash"]).any()):
+                row = int(np.argmax(differ))
+                raise CorruptFileError(
+                    f"the hash of the chunk's {part} is {int(found[row]):#x}, but the chunk says "
+                    f"{int(stored[f'{part}_hash'][row]):#x}",
+                    path=self._file.path,
+                    offset=int(self._chunks.edges[indices[row]]),
+                    index=int(indices[row]),
+                )
 
 
 def _pack(chunks: Chunks | None) -> CachedTable | None:

@@ -53,8 +53,8 @@ class ArrayRecordSource(FileSource[Any]):
     """Records of ArrayRecord files, as bytes or decoded by a codec.
 
     Files written with ``group_size:1,uncompressed`` are read through a memory map, all others through the array_record
-    package. Each read through the map checks the headers of the chunks, but not the hashes of the data, which the
-    package compares. Give `reader_options` to read all files through the package, as ``dataload verify`` does.
+    package, which compares the hashes of all data. Each read through the map checks the headers of the chunks; it
+    compares hashes only with the option `verify_hashes`, as ``dataload verify`` does.
 
     Args:
         paths: One file or several, each a path, a slice ``"path[start:stop]"`` of its records, or an object with
@@ -148,7 +148,7 @@ class _ArrayRecordFile(ShardReader[Any]):
             self._size = file.size
             check_head(file.read(0, len(SIGNATURE)), self._size, self.file)
         self._mapped = (
-            MappedRecords.open(self.file, mapped=options.map, cache=options.cache)
+            MappedRecords.open(self.file, mapped=options.map, cache=options.cache, verify_hashes=options.verify_hashes)
             if options.reader_options is None
             else None
         )

@@ -13,7 +13,7 @@ header of 24 bytes, even in the middle of a chunk. Numbers are little-endian.
 The last block of an ArrayRecord holds three copies of a message with the position of the footer. The footer is a chunk
 of messages: the first describes the file, each of the others gives the position of a chunk, the bytes of its records
 and their number. Unless the chunks are contiguous exactly as these numbers say, from the first to the footer, no table
-is made; no flipped bit in the footer passes this check. Hashes (HighwayHash) are not compared.
+is made; no flipped bit in the footer passes this check. The hashes (HighwayHash) of chunks can be compared.
 
 Layouts: https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md and `cpp/layout.proto` of
 https://github.com/google/array_record.
@@ -42,15 +42,25 @@ HEAD_BYTES = 42
 _BLOCK_ROOM = BLOCK_SIZE - BLOCK_HEADER_BYTES
 _BLOCK_BITS = 16  # shifts of arrays are faster than divisions
 _CHUNK_HEADER = struct.Struct("<8xQ8xQQ")  # bytes of data; type and records; bytes of the records
+CHUNK_HEADER_BYTES = _CHUNK_HEADER.size
+HASH_BYTES = 8
+"""Bytes of the hash with which a chunk header begins; it is that of the rest."""
+
+HASH_KEY = b"Riegeli/records\nRiegeli/records\n"
+
 _BEFORE_SIZE = _CHUNK_HEADER.size + 2
-_HEAD = np.dtype(
-    {
-        "names": ["data_size", "kind", "decoded_size", "prefix"],
-        "formats": ["<i8", "<i8", "<i8", "<u2"],
-        "offsets": [8, 24, 32, 40],
-        "itemsize": HEAD_BYTES,
-    }
+HEAD = np.dtype(
+    [
+        ("header_hash", "<u8"),
+        ("data_size", "<i8"),
+        ("data_hash", "<u8"),
+        ("kind", "<i8"),
+        ("decoded_size", "<i8"),
+        ("prefix", "<u2"),
+    ]
 )
+"""The first `HEAD_BYTES` of a chunk."""
+
 _SIMPLE = 0x72  # the type of a chunk that is not transposed
 _ONE_SIMPLE = _SIMPLE | 1 << 8
 
@@ -101,7 +111,7 @@ class Spans:
 
     def differ(self, heads: BytesArray) -> bool:
         """Return whether any of `heads`, (n, HEAD_BYTES) uint8, is not that of one uncompressed record of this size."""
-        found = heads.view(_HEAD).ravel()
+        found = heads.view(HEAD).ravel()
         differ = found["data_size"] != self.lengths - _CHUNK_HEADER.size
         differ |= found["kind"] != _ONE_SIMPLE
         differ |= found["decoded_size"] != self.lengths - self.ahead

@@ -224,28 +224,43 @@ def test_what_is_not_as_the_footer_says_is_for_the_package(tmp_path, alike, byte
         source.read([index])
 
 
-def test_flipped_data_are_for_the_package_only(tmp_path, alike):
-    """The map does not show them, which is why `dataload verify` goes through the package."""
+@pytest.mark.parametrize(
+    ("byte", "part", "of_package"),
+    [(44, "data", "chunk data hash mismatch"), (17, "header", "chunk header hash mismatch")],
+)
+def test_hashes_are_compared_if_asked(tmp_path, alike, byte, part, of_package):
     path, wanted = alike
-    path = damaged(tmp_path, path, 64 + 2 * CHUNK_OF_4096 + 44)
+    path = damaged(tmp_path, path, start := 64 + 2 * CHUNK_OF_4096 + byte)
     with ArrayRecordSource(path) as source:
-        assert source[2] == bytes([wanted[2][0] ^ 1]) + wanted[2][1:]
+        assert source[2] == (bytes([wanted[2][0] ^ 1]) + wanted[2][1:] if part == "data" else wanted[2])
+    with ArrayRecordSource(path, verify_hashes=True) as source:
+        message = rf"record 2: the hash of the chunk's {part} is 0x[0-9a-f]+, but the chunk says 0x[0-9a-f]+"
+        for request in ([2], [1, 2, 3], range(40)):
+            with pytest.raises(CorruptFileError, match=message) as caught:
+                source.read(request)
+            assert (caught.value.index, caught.value.offset) == (2, start - byte)
+        assert source.read([0, 15, 39]) == [wanted[0], wanted[15], wanted[39]]
     with (
         ArrayRecordSource(path, reader_options=PACKAGE) as source,
-        pytest.raises(CorruptFileError, match=r"record 2: .*chunk data hash mismatch"),
+        pytest.raises(CorruptFileError, match=rf"record 2: .*{of_package}"),
     ):
         source.read(range(40))
 
 
-def test_verify_compares_the_hashes_of_the_data(tmp_path, alike):
+def test_hashes_of_good_files(tmp_path, path, records):
+    empty = write(tmp_path / "x", [b"", b"a", b"", b"b" * 200_000])
+    with ArrayRecordSource([path, empty], verify_hashes=True) as source:
+        assert list(source) == [*records, b"", b"a", b"", b"b" * 200_000]
+
+
+def test_verify_compares_hashes_without_the_package(tmp_path, alike, no_package):
     path, _ = alike
     good = CliRunner().invoke(app, ["verify", f"array_record:{path}"])
     assert (good.exit_code, good.stdout) == (0, "40 records in 1 file: all can be read\n")
     path = damaged(tmp_path, path, 64 + 2 * CHUNK_OF_4096 + 44)
     bad = CliRunner().invoke(app, ["verify", f"array_record:{path}"])
     assert bad.exit_code == 1
-    assert "record 2: " in bad.stdout
-    assert "chunk data hash mismatch" in bad.stdout
+    assert "record 2: the hash of the chunk's data is" in bad.stdout
 
 
 @pytest.fixture(scope="module")

@@ -34,4 +34,5 @@ SYRAH = Format(
     suffixes=(".syr",),
     magic=b"GS\0",
     extra="syrah",
+    verify_options={"cache": False},
 )

@@ -82,4 +82,5 @@ TAR = Format(
     magic=is_tar,
     key_field=KEY,
     index_writer="dataload.sources.tar.writer:write_index",
+    verify_options={"cache": False},
 )

@@ -140,16 +140,19 @@ def check_same(
         )
 
 
+_GREATEST_COUNT = 1 << 62
+
+
 def check_counts(values: Mapping[str, Any], *names: str) -> None:
     """Refuse a state of which one of these values is not a count."""
     for name in names:
         if not is_count(values[name]):
-            raise StateMismatchError(f"{name} in the state must be an integer >= 0, found {values[name]!r}")
+            raise StateMismatchError(f"{name} in the state must be an integer >= 0 and < 2**62, found {values[name]!r}")
 
 
 def is_count(value: Any) -> bool:
-    """Return True if the value is an int of 0 or more, and not a bool."""
-    return type(value) is int and value >= 0
+    """Return True if the value is an int in [0, 2**62), so that sums of it fit in 64 bits, and not a bool."""
+    return type(value) is int and 0 <= value < _GREATEST_COUNT
 
 
 _MIGRATIONS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (

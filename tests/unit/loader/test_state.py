@@ -76,7 +76,8 @@ def test_position_and_epoch_are_no_difference():
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"epoch": -1}, "epoch in the state must be an integer >= 0, found -1"),
+        ({"epoch": -1}, "epoch in the state must be an integer >= 0 and < 2.*62, found -1"),
+        ({"epoch": 1 << 62}, "epoch in the state must be an integer >= 0 and < 2.*62, found 4611686018427387904"),
         ({"position": "3"}, "position in the state must be .* found '3'"),
         ({"length": True}, "length in the state must be .* found True"),
         ({"position": 11}, "the state is at position 11 of 10"),
@@ -113,7 +114,7 @@ def test_state_with_gaps_survives_json():
         ({"missing": [4, 40]}, "must be rising positions before 40"),
         ({"missing": [4, 13]}, r"positions missing in the state must be multiples of 4 apart, found \[4, 13\]"),
         ({"step_size": 0}, "multiples of 0 apart"),
-        ({"step_size": -4}, "step_size in the state must be an integer >= 0, found -4"),
+        ({"step_size": -4}, "step_size in the state must be an integer >= 0 and < 2.*62, found -4"),
     ],
 )
 def test_gaps_of_a_state_are_checked(change, match):

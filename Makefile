@@ -82,11 +82,17 @@ sanitize: $(INSTALLED)
 
 SANITIZED ?= $(addprefix tests/unit/storage/,test_core.py test_core_lmdb.py test_guard.py test_highway.py)
 
-# Looks for files that crash, hang or exhaust a parser. Atheris has no wheels for some Pythons, so nothing else needs it.
+# Looks for files that crash, hang or exhaust a parser: so many mutants of the inputs of each, or as many as coverage
+# guides to in so many minutes. Atheris has no wheels for some Pythons, so nothing else needs it.
 MINUTES ?= 5
+MUTANTS ?=
 fuzz: $(INSTALLED) $(CORE)
+ifeq ($(MUTANTS),)
 	$(INSTALL) 'atheris>=3'
 	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(TARGETS)
+else
+	$(BIN)/python tests/fuzz/run.py --mutants $(MUTANTS) $(TARGETS)
+endif
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(DALI) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis

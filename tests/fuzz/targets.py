@@ -10,6 +10,7 @@ import atexit
 import io
 import json
 import os
+import resource
 import shutil
 import struct
 import tarfile
@@ -17,7 +18,7 @@ import tempfile
 import warnings
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -26,7 +27,11 @@ import numpy as np
 import dataload
 from dataload.codecs import example, msgpack, npy, npz, tensorprotos
 from dataload.codecs.decoders import DECODERS
+from dataload.config import read_config
+from dataload.config.overrides import apply_overrides
+from dataload.convert.journal import Journal
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError
+from dataload.loader.bad_records import read_excluded
 from dataload.sources.array_record import riegeli, tfds, tfds_info
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.find import detect
@@ -48,7 +53,10 @@ from dataload.streams.state import MultiStreamState
 from dataload.testing.compare import difference
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-MOST_RECORDS = 64
+MOST_RECORDS = 16
+OPENING_BYTES = 64 << 20  # beside twice the size of the file
+READING_BYTES = 1 << 30
+PACKAGE_BYTES = 8 << 30  # of address space, which array_record's threads reserve: it crashes or hangs if it gets none
 LONGEST_SEED = 400_000
 
 Target = Callable[[bytes], None]
@@ -68,6 +76,23 @@ def outcome(call):
         return "refused"
 
 
+@contextmanager
+def little_memory(extra):
+    """Let the process take so many more bytes of memory while this is entered."""
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:  # another system
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = used + extra if soft == resource.RLIM_INFINITY else min(used + extra, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
 @cache
 def directory():
     """For the files of one process."""
@@ -82,19 +107,29 @@ def as_file(data: bytes, name: str) -> Path:
     return path
 
 
-def read_all(source):
-    """Every record, singly and together."""
+def read_all(source, size, more=0):
+    """Read every record, singly and together.
+
+    Args:
+        source: The source.
+        size: Bytes of its file.
+        more: Bytes of memory to allow beside what should be enough.
+    """
     with source, suppress(SourceError, ConfigError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        indices = list(range(min(len(source), MOST_RECORDS)))
-        together = outcome(lambda: source.read(indices))
-        one_by_one = outcome(lambda: [source[index] for index in indices])
-        same(together, one_by_one, "records read together")
-        if together != "refused" and together:
-            columns = outcome(lambda: source.read_batch(indices))
-            want = outcome(lambda: dataload.default_collate(together))
-            same(columns, want, "read_batch")
-        source.fingerprint()
+        with little_memory(2 * size + OPENING_BYTES + more):
+            indices = list(range(min(len(source), MOST_RECORDS)))
+        with little_memory(READING_BYTES + more):
+            together = outcome(lambda: source.read(indices))
+            one_by_one = [outcome(lambda index=index: source[index]) for index in indices]
+            if "refused" in one_by_one:
+                one_by_one = "refused"
+            same(together, one_by_one, "records read together")
+            if together != "refused" and together:
+                columns = outcome(lambda: source.read_batch(indices))
+                want = outcome(lambda: dataload.default_collate(together))
+                same(columns, want, "read_batch")
+            source.fingerprint()
 
 
 # Bytes of one record.
@@ -114,8 +149,19 @@ def run_npy(data):
     same(got, want, "the array")
 
 
+@cache
+def original_fields():
+    return [npz.decode(data) for data in seeds_npz()]
+
+
 def run_npz(data):
-    outcome(lambda: npz.decode(data))
+    """Each member has a checksum: no value of the seeds is served altered."""
+    record = outcome(lambda: npz.decode(data))
+    if record != "refused":
+        for name, value in record.items():
+            known = [fields[name] for fields in original_fields() if name in fields]
+            if known and all(difference(value, one, name) for one in known):
+                raise AssertionError(f"field {name!r} was altered")
 
 
 def run_codec(decode, decode_batch):
@@ -158,7 +204,7 @@ def run_detect(data):
 
 
 def run_syrah(data):
-    read_all(SyrahSource(as_file(data, "x.syr")))
+    read_all(SyrahSource(as_file(data, "x.syr"), cache=False), len(data))
 
 
 def run_tar(data):
@@ -179,7 +225,7 @@ def run_tar(data):
             )
             same(by_index, scanned, "records by the index")
     path.with_suffix(".idx").unlink(missing_ok=True)
-    read_all(TarSource(path, index=False, decode="auto", cache=False))
+    read_all(TarSource(path, index=False, decode="auto", cache=False), len(data))
 
 
 def whole(members):
@@ -238,7 +284,7 @@ def run_archive_and_index(data):
     path = small_archive()
     index = as_file(data, "other.idx")
     for verify in (True, False):
-        read_all(TarSource(path, index=index, verify_index=verify, cache=False))
+        read_all(TarSource(path, index=index, verify_index=verify, cache=False), path.stat().st_size + len(data))
 
 
 def run_index_cache(data):
@@ -256,7 +302,7 @@ def run_index_cache(data):
                 raise AssertionError("a component outside of the archive")
             if table.keys is not None:
                 table.keys.names(np.arange(len(table)))
-            read_all(TarSource(path, index=False))
+            read_all(TarSource(path, index=False), path.stat().st_size + len(content))
     Path(key.cache_paths()[0]).unlink()
 
 
@@ -291,12 +337,44 @@ def run_riegeli(data):
 def run_array_record(data):
     """Our own reader, through a map."""
     if riegeli.parse_chunks(lambda offset, length: data[offset : offset + length], len(data)) is not None:
-        read_all(ArrayRecordSource(as_file(data, "x.array_record")))
+        path = as_file(data, "x.array_record")
+        for verify in (False, True):
+            read_all(ArrayRecordSource(path, verify_hashes=verify, cache=False), len(data), PACKAGE_BYTES)
+
+
+@cache
+def original_records():
+    """The records of the seeds, by their first one."""
+    found = {}
+    for number, data in enumerate(seeds_riegeli()):
+        with ArrayRecordSource(as_file(data, f"seed-{number}.array_record"), cache=False) as source:
+            records = outcome(lambda source=source: list(source))
+            if records != "refused" and records:
+                found[records[0]] = records
+    return found
+
+
+def run_array_record_hashes(data):
+    """Records that were altered, and whose hashes were not: none is served."""
+    path = as_file(data, "x.array_record")
+    chunks = riegeli.parse_chunks(lambda offset, length: data[offset : offset + length], len(data))
+    if chunks is not None:
+        known = {record for records in original_records().values() for record in records}
+        with ArrayRecordSource(path, verify_hashes=True, cache=False) as source:
+            length = outcome(lambda: len(source))
+            for index in range(0 if length == "refused" else min(length, MOST_RECORDS)):
+                record = outcome(lambda index=index: source[index])
+                if record != "refused" and record not in known:
+                    raise AssertionError(f"record {index} was altered")
 
 
 def run_array_record_library(data):
     """What stands between a file and the package's reader."""
-    read_all(ArrayRecordSource(as_file(data, "x.array_record"), reader_options="readahead_buffer_size:0"))
+    read_all(
+        ArrayRecordSource(as_file(data, "x.array_record"), reader_options="readahead_buffer_size:0"),
+        len(data),
+        PACKAGE_BYTES,
+    )
 
 
 def run_lmdb_file(data):
@@ -304,14 +382,16 @@ def run_lmdb_file(data):
     trees = outcome(lambda: list_subdatabases(str(path)))
     names = [] if isinstance(trees, str) else [tree.name.decode(errors="replace") for tree in trees[:3]]
     for name in (None, *names):
-        read_all(LMDBSource(path, subdatabase=name, cache=False))
-    read_all(TorchRecordSource(path, cache=False))
+        read_all(LMDBSource(path, subdatabase=name, cache=False), len(data))
+        outcome(lambda name=name: len(LMDBSource(path, subdatabase=name, verify_pages=True)))
+    read_all(TorchRecordSource(path, cache=False), len(data))
 
 
 def run_tokens(data):
-    read_all(TokenSource(as_file(data, "x.npy"), window=3, stride=2))
-    read_all(TokenSource(as_file(data, "x.bin"), window=3, dtype="uint16"))
-    read_all(TokenSource(as_file(data, "x.bin"), window=3, dtype="uint16", end_token=7, ends="pad"))
+    options = {"window": 3, "dtype": "uint16", "cache": False}
+    read_all(TokenSource(as_file(data, "x.npy"), window=3, stride=2, cache=False), len(data))
+    read_all(TokenSource(as_file(data, "x.bin"), **options), len(data))
+    read_all(TokenSource(as_file(data, "x.bin"), **options, end_token=7, ends="pad"), len(data))
 
 
 def run_tfds(data):
@@ -339,6 +419,37 @@ def run_state(data):
         loader().load_state_dict(state)
         batch = next(iter(loader()), None)
         if batch is not None and not 0 <= int(batch["index"].min()) <= int(batch["index"].max()) < 50:
+            raise AssertionError("records that there are not")
+
+
+def run_config(data):
+    """One text as each kind of config."""
+    for suffix in (".yaml", ".toml", ".json"):
+        with suppress(DataloadError):
+            read_config(str(as_file(data, f"x{suffix}")), [])
+
+
+def run_override(data):
+    """Text as the value of a setting."""
+    with suppress(DataloadError):
+        apply_overrides({"loader": {"batch_size": 4}}, [f"loader.batch_size={data.decode(errors='replace')}"])
+    with suppress(DataloadError):
+        apply_overrides({"loader": {"batch_size": 4}}, [data.decode(errors="replace")])
+
+
+def run_journal(data):
+    with suppress(DataloadError):
+        found = Journal.load(str(as_file(data, "x.json")))
+        if found is not None:
+            list(found.differences(found))
+            [shard.matches(str(directory() / "missing")) for shard in found.finished.values()]
+
+
+def run_error_report(data):
+    with suppress(DataloadError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        indices = read_excluded(str(as_file(data, "x.jsonl")), dataload.RangeSource(50))
+        if indices is not None and not 0 <= int(indices.min()) <= int(indices.max()) < 50:
             raise AssertionError("records that there are not")
 
 
@@ -441,6 +552,38 @@ def seeds_tokens():
     return [*found, stream.getvalue()]
 
 
+def seeds_config():
+    table = {"source": {"path": ["a.tar", "b.tar"], "decode": "auto"}, "sampler": {"kind": "pool", "pool_size": 64}}
+    table["loader"] = {"batch_size": 4, "num_workers": 2, "executor": "threads", "seed": 1}
+    yaml = b"source: &a {path: x.tar}\nother: *a\nwhen: 2001-12-31\nloader:\n  batch_size: 0x10\n  seed: 1_000\n"
+    toml = b"[source]\npath = 'x.tar'\n[[sampler.parent]]\nkind='shuffle'\n[loader]\nbatch_size = 4\nt = 2001-12-31\n"
+    return [json.dumps(table).encode(), yaml, toml]
+
+
+def seeds_override():
+    return [
+        b"4",
+        b"loader.seed=5",
+        b'{"a": [1, 2.5, null]}',
+        b"[x, 'y', 1e3]",
+        b"2001-12-31T00:00:00Z",
+        b"{a = 1, b = {c = 2}}",
+    ]
+
+
+def seeds_journal():
+    shard = {"bytes": 10, "sha256": "00", "mtime_ns": 5}
+    journal = {"source": "f", "records": 10, "format": "tar", "options": {"index": "True"}, "version": 1}
+    journal |= {"shards": [["a.tar", 0, 5], ["b.tar", 5, 10]], "finished": {"a.tar": shard}}
+    return [json.dumps(journal, indent=1).encode()]
+
+
+def seeds_error_report():
+    line = {"epoch": 0, "step": 1, "index": 7, "source": "RangeSource", "shard": None, "record": 7, "key": None}
+    line |= {"stage": "read", "error": "ValueError", "cause": "bad", "replaced_by": None}
+    return [b"".join(json.dumps({**line, "index": index, "record": index}).encode() + b"\n" for index in (7, 11, 49))]
+
+
 def seeds_state():
     from copy import deepcopy
 
@@ -470,10 +613,15 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "index_cache": (run_index_cache, seeds_index_cache),
     "riegeli": (run_riegeli, seeds_riegeli),
     "array_record": (run_array_record, seeds_riegeli),
+    "array_record_hashes": (run_array_record_hashes, seeds_riegeli),
     "array_record_library": (run_array_record_library, seeds_riegeli),
     "lmdb_file": (run_lmdb_file, seeds_lmdb_file),
     "tokens": (run_tokens, seeds_tokens),
     "tfds": (run_tfds, lambda: golden("tfds/demo/**/*.json")),
     "state": (run_state, seeds_state),
+    "config": (run_config, seeds_config),
+    "override": (run_override, seeds_override),
+    "journal": (run_journal, seeds_journal),
+    "error_report": (run_error_report, seeds_error_report),
 }
 """By name: what to run, and what makes the first inputs."""

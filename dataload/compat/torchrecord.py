@@ -12,7 +12,6 @@ Differences from the original:
 import math
 import os
 import random
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
@@ -30,6 +29,7 @@ from dataload.sources.lmdb.shard import LMDBShard
 from dataload.sources.lmdb.snapshot import is_torchrecord, list_subdatabases
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.write_environment import NewEnvironment
+from dataload.storage import storage_of
 from dataload.storage.errors import file_errors
 from dataload.types import Int64Array
 
@@ -154,14 +154,16 @@ class Writer:
             message = f"{destination} is not a TorchRecord and will not be replaced: choose another output_dir"
             raise ConfigError(message, key="output_dir")
         os.makedirs(self.output_dir, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".writing-", dir=self.output_dir) as folder:
+        with storage_of(destination).create(destination, overwrite=True) as part:
+            folder = f"{part.temporary}.lmdb"
             with closing(NewEnvironment(folder, TORCHRECORD, self.db_num)) as environment:
                 for database, (start, stop) in enumerate(spans):
                     for number, line in enumerate(lines[start:stop]):
                         value = self.data_process_func(line).SerializeToString()
                         environment.put(b"%0*d" % (width, number), value, database=database, append=True)
                 environment.finish()
-            os.replace(os.path.join(folder, "data.mdb"), destination)
+            os.rename(os.path.join(folder, "data.mdb"), part.temporary)
+            part.publish()
 
 
 class TRSampler:

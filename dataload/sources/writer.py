@@ -16,9 +16,10 @@ from dataload.storage.local.parts import write_errors
 
 
 class Writer(ABC):
-    """Writes records to a hidden temporary file, which `close` makes durable and renames to its destination.
+    """Writes records to a temporary file, which `close` makes durable and renames to its destination.
 
-    If an exception leaves the ``with`` block, the temporary is deleted.
+    The temporary is in a hidden folder beside the destination. If an exception leaves the ``with`` block, the folder is
+    deleted. If the process is killed, the next writer to the same destination deletes it.
 
     Args:
         path: Destination: a file or, for LMDB, a directory.

@@ -66,9 +66,10 @@ def test_a_killed_writer_harms_nothing_and_leaves_nothing_that_opens(tmp_path, a
     assert len(leftovers) == 1
     if after < 100:
         with pytest.raises(ValueError, match="a writer that was never closed"):
-            len(SyrahSource(leftovers[0]))
-    with SyrahWriter(path, overwrite=True) as writer:  # what is left does not stand in the way
+            len(SyrahSource(leftovers[0] / path.name))
+    with SyrahWriter(path, overwrite=True) as writer:
         writer.write({"x": 1})
+    assert list(tmp_path.iterdir()) == [path]
     assert len(SyrahSource(path)) == 1
 
 

@@ -72,6 +72,7 @@ class TarWriter(Writer):
         with self._stream as stream:
             stream.write(END)
         if self._overwrite:
+            self._part.sync()  # so that the old archive is without an index for a moment only
             # First: an archive must never be beside the index of another, because the index would be trusted.
             storage_of(self.path).remove(self._index.path)
 

@@ -1,23 +1,37 @@
 """Files and directories that appear at their destination complete or not at all."""
 
 import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
 import os
+import secrets
 import shutil
+import sys
 import tempfile
-import uuid
-from collections.abc import Generator
-from typing import IO
+from collections.abc import Callable, Generator
+from functools import cache
+from typing import IO, Any, Self
 
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 
 _BUFFER_BYTES = 1 << 20
+_ASIDE = ".old"
+
+# Flags of Linux's renameat2 and macOS's renamex_np: fail if the destination exists; exchange both.
+_NO_REPLACE, _EXCHANGE = (4, 2) if sys.platform == "darwin" else (1, 2)
+_THIS_DIRECTORY = -100  # AT_FDCWD
+_UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.ENOLCK, errno.EBADF}
 
 
 class Part:
-    """A file or directory being written, under a hidden and unpredictable name in the directory of its destination.
+    """A file or directory being written, inside a hidden folder in the directory of its destination.
 
-    `publish` makes it durable and renames it to its destination; `abort` deletes it. A killed process leaves a hidden
-    file that no source opens, and does not affect what was at the destination.
+    The name of the folder is unpredictable, and only this user may enter it, so nobody can place a link where the part
+    will be. `publish` makes the part durable and renames it to its destination; `abort` deletes it. A killed process
+    leaves a folder that no source opens, and does not affect what was at the destination. The next part for the same
+    destination deletes it; see `remove_leftovers`.
 
     Args:
         path: Destination.
@@ -44,15 +58,19 @@ class Part:
             raise SourceNotFoundError(f"there is no directory {self.directory} to write {name} to", path=self.path)
         if not os.access(self.directory, os.W_OK | os.X_OK):
             raise SourceError(f"the directory {self.directory} cannot be written to", path=self.path)
-        self.temporary = os.path.join(self.directory, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
+        remove_leftovers(self.path)
+        self._check_destination()  # a leftover may have been the old one
+        with write_errors(self.path):
+            self._folder, self._lock = _make_folder(os.path.join(self.directory, _prefix(name)))
+        self.temporary = os.path.join(self._folder, name)
 
     def _check_destination(self) -> None:
-        if os.path.exists(self.path) and not self._overwrite:
-            raise ConfigError(
-                f"{self.path} exists: choose another name, or pass overwrite=True to replace it",
-                key="path",
-                value=self.path,
-            )
+        if not self._overwrite and os.path.lexists(self.path):
+            raise self._exists_error()
+
+    def _exists_error(self) -> ConfigError:
+        message = f"{self.path} exists: choose another name, or pass overwrite=True to replace it"
+        return ConfigError(message, key="path", value=self.path)
 
     def create(self) -> IO[bytes]:
         """Create the temporary as a file and return a buffered stream to write it."""
@@ -60,23 +78,45 @@ class Part:
 
     def spool(self, memory_bytes: int) -> IO[bytes]:
         """Return a stream that is in memory up to `memory_bytes`, then in an unnamed file beside the destination."""
-        return tempfile.SpooledTemporaryFile(memory_bytes, dir=self.directory)  # pyright: ignore[reportReturnType]
+        return tempfile.SpooledTemporaryFile(memory_bytes, dir=self._folder)  # pyright: ignore[reportReturnType]
 
-    def publish(self) -> None:
-        """Flush the temporary to the disk and rename it to the destination.
+    def sync(self) -> None:
+        """Flush the temporary to the disk."""
+        _sync(self.temporary)
+
+    def publish(self, *, durable: bool = True) -> None:
+        """Rename the temporary to the destination, after flushing it to the disk if `durable`.
 
         Raises:
             ConfigError: The destination has come into existence since the part was created.
             OSError: The operating system refused.
         """
-        _sync(self.temporary)
-        self._check_destination()
-        _replace(self.temporary, self.path)
-        _sync(self.directory)  # otherwise a power failure may lose the new name
+        if durable:
+            self.sync()
+        if self._overwrite:
+            _replace(self.temporary, self.path)
+        else:
+            try:
+                _rename_new(self.temporary, self.path)
+            except FileExistsError:
+                raise self._exists_error() from None
+        if durable:
+            _sync(self.directory)  # otherwise a power failure may lose the new name
+        self.abort()
 
     def abort(self) -> None:
-        """Delete the temporary, without touching the destination."""
-        remove(self.temporary)
+        """Delete what was not published. May be called twice."""
+        with contextlib.suppress(OSError):
+            _clear(self._folder, self.path)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
 
 
 @contextlib.contextmanager
@@ -99,19 +139,159 @@ def remove(path: str) -> None:
             os.unlink(path)
 
 
+def remove_leftovers(path: str) -> None:
+    """Delete the folders of killed writers of `path`, and put an old directory back that one of them had moved aside.
+
+    A folder is deleted only if its writer has provably ended: the name says that the writer ran since this machine was
+    started, and the lock, which ends with its holder, is free.
+    """
+    directory, name = os.path.split(path)
+    directory, prefix = directory or ".", _prefix(name)
+    with contextlib.suppress(OSError):
+        for found in os.listdir(directory):
+            if found.startswith(prefix) and found.endswith(".tmp"):
+                with contextlib.suppress(OSError):  # its writer lives, or has just removed it
+                    _remove_leftover(os.path.join(directory, found), path)
+
+
+def _remove_leftover(folder: str, path: str) -> None:
+    lock = _lock(folder)
+    try:
+        if os.fstat(lock).st_uid == os.geteuid():
+            _clear(folder, path)
+    finally:
+        os.close(lock)
+
+
+def _clear(folder: str, path: str) -> None:
+    """Delete the folder of a part; if the old directory is in it and nowhere else, put that back first."""
+    aside = os.path.join(folder, os.path.basename(path) + _ASIDE)
+    if os.path.lexists(aside) and not os.path.lexists(path):
+        _rename_new(aside, path)
+    remove(folder)
+
+
+def _prefix(name: str) -> str:
+    return f".{name}.{_machine()}-"
+
+
+@cache
+def _machine() -> str:
+    """Return a short name for this machine since it was started, within which a free lock means that a writer ended."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as stream:
+            text = stream.read()
+    except OSError:  # not Linux
+        text = os.uname().nodename.encode()
+    return hashlib.blake2b(text, digest_size=4).hexdigest()
+
+
+def _make_folder(prefix: str) -> tuple[str, int | None]:
+    """Create and lock a folder; return its path and the descriptor that holds the lock, None where there are no locks.
+
+    Without a lock, nobody can tell whether the writer has ended, and the folder stays if it is killed.
+    """
+    while True:
+        folder = f"{prefix}{secrets.token_hex(6)}.tmp"
+        os.mkdir(folder, 0o700)
+        try:
+            return folder, _lock(folder)
+        except (BlockingIOError, FileNotFoundError):
+            continue  # before it was locked, another process took it for a leftover
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            return folder, None
+
+
+def _lock(folder: str) -> int:
+    """Lock a folder until its descriptor, which is returned, is closed or the process ends.
+
+    Raises:
+        BlockingIOError: It is locked.
+        FileNotFoundError: It no longer exists.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.lstat(folder)  # the previous holder may have deleted it between the two calls
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def _replace(temporary: str, destination: str) -> None:
-    if os.path.isdir(temporary) and os.path.isdir(destination):
-        # A directory cannot be renamed over another, so the old one is moved aside, and back if the rename fails.
-        aside = f"{temporary}.old"
-        os.rename(destination, aside)
+    """Rename to a destination that may exist. What was there is left at or beside `temporary`."""
+    if not (os.path.isdir(temporary) and os.path.isdir(destination)):
+        os.replace(temporary, destination)
+    elif not _rename_with(_EXCHANGE, temporary, destination):
+        names = os.listdir(temporary)
+        if len(names) == 1 and os.path.isfile(inner := os.path.join(temporary, names[0])):
+            # Directories cannot be exchanged here, but the only file can be replaced inside the old one.
+            os.replace(inner, os.path.join(destination, names[0]))
+            for other in set(os.listdir(destination)) - set(names):
+                remove(os.path.join(destination, other))
+            return
+        # If this process is killed between the two renames, the next writer moves the old one back.
+        os.rename(destination, temporary + _ASIDE)
         try:
             os.rename(temporary, destination)
         except BaseException:
-            os.rename(aside, destination)
+            os.rename(temporary + _ASIDE, destination)
             raise
-        shutil.rmtree(aside)
-    else:
-        os.replace(temporary, destination)
+
+
+def _rename_new(temporary: str, destination: str) -> None:
+    """Rename to a destination that must not exist.
+
+    Raises:
+        FileExistsError: The destination exists.
+    """
+    if _rename_with(_NO_REPLACE, temporary, destination):
+        return
+    if os.path.lexists(destination):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
+    if os.path.isdir(temporary):
+        try:
+            os.rename(temporary, destination)  # never replaces a file, nor a directory with something in it
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.ENOTDIR):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination) from None
+            raise
+        return
+    try:
+        os.link(temporary, destination)
+    except FileExistsError:
+        raise
+    except OSError:  # no links either: a file that appears in this very moment is replaced
+        os.rename(temporary, destination)
+
+
+def _rename_with(flag: int, source: str, destination: str) -> bool:
+    """Rename as `os` cannot; return False if the system or the file system cannot either."""
+    rename = _libc_rename()
+    if rename is None:
+        return False
+    if not rename(os.fsencode(source), os.fsencode(destination), flag):
+        return True
+    code = ctypes.get_errno()
+    if code in _UNSUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), source, None, destination)
+
+
+@cache
+def _libc_rename() -> Callable[[bytes, bytes, int], int] | None:
+    """Return the system's rename with flags; None if it has none."""
+    try:
+        library: Any = ctypes.CDLL(None, use_errno=True)
+        if sys.platform == "darwin":
+            return library.renamex_np
+        rename = library.renameat2
+    except (OSError, AttributeError):
+        return None
+    return lambda source, destination, flag: rename(_THIS_DIRECTORY, source, _THIS_DIRECTORY, destination, flag)
 
 
 def _sync(path: str) -> None:

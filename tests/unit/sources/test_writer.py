@@ -150,20 +150,23 @@ def test_a_close_that_fails_harms_nothing(writer_of, path, monkeypatch, failing)
 
 
 def test_a_directory_comes_back_when_the_new_one_cannot_take_its_place(path, monkeypatch):
+    monkeypatch.setattr(parts, "_libc_rename", lambda: None)
     with Folder(path) as writer:
-        writer.write("old")
+        writer.extend(["old", "older"])
     writer = Folder(path, overwrite=True)
+    writer.extend(["new", "newer"])
     rename = os.rename
 
     def fail_for_the_new_one(source, destination):
-        if str(source).endswith(".tmp"):
+        if ".old" not in str(source) and str(destination) == str(path):
             raise OSError("odd")
         rename(source, destination)
 
     monkeypatch.setattr(os, "rename", fail_for_the_new_one)
     with pytest.raises(SourceError, match=r"cannot write .*out: odd"):
         writer.close()
-    assert read(path) == "old\n"
+    assert read(path) == "old\nolder\n"
+    assert len(list(path.parent.iterdir())) == 1
 
 
 def test_writing_after_the_end(writer_of, path):

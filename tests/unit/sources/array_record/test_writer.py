@@ -12,6 +12,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.array_record.writer import ArrayRecordWriter
+from dataload.storage.local import parts
 
 RECORDS = [b"", b"a", bytes(range(256)) * 300, b"last"]
 
@@ -77,7 +78,7 @@ def test_options_that_the_package_does_not_know(path, tmp_path):
 
 
 def test_a_directory_that_cannot_be_written(path, tmp_path, monkeypatch):
-    monkeypatch.setattr("uuid.uuid4", lambda: type("Long", (), {"hex": "/no/dir"}))
+    monkeypatch.setattr(parts, "_make_folder", lambda _: (str(tmp_path / "no"), None))
     with pytest.raises(SourceError, match=r"cannot write .*x.array_record: open\(\) failed: No such file or directory"):
         ArrayRecordWriter(path)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import bson
 import numpy as np
@@ -11,6 +12,7 @@ from dataload.sources.syrah import writer as syrah
 from dataload.sources.syrah.layout import DTYPES
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
+from dataload.storage.local import parts
 from dataload.testing.compare import difference
 
 
@@ -24,8 +26,8 @@ def path(tmp_path):
     return tmp_path / "out.syr"
 
 
-def write(path, records):
-    with SyrahWriter(path) as writer:
+def write(path, records, **options):
+    with SyrahWriter(path, **options) as writer:
         writer.extend(records)
     return path.read_bytes()
 
@@ -166,8 +168,12 @@ def test_every_name_that_the_original_allows(path):
 def test_the_file_is_flushed_before_it_is_renamed(path, monkeypatch):
     done = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: done.append(os.readlink(f"/proc/self/fd/{descriptor}")))
-    replace = os.replace
-    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("replace"), replace(a, b)))
-    write(path, [{"x": 1}])
-    assert [os.path.basename(name).rpartition(".")[2] for name in done[:2]] == ["tmp", "replace"]
-    assert done[2] == str(path.parent)  # the directory, where the new name stands
+    for name in ("_rename_new", "_replace"):
+        rename = getattr(parts, name)
+        monkeypatch.setattr(parts, name, lambda a, b, rename=rename: (done.append(f"to {b}"), rename(a, b)))
+    for overwrite in (False, True):
+        done.clear()
+        write(path, [{"x": 1}], overwrite=overwrite)
+        temporary, *rest = done
+        assert re.fullmatch(rf"{path.parent}/\..*\.tmp/{path.name}", temporary)
+        assert rest == [f"to {path}", str(path.parent)]  # the directory, where the new name stands

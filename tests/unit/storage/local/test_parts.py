@@ -1,0 +1,304 @@
+"""Parts: what killed writers leave behind, links in the way, and writers that close at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+
+import pytest
+
+from dataload.errors import ConfigError, SourceError
+from dataload.storage.local import parts
+from dataload.storage.local.parts import Part, remove_leftovers
+
+
+@pytest.fixture(params=["flags", "no flags"])
+def renames(request, monkeypatch):
+    """With the renames of Linux and macOS, and without them."""
+    if request.param == "no flags":
+        monkeypatch.setattr(parts, "_libc_rename", lambda: None)
+
+
+def make(part, kind, text="new"):
+    if kind == "file":
+        with part.create() as stream:
+            stream.write(text.encode())
+    else:
+        os.mkdir(part.temporary)
+        for name in ("a", "b")[: 1 if kind == "directory of one" else 2]:
+            with open(os.path.join(part.temporary, name), "w") as stream:
+                stream.write(text)
+
+
+def content(path):
+    return path.read_text() if path.is_file() else {file.name: file.read_text() for file in path.iterdir()}
+
+
+KINDS = ["file", "directory of one", "directory of two"]
+
+
+def expected(kind, text):
+    return text if kind == "file" else dict.fromkeys(("a", "b")[: 1 if kind == "directory of one" else 2], text)
+
+
+def publish(path, kind, text, *, overwrite=False):
+    part = Part(str(path), overwrite=overwrite)
+    make(part, kind, text)
+    part.publish()
+
+
+def killed(work):
+    """Run `work` in a child that is then killed."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_overwriting_leaves_only_the_new_one(tmp_path, renames, kind):
+    publish(tmp_path / "x", kind, "old")
+    if kind != "file":
+        (tmp_path / "x" / "lock").touch()
+        (tmp_path / "x" / "sub").mkdir()
+    publish(tmp_path / "x", kind, "new", overwrite=True)
+    assert content(tmp_path / "x") == expected(kind, "new")
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path, renames, kind):
+    killed(lambda: make(Part(str(tmp_path / "x")), kind))
+    [left] = tmp_path.iterdir()
+    assert stat.S_IMODE(left.stat().st_mode) == 0o700
+    publish(tmp_path / "y", kind, "other")
+    assert left.exists(), "of another destination"
+    publish(tmp_path / "x", kind, "new")
+    assert sorted(os.listdir(tmp_path)) == ["x", "y"]
+
+
+def test_a_folder_that_was_not_locked_yet_goes_too(tmp_path):
+    killed(lambda: os.mkdir(tmp_path / f".x.{parts._machine()}-0123456789ab.tmp", 0o700))
+    remove_leftovers(str(tmp_path / "x"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_folder_of_a_living_writer_stays(tmp_path):
+    with Part(str(tmp_path / "x")) as first, Part(str(tmp_path / "x")) as second:
+        make(first, "file", "1")
+        make(second, "file", "2")
+        remove_leftovers(str(tmp_path / "x"))
+        assert len(os.listdir(tmp_path)) == 2
+        first.publish()
+    assert content(tmp_path / "x") == "1"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_only_what_is_provably_a_leftover_goes(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "_machine", lambda: "0badc0de")
+    killed(lambda: make(Part(str(tmp_path / "x")), "file"))
+    [elsewhere] = os.listdir(tmp_path)
+    assert elsewhere.startswith(".x.0badc0de-")
+    monkeypatch.undo()
+    (tmp_path / ".x.0123456789ab.tmp").touch()  # version 0.1
+    remove_leftovers(str(tmp_path / "x"))
+    assert sorted(os.listdir(tmp_path)) == sorted([elsewhere, ".x.0123456789ab.tmp"])
+
+
+def test_a_leftover_of_another_user_stays(tmp_path, monkeypatch):
+    killed(lambda: make(Part(str(tmp_path / "x")), "file"))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    remove_leftovers(str(tmp_path / "x"))
+    assert len(os.listdir(tmp_path)) == 1
+
+
+def test_a_link_in_place_of_a_leftover_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "precious").touch()
+    os.symlink(victim, tmp_path / f".x.{parts._machine()}-0123456789ab.tmp")
+    publish(tmp_path / "x", "file", "new")
+    assert (victim / "precious").exists()
+
+
+def test_without_locks_a_leftover_stays_and_writing_works(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(parts.fcntl, "flock", no_locks)
+    killed(lambda: make(Part(str(tmp_path / "x")), "file"))
+    publish(tmp_path / "x", "file", "new")
+    assert content(tmp_path / "x") == "new"
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_a_lock_that_fails_is_an_error(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(parts.fcntl, "flock", fail)
+    with pytest.raises(SourceError, match=r"cannot write .*x: Input/output error"):
+        Part(str(tmp_path / "x"))
+
+
+def test_a_folder_that_is_taken_for_a_leftover_before_it_is_locked(tmp_path, monkeypatch):
+    flock, calls = parts.fcntl.flock, []
+
+    def remove_first(descriptor, how):
+        calls.append(how)
+        if len(calls) == 1:
+            remove_leftovers(str(tmp_path / "x"))
+        flock(descriptor, how)
+
+    monkeypatch.setattr(parts.fcntl, "flock", remove_first)
+    publish(tmp_path / "x", "file", "new")
+    assert content(tmp_path / "x") == "new"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_the_old_directory_comes_back_after_a_kill_between_two_renames(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "_libc_rename", lambda: None)
+    path = tmp_path / "x"
+    publish(path, "directory of two", "old")
+    rename = os.rename
+
+    def die(source, destination):
+        if destination == str(path):
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, destination)
+
+    def overwrite():
+        os.rename = die
+        publish(path, "directory of two", "new", overwrite=True)
+
+    killed(overwrite)
+    assert not path.exists()
+    with pytest.raises(ConfigError, match=r"x exists: choose another name, or pass overwrite=True to replace it"):
+        Part(str(path))
+    assert content(path) == expected("directory of two", "old")
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_the_old_directory_is_never_deleted_while_it_is_the_only_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "_libc_rename", lambda: None)
+    path = tmp_path / "x"
+    publish(path, "directory of two", "old")
+    rename = os.rename
+
+    def fail(source, destination):
+        if destination == str(path):
+            raise OSError("odd")
+        rename(source, destination)
+
+    part = Part(str(path), overwrite=True)
+    make(part, "directory of two")
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(OSError, match="odd"):
+        part.publish()
+    part.abort()
+    assert not path.exists()
+    monkeypatch.setattr(os, "rename", rename)
+    remove_leftovers(str(path))
+    assert content(path) == expected("directory of two", "old")
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_two_writers_that_close_at_once_one_succeeds(tmp_path, renames, monkeypatch, kind):
+    path = str(tmp_path / "x")
+    first, second = Part(path), Part(path)
+    make(first, kind, "first")
+    make(second, kind, "second")
+    published, closed = [], set()
+
+    def close(name, part):
+        if name not in closed:
+            closed.add(name)
+            with part, contextlib.suppress(ConfigError):
+                part.publish()
+                published.append(name)
+
+    def watch(function):
+        def watched(asked):
+            found = function(asked)
+            if asked == path:
+                close("second", second)  # at the worst moment: the first has just seen that there is nothing
+            return found
+
+        return watched
+
+    for name in ("exists", "lexists"):
+        monkeypatch.setattr(os.path, name, watch(getattr(os.path, name)))
+    close("first", first)
+    close("second", second)
+    assert len(published) == 1
+    assert content(tmp_path / "x") == expected(kind, *published)
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_processes_that_close_at_once_one_succeeds(tmp_path, renames, kind):
+    for turn in range(20):
+        path = str(tmp_path / f"x{turn}")
+        gate, go = os.pipe()
+        children = []
+        for number in range(3):
+            child = os.fork()
+            if not child:
+                code = 2
+                try:
+                    part = Part(path)
+                    make(part, kind, str(number))
+                    os.close(go)
+                    os.read(gate, 1)  # until the parent closes its end
+                    with part:
+                        part.publish()
+                    code = 0
+                except ConfigError:
+                    code = 1
+                finally:
+                    os._exit(code)
+            children.append(child)
+        os.close(go)
+        os.close(gate)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        assert sorted(codes) == [0, 1, 1]
+        assert content(tmp_path / f"x{turn}") == expected(kind, str(codes.index(0)))
+    assert len(os.listdir(tmp_path)) == 20
+
+
+def test_where_there_are_not_even_links(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(parts, "_libc_rename", lambda: None)
+    monkeypatch.setattr(os, "link", refuse)
+    publish(tmp_path / "x", "file", "new")
+    assert content(tmp_path / "x") == "new"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_errors_of_the_rename_with_flags(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="No such file or directory"):
+        parts._rename_with(parts._EXCHANGE, str(tmp_path / "absent"), str(tmp_path))
+    (tmp_path / "x").touch()
+    (tmp_path / "y").touch()
+    with pytest.raises(FileExistsError):
+        parts._rename_with(parts._NO_REPLACE, str(tmp_path / "x"), str(tmp_path / "y"))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_dangling_link_at_the_destination(tmp_path, overwrite):
+    os.symlink(tmp_path / "nowhere", tmp_path / "x")
+    if not overwrite:
+        with pytest.raises(ConfigError, match="x exists"):
+            Part(str(tmp_path / "x"))
+        return
+    publish(tmp_path / "x", "file", "new", overwrite=True)
+    assert not (tmp_path / "x").is_symlink()
+    assert not (tmp_path / "nowhere").exists()

@@ -20,12 +20,13 @@ from typing import Any
 
 from dataload._util.fingerprint import identify
 from dataload.convert.blocks import read_ahead
-from dataload.convert.journal import FinishedShard, Journal, remove_temporaries
+from dataload.convert.journal import FinishedShard, Journal
 from dataload.convert.plan import Shard, journal_path, plan_shards, summarize_paths
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.sources.find import find_destination
 from dataload.sources.format import Format
 from dataload.storage import storage_of
+from dataload.storage.local.parts import remove_leftovers
 from dataload.types import RandomAccessSource
 
 __all__ = ["ConvertReport", "convert"]
@@ -130,6 +131,7 @@ def convert(
 
     _check_directory(path)
     with storage_of(path).lock(path):
+        remove_leftovers(path)
         journal = _without_damaged(_begin(path, requested, plan, resume=resume, overwrite=overwrite), plan, notes)
         todo = [shard for shard in plan if shard.name not in journal.finished]
         resumed = len(source) - sum(shard.stop - shard.start for shard in todo)
@@ -242,8 +244,6 @@ def _write_shards(
     """Write the shards one after another, entering each in the journal at `path` once it has its final name."""
     if not shards:
         return journal
-    for shard in shards:
-        remove_temporaries(shard.path)
     journal.save(path)
     try:
         for shard in shards:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import glob
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from dataload.errors import ConfigError
+from dataload.storage import storage_of
+from dataload.storage.errors import file_errors
+from dataload.storage.local.parts import write_errors
+from dataload.storage.local.text import read_text
 
 _VERSION = 1
 _LOCK_FILE = "lock.mdb"  # LMDB rewrites it whenever the environment is opened
@@ -54,6 +55,16 @@ class Journal:
     finished: dict[str, FinishedShard] = dataclasses.field(default_factory=dict[str, FinishedShard])  # by file name
     version: int = _VERSION
 
+    def __post_init__(self) -> None:
+        # A saved journal may have been damaged, or made up.
+        if not isinstance(self.options, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError("its options are not a table")
+        if unknown := self.finished.keys() - {name for name, _, _ in self.shards}:
+            raise ValueError(f"it has no shard {min(unknown)!r}, and yet says that it is finished")
+        for name, shard in self.finished.items():
+            if type(shard.bytes) is not int:
+                raise TypeError(f"the size of the shard {name!r} is {shard.bytes!r}")
+
     def differences(self, now: Journal) -> Iterator[str]:
         """Yield a line for each way in which the requested conversion, `now`, differs from this one."""
         pairs = [(name, getattr(self, name), getattr(now, name)) for name in ("source", "records", "format")]
@@ -67,12 +78,10 @@ class Journal:
 
     def save(self, path: str) -> None:
         """Replace the file in one step: readers see either the old journal or the new one."""
-        temporary = f"{path}.tmp"
-        with open(temporary, "w", encoding="utf-8") as stream:
-            json.dump(dataclasses.asdict(self), stream, indent=1)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        with write_errors(path), storage_of(path).create(path, overwrite=True) as part:
+            with part.create() as stream:
+                stream.write(json.dumps(dataclasses.asdict(self), indent=1).encode())
+            part.publish()
 
     @classmethod
     def load(cls, path: str) -> Self | None:
@@ -80,10 +89,11 @@ class Journal:
 
         Raises:
             ConfigError: The file is not a journal, or its version is unknown.
+            SourceError: The file cannot be read.
         """
         try:
-            with open(path, encoding="utf-8") as stream:
-                table: dict[str, Any] = json.load(stream)
+            with file_errors(path):
+                table: dict[str, Any] = json.loads(read_text(path))
             if table["version"] != _VERSION:
                 raise ValueError(f"its version is {table['version']!r}, this release reads {_VERSION}")
             finished = {str(name): FinishedShard(**shard) for name, shard in table.pop("finished").items()}
@@ -91,7 +101,7 @@ class Journal:
             return cls(**table, shards=shards, finished=finished)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             message = f"{path} is not a conversion journal ({error}): delete it, or pass overwrite=True to start over"
             raise ConfigError(message, key="resume", value=path) from error
 
@@ -120,16 +130,3 @@ def _sha256(path: str) -> str:
         with open(file, "rb") as stream:
             hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
-
-
-def remove_temporaries(path: str) -> None:
-    """Delete the temporary files that killed writers of `path` left behind."""
-    directory, name = os.path.split(path)
-    index = f"{os.path.splitext(name)[0]}.idx"  # of a tar archive
-    patterns = [os.path.join(glob.escape(directory), f".{glob.escape(n)}.*.tmp") for n in (name, index)]
-    for leftover in (found for pattern in patterns for found in glob.glob(pattern)):
-        if os.path.isdir(leftover):
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(leftover)

@@ -67,7 +67,7 @@ class Storage(Protocol):
         ...
 
     def lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold an exclusive lock named after `path`; raise `SourceError` if it is already held."""
+        """Hold an exclusive lock named after `path`; raise a `SourceError` that names the holder if it is taken."""
         ...
 
 

@@ -138,7 +138,7 @@ def test_bad_data_are_exit_code_1_and_cannot_print_control_characters(tmp_path):
 def test_what_the_system_refuses_is_said(data):
     target = data / "a-0.syr"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "replace", lambda *_: os.open(data / "none", os.O_RDONLY))
+        patch.setattr("dataload.convert.journal._size", lambda _: os.open(data / "none", os.O_RDONLY))
         result = fail(1, "convert", target, data / "b.syr")
     assert result.stderr == f"error: {data}/none: No such file or directory\n"
 

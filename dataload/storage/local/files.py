@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import os
 import resource
+import stat
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from dataload.errors import SourceError
+from dataload.errors import SourceError, printable
 from dataload.storage.core import can_map
 from dataload.storage.errors import file_errors
 from dataload.storage.local.mapped import MappedFile
@@ -19,6 +22,8 @@ from dataload.storage.local.reopened import FileIdentity
 from dataload.storage.local.unmapped import UnmappedFile
 from dataload.storage.records import RecordFile
 from dataload.types import Int64Array
+
+_LONGEST_HOLDER = 300  # bytes
 
 
 class LocalFile:
@@ -135,19 +140,46 @@ class LocalStorage:
 
 
 def _lock_file(name: str, path: str) -> int:
-    """Create and lock the file `name`, and return its descriptor."""
+    """Create and lock the file `name`, write to it who holds the lock, and return its descriptor."""
     with file_errors(name):
         while True:
-            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = _open_lock(name)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # The previous holder may have deleted the file between the two calls: the next one would not see it.
-                if os.path.exists(name) and os.path.samestat(os.fstat(descriptor), os.stat(name)):
+                if os.path.samestat(os.fstat(descriptor), os.lstat(name)):
+                    os.ftruncate(descriptor, 0)
+                    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+                    os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}, since {now}".encode(), 0)
                     return descriptor
             except BlockingIOError:
+                holder = printable(os.pread(descriptor, _LONGEST_HOLDER, 0).decode(errors="replace"), kept="")
                 os.close(descriptor)
-                raise SourceError(f"another process is writing to {path}: wait until it has ended", path=path) from None
+                who = f" ({holder})" if holder else ""
+                raise SourceError(
+                    f"another process is writing to {path}{who}: wait until it has ended", path=path
+                ) from None
+            except FileNotFoundError:
+                pass
+            except BaseException:
+                os.close(descriptor)
+                raise
             os.close(descriptor)
+
+
+def _open_lock(name: str) -> int:
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise SourceError(f"{name} must be a lock file, but is a symbolic link: remove it", path=name) from None
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # a second name may be that of a file of value
+        os.close(descriptor)
+        raise SourceError(f"{name} must be a lock file, but is something else: remove it", path=name)
+    return descriptor
 
 
 def open_files_limit() -> int:

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import pytest
 import dataload
 from dataload.convert import convert
 from dataload.convert.blocks import read_ahead
-from dataload.convert.journal import FinishedShard, Journal, remove_temporaries
+from dataload.convert.journal import FinishedShard, Journal
 from dataload.convert.plan import journal_path, plan_shards, summarize_paths
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.registry import get_format
@@ -213,12 +213,49 @@ def test_differences_are_a_line_each():
         '{"version": 2}',
         '{"version": 1, "finished": 3, "shards": []}',
         '{"version": 1, "finished": {}, "shards": [], "foreign": 1}',
+        '{"version": 1, "finished": {}, "shards": [["a", 0, Infinity]]}',
+        "[" * 100_000,
     ],
 )
 def test_what_is_not_a_journal(tmp_path, text):
     (tmp_path / "m").write_text(text)
     with pytest.raises(ConfigError, match=r"m is not a conversion journal \(.*\): delete it, or pass overwrite=True"):
         Journal.load(str(tmp_path / "m"))
+
+
+FINISHED = {"bytes": 3, "sha256": "ab", "mtime_ns": 17}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"options": []}, "its options are not a table"),
+        ({"finished": {"b": FINISHED}}, "it has no shard 'b', and yet says that it is finished"),
+        ({"finished": {"a-0": {**FINISHED, "bytes": "3"}}}, "the size of the shard 'a-0' is '3'"),
+    ],
+)
+def test_a_journal_that_contradicts_itself(tmp_path, change, problem):
+    (tmp_path / "m").write_text(json.dumps({**asdict(journal()), **change}))
+    with pytest.raises(ConfigError, match=rf"m is not a conversion journal \({re.escape(problem)}\): delete it"):
+        Journal.load(str(tmp_path / "m"))
+
+
+def test_a_journal_is_not_written_through_a_link(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "m").symlink_to(victim)
+    (tmp_path / "m.tmp").symlink_to(victim)
+    journal().save(str(tmp_path / "m"))
+    assert victim.read_text() == "precious"
+    assert Journal.load(str(tmp_path / "m")) == journal()
+
+
+def test_a_journal_that_cannot_be_read_or_written(tmp_path):
+    (tmp_path / "m").mkdir()
+    with pytest.raises(SourceError, match=r"cannot read .*m: Is a directory"):
+        Journal.load(str(tmp_path / "m"))
+    with pytest.raises(SourceError, match=r"cannot write .*m: Is a directory"):
+        journal().save(str(tmp_path / "m"))
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
@@ -244,14 +281,6 @@ def test_a_finished_shard_is_trusted_as_long_as_it_is_what_it_was(tmp_path, kind
     assert not finished.matches(str(path))
     shutil.rmtree(path) if kind == "directory" else path.unlink()
     assert not finished.matches(str(path))
-
-
-def test_temporaries_of_killed_writers_go(tmp_path):
-    (tmp_path / ".a[1].syr.0123.tmp").touch()
-    (tmp_path / ".a[1].syr.4567.tmp").mkdir()
-    (tmp_path / ".b.syr.0123.tmp").touch()
-    remove_temporaries(str(tmp_path / "a[1].syr"))
-    assert os.listdir(tmp_path) == [".b.syr.0123.tmp"]
 
 
 # Converting
@@ -439,12 +468,15 @@ def test_resume_and_overwrite_contradict():
         convert(source_of(1), "a.syr", resume=True, overwrite=True)
 
 
+WRITES = rf"another process is writing to .*a\.syr.* \(process {os.getpid()} on .+, since 2\d+-.* UTC\): wait until it"
+
+
 def test_a_second_conversion_to_the_same_destination_is_refused(tmp_path):
     refused = []
 
     def start_another(done, total):
         if done == total:
-            with pytest.raises(SourceError, match=r"another process is writing to .*a\.syr.*: wait until it has ended"):
+            with pytest.raises(SourceError, match=WRITES):
                 convert(source_of(5), tmp_path / "a.syr", overwrite=True)
             refused.append(done)
 

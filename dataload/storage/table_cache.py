@@ -1,8 +1,10 @@
 """A cache of tables that are slow to build: the locations of an archive's samples, the keys of a database.
 
 The cache file has a hidden name beside the data, or is in the user's cache directory if the data's directory is not
-writable. It is mapped, so processes share its memory. A file that is damaged or does not match the data is ignored and
-replaced; one that cannot be written is skipped. The environment variable ``DATALOAD_CACHE=0`` disables the cache.
+writable. A file that is damaged or does not match the data is ignored and replaced, as is one that somebody other than
+this user, root and the owner of the data could have written; one that cannot be written is skipped. The file is read,
+not mapped, because whoever shortens a mapped file kills the process. The environment variable ``DATALOAD_CACHE=0``
+disables the cache.
 
 Layout: 16 bytes of magic, the length and the CRC-32 of a header, 4 bytes each, the header as JSON, and the arrays, each
 aligned to 64 bytes.
@@ -10,12 +12,10 @@ aligned to 64 bytes.
 
 import hashlib
 import json
-import mmap
 import os
 import stat
 import struct
 import sys
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -25,6 +25,8 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from dataload.errors import SourceError
+from dataload.storage.local.parts import Part
 from dataload.types import Array
 
 T = TypeVar("T")
@@ -36,6 +38,7 @@ _ALIGNMENT = 64
 _LONGEST_HEADER = 1 << 24
 _SETTLED_SECONDS = 2.0  # resolution of the coarsest file system clock: a later change may keep the same time
 _SUFFIX = ".dataload-index"
+_INVALID = (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError, MemoryError)
 _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, "bBhHiIlLqQ")}
 
 
@@ -105,7 +108,7 @@ class CachedTable:
     """A table as kept in the cache.
 
     Attributes:
-        arrays: Arrays by name; read-only and mapped if they were loaded.
+        arrays: Arrays by name; read-only if they were loaded.
         extras: Other values of the table that JSON can represent.
     """
 
@@ -128,8 +131,8 @@ def _user_directory() -> str | None:
 def load_cached(key: IndexKey) -> CachedTable | None:
     """Return the table stored under `key`, or None if it is missing, damaged or out of date."""
     for path in key.cache_paths():
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            return _load(path, key.text)
+        with suppress(*_INVALID):
+            return _load(path, key)
     return None
 
 
@@ -139,7 +142,7 @@ def recall(key: IndexKey | None, unpack: Callable[[CachedTable], T | None]) -> T
     The cache may have been tampered with, so whatever `unpack` raises means that the table is not valid.
     """
     found = None if key is None else load_cached(key)
-    with suppress(LookupError, TypeError, ValueError):
+    with suppress(*_INVALID):
         return None if found is None else unpack(found)
     return None
 
@@ -167,31 +170,45 @@ def remember(
     return table
 
 
-def _load(path: str, wanted: str) -> CachedTable:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        status = os.fstat(descriptor)
+def _load(path: str, key: IndexKey) -> CachedTable:
+    with open(path, "rb", buffering=0, opener=_open_warily) as stream:
+        status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("not a regular file")
-        header, start = _read_header(descriptor, status.st_size)
-        if header["key"] != wanted:
+        # The directory does not matter: whoever may rename files in it may also replace the data.
+        if status.st_uid not in (os.geteuid(), 0, os.stat(key.path).st_uid) or status.st_mode & 0o022:
+            raise ValueError("somebody else may have written it")
+        header, start = _read_header(stream.fileno(), status.st_size)
+        if header["key"] != key.text:
             raise ValueError("out of date")
-        data = np.frombuffer(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ), np.uint8)
-    finally:
-        os.close(descriptor)
-    if _checksum(data[start:]) != header["sum"]:
+        spans, stop = _plan_arrays(header["arrays"], status.st_size - start)
+        if stop != status.st_size - start:
+            raise ValueError("size differs from the header")
+        stream.seek(start)
+        data = np.fromfile(stream, np.uint8, stop)
+    if len(data) < stop or _checksum(data) != header["sum"]:
         raise ValueError("damaged")
-    arrays: dict[str, Array] = {}
-    for name, text, count in header["arrays"]:
+    data.flags.writeable = False
+    arrays = {name: data[first:last].view(dtype) for name, dtype, first, last in spans}
+    return CachedTable(arrays, dict(header["extras"]))
+
+
+def _open_warily(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)  # neither a link nor a wait for the writer of a pipe
+
+
+def _plan_arrays(declared: Any, most: int) -> tuple[list[tuple[str, np.dtype[Any], int, int]], int]:
+    """Return name, dtype, start and end of each array that a header declares, and the end of the last, padded."""
+    spans: list[tuple[str, np.dtype[Any], int, int]] = []
+    start = 0
+    for name, text, count in declared:
         dtype = _DTYPES[text]
-        if type(count) is not int or not 0 <= count <= len(data):
+        if type(count) is not int or not 0 <= count <= most:
             raise ValueError("invalid number of items")
         stop = start + count * dtype.itemsize
-        arrays[name] = data[start:stop].view(dtype)
+        spans.append((name, dtype, start, stop))
         start = _aligned(stop)
-    if start != len(data):
-        raise ValueError("size differs from the header")
-    return CachedTable(arrays, dict(header["extras"]))
+    return spans, start
 
 
 def _read_header(descriptor: int, size: int) -> tuple[dict[str, Any], int]:
@@ -227,7 +244,8 @@ def store_cached(key: IndexKey, table: CachedTable) -> None:
         return
     beside, *others = key.cache_paths()
     try:
-        mode = stat.S_IMODE(os.stat(key.path).st_mode) & 0o666 | 0o600
+        # Readable by everyone who can read the data, and writable by nobody else: `_load` would not believe it.
+        mode = stat.S_IMODE(os.stat(key.path).st_mode) & 0o444 | 0o600
         if _store(beside, key, table, mode):
             return
         for path in others:
@@ -239,23 +257,17 @@ def store_cached(key: IndexKey, table: CachedTable) -> None:
 
 def _store(path: str, key: IndexKey, table: CachedTable, mode: int) -> bool:
     """Write the cache file atomically, and return whether it exists."""
-    temporary = None
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=f"{_SUFFIX}.tmp", dir=os.path.dirname(path))
-        with open(descriptor, "wb") as stream:
-            _write(stream, key, table)
-            os.fchmod(descriptor, mode)  # readable by everyone who can read the data
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            _load(path, key.text)
-            return True  # another process was first and may have mapped its file, so keep that
-        os.replace(temporary, path)  # without fsync: the checksum detects damage by a crash
-        temporary = None
-    except OSError:
+        with Part(path, overwrite=True) as part:
+            with part.create() as stream:
+                _write(stream, key, table)
+                os.fchmod(stream.fileno(), mode)
+            with suppress(*_INVALID):
+                _load(path, key)
+                return True  # another process was first
+            part.publish(durable=False)  # the checksum detects damage by a crash
+    except (OSError, SourceError):
         return False
-    finally:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
     return True
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import subprocess
 import sys
 import tarfile
@@ -117,12 +118,113 @@ def test_index_without_names(tmp_path, monkeypatch):
     assert content(path) == wanted
 
 
-def test_memory_is_that_of_the_file(even, indexed):
+def test_a_table_is_read_only(even):
     TarSource(even).__len__()
     with TarSource(even) as source:
         table = source._data_set().reader(0)._table
-        assert not table.blocks.flags.owndata
         assert not table.blocks.flags.writeable
+
+
+def test_a_cache_that_is_truncated_while_it_is_used_does_no_harm(tmp_path):
+    """It would kill the process if it were mapped."""
+    x = tmp_path / "x"
+    x.write_bytes(bytes(8))
+    settle(x)
+    key = IndexKey.of("test", (str(x),))
+    wanted = np.arange(1 << 20)
+    store_cached(key, CachedTable({"x": wanted}, {}))
+    program = (
+        "import os, sys\nfrom dataload.storage.table_cache import IndexKey, load_cached\n"
+        f"key = IndexKey.of('test', ({str(x)!r},))\n"
+        "found = load_cached(key).arrays['x']\n"
+        "os.truncate(key.cache_paths()[0], 0)\n"
+        "print(int(found.sum()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{wanted.sum()}\n"), done.stderr
+
+
+def test_a_cache_that_ends_while_it_is_read_is_not_believed(tmp_path, monkeypatch):
+    key = key_of(tmp_path / "x")
+    store_cached(key, CachedTable({"x": np.arange(1000)}, {}))
+    real = index_cache._read_header
+
+    def read_header(descriptor, size):
+        found = real(descriptor, size)
+        os.truncate(key.cache_paths()[0], 4000)
+        return found
+
+    monkeypatch.setattr(index_cache, "_read_header", read_header)
+    assert load_cached(key) is None
+
+
+@pytest.fixture
+def forged(tmp_path, monkeypatch):
+    """An archive beside a well-formed cache of wrong values, and its records."""
+    path = archive(tmp_path / "x.tar", NAMES["even"], False)
+    wanted = content(path, cache=False)
+    pack = tar_table._pack
+
+    def lie(table):
+        packed = pack(table)
+        return CachedTable({**packed.arrays, "blocks": packed.arrays["blocks"][::-1].copy()}, packed.extras)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tar_table, "_pack", lie)
+        content(path)
+    assert content(path) != wanted, "who may write it is believed"
+    return path, wanted, kept(tmp_path)[0]
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o620, 0o602])
+def test_a_cache_that_others_may_write_is_not_believed(forged, mode):
+    path, wanted, found = forged
+    found.chmod(mode)
+    assert content(path) == wanted
+    assert stat.S_IMODE(found.stat().st_mode) & 0o022 == 0, "it was replaced"
+    assert content(path) == wanted
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize(
+    ("owner_of_data", "owner_of_cache", "user", "believed"),
+    [
+        (0, 0, 0, True),
+        (1234, 1234, 0, True),
+        (1234, 0, 0, True),
+        (0, 1234, 0, False),
+        (1234, 1235, 0, False),
+        (1234, 1235, 1236, False),
+        (1234, 1235, 1235, True),
+        (1234, 0, 1235, True),
+    ],
+)
+def test_whose_cache_is_believed(forged, monkeypatch, owner_of_data, owner_of_cache, user, believed):
+    path, wanted, found = forged
+    os.chown(path, owner_of_data, -1)
+    os.chown(found, owner_of_cache, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert (content(path) != wanted) == believed
+
+
+def test_a_link_to_a_cache_is_not_believed(even, tmp_path):
+    wanted = content(even)
+    [found] = kept(tmp_path)
+    moved = tmp_path / "elsewhere"
+    found.rename(moved)
+    found.symlink_to(moved)
+    before = moved.read_bytes()
+    assert content(even) == wanted
+    assert not found.is_symlink(), "it was replaced"
+    assert moved.read_bytes() == before
+
+
+def test_a_pipe_in_its_place_does_no_harm(even, tmp_path):
+    wanted = content(even)
+    [found] = kept(tmp_path)
+    found.unlink()
+    os.mkfifo(found)
+    assert content(even) == wanted
 
 
 @pytest.mark.parametrize("which", ["archive", "index"])
@@ -246,10 +348,10 @@ def test_copies_that_keep_their_times_take_the_table_along(even, tmp_path, index
 
 
 def test_whoever_reads_the_data_may_read_the_table(even, tmp_path):
-    even.chmod(0o644)
+    even.chmod(0o664)
     TarSource(even).__len__()
     [found] = kept(tmp_path)
-    assert found.stat().st_mode & 0o777 == 0o644
+    assert found.stat().st_mode & 0o777 == 0o644, "and only its owner may write it"
 
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -4,9 +4,10 @@ import json as json_module
 import os
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
@@ -101,7 +102,7 @@ def bench_command(
         else:
             all_data = [made_data(get_workload(name), records) for name in made or ["floats-4k"]]
         every = [data.formats if formats is None else _choose("formats", formats, data.formats) for data in all_data]
-        directory = Path(cache) if cache is not None else Path(gettempdir()) / "dataload-bench"
+        directory = Path(cache) if cache is not None else _own_directory()
         found: list[tuple[dict[str, Written], tuple[Measurement, ...]]] = []
         for data, names in zip(all_data, every, strict=True):
             own = replace(choices, batch_size=batch_size or data.batch_size)
@@ -120,6 +121,22 @@ def bench_command(
         curves=_curves() if scale else (),
     )
     _save(results, json, picture, html)
+
+
+def _own_directory() -> Path:
+    """Return the directory that keeps written files by default; only this user can have put something there."""
+    directory = Path(gettempdir()) / f"dataload-bench-{os.geteuid()}"
+    with suppress(FileExistsError):
+        directory.mkdir(0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise ConfigError(
+            f"{directory} must be a directory that only you can write to, but is not: remove it, or set --cache to "
+            "another directory",
+            key="cache",
+            value=str(directory),
+        )
+    return directory
 
 
 def _time_stages(

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import stat
 import sys
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from dataload.bench.results import Curve, Results
 from dataload.bench.table import RATE_COLUMNS
 from dataload.cli import bench
 from dataload.cli.app import app
+from dataload.cli.bench import _own_directory
+from dataload.errors import ConfigError
 
 TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS.parent), str(TESTS / "children")]  # for the package benchmarks, and for what configs name
@@ -272,3 +276,26 @@ def test_what_does_not_go_together_with_a_config(config, arguments, message):
     assert result.exit_code not in (0, None)
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_by_default_files_are_kept_where_nobody_else_can_put_some(tmp_path, monkeypatch):
+    monkeypatch.setattr("dataload.cli.bench.gettempdir", lambda: str(tmp_path))
+    directory = tmp_path / f"dataload-bench-{os.geteuid()}"
+    for _ in range(2):
+        assert _own_directory() == directory
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    message = rf"{directory} must be a directory that only you can write to, but is not: remove it, or set --cache"
+    directory.chmod(0o770)
+    with pytest.raises(ConfigError, match=message):
+        _own_directory()
+    directory.chmod(0o700)
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    directory.rename(tmp_path / f"dataload-bench-{other}")
+    with pytest.raises(ConfigError, match="must be a directory that only you can write to"):
+        _own_directory()
+    monkeypatch.undo()
+    monkeypatch.setattr("dataload.cli.bench.gettempdir", lambda: str(tmp_path))
+    directory.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        _own_directory()

@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 CORE := $(VENV)/.core
 
-.PHONY: demo test check format bench readme-table fuzz sanitize clean
+.PHONY: demo test check format bench readme-table fuzz kills sanitize clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -93,6 +93,11 @@ ifeq ($(MUTANTS),)
 else
 	$(BIN)/python tests/fuzz/run.py --mutants $(MUTANTS) $(TARGETS)
 endif
+
+# Kills writers and conversions at random moments, and looks for what is lost, half-written or left over.
+KILLS ?= 1000
+kills: $(INSTALLED) $(CORE)
+	$(BIN)/python tests/fuzz/kills.py --kills $(KILLS)
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(DALI) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,284 @@
+"""Kills writers and conversions at random moments: ``make kills``, or ``python tests/fuzz/kills.py --kills 1000``.
+
+A forked child writes a data set, over an old one or not, until SIGKILL ends it: after a random time, or before a random
+operation on files. Then the destination must hold all of the old data or all of the new, and the next writer must leave
+nothing but its own.
+"""
+
+# ruff: noqa: T201 - a script that tells what it found
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+os.environ |= {
+    "DATALOAD_CACHE": "0",
+    "OPENBLAS_NUM_THREADS": "1",
+}  # set before numpy starts threads: children are forks
+
+import numpy as np
+
+import dataload
+from dataload.convert import convert
+from dataload.convert.plan import journal_path
+from dataload.storage.local import parts
+
+UNCOMPRESSED = "group_size:1,uncompressed"  # read without the package, whose threads would not survive a fork
+# format -> (suffix, the writer's options, the reader's)
+FORMATS = {
+    "syrah": (".syr", {}, {}),
+    "torchrecord": (".torchrecord", {}, {}),
+    "lmdb": (".lmdb", {"codec": "tensorprotos"}, {"codec": "tensorprotos"}),
+    "tar": (".tar", {}, {"decode": "auto"}),
+    "array_record": (".array_record", {"codec": "tensorprotos", "options": UNCOMPRESSED}, {"codec": "tensorprotos"}),
+}
+RECORDS = 24
+OLD, NEW = 1, 2
+OPERATIONS = ("open", "os.", "shutil.", "fcntl.")  # audit events
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of writing."""
+
+    format: str
+    converts: bool
+    over: bool  # an old data set
+    exchanges: bool  # whether the system can exchange two directories
+
+    @property
+    def path(self) -> str:
+        return f"out{FORMATS[self.format][0]}"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The data files."""
+        suffix = FORMATS[self.format][0]
+        return tuple(f"out-{i:05d}-of-00002{suffix}" for i in range(2)) if self.converts else (self.path,)
+
+    @property
+    def names(self) -> set[str]:
+        """All that may be in the directory in the end."""
+        names = set(self.files)
+        if self.format == "tar":
+            names |= {f"{name.removesuffix('.tar')}.idx" for name in self.files}
+        return names | {journal_path(self.path)} if self.converts else names
+
+
+CASES = [
+    *(Case(name, converts, over, True) for name, converts, over in product(FORMATS, (False, True), (False, True))),
+    *(Case(name, False, over, False) for name, over in product(("lmdb", "torchrecord", "syrah"), (False, True))),
+]
+
+
+def records_of(version: int) -> list[dict]:
+    return [{"x": np.full(1000 + i, 1000 * version + i), "name": f"{version}-{i}"} for i in range(RECORDS)]
+
+
+def write(case: Case, version: int, *, again: bool = False) -> None:
+    """Write into the current directory; `again` after a kill."""
+    if not case.exchanges:
+        parts._libc_rename = lambda: None
+    options = FORMATS[case.format][1]
+    if not case.converts:
+        over = case.over or (again and os.path.exists(case.path))
+        with dataload.create(case.path, format=case.format, overwrite=over, **options) as writer:
+            writer.extend(records_of(version))
+        return
+    source = dataload.MemorySource(records_of(version))
+    resume = again and not case.over
+    convert(source, case.path, format=case.format, shards=2, writer_options=options, resume=resume, overwrite=case.over)
+
+
+def in_child(work: Callable[[int], None], directory: Path) -> tuple[int, int]:
+    """Start `work` in a directory; return the process, and a pipe that `work` may write to, closed at its end."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writer)
+        return child, reader
+    status = 1
+    try:
+        os.close(reader)
+        os.chdir(directory)
+        work(writer)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def finish(case: Case, version: int, directory: Path, *, again: bool) -> None:
+    child, pipe = in_child(lambda _: write(case, version, again=again), directory)
+    os.close(pipe)
+    if os.waitpid(child, 0)[1]:
+        raise AssertionError(f"writing failed: {'the run after the kill' if again else 'nothing was killed'}")
+
+
+def count_operations(case: Case, directory: Path) -> tuple[int, float]:
+    """Return the number of operations on files in an undisturbed run, and its seconds."""
+    count = 0
+
+    def note(event: str, _: tuple) -> None:
+        nonlocal count
+        count += event.startswith(OPERATIONS)
+
+    def work(pipe: int) -> None:
+        sys.addaudithook(note)
+        begun = time.perf_counter()
+        write(case, NEW)
+        os.write(pipe, f"{count} {time.perf_counter() - begun}".encode())
+
+    child, pipe = in_child(work, directory)
+    text = os.read(pipe, 100).split()
+    os.close(pipe)
+    if os.waitpid(child, 0)[1]:
+        raise AssertionError("writing failed")
+    return int(text[0]), float(text[1])
+
+
+def kill_before(operation: int) -> None:
+    """Have this process killed before its n-th operation on files."""
+    left = operation
+
+    def note(event: str, _: tuple) -> None:
+        nonlocal left
+        if event.startswith(OPERATIONS):
+            left -= 1
+            if left == -1:  # the kill is an operation, too
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(note)
+
+
+def write_and_kill(case: Case, directory: Path, *, operation: int | None, seconds: float) -> bool:
+    """Write, and kill the writer before an operation, or else after a time; return whether that was before its end."""
+
+    def work(pipe: int) -> None:
+        os.write(pipe, b"begun")
+        if operation is not None:
+            kill_before(operation)
+        write(case, NEW)
+
+    child, pipe = in_child(work, directory)
+    os.read(pipe, 5)
+    if operation is None and not select.select([pipe], [], [], seconds)[0]:
+        os.kill(child, signal.SIGKILL)
+    os.close(pipe)
+    status = os.waitpid(child, 0)[1]
+    if status and not os.WIFSIGNALED(status):
+        raise AssertionError("the writer failed before it was killed")
+    return bool(status)
+
+
+def problems(case: Case, directory: Path, versions: set[int], *, absent: bool = False) -> Iterator[str]:
+    """Yield what is wrong with the data files, each of which must be one of the versions as a whole, or `absent`."""
+    for name in case.files:
+        path = directory / name
+        if not os.path.lexists(path):
+            if not absent:
+                yield f"lost: {name}"
+            continue
+        try:
+            with dataload.open(path, format=case.format, **FORMATS[case.format][2]) as source:
+                found = [(record["name"], record["x"]) for record in source]
+            [version] = {int(text.split("-")[0]) for text, _ in found}
+            part = case.files.index(name)
+            each = RECORDS // len(case.files)
+            wanted = records_of(version)[part * each : (part + 1) * each]
+            assert version in versions
+            assert [text for text, _ in found] == [record["name"] for record in wanted]
+            assert all(np.array_equal(x, record["x"]) for (_, x), record in zip(found, wanted, strict=True))
+        except Exception as error:
+            yield f"half-written: {name}: {type(error).__name__}: {error}"
+
+
+def leftovers(case: Case, directory: Path) -> Iterator[str]:
+    for name in set(os.listdir(directory)) - case.names:
+        yield f"left over: {name}"
+    for name in case.files:
+        if (directory / name).is_dir() and os.listdir(directory / name) != ["data.mdb"]:
+            yield f"left over: {name} has {os.listdir(directory / name)}"
+
+
+def kill_once(
+    case: Case, old: Path, directory: Path, chooser: random.Random, plan: tuple[int, float]
+) -> list[str] | None:
+    """Return what was wrong after one kill, or None if the writer ended before it."""
+    operations, seconds = plan
+    shutil.copytree(old, directory)
+    before = chooser.randrange(operations) if chooser.random() < 0.5 else None
+    if not write_and_kill(case, directory, operation=before, seconds=chooser.uniform(0, seconds)):
+        return None
+    moment = "time" if before is None else f"operation {before} of {operations}"
+    found = list(problems(case, directory, {OLD, NEW} if case.over else {NEW}, absent=not case.over))
+    left = any(name not in case.names for name in os.listdir(directory))
+    try:
+        finish(case, NEW, directory, again=True)
+        found += [*problems(case, directory, {NEW}), *leftovers(case, directory)]
+    except AssertionError as error:
+        found.append(f"failed: {error}")
+    COUNTS[moment.split()[0]] += 1
+    COUNTS["with leftovers before the next run"] += left
+    return [f"{case}, killed at {moment}: {problem}" for problem in found]
+
+
+COUNTS: Counter[str] = Counter()
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--kills", type=int, default=1000)
+    arguments.add_argument("--seed", type=int, help="random by default")
+    given = arguments.parse_args()
+    seed = random.randrange(2**32) if given.seed is None else given.seed
+    chooser = random.Random(seed)
+    found: list[str] = []
+    done: Counter[str] = Counter()
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        plans = {}
+        for number, case in enumerate(CASES):
+            old, tried = place / f"old-{number}", place / "tried"
+            old.mkdir()
+            if case.over:
+                finish(case, OLD, old, again=False)
+            shutil.copytree(old, tried)
+            plans[case] = old, count_operations(case, tried)
+            shutil.rmtree(tried)
+        while done.total() < given.kills:
+            case = CASES[done.total() % len(CASES)]
+            old, plan = plans[case]
+            problem = kill_once(case, old, place / "work", chooser, plan)
+            shutil.rmtree(place / "work")
+            if problem is not None:
+                done[case.format] += 1
+                found += problem
+                print(*problem, sep="\n", end="\n" if problem else "", flush=True)
+    kinds = Counter(line.split(": ")[1] for line in found)
+    print(f"{done.total()} kills in {time.perf_counter() - begun:.0f} s, seed {seed}: {dict(done)}, {dict(COUNTS)}")
+    print(", ".join(f"{kinds[kind]} {kind}" for kind in ("lost", "half-written", "left over", "failed")))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    with suppress(ImportError):
+        import array_record.python.array_record_module  # noqa: F401 - once, and not in every child
+    sys.exit(main())

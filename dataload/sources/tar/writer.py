@@ -71,8 +71,11 @@ class TarWriter(Writer):
     def _finish(self) -> None:
         with self._stream as stream:
             stream.write(END)
+        # All but the renames is done before them, so that an archive is without an index for a moment only.
+        if self._indexed and len(self._index):
+            self._index.complete()
         if self._overwrite:
-            self._part.sync()  # so that the old archive is without an index for a moment only
+            self._part.sync()
             # First: an archive must never be beside the index of another, because the index would be trusted.
             storage_of(self.path).remove(self._index.path)
 
@@ -106,10 +109,17 @@ class _IndexWriter(Writer):
     def _write(self, record: bytes) -> None:
         self._lines += record
 
+    def complete(self) -> None:
+        """Write the file, so that only its rename is left to `close`. May be called twice."""
+        if self._lines:
+            with self._part.create() as stream:
+                stream.write(build_head(len(self)))
+                stream.write(self._lines)
+            self._part.sync()
+            self._lines.clear()
+
     def _finish(self) -> None:
-        with self._part.create() as stream:
-            stream.write(build_head(len(self)))
-            stream.write(self._lines)
+        self.complete()
 
 
 def _default_key(number: int, record: Mapping[str, Any]) -> str:

@@ -236,3 +236,20 @@ class TestWriteIndex:
 
     def test_what_is_adjacent(self, path):
         assert write_index(self.pack(path, "a.x", "b.x", "a.y", "a.y"), strict=False) == 3
+
+
+def test_an_index_that_cannot_be_written_leaves_the_old_archive(tmp_path, monkeypatch):
+    path = tmp_path / "x.tar"
+    with TarWriter(path) as writer:
+        writer.write({"txt": b"old"})
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    writer = TarWriter(path, overwrite=True)
+    writer.write({"txt": b"new"})
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dataload.sources.tar.writer.build_head", full)
+    with pytest.raises(SourceError, match=r"cannot write .*x\.tar: No space left on device"):
+        writer.close()
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dataload._util.optional import load_optional
-from dataload.config.files import anchor_paths, plain_table, read_file
+from dataload.config.files import anchor_paths, plain_value, read_file
 from dataload.config.overrides import apply_overrides
 from dataload.config.problems import config_error, find_problems
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dataload.config.models import DataloadConfig
 
 __all__ = ["json_schema", "read_config"]
+
+_MOST_FINDINGS = 100  # that one error lists; each takes up to a millisecond to explain
 
 
 def read_config(config: str | os.PathLike[str] | Mapping[str, Any], overrides: Sequence[str] = ()) -> DataloadConfig:
@@ -42,16 +44,17 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any], overrides: S
     from dataload.config.models import DataloadConfig, missing_settings
 
     if isinstance(config, Mapping):
-        origin, data = "config", plain_table(config, "config")
+        origin, data = "config", plain_value(config, "config")
     else:
         origin = os.fspath(config)
-        data = anchor_paths(plain_table(read_file(origin), origin), os.path.dirname(os.path.abspath(origin)))
-    data = apply_overrides(data, overrides)
+        data = anchor_paths(plain_value(read_file(origin), origin), os.path.dirname(os.path.abspath(origin)))
+    if overrides:
+        data = plain_value(apply_overrides(data, overrides), origin)
     settings, details = None, missing_settings(data)
     try:
         settings = DataloadConfig.model_validate(data)
     except pydantic.ValidationError as error:
-        details = [*error.errors(include_url=False, include_context=False), *details]
+        details = [*error.errors(include_url=False, include_context=False)[:_MOST_FINDINGS], *details]
         details.sort(key=lambda detail: detail["loc"][0] != "source")
     if settings is None or details:
         raise config_error(find_problems(details, data, json_schema()), origin)

@@ -5,18 +5,25 @@ import json
 import operator
 import os
 import re
-import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from types import NoneType
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from dataload._util.optional import load_optional
+from dataload.config.overrides import parse_toml
 from dataload.config.problems import shorten
 from dataload.config.references import REFERENCE_PATTERN
 from dataload.errors import ConfigError
 from dataload.sources.find import split_prefix
 from dataload.sources.registry import get_format
 
+_MOST_CHARACTERS = 4 << 20  # of a file
+_MOST_LEVELS = 64  # of tables and lists in each other
+_MOST_REPEATED = 20_000  # values, of tables and lists that are used several times, as by YAML's aliases
+_MOST_BITS = 256  # of an integer
+_MOST_DIGITS = 100  # of a number or date in YAML
+_TEXTS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:binary")
 _SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 
@@ -33,16 +40,22 @@ def read_file(path: str) -> dict[str, Any]:
         raise ConfigError(message, key="config", value=path)
     try:
         with open(path, encoding="utf-8") as stream:
-            text = stream.read()
+            text = stream.read(_MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error.reason})"
         raise ConfigError(f"cannot read the config {path}: {reason}", key="config", value=path) from error
+    if len(text) > _MOST_CHARACTERS:
+        message = f"{path} has more than {_MOST_CHARACTERS:,} characters, so it is hardly a config"
+        raise ConfigError(message, key="config", value=path)
     try:
         if suffix == ".json":
             table = json.loads(text)
         else:
-            table = tomllib.loads(text) if suffix == ".toml" else _parse_yaml(text, path)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+            table = parse_toml(text) if suffix == ".toml" else _parse_yaml(text, path)
+    except ConfigError:
+        raise
+    # The parsers also raise errors about integers of thousands of digits, and deep nesting.
+    except (ValueError, RecursionError) as error:
         message = f"{path} is not valid {suffix[1:].upper()}: {error}"
         raise ConfigError(message, key="config", value=path) from error
     if not isinstance(table, (dict, NoneType)):
@@ -53,48 +66,116 @@ def read_file(path: str) -> dict[str, Any]:
 
 def _parse_yaml(text: str, path: str) -> Any:
     yaml = load_optional("yaml", needed_by=f"the config {path}", extra="config", package="pyyaml")
-
-    class Loader(yaml.SafeLoader):
-        """The safe loader; it also refuses duplicate keys, of which PyYAML keeps the last."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys = [key.value for key, _ in node.value if key.tag == "tag:yaml.org,2002:str"]
-            for key in keys:
-                if keys.count(key) > 1:
-                    line = node.start_mark.line + 1
-                    raise ConfigError(f"{path}: the table at line {line} has two keys {key!r}", key=key)
-            return super().construct_mapping(node, deep)
-
     try:
-        return yaml.load(text, Loader)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
+        return yaml.load(text, _yaml_loader(yaml, path))
+    except ConfigError:
+        raise
+    except Exception as error:  # PyYAML's constructors raise various errors, for example about the date 2001-99-99
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{path} is not valid YAML: {reason}", key="config", value=path) from error
 
 
-def plain_table(table: Mapping[Any, Any], origin: str) -> dict[str, Any]:
-    """Copy a table, with path objects as text, tuples as lists and NumPy integers as integers.
+def _yaml_loader(yaml: Any, path: str) -> Any:
+    class Loader(yaml.SafeLoader):
+        """The safe loader; it limits nesting and aliases, and refuses duplicate keys: PyYAML keeps the last."""
+
+        nodes = repeated = 0  # values so far, and those of them that aliases added
+        sizes: ClassVar[dict[Any, int]] = {}  # the class serves one file
+
+        def fetch_flow_collection_start(self, token: Any) -> None:
+            if self.flow_level > _MOST_LEVELS:  # the scanner's time grows with the square
+                raise ConfigError(f"{path}: brackets at line {self.line + 1} are nested more than {_MOST_LEVELS} deep")
+            super().fetch_flow_collection_start(token)
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            line, before = self.peek_event().start_mark.line + 1, self.nodes
+            is_alias = self.check_event(yaml.AliasEvent)
+            node = super().compose_node(parent, index)
+            if not is_alias:
+                self.nodes += 1
+                self.sizes[node] = self.nodes - before
+                if isinstance(node, yaml.ScalarNode) and len(node.value) > _MOST_DIGITS and node.tag not in _TEXTS:
+                    raise ConfigError(
+                        f"{path}: the value at line {line} has {len(node.value)} characters, without quotes"
+                    )
+            elif node not in self.sizes:
+                raise ConfigError(f"{path}: the alias at line {line} refers to the value that contains it")
+            else:
+                self.nodes += self.sizes[node]
+                self.repeated += self.sizes[node]
+                if self.repeated > _MOST_REPEATED:
+                    raise ConfigError(f"{path}: aliases up to line {line} repeat more than {_MOST_REPEATED:,} values")
+            return node
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[str] = set()
+            for key in [key.value for key, _ in node.value if key.tag == "tag:yaml.org,2002:str"]:
+                if key in seen:
+                    line = node.start_mark.line + 1
+                    raise ConfigError(f"{path}: the table at line {line} has two keys {key!r}", key=key)
+                seen.add(key)
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+def plain_value(value: Any, origin: str) -> Any:
+    """Copy a value, with path objects as text, tuples as lists and NumPy integers as integers.
 
     Raises:
-        ConfigError: A key is not text.
+        ConfigError: A key of a table is not text, an integer is huge, or tables and lists are nested too deeply,
+            contain themselves, or repeat each other many times.
     """
-    for key in table:
-        if not isinstance(key, str):
-            message = f"{origin}: keys are text, got {key!r} ({type(key).__name__}): put it in quotes"
-            raise ConfigError(message, value=key)
-    return {key: _plain(value, f"{origin}: {key}") for key, value in table.items()}
+    return _Copy().value(value, origin, 0)
 
 
-def _plain(value: Any, origin: str) -> Any:
-    if isinstance(value, Mapping):
-        return plain_table(cast("Mapping[Any, Any]", value), origin)
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, origin) for item in cast("list[Any]", value)]
-    if isinstance(value, os.PathLike):
-        return os.fspath(cast("os.PathLike[str]", value))
-    if not isinstance(value, (bool, int)) and hasattr(value, "__index__"):
-        return operator.index(value)
-    return value
+class _Copy:
+    """Copies a value whose parts may be the same objects, so that it is larger than it seems."""
+
+    def __init__(self) -> None:
+        self._copied = 0
+        self._repeated = 0
+        self._found: dict[int, tuple[Any, int]] = {}  # by id of a table or list: its copy, and its number of values
+
+    def value(self, value: Any, origin: str, level: int) -> Any:
+        if isinstance(value, (Mapping, list, tuple)):
+            return self._container(cast("Any", value), origin, level)
+        self._copied += 1
+        if isinstance(value, os.PathLike):
+            return os.fspath(cast("os.PathLike[str]", value))
+        if not isinstance(value, bool) and hasattr(value, "__index__"):
+            with suppress(TypeError):  # of arrays
+                value = operator.index(value)
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise ConfigError(f"{origin}: an integer of {value.bit_length():,} bits; the limit is {_MOST_BITS}")
+        return value
+
+    def _container(self, value: Any, origin: str, level: int) -> Any:
+        if level > _MOST_LEVELS:
+            message = f"{origin}: tables and lists are nested more than {_MOST_LEVELS} deep, or contain themselves"
+            raise ConfigError(message)
+        copy, size = self._found.get(id(value), (None, 0))
+        if size:
+            self._copied += size
+            self._repeated += size
+            if self._repeated > _MOST_REPEATED:
+                raise ConfigError(
+                    f"{origin}: the same tables and lists add more than {_MOST_REPEATED:,} repeated values"
+                )
+            return copy
+        before = self._copied
+        self._copied += 1
+        if isinstance(value, Mapping):
+            table = cast("Mapping[Any, Any]", value)
+            for key in table:
+                if not isinstance(key, str):
+                    message = f"{origin}: keys are text, got {shorten(key)} ({type(key).__name__}): put it in quotes"
+                    raise ConfigError(message, value=key)
+            copy = {key: self.value(item, f"{origin}: {key}", level + 1) for key, item in table.items()}
+        else:
+            copy = [self.value(item, origin, level + 1) for item in value]
+        self._found[id(value)] = copy, self._copied - before
+        return copy
 
 
 _PATHS = {

@@ -14,6 +14,10 @@ from dataload.errors import ConfigError
 _QUOTED_OR_INDEX = re.compile(r"""("[^"]*"|'[^']*')|\[(\d+)\](?=\s*(?:[.\[]|$))""")
 
 
+_MOST_PARTS = 64  # of a dotted key; the time for parsing it grows with their square
+_LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}""")
+
+
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a copy of `data` with overrides such as ``"source[1].path=a.tar"`` applied in turn.
 
@@ -36,7 +40,7 @@ def _with(node: Any, keys: Sequence[str], value: Any, override: str, name: str =
     first, *rest = keys
     if isinstance(node, list):
         items = cast("list[Any]", node)
-        if not first.isdecimal() or int(first) >= len(items):
+        if not re.fullmatch(r"\d{1,18}", first) or int(first) >= len(items):
             message = f"override {override!r}: {name!r} is a list of {len(items)}; its first item is {name}[0]"
             raise ConfigError(message, key=name, value=items)
         i = int(first)
@@ -63,15 +67,15 @@ def parse_assignment(text: str) -> tuple[tuple[str, ...], Any]:
     """
     key, equals, value = text.partition("=")
     try:
-        table: Any = tomllib.loads(f"{key.strip()} = 0") if equals and "\n" not in key else {}
-    except tomllib.TOMLDecodeError:
+        table: Any = parse_toml(f"{key.strip()} = 0") if equals and "\n" not in key else {}
+    except (ValueError, RecursionError):
         table = {}
     keys: list[str] = []
     while isinstance(table, dict) and len(cast("dict[str, Any]", table)) == 1:
         ((name, table),) = cast("dict[str, Any]", table).items()
         keys.append(name)
     if not keys or table != 0:
-        raise ConfigError(f"{text!r} is not 'key=value', such as loader.batch_size=64", value=text)
+        raise ConfigError(f"{shorten(text)} is not 'key=value', such as loader.batch_size=64", value=text)
     return tuple(keys), parse_value(value.strip())
 
 
@@ -80,17 +84,29 @@ def parse_value(text: str) -> Any:
     for parse in (json.loads, _parse_toml):
         try:
             value = parse(text)
+            if _is_plain(value):  # dates, nan and inf are more likely names
+                return value
         except (ValueError, RecursionError):
             continue
-        if _is_plain(value):  # dates, nan and inf are more likely names
-            return value
     if text.startswith("[") and text.endswith("]") and not set(text[1:-1]) & set("[]{}"):
         return [parse_value(item.strip()) for item in text[1:-1].split(",") if item.strip()]
     return text
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML.
+
+    Raises:
+        ValueError: It is not valid, or a key has so many parts that parsing it would take long.
+        RecursionError: It is nested too deeply.
+    """
+    if _LONG_KEY.search(text):
+        raise ValueError(f"a key has {_MOST_PARTS} parts or more")
+    return tomllib.loads(text)
+
+
 def _parse_toml(text: str) -> Any:
-    table = tomllib.loads(f"value = {text}")
+    table = parse_toml(f"value = {text}")
     return table["value"] if len(table) == 1 else math.nan  # a line break can add keys
 
 

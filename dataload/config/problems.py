@@ -28,7 +28,10 @@ class Problem(NamedTuple):
 
 def shorten(value: Any, limit: int = 60) -> str:
     """Return a value as text for a message."""
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except Exception:  # Python refuses to write integers of thousands of digits; others' objects may do so, too
+        text = f"a value of type {type(value).__name__}"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 

@@ -8,6 +8,9 @@
 | str | ``name.txt``, UTF-8 | str; `numpy.load` gives bytes under that name |
 
 A member with any other name is decoded as bytes under that name. Archives of `numpy.savez_compressed` are read too.
+
+Members must fill an archive up to its directory, with headers that say the same as the directory: otherwise other
+programs could see other members.
 """
 
 import functools
@@ -20,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload.codecs.npy import parse_npy, plain_array
 from dataload.errors import ConfigError, CorruptFileError
 
@@ -33,15 +37,18 @@ _UTF8 = 0x800
 _MAX_BYTES = 2**32 - 2
 _MAX_FIELDS = 2**16 - 2
 _MAX_NAME = 16_000
+_SIZES_FOLLOW = 8  # flag: CRC and sizes follow the content, in one of these numbers of bytes
+_DESCRIPTORS = (12, 16, 20, 24)
+_IN_EXTRA = 2**32 - 1  # stands for a size that the extra data contain; numpy puts all sizes there
 _MAX_RATIO = 1032  # compression ratio of deflate
 
 
-def decode(data: bytes | memoryview) -> dict[str, Any]:
-    """Decode an archive to its fields, in the order of the archive."""
+def decode(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str, Any]:
+    """Decode an archive to its fields, in the order of the archive, if its members have at most `limit` bytes."""
     data = bytes(data)
     members = _stored(data)
     record: dict[str, Any] = {}
-    for name, content in _any_members(data) if members is None else members:
+    for name, content in _any_members(data, limit) if members is None else members:
         field, value = _field(name, content)
         if field in record:
             raise CorruptFileError(f"the archive has two members for field {field!r}")
@@ -76,7 +83,7 @@ def _stored(data: bytes) -> list[tuple[str, memoryview]] | None:
     if magic != b"PK\5\6" or comment or end != len(data) - _END.size:
         return None
     members: list[tuple[str, memoryview]] = []
-    position, left = directory, directory
+    position, start = directory, 0
     for _ in range(count):
         if position + _CENTRAL.size > end:
             return None
@@ -87,43 +94,87 @@ def _stored(data: bytes) -> list[tuple[str, memoryview]] | None:
         position += _CENTRAL.size
         name = data[position : position + name_length]
         position += name_length + extra_length + comment_length
-        content = _stored_content(data, directory, offset, length)
-        left -= length  # members that overlap could claim any sum
-        if left < 0 or content is None or zlib.crc32(content) != crc or b"\0" in name or not (name.isascii() or flags):
+        stop = _end_of_header(data, offset, name, (flags, method, crc, length)) + length
+        if offset != start or stop > directory or b"\0" in name or not (name.isascii() or flags):
             return None
+        content = memoryview(data)[stop - length : stop]
+        if zlib.crc32(content) != crc:
+            return None
+        start = stop
         try:
             members.append((name.decode(), content))
         except UnicodeDecodeError:
             return None
-    return members if position == end else None
+    return members if position == end and start == directory else None
 
 
-def _stored_content(data: bytes, end: int, offset: int, length: int) -> memoryview | None:
-    """Return what follows the local header at `offset`; None if there is none or not all of it lies before `end`."""
-    if offset + _LOCAL.size > end:
-        return None
-    magic, *_, name_length, extra_length = _LOCAL.unpack_from(data, offset)
-    start = offset + _LOCAL.size + name_length + extra_length
-    return memoryview(data)[start : start + length] if magic == b"PK\3\4" and start + length <= end else None
+def _end_of_header(data: bytes, offset: int, name: bytes, expected: tuple[int, int, int, int]) -> int:
+    """Return the offset after the local header at `offset`, or beyond all data if it is not as expected.
+
+    Args:
+        data: The archive.
+        offset: Offset of the header.
+        name: Name in the directory.
+        expected: Flags, method, CRC and size in the directory, where the size is that of the stored bytes, too.
+    """
+    if offset + _LOCAL.size <= len(data):
+        magic, _, flags, method, _, _, crc, packed, size, name_length, extra_length = _LOCAL.unpack_from(data, offset)
+        start = offset + _LOCAL.size
+        stop = start + name_length
+        same = (flags, method, crc, expected[3] if size == _IN_EXTRA else size) == expected and packed == size
+        if magic == b"PK\3\4" and same and data[start:stop] == name:
+            return stop + extra_length
+    return len(data)
 
 
-def _any_members(data: bytes) -> Iterator[tuple[str, bytes]]:
+def _check_headers(data: bytes, members: list[zipfile.ZipInfo], directory: int) -> None:
+    """Raise unless the members fill the bytes before the directory, and their headers say what the directory says.
+
+    The standard library compares names and the CRCs of contents, when it reads a member.
+    """
+    members = sorted(members, key=lambda info: info.header_offset)
+    starts = [info.header_offset for info in members]
+    position = 0
+    for info, start, stop in zip(members, starts, [*starts, directory][1:], strict=True):
+        _, _, flags, method, _, _, crc, packed, size, *lengths = _LOCAL.unpack_from(data, start)
+        said = (info.CRC, info.compress_size, info.file_size)
+        later = bool(flags & _SIZES_FOLLOW)
+        sizes = packed in (said[1], _IN_EXTRA) and size in (said[2], _IN_EXTRA)
+        if position != start or method != info.compress_type or not (later or (crc == said[0] and sizes)):
+            break
+        left = stop - (start + _LOCAL.size + sum(lengths) + info.compress_size)
+        if left not in (_DESCRIPTORS if later else (0,)):
+            break
+        position = stop
+    if position != directory:
+        raise CorruptFileError(
+            f"the directory of the archive contradicts the header of a member at byte {position}: other programs would "
+            "read other members"
+        )
+
+
+def _any_members(data: bytes, limit: int = MAX_RECORD_BYTES) -> Iterator[tuple[str, bytes]]:
     """Yield names and contents of any archive whose members are stored or deflated."""
     left = len(data) * _MAX_RATIO
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            for info in archive.infolist():
+            members = archive.infolist()
+            for info in members:
                 left -= info.file_size
                 if left < 0 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise CorruptFileError(
                         f"member {info.filename!r:.80} of the archive claims {info.file_size} bytes by compression "
                         f"method {info.compress_type}; the record has {len(data)}"
                     )
-                yield info.filename, archive.read(info)
+            check_size(sum(info.file_size for info in members), limit, f"an archive of {len(members)} members")
+            _check_headers(data, members, archive.start_dir)
+            for info in members:
+                with archive.open(info) as member:
+                    yield info.filename, member.read(info.file_size)  # the default expands all, whatever was claimed
     except CorruptFileError:
         raise
     # A damaged archive raises any of these, depending on where the damage is.
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError) as error:
         raise CorruptFileError(f"not an .npz archive ({len(data)} bytes): {str(error)[:200]}") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tracemalloc
 import zipfile
 from itertools import count
 
@@ -188,10 +189,113 @@ def test_bytes_that_are_no_record(data, message):
 
 
 def test_members_that_share_their_bytes_do_not_add_up():
-    with pytest.raises(CorruptFileError, match=r"not an .npz archive|claims|two members"):
+    with pytest.raises(
+        CorruptFileError,
+        match="the directory of the archive contradicts the header of a member at byte 0: other programs",
+    ):
         decode(overlapping(2000))
 
 
 def test_headers_of_version_2_and_archives_with_comments():
     assert difference(decode(npy(HEADER, b"\0\0\x80\x3f", 2)), {"a": np.array([1], np.float32)}, "record") is None
     assert decode(archive([("a.bin", b"x")], comment=b"hello")) == {"a": b"x"}
+
+
+class Pipe(io.RawIOBase):
+    """A stream that cannot be rewound, so that sizes follow the contents."""
+
+    def __init__(self):
+        self.data = bytearray()
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        self.data += data
+        return len(data)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_archives_whose_sizes_follow_the_contents(save):
+    stream = Pipe()
+    save(stream, **ARRAYS)
+    assert difference(decode(bytes(stream.data)), ARRAYS, "record") is None
+
+
+THREE = {"a": np.arange(2), "b": np.arange(3), "c": np.arange(4)}
+
+
+def edit(data, change):
+    """Replace the directory of an archive of three members by `change(entries)`."""
+    place = data.index(b"PK\1\2")
+    entries = [b"PK\1\2" + entry for entry in data[place:-22].split(b"PK\1\2")[1:]]
+    assert len(entries) == 3
+    entries = change(entries)
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, len(entries), len(entries), sum(map(len, entries)), place, 0)
+    return data[:place] + b"".join(entries) + end
+
+
+CONTRADICTIONS = {
+    "the first is missing": lambda data: edit(data, lambda entries: entries[1:]),
+    "one is missing": lambda data: edit(data, lambda entries: [entries[0], entries[2]]),
+    "the last is missing": lambda data: edit(data, lambda entries: entries[:2]),
+    "all are missing": lambda data: edit(data, lambda _: []),
+    "one is renamed": lambda data: edit(data, lambda entries: [entries[0].replace(b"a.npy", b"z.npy"), *entries[1:]]),
+    "two are exchanged": lambda data: edit(
+        data, lambda all: [all[0].replace(b"a.npy", b"b.npy"), all[1].replace(b"b.npy", b"a.npy"), all[2]]
+    ),
+    "bytes before": lambda data: b"GIF89a" + data,
+    "another size": lambda data: data.replace(data[18:22], bytes(4), 1),
+    "another checksum": lambda data: data.replace(data[14:18], bytes(4), 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed, lambda stream, **arrays: stream.write(encode(arrays))])
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_directories_that_contradict_the_members(save, name):
+    data = saved(save, **THREE)
+    assert difference(decode(data), THREE, "record") is None
+    if name == "another size" and data[18:22] == b"\xff" * 4:
+        pytest.skip("numpy writes sizes elsewhere")
+    with pytest.raises(
+        CorruptFileError,
+        match=r"directory of the archive contradicts the header of a member at byte|File name in directory",
+    ):
+        decode(CONTRADICTIONS[name](data))
+
+
+def peak(function):
+    tracemalloc.start()
+    try:
+        function()
+    finally:
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return found
+
+
+def test_what_would_expand_beyond_the_limit_is_refused_before_it_does():
+    data = saved(np.savez_compressed, a=np.zeros(5_000_000), b=np.zeros(5_000_000))
+
+    def refused():
+        with pytest.raises(
+            CorruptFileError,
+            match=r"an archive of 2 members takes 80,000,256 bytes of memory, and max_re"
+            "cord_bytes is 1,000,000: the file is damaged or malicious, unless you expect such records",
+        ):
+            decode(data, 1_000_000)
+
+    assert peak(refused) < 1_000_000
+    assert len(decode(data, 80_000_256)["b"]) == 5_000_000
+
+
+def test_a_member_that_claims_less_than_it_has_is_not_expanded():
+    data = bytearray(archive([("a.bin", bytes(50_000_000))], zipfile.ZIP_DEFLATED))
+    for place, at in ((0, 22), (data.index(b"PK\1\2"), 24)):
+        struct.pack_into("<I", data, place + at, 100)
+
+    def refused():
+        with pytest.raises(CorruptFileError, match="Bad CRC-32"):
+            decode(bytes(data))
+
+    assert peak(refused) < 1_000_000

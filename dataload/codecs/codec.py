@@ -15,10 +15,11 @@ For other encodings, pass a function ``bytes -> record``, which can only read, o
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 from dataload._util.decoding import decoding
+from dataload._util.limits import MAX_RECORD_BYTES, NO_MEMORY
 from dataload.codecs.layout import RecordTable
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, closest
 from dataload.types import Batch, BytesColumn, Codec
@@ -47,15 +48,17 @@ class _NamedCodec:
     """A built-in codec, whose module is imported when the first record is decoded."""
 
     name: str
+    limit: int = MAX_RECORD_BYTES  # of the memory of a decoded record
 
     def decode(self, data: bytes | memoryview) -> Any:
-        return _module(self.name).decode(data)
+        return _module(self.name).decode(data, self.limit)
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
         return _module(self.name).encode(record)
 
     def decode_batch(self, buffers: Sequence[bytes | memoryview], fields: Sequence[str] | None) -> Batch | None:
-        return decode_batch(_module(self.name), buffers, fields)
+        columns = getattr(_module(self.name), "decode_batch", None)
+        return None if columns is None else columns(buffers, fields, self.limit)
 
     def __repr__(self) -> str:
         return repr(self.name)
@@ -124,20 +127,23 @@ def _decode(function: Callable[[Any], Any], data: bytes | memoryview, name: str)
         raise CorruptFileError(f"codec {name} raised {type(error).__name__}: {error}") from error
 
 
-def resolve_codec(codec: CodecLike) -> Codec | None:
+def resolve_codec(codec: CodecLike, limit: int = MAX_RECORD_BYTES) -> Codec | None:
     """Return the codec for a value of ``codec=``, or None for plain bytes.
 
     The codec has a `name`, and a repr that is the same in every process. It can be pickled if the argument can. If a
-    record cannot be decoded, `decode` raises CorruptFileError without a path, which `decode_records` adds.
+    record cannot be decoded, `decode` raises CorruptFileError without a path, which `decode_records` adds. A built-in
+    codec does so, too, for a record that takes more than `limit` bytes of memory.
     """
     if codec is None or codec == "raw":
         return None
-    if isinstance(codec, (_NamedCodec, _FunctionCodec, _ObjectCodec)):
+    if isinstance(codec, _NamedCodec):
+        return replace(codec, limit=limit)
+    if isinstance(codec, (_FunctionCodec, _ObjectCodec)):
         return codec
     if isinstance(codec, str):
         if codec not in _MODULES:
             raise ConfigError(f"there is no codec {codec!r}: {closest(codec, CODEC_NAMES)}", key="codec", value=codec)
-        return _NamedCodec(codec)
+        return _NamedCodec(codec, limit)
     has_both = callable(getattr(codec, "decode", None)) and callable(getattr(codec, "encode", None))
     if has_both and not isinstance(codec, type):
         return _ObjectCodec(cast("Codec", codec))
@@ -173,12 +179,13 @@ def decode_records(codec: Codec, buffers: Sequence[bytes | memoryview], indices:
     try:
         with decoding():
             records.extend(map(decode, _as_buffers(codec, buffers)))
-    except CorruptFileError as error:
-        if error.path is not None:
+    except (CorruptFileError, MemoryError) as error:
+        if isinstance(error, CorruptFileError) and error.path is not None:
             raise
         # `extend` keeps what it has appended, so the length tells which record failed.
         index = next(number for row, number in enumerate(indices) if row == len(records))
-        raise CorruptFileError(str(error), path=path, index=int(index)) from error
+        reason = str(error) if isinstance(error, CorruptFileError) else NO_MEMORY
+        raise CorruptFileError(reason, path=path, index=int(index)) from error
     return records
 
 

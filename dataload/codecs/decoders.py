@@ -4,24 +4,30 @@ Decoders take the component's bytes and never unpickle. They raise CorruptFileEr
 adds.
 """
 
+import functools
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dataload._util.buffers import pooled_empty
+from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload._util.optional import load_optional
 from dataload.codecs import npz
 from dataload.codecs.npy import parse_npy
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, UnsupportedFormatError, closest
 from dataload.types import Array
 
-GREATEST_IMAGE = (1 << 30) // 12
-"""Pixel limit of an image, 89 million, at which Pillow warns too: a larger image is a damaged or malicious file."""
+_PIXEL_BYTES = 12
+"""Most that decoding takes: Pillow's pixels in the file's mode and in RGB, and ours. Pillow's own limit has it, too."""
+
+_JSON_BYTES = 32
+"""Most that the values of JSON take for each byte of text: an empty list or table, and the place in its list."""
 
 _GREATEST_BATCH = 1 << 30  # bytes: headers that promise more must first be followed by an image that can be decoded
 
@@ -36,6 +42,8 @@ class Decoder:
     empty: Callable[[], Any] | None = None  # makes the value of a missing component; None if there is no such value
     small: bool = False  # whether contents are short or kept, so that bytes cost less than a view
     own: bool = False  # whether it is the user's function
+    limited: bool = False  # whether it takes `limit`, the most bytes of a record, because values outgrow their bytes
+    kind: str | None = None  # the format of images that the extension names; None for any of `IMAGE_KINDS`
 
 
 def _text(data: bytes) -> str:
@@ -54,14 +62,35 @@ def _integer(data: bytes) -> int:
         raise CorruptFileError(f"expected a number as text, found {data[:40]!r}") from None
 
 
-def _json(data: bytes) -> Any:
+def _json(data: bytes, limit: int = MAX_RECORD_BYTES) -> Any:
+    check_size(_JSON_BYTES * len(data), limit, f"JSON of {len(data):,} bytes")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise CorruptFileError(f"invalid JSON: {error}") from error
 
 
-def decode_image(data: bytes | memoryview, out: Array | None = None) -> Array:
+IMAGE_KINDS = {
+    **dict.fromkeys(("jpg", "jpeg"), "JPEG"),
+    "png": "PNG",
+    **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
+    "bmp": "BMP",
+    "webp": "WEBP",
+    "gif": "GIF",
+    **dict.fromkeys(("tif", "tiff"), "TIFF"),
+}
+"""Extension -> format, as Pillow calls it. Pillow decodes no other: for EPS, it would start a program."""
+
+_MAGIC = re.compile(
+    rb"(?P<JPEG>\xff\xd8)|(?P<PNG>\x89PNG\r\n\x1a\n)|(?P<PPM>P[0-6fy])|(?P<BMP>BM)|(?P<WEBP>RIFF.{4}WEBP)"
+    rb"|(?P<GIF>GIF8[79]a)|(?P<TIFF>II[*+]\0|II\0\*|MM\0[*+]|MM\*\0)|(?P<EPS>%!PS|\xc5\xd0\xd3\xc6)|(?P<PDF>%PDF)",
+    re.DOTALL,
+)
+
+
+def decode_image(
+    data: bytes | memoryview, out: Array | None = None, *, kind: str | None = None, limit: int = MAX_RECORD_BYTES
+) -> Array:
     """Decode an image to RGB, (height, width, 3) uint8. Transparency is dropped, and grey is repeated.
 
     JPEG is decoded by simplejpeg, which releases the GIL. Other images, and JPEG in colours other than YCbCr and grey,
@@ -74,15 +103,36 @@ def decode_image(data: bytes | memoryview, out: Array | None = None) -> Array:
     Args:
         data: The file.
         out: C-contiguous memory of the image's size and dtype to decode into, which is then what is returned.
+        kind: The format that the image must have, as Pillow calls it; None for any of `IMAGE_KINDS`.
+        limit: Most bytes of memory that decoding may take, 12 per pixel.
     """
-    if bytes(data[:2]) == _JPEG:
-        image = _decode_jpeg(data, out)
+    magic = _MAGIC.match(data)
+    found = None if magic is None else magic.lastgroup
+    if kind is None or found != kind:
+        kind = _kind_to_decode(data, found, kind)
+    if kind == "JPEG":
+        image = _decode_jpeg(data, out, limit)
         if image is not None:
             return image
-    return _decode_with_pillow(data, out)
+    return _decode_with_pillow(data, out, kind, limit)
 
 
-def decode_images(contents: Sequence[bytes | memoryview]) -> Array | None:
+def _kind_to_decode(data: bytes | memoryview, found: str | None, kind: str | None) -> str | None:
+    """Return the format to decode, or raise if `found`, that of the content, is not the one that is expected."""
+    if kind is None and found in IMAGE_KINDS.values():
+        return found
+    if found is None and kind is not None and kind not in IMAGE_KINDS.values():  # a format that we cannot tell
+        return kind
+    begin = f"it begins with {bytes(data[:8])!r}" if found is None else f"its content is {found}"
+    if kind is None:
+        raise CorruptFileError(f"an image cannot be decoded: {begin}; known are {_KNOWN_KINDS}")
+    hint = "" if found is None else ": name it as what it is, or decode it with a function of your own"
+    raise CorruptFileError(f"an image that is named as {kind} cannot be decoded as such: {begin}{hint}")
+
+
+def decode_images(
+    contents: Sequence[bytes | memoryview], kind: str | None = None, limit: int = MAX_RECORD_BYTES
+) -> Array | None:
     """Decode images into the rows of one array, (rows, height, width, 3) uint8.
 
     The rows equal what `decode_image` returns. The result is None if the headers are not those of JPEG and PNG of one
@@ -94,11 +144,11 @@ def decode_images(contents: Sequence[bytes | memoryview]) -> Array | None:
     shape = (len(contents), *size, 3)
     if math.prod(shape) > _GREATEST_BATCH:
         return None
-    out = pooled_empty(shape, np.uint8)
     try:
+        out = pooled_empty(shape, np.uint8)
         for row, content in zip(out, contents, strict=True):
-            decode_image(content, row)
-    except (CorruptFileError, UnsupportedFormatError, MissingDependencyError):
+            decode_image(content, row, kind=kind, limit=limit)
+    except (CorruptFileError, UnsupportedFormatError, MissingDependencyError, MemoryError):
         return None
     return out
 
@@ -119,13 +169,14 @@ def _size_in_header(data: bytes | memoryview) -> tuple[int, int] | None:
 _JPEG = b"\xff\xd8"
 _PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow, 4 bytes each
 _FOR_PILLOW = ("CMYK", "YCCK")
+_KNOWN_KINDS = ", ".join(dict.fromkeys(IMAGE_KINDS.values()))
 
 
 def _simplejpeg() -> Any:
     return load_optional("simplejpeg", needed_by="decoding JPEG", extra="tar")
 
 
-def _decode_jpeg(data: bytes | memoryview, out: Array | None) -> Array | None:
+def _decode_jpeg(data: bytes | memoryview, out: Array | None, limit: int) -> Array | None:
     """Decode by simplejpeg; return None if Pillow has to try."""
     try:
         simplejpeg = _simplejpeg()
@@ -135,7 +186,7 @@ def _decode_jpeg(data: bytes | memoryview, out: Array | None) -> Array | None:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:  # a rare subsampling, or damage
         return None
-    _check_pixels(height, width)
+    _check_pixels(height, width, limit)
     if colorspace in _FOR_PILLOW:
         return None
     _check_out(out, height, width)
@@ -145,11 +196,15 @@ def _decode_jpeg(data: bytes | memoryview, out: Array | None) -> Array | None:
         raise CorruptFileError(f"a JPEG image cannot be decoded: {error}") from error
 
 
-def _decode_with_pillow(data: bytes | memoryview, out: Array | None) -> Array:
+def _decode_with_pillow(data: bytes | memoryview, out: Array | None, kind: str | None, limit: int) -> Array:
     pillow = load_optional("PIL.Image", needed_by="decoding images", extra="tar", package="pillow")
     try:
-        with pillow.open(io.BytesIO(data)) as image:
-            _check_pixels(image.height, image.width)
+        if kind == "WEBP":  # whose frames are allocated when it is opened
+            _check_pixels(*_webp_size(bytes(data[:30])), limit)
+        with pillow.open(io.BytesIO(data), formats=(kind,)) as image:
+            _check_pixels(image.height, image.width, limit)
+            tags = getattr(image, "tag_v2", {}) if kind == "TIFF" else {}
+            _check_pixels(tags.get(_TILE_LENGTH, 1), tags.get(_TILE_WIDTH, 1), limit)
             if image.mode not in _EIGHT_BITS:
                 raise UnsupportedFormatError(
                     f"a {image.format} image of mode {image.mode!r} does not fit in 8 bits per channel: decode it with "
@@ -164,15 +219,31 @@ def _decode_with_pillow(data: bytes | memoryview, out: Array | None) -> Array:
     except (CorruptFileError, UnsupportedFormatError):
         raise
     except Exception as error:  # Pillow's plug-ins raise various errors
-        raise CorruptFileError(f"an image cannot be decoded: {error}") from error
+        raise CorruptFileError(f"an image cannot be decoded: {str(error) or type(error).__name__}") from error
 
 
 _EIGHT_BITS = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr"))
 
 
-def _check_pixels(height: int, width: int) -> None:
-    if height * width > GREATEST_IMAGE:
-        raise CorruptFileError(f"an image of {height} x {width} pixels; the limit is {GREATEST_IMAGE}")
+_TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF: a tile is allocated whole, even if the image is smaller
+
+
+def _webp_size(head: bytes) -> tuple[int, int]:
+    """Return height and width in the header of a WebP file, by the type of its first chunk."""
+    if head[12:16] == b"VP8X":
+        return 1 + int.from_bytes(head[27:30], "little"), 1 + int.from_bytes(head[24:27], "little")
+    if head[12:16] == b"VP8L":
+        bits = int.from_bytes(head[21:25], "little")
+        return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
+    return int.from_bytes(head[28:30], "little") & 0x3FFF, int.from_bytes(head[26:28], "little") & 0x3FFF
+
+
+def _check_pixels(height: int, width: int, limit: int) -> None:
+    if height * width > limit // _PIXEL_BYTES:
+        raise CorruptFileError(
+            f"an image of {height} x {width} pixels; the limit is {limit // _PIXEL_BYTES}, with max_record_bytes="
+            f"{limit:,} and {_PIXEL_BYTES} bytes for each"
+        )
 
 
 def _check_out(out: Array | None, height: int, width: int) -> None:
@@ -184,17 +255,15 @@ def _no_pixels() -> Array:
     return np.empty((0, 0, 3), np.uint8)
 
 
-_IMAGES = ("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "bmp", "webp", "gif", "tif", "tiff")
-
 DECODERS: Mapping[str, Decoder] = {
     decoder.name: decoder
     for decoder in (
         Decoder("bytes", bytes, empty=bytes, small=True),
         Decoder("cls", _integer, ("cls", "cls2"), small=True),
-        Decoder("image", decode_image, _IMAGES, _no_pixels),
-        Decoder("json", _json, ("json",), small=True),
+        Decoder("image", decode_image, tuple(IMAGE_KINDS), _no_pixels, limited=True),
+        Decoder("json", _json, ("json",), small=True, limited=True),
         Decoder("npy", parse_npy, ("npy",)),
-        Decoder("npz", npz.decode, ("npz",)),
+        Decoder("npz", npz.decode, ("npz",), limited=True),
         Decoder("txt", _text, ("txt", "text"), str, small=True),
     )
 }
@@ -218,3 +287,17 @@ def find_decoder(what: str | Callable[[bytes], Any], extension: str) -> Decoder:
             value=what,
         )
     return DECODERS[what]
+
+
+def for_extension(decoder: Decoder, extension: str, limit: int) -> Decoder:
+    """Return a decoder for components with an extension, within a limit on the memory of a record."""
+    if not decoder.limited:
+        return decoder
+    kind = IMAGE_KINDS.get(extension.rpartition(".")[2].lower()) if decoder.name == "image" else None
+    return _limited(decoder, kind, limit)
+
+
+@functools.cache  # so that extensions with equal decoders have the same one
+def _limited(decoder: Decoder, kind: str | None, limit: int) -> Decoder:
+    options: dict[str, Any] = {"limit": limit} if kind is None else {"limit": limit, "kind": kind}
+    return replace(decoder, decode=functools.partial(decoder.decode, **options), kind=kind)

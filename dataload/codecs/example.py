@@ -19,10 +19,19 @@ from typing import Any, Final
 
 import numpy as np
 
+from dataload._util.limits import FIELD_BYTES, MAX_RECORD_BYTES, check_size
 from dataload._util.optional import load_optional
 from dataload.codecs.layout import Layout, Span, columns_by_layout
 from dataload.codecs.npy import plain_array
-from dataload.codecs.wire import LENGTH, build_field, encode_varints, parse_packed, parse_varints, payload_span
+from dataload.codecs.wire import (
+    LENGTH,
+    build_field,
+    check_packed,
+    encode_varints,
+    parse_packed,
+    parse_varints,
+    payload_span,
+)
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.types import Array, Batch
 
@@ -40,24 +49,30 @@ _INTEGER: Final = np.dtype(np.int64)
 _MAX_BYTES = 2**31 - 1  # protobuf's limit
 
 
-def decode(data: bytes | memoryview) -> dict[str, Any]:
-    """Decode a serialized Example to its fields. Unusual layouts need protobuf."""
-    spans = _plain(data)
+def decode(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str, Any]:
+    """Decode a serialized Example to its fields, of at most `limit` bytes. Unusual layouts need protobuf."""
+    spans = _plain(data, limit)
     if spans is not None:
+        if _INTEGER.itemsize * len(data) > limit:
+            for kind, start, stop in spans.values():
+                if kind == _INT64:
+                    check_packed(data[start:stop], limit)
         try:
             return {name: _value(data, *span) for name, span in spans.items()}
         except CorruptFileError:  # protobuf gives the reason
             pass
-    return _decode_any(data)
+    return _decode_any(data, limit)
 
 
-def decode_batch(buffers: Sequence[bytes | memoryview], fields: Sequence[str] | None) -> Batch | None:
+def decode_batch(
+    buffers: Sequence[bytes | memoryview], fields: Sequence[str] | None, limit: int = MAX_RECORD_BYTES
+) -> Batch | None:
     """Decode serialized Examples, at least one, to columns; see `columns_by_layout`."""
-    return columns_by_layout(buffers, fields, _layout)
+    return columns_by_layout(buffers, fields, functools.partial(_layout, limit))
 
 
-def _layout(data: bytes | memoryview) -> Layout | None:
-    plain = _plain(data)
+def _layout(limit: int, data: bytes | memoryview) -> Layout | None:
+    plain = _plain(data, limit)
     if plain is None:
         return None
     layout: dict[str, Span] = {}
@@ -67,19 +82,19 @@ def _layout(data: bytes | memoryview) -> Layout | None:
         elif kind == _FLOAT:
             layout[name] = Span(start, stop, _FLOAT32, ((stop - start) // _FLOAT32.itemsize,))
         else:
-            shape = parse_packed(data[start:stop]).shape
+            shape = parse_packed(data[start:stop], limit).shape
             layout[name] = Span(start, stop, _INTEGER, shape, parse_varints, mask=0x80)
     return layout
 
 
-def _plain(data: bytes | memoryview) -> dict[str, tuple[int, int, int]] | None:
+def _plain(data: bytes | memoryview, limit: int) -> dict[str, tuple[int, int, int]] | None:
     """Return the spans of the values in an Example of the usual layout: name -> kind, start, stop.
 
     In that layout, each message has its fields once and in order, and each list is packed, or holds one bytes object.
     Anything else, valid or not, gives None. Each part must end where its parent ends, so every length is checked.
     """
     spans: dict[str, tuple[int, int, int]] = {}
-    end = len(data)
+    end, most = len(data), limit // FIELD_BYTES
     try:
         position, stop = payload_span(data, 1)
         if data[0] != _FIRST or stop != end:
@@ -99,6 +114,8 @@ def _plain(data: bytes | memoryview) -> dict[str, tuple[int, int, int]] | None:
                 return None
             spans[str(data[name:name_end], "utf-8")] = kind, start, stop
             position = entry_end
+            if len(spans) > most:
+                return None
     except (CorruptFileError, IndexError, KeyError, UnicodeDecodeError):
         return None
     return spans
@@ -113,7 +130,7 @@ def _value(data: bytes | memoryview, kind: int, start: int, stop: int) -> Any:
     return parse_packed(data[start:stop])
 
 
-def _decode_any(data: bytes | memoryview) -> dict[str, Any]:
+def _decode_any(data: bytes | memoryview, limit: int) -> dict[str, Any]:
     """Decode any valid Example by protobuf: parts in any order or repeated, unpacked lists, unknown fields."""
     parse, invalid = _parser()
     try:
@@ -121,6 +138,7 @@ def _decode_any(data: bytes | memoryview) -> dict[str, Any]:
     except invalid as error:
         raise CorruptFileError(f"not a tf.train.Example ({len(data)} bytes): {error}") from error
     record: dict[str, Any] = {}
+    check_size(FIELD_BYTES * len(features), limit, f"an Example of {len(features):,} features")
     for name in sorted(features):
         feature = features[name]
         kind = feature.WhichOneof("kind")

@@ -17,15 +17,19 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.limits import MAX_RECORD_BYTES
 from dataload._util.optional import load_optional
 from dataload.codecs.npy import parse_dtype, plain_array
 from dataload.errors import ConfigError, CorruptFileError
 
+_CLAIM_BYTES = 8 * 1024
+"""Bytes that are allocated for each claimed item of a list, before it is read, in lists nested as deep as possible."""
 
-def decode(data: bytes | memoryview) -> dict[str, Any]:
-    """Decode a msgpack map to its fields."""
+
+def decode(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str, Any]:
+    """Decode a msgpack map to its fields. Lists that only claim to be long take at most `limit` bytes."""
     try:
-        record = _msgpack().unpackb(data, object_hook=_array, strict_map_key=False)
+        record = _unpack(data, limit)
     except CorruptFileError:
         raise
     # msgpack raises ValueErrors, except for deep nesting and excessive lengths.
@@ -38,6 +42,18 @@ def decode(data: bytes | memoryview) -> dict[str, Any]:
         if not isinstance(name, str):
             raise CorruptFileError(f"names of fields must be strings; found {name!r:.80}")
     return record
+
+
+def _unpack(data: bytes | memoryview, limit: int) -> Any:
+    msgpack, options = _msgpack(), {"object_hook": _array, "strict_map_key": False}
+    if len(data) * _CLAIM_BYTES > limit:
+        try:
+            return msgpack.unpackb(data, **options, max_array_len=limit // _CLAIM_BYTES)
+        except ValueError:  # longer lists: all of their items must be there
+            unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+            unpacker.feed(data)
+            unpacker.skip()
+    return msgpack.unpackb(data, **options)
 
 
 def encode(record: Mapping[str, Any]) -> bytes:

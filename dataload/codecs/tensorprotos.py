@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dataload._util.limits import FIELD_BYTES, MAX_RECORD_BYTES, check_size
 from dataload.codecs.layout import Layout, Span, columns_by_layout
 from dataload.codecs.wire import (
     FIXED32,
@@ -51,6 +52,7 @@ DIMS, DATA_TYPE, _FLOAT_DATA, _INT32_DATA, BYTE_DATA, STRING_DATA, NAME = range(
 _DOUBLE_DATA, _INT64_DATA = 9, 10
 
 MAX_DIMS = 64  # numpy's limit
+_TEXT_BYTES = 192  # about what a span, bytes and their place in an array take for each text, besides its own bytes
 
 
 class DataType(NamedTuple):
@@ -115,21 +117,21 @@ _BY_DTYPE = {kind.dtype.str[1:]: number for number, kind in TYPES.items() if num
 _MAX_BYTES = 2**31 - 1  # protobuf's limit
 
 
-def decode(data: _Data) -> dict[str, Value]:
+def decode(data: _Data, limit: int = MAX_RECORD_BYTES) -> dict[str, Value]:
     """Decode serialized TensorProtos to fields, in the order of the bytes. The values belong to the caller."""
-    return {name: _value(data, name, tensor) for name, tensor in scan_record(data).items()}
+    return {name: _value(data, name, tensor, limit) for name, tensor in scan_record(data, limit).items()}
 
 
-def decode_batch(buffers: Sequence[_Data], fields: Sequence[str] | None) -> Batch | None:
+def decode_batch(buffers: Sequence[_Data], fields: Sequence[str] | None, limit: int = MAX_RECORD_BYTES) -> Batch | None:
     """Decode serialized TensorProtos, at least one record, to columns; see `columns_by_layout`."""
-    return columns_by_layout(buffers, fields, _layout)
+    return columns_by_layout(buffers, fields, partial(_layout, limit))
 
 
-def _layout(data: _Data) -> Layout | None:
+def _layout(limit: int, data: _Data) -> Layout | None:
     """Return the span of each tensor's values, if each is in one piece."""
     layout: dict[str, Span] = {}
-    for name, tensor in scan_record(data).items():
-        value = _value(data, name, tensor)
+    for name, tensor in scan_record(data, limit).items():
+        value = _value(data, name, tensor, limit)
         kind = TYPES[tensor.data_type]
         is_text = tensor.data_type == STRING
         span = tensor.values.get(kind.field, (0, 0))
@@ -151,7 +153,7 @@ def _narrow_varints(name: str, kind: DataType, rows: BytesArray) -> Array:
     return _narrow(parse_varints(rows), name, kind)
 
 
-def _value(data: _Data, name: str, tensor: Tensor) -> Value:
+def _value(data: _Data, name: str, tensor: Tensor, limit: int) -> Value:
     kind = TYPES.get(tensor.data_type)
     if kind is None:
         raise CorruptFileError(
@@ -164,7 +166,7 @@ def _value(data: _Data, name: str, tensor: Tensor) -> Value:
     if tensor.data_type == BYTE and not tensor.dims:
         return bytes(raw)
     if kind.is_varint:
-        array = _narrow(_varints(raw, name), name, kind)
+        array = _narrow(_varints(raw, name, limit), name, kind)
     elif len(raw) % kind.dtype.itemsize:
         raise CorruptFileError(
             f"tensor {name!r} has {len(raw)} bytes of {kind.name} data, not a multiple of {kind.dtype.itemsize}"
@@ -207,9 +209,9 @@ def _shaped(array: Array, name: str, tensor: Tensor, kind: DataType) -> Array:
     )
 
 
-def _varints(raw: _Data | bytearray, name: str) -> Int64Array:
+def _varints(raw: _Data | bytearray, name: str, limit: int) -> Int64Array:
     try:
-        return parse_packed(raw)
+        return parse_packed(raw, limit)
     except CorruptFileError as error:
         raise CorruptFileError(f"tensor {name!r}: {error}") from None
 
@@ -233,23 +235,25 @@ def _narrow(numbers: Int64Array, name: str, kind: DataType) -> Array:
     return narrow.view(np.float16) if kind.name == "FLOAT16" else narrow
 
 
-def scan_record(data: _Data) -> dict[str, Tensor]:
-    """Return the tensors of a record by field name, in the order of the bytes."""
+def scan_record(data: _Data, limit: int = MAX_RECORD_BYTES) -> dict[str, Tensor]:
+    """Return the tensors of a record by field name, in the order of the bytes, if they take at most `limit` bytes."""
     tensors: dict[str, Tensor] = {}
     position = 0
     for number, wire, start, stop in walk(data, 0, len(data), "TensorProtos"):
         if number != TENSOR or wire != LENGTH:
             continue
-        tensor = _scan_tensor(data, start, stop)
+        tensor = _scan_tensor(data, start, stop, limit)
         name = tensor.name if tensor.name and tensor.name not in tensors else str(position)
         if name in tensors:
             raise CorruptFileError(f"two tensors are called {name!r}, one by its name and one by its position")
         tensors[name] = tensor
         position += 1
+        if position * FIELD_BYTES > limit:
+            check_size(position * FIELD_BYTES, limit, f"a record of {position:,} tensors and more")
     return tensors
 
 
-def _scan_tensor(data: _Data, start: int, stop: int) -> Tensor:
+def _scan_tensor(data: _Data, start: int, stop: int, limit: int) -> Tensor:
     tensor = Tensor()
     for number, wire, first, last in walk(data, start, stop, "TensorProto"):
         if number == DIMS and wire == VARINT:
@@ -263,6 +267,8 @@ def _scan_tensor(data: _Data, start: int, stop: int) -> Tensor:
             tensor.values[number] = (first, last)
         elif number == STRING_DATA and wire == LENGTH:
             tensor.texts.append((first, last))
+            if len(tensor.texts) * _TEXT_BYTES > limit:
+                check_size(len(tensor.texts) * _TEXT_BYTES, limit, f"a tensor of {len(tensor.texts):,} texts and more")
         elif number == NAME and wire == LENGTH:
             tensor.name = _name(data, first, last)
         elif number == DIMS and wire == LENGTH:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload.errors import CorruptFileError
 from dataload.types import BytesArray, Int64Array
 
@@ -121,9 +122,15 @@ def parse_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     raise CorruptFileError(f"a varint at byte {position} of the record has more than {_MAX_BYTES} bytes")
 
 
-def parse_packed(data: bytes | bytearray | memoryview) -> Int64Array:
-    """Return consecutive numbers of any lengths, (n,) int64. Bits beyond the 64th are dropped, as protobuf does."""
+def parse_packed(data: bytes | bytearray | memoryview, limit: int = MAX_RECORD_BYTES) -> Int64Array:
+    """Return consecutive numbers of any lengths, (n,) int64. Bits beyond the 64th are dropped, as protobuf does.
+
+    Raises:
+        CorruptFileError: The data end within a number, or the numbers take more than `limit` bytes.
+    """
     packed = bytes(data)
+    if 8 * len(packed) > limit:
+        check_packed(packed, limit)
     if packed.isascii():  # numbers of one byte
         return np.frombuffer(packed, np.uint8).astype(np.int64)
     if len(packed) > _SHORT_BYTES:
@@ -141,6 +148,12 @@ def parse_packed(data: bytes | bytearray | memoryview) -> Int64Array:
     if shift:
         raise CorruptFileError(_CUT)
     return np.array(numbers, np.uint64).view(np.int64)
+
+
+def check_packed(data: bytes | memoryview, limit: int) -> None:
+    """Raise CorruptFileError if consecutive numbers take more than `limit` bytes as int64."""
+    count = int(np.count_nonzero(np.frombuffer(data, np.uint8) < 0x80))
+    check_size(8 * count, limit, f"a list of {count:,} integers")
 
 
 def parse_varints(rows: BytesArray) -> Int64Array:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dataload._util.optional import load_optional
-from dataload.codecs.decoders import DECODERS, decode_image, known_extension
+from dataload.codecs.decoders import IMAGE_KINDS, decode_image, known_extension
 from dataload.errors import ConfigError, CorruptFileError, closest
 from dataload.transforms import SampleContext
 
@@ -18,7 +18,17 @@ Handler: TypeAlias = Callable[[str, bytes], Any]
 # Extensions that WebDataset decodes in addition to dataload's, as the extension of dataload that means the same.
 _SYNONYMS = {"transcript": "txt", "index": "cls", "inx": "cls", "id": "cls", "jsn": "json"}
 _UNDECODED = frozenset(("cbor", "gz", "mp", "msg", "pickle", "pkl", "pth", "pyd", "tb", "ten"))
-_IMAGES = frozenset((*DECODERS["image"].extensions, "apng", "dib", "ico", "jfif", "jp2", "jpe", "pcx", "tga"))
+_IMAGES = {
+    **IMAGE_KINDS,
+    "apng": "PNG",
+    "dib": "DIB",
+    "ico": "ICO",
+    "jfif": "JPEG",
+    "jp2": "JPEG2000",
+    "jpe": "JPEG",
+    "pcx": "PCX",
+    "tga": "TGA",
+}
 # Type of the result (none is an array), colours (none is RGB), and "8" if values stay bytes.
 _SPECS = ["l", "l8", "rgb", "rgb8", "torch", "torchl", "torchl8", "torchrgb", "torchrgb8", "pil", "pill", "pilrgb"]
 
@@ -193,9 +203,10 @@ def image_handler(spec: str) -> Handler:
 
 
 def _image(spec: str, key: str, data: bytes) -> Any:
-    if key.rpartition(".")[2].lower() not in _IMAGES:
+    kind = _IMAGES.get(key.rpartition(".")[2].lower())
+    if kind is None:
         return None
-    image: Any = decode_image(data)
+    image: Any = decode_image(data, kind=kind)
     is_picture, is_grey = spec.startswith("pil"), spec.removeprefix("pil").rstrip("8").endswith("l")
     if is_picture or is_grey:
         pillow = load_optional("PIL.Image", needed_by=f"decode({spec!r})", extra="tar", package="pillow")

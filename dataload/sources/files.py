@@ -19,7 +19,7 @@ from dataload._util.fingerprint import digest
 from dataload._util.indexing import as_indices, split_by_shard
 from dataload._util.per_process import PerProcess
 from dataload.collate import default_collate, scatter_columns
-from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, closest
+from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, closest
 from dataload.sources.base import Location, Source, shard_of, spec_of
 from dataload.sources.options import Options, describe_value
 from dataload.storage import base_name, storage_of
@@ -271,6 +271,19 @@ class FileSource(Source[T_co]):
                 raise ConfigError(f"{path} has no field {name!r}: {closest(name, known)}", key="fields", value=name)
 
     def _read(self, indices: Int64Array) -> list[T_co]:
+        try:
+            return self._read_records(indices)
+        except MemoryError as error:
+            raise self._memory_error(indices) from error
+
+    def _memory_error(self, indices: Int64Array) -> SourceError:
+        return SourceError(
+            f"{self!r}: reading {len(indices)} records at once needs more memory than this process may have: read "
+            "fewer at once (batch_size), or lower max_record_bytes, so that larger ones are refused",
+            path=self._paths[0],
+        )
+
+    def _read_records(self, indices: Int64Array) -> list[T_co]:
         opened = self._data_set()
         if len(opened.ends) == 1:
             return opened.reader(0).read(indices, self._selected)
@@ -283,7 +296,10 @@ class FileSource(Source[T_co]):
     def read_batch(self, indices: Any, fields: Sequence[str] | None = None) -> Batch:
         """See `Source.read_batch`; here as well, so that a batch's way to its bytes leads through one file less."""
         rows = as_indices(indices, len(self))
-        return self._read_columns(rows, None if fields is None else tuple(fields)) if rows.size else {}
+        try:
+            return self._read_columns(rows, None if fields is None else tuple(fields)) if rows.size else {}
+        except MemoryError as error:
+            raise self._memory_error(rows) from error
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         opened = self._data_set()

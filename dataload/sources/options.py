@@ -1,9 +1,12 @@
 """Options of formats as frozen dataclasses, used by `open`, `create`, configs and the command line alike."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self
 
+from dataload._util.checks import check_count
+from dataload._util.limits import MAX_RECORD_BYTES
 from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.errors import ConfigError, closest
 
@@ -64,6 +67,31 @@ class CodecOptions(Options):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", resolve_codec(self.codec))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions(Options):
+    """Base class of the options for reading files that others may have written.
+
+    Attributes:
+        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
+    """
+
+    max_record_bytes: int = dataclasses.field(default=MAX_RECORD_BYTES, metadata={"content": False})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_record_bytes", check_count("max_record_bytes", self.max_record_bytes, least=1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecReadOptions(ReadOptions):
+    """Base class of the options for reading files whose records are bytes; see `CodecOptions` and `ReadOptions`."""
+
+    codec: CodecLike = None
+
+    def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
+        object.__setattr__(self, "codec", resolve_codec(self.codec, self.max_record_bytes))
 
 
 def _is_default(value: Any, default: Any) -> bool:

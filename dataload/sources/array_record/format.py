@@ -5,11 +5,11 @@ from typing import Any
 
 from dataload.sources.array_record.layout import SIGNATURE, parse_selection
 from dataload.sources.format import Format
-from dataload.sources.options import CodecOptions
+from dataload.sources.options import CodecOptions, CodecReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayRecordOptions(CodecOptions):
+class ArrayRecordOptions(CodecReadOptions):
     """Options for reading ArrayRecord files.
 
     Attributes:
@@ -21,6 +21,7 @@ class ArrayRecordOptions(CodecOptions):
             package compares otherwise.
         cache: Keep the table of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
+        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
     """
 
     reader_options: str | None = None

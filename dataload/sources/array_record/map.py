@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from dataload._util.limits import MAX_RECORD_BYTES, check_lengths
 from dataload.errors import CorruptFileError
 from dataload.sources.array_record.riegeli import (
     BLOCK_HEADER_BYTES,
@@ -35,24 +36,36 @@ class MappedRecords:
         file: The file.
         chunks: Its records.
         verify_hashes: Compare the hashes of chunk headers and of data, too.
+        limit: Most bytes of a record.
     """
 
-    def __init__(self, file: RecordFile, chunks: Chunks, *, verify_hashes: bool = False) -> None:
+    def __init__(
+        self, file: RecordFile, chunks: Chunks, *, verify_hashes: bool = False, limit: int = MAX_RECORD_BYTES
+    ) -> None:
         self._file = file
         self._chunks = chunks
         self._verify_hashes = verify_hashes
+        self._limit = limit
+        edges = chunks.edges
+        self._has_large = int(edges[-1] - edges[0]) > limit and int(np.diff(edges).max()) > limit
 
     @classmethod
     def open(
-        cls, path: str, *, mapped: bool = True, cache: bool = True, verify_hashes: bool = False
+        cls,
+        path: str,
+        *,
+        mapped: bool = True,
+        cache: bool = True,
+        verify_hashes: bool = False,
+        limit: int = MAX_RECORD_BYTES,
     ) -> MappedRecords | None:
-        """Open a file; None if only the package can read it (or report what is wrong with it)."""
+        """Open a file; None if only the package can read it, or report what is wrong with it."""
         file = storage_of(path).map(path, mapped=mapped)
         key = IndexKey.of("array_record", (path,)) if cache else None
         chunks = remember(
             key, lambda found: _unpack(found, file.size), lambda: parse_chunks(file.read, file.size), _pack
         )
-        return None if chunks is None else cls(file, chunks, verify_hashes=verify_hashes)
+        return None if chunks is None else cls(file, chunks, verify_hashes=verify_hashes, limit=limit)
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -79,9 +92,12 @@ class MappedRecords:
             None if a chunk does not look as the footer says.
 
         Raises:
-            CorruptFileError: The file is shorter now, or hashes are compared and differ.
+            CorruptFileError: The file is shorter now, a record has more bytes than the limit, or hashes are compared
+                and differ.
         """
         spans = self._chunks.spans(indices)
+        if self._has_large:
+            check_lengths(spans.lengths - spans.ahead, self._limit, indices, self._file.path)
         pieces = spans.pieces()
         # Packed one after another, the pieces of a chunk are the chunk.
         (block,), *_ = self._file.gather_ranges(pieces.offsets, pieces.lengths).parts()

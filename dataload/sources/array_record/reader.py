@@ -148,7 +148,13 @@ class _ArrayRecordFile(ShardReader[Any]):
             self._size = file.size
             check_head(file.read(0, len(SIGNATURE)), self._size, self.file)
         self._mapped = (
-            MappedRecords.open(self.file, mapped=options.map, cache=options.cache, verify_hashes=options.verify_hashes)
+            MappedRecords.open(
+                self.file,
+                mapped=options.map,
+                cache=options.cache,
+                verify_hashes=options.verify_hashes,
+                limit=options.max_record_bytes,
+            )
             if options.reader_options is None
             else None
         )

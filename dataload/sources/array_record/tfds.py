@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload.codecs import example
 from dataload.codecs.decoders import decode_image
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
@@ -46,6 +47,7 @@ class TfdsSource(ArrayRecordSource):
             are rounded as in TensorFlow Datasets.
         fields: Names of the features to read, in that order; None means all. A feature includes those inside it.
         reader_options: See `ArrayRecordSource`.
+        max_record_bytes: See `ArrayRecordSource`.
 
     Raises:
         SourceNotFoundError: The directory lacks ``dataset_info.json`` or ``features.json``.
@@ -71,6 +73,7 @@ class TfdsSource(ArrayRecordSource):
         split: str,
         fields: Sequence[str] | None = None,
         reader_options: str | None = None,
+        max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
         several = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
         if len(several) != 1:
@@ -91,8 +94,9 @@ class TfdsSource(ArrayRecordSource):
         super().__init__(
             [f"{join(self._directory, part.file)}[{part.start}:{part.stop}]" for part in parts],
             fields=fields,
-            codec=parse_features(_read_text(features), features, names=fields),
+            codec=parse_features(_read_text(features), features, names=fields, limit=max_record_bytes),
             reader_options=reader_options,
+            max_record_bytes=max_record_bytes,
         )
 
     def __repr__(self) -> str:
@@ -125,8 +129,8 @@ class _Tensor:
     shape: tuple[int, ...] = ()
     encoding: str = "none"
 
-    def decode(self, value: Any) -> Any:
-        values = self._values(value)
+    def decode(self, value: Any, limit: int) -> Any:
+        values = self._values(value, limit)
         if not self.shape:
             if len(values) != 1:
                 raise CorruptFileError(f"expected one value, found {len(values)}")
@@ -136,7 +140,7 @@ class _Tensor:
         except ValueError:
             raise CorruptFileError(f"{len(values)} values do not fill the shape {self.shape}") from None
 
-    def _values(self, value: Any) -> Array:
+    def _values(self, value: Any, limit: int) -> Array:
         """Return all values as a flat array of `dtype` that belongs to the caller."""
         if self.dtype == _TEXT:
             several: Any = [value] if isinstance(value, bytes) else value
@@ -145,7 +149,7 @@ class _Tensor:
             return np.fromiter(several, object, len(several))
         dtype = np.dtype(self.dtype)
         if self.encoding != "none":
-            return self._from_bytes(value, dtype)
+            return self._from_bytes(value, dtype, limit)
         if isinstance(value, list) and not value:  # the type of an empty list is unknown
             return np.empty(0, dtype)
         stored = np.dtype(np.float32 if dtype.kind == "f" else np.int64)
@@ -153,12 +157,14 @@ class _Tensor:
             raise CorruptFileError(f"expected numbers stored as {stored}, found {_describe(value)}")
         return value.view(dtype) if dtype == np.uint64 else value.astype(dtype, copy=False)
 
-    def _from_bytes(self, value: Any, dtype: np.dtype[Any]) -> Array:
+    def _from_bytes(self, value: Any, dtype: np.dtype[Any], limit: int) -> Array:
         if not isinstance(value, bytes):
             raise CorruptFileError(f"expected the bytes of an array, found {_describe(value)}")
         try:
-            data = zlib.decompress(value) if self.encoding == "zlib" else value
+            data = _inflate(value, limit) if self.encoding == "zlib" else value
             return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)
+        except CorruptFileError:
+            raise
         except (zlib.error, ValueError) as error:
             raise CorruptFileError(f"the bytes are not an array of {dtype}: {error}") from error
 
@@ -173,10 +179,10 @@ class _Image:
 
     shape: tuple[int, ...]
 
-    def decode(self, value: Any) -> Any:
+    def decode(self, value: Any, limit: int) -> Any:
         if not isinstance(value, bytes):
             raise CorruptFileError(f"expected an image as bytes, found {_describe(value)}")
-        image = decode_image(value)
+        image = decode_image(value, limit=limit)
         if self.shape[-1] == 1:
             if (image != image[..., :1]).any():
                 raise CorruptFileError("expected a grey image, found one with colours")
@@ -184,6 +190,15 @@ class _Image:
         if any(wanted not in (_UNKNOWN, found) for wanted, found in zip(self.shape, image.shape, strict=True)):
             raise CorruptFileError(f"expected an image of shape {self.shape}, found {image.shape}")
         return image
+
+
+def _inflate(value: bytes, limit: int) -> bytes:
+    stream = zlib.decompressobj()
+    data = stream.decompress(value, limit + 1)
+    check_size(len(data), limit, "the first part of a compressed array")
+    if not stream.eof:
+        raise zlib.error("incomplete or truncated stream")
+    return data
 
 
 def _describe(value: Any) -> str:
@@ -201,9 +216,11 @@ class FeaturesCodec:
 
     Attributes:
         features: By name, a decoder or the features inside a feature.
+        limit: Most bytes of memory that a decoded feature may take.
     """
 
     features: Mapping[str, _Feature]
+    limit: int = field(default=MAX_RECORD_BYTES, repr=False)  # the repr is part of fingerprints
 
     def decode(self, data: bytes | memoryview) -> dict[str, Any]:
         """Decode a record.
@@ -211,36 +228,39 @@ class FeaturesCodec:
         Raises:
             CorruptFileError: `data` is not an Example, or contradicts the features.
         """
-        return _decode(self.features, example.decode(data), "")
+        return _decode(self.features, example.decode(data, self.limit), "", self.limit)
 
     def encode(self, record: Mapping[str, Any]) -> bytes:  # noqa: ARG002 - the protocol's name
         """Raise a ConfigError, because only TensorFlow Datasets writes its data sets."""
         raise ConfigError("this codec only reads TensorFlow Datasets; write records with codec='example'", key="codec")
 
 
-def _decode(features: Mapping[str, _Feature], values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _decode(features: Mapping[str, _Feature], values: Mapping[str, Any], prefix: str, limit: int) -> dict[str, Any]:
     record: dict[str, Any] = {}
     for name, feature in features.items():
         key = prefix + name
         if isinstance(feature, Mapping):
-            record[name] = _decode(feature, values, f"{key}/")
+            record[name] = _decode(feature, values, f"{key}/", limit)
             continue
         if key not in values:
             raise CorruptFileError(f"the record has no feature {key!r}: {closest(key, values)}")
         try:
-            record[name] = feature.decode(values[key])
+            record[name] = feature.decode(values[key], limit)
         except CorruptFileError as error:
             raise CorruptFileError(f"feature {key!r}: {error}") from error
     return record
 
 
-def parse_features(text: str, path: str, *, names: Sequence[str] | None = None) -> FeaturesCodec:
+def parse_features(
+    text: str, path: str, *, names: Sequence[str] | None = None, limit: int = MAX_RECORD_BYTES
+) -> FeaturesCodec:
     """Return the codec of a data set.
 
     Args:
         text: Content of ``features.json``.
         path: The file, for error messages.
         names: Features to decode; None means all. The others may be of any type.
+        limit: Most bytes of memory that a decoded feature may take.
 
     Raises:
         ConfigError: There is no such feature.
@@ -252,7 +272,8 @@ def parse_features(text: str, path: str, *, names: Sequence[str] | None = None) 
         for name in names or ():
             if name not in known:
                 raise ConfigError(f"{path} has no feature {name!r}: {closest(name, known)}", key="fields", value=name)
-        return FeaturesCodec({name: _feature(known[name], name, path) for name in (known if names is None else names)})
+        chosen = known if names is None else names
+        return FeaturesCodec({name: _feature(known[name], name, path) for name in chosen}, limit)
     except DataloadError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -8,11 +8,11 @@ from dataload._util.checks import check_count
 from dataload.sources.format import Format
 from dataload.sources.lmdb.file import DATA_FILE, is_lmdb
 from dataload.sources.lmdb.snapshot import is_torchrecord
-from dataload.sources.options import CodecOptions, Options
+from dataload.sources.options import CodecOptions, CodecReadOptions, Options, ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LMDBOptions(CodecOptions):
+class LMDBOptions(CodecReadOptions):
     """Options for reading LMDB environments.
 
     Attributes:
@@ -22,6 +22,7 @@ class LMDBOptions(CodecOptions):
         cache: Keep the locations of a large environment's values in a hidden file, to open it faster next time.
         map: If False, read files with ``pread`` instead of mapping them into memory.
         verify_pages: Check all pages of the database when it is opened, also what reading does not depend on.
+        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
     """
 
     subdatabase: str | None = None
@@ -45,7 +46,7 @@ class LMDBWriterOptions(CodecOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchRecordOptions(Options):
+class TorchRecordOptions(ReadOptions):
     """Options for reading TorchRecord directories.
 
     Attributes:
@@ -53,6 +54,7 @@ class TorchRecordOptions(Options):
         cache: Keep the locations of a large directory's records in a hidden file, to open it faster next time.
         map: If False, read files with ``pread`` instead of mapping them into memory.
         verify_pages: Check all pages of the database when it is opened, also what reading does not depend on.
+        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
     """
 
     db_num: int | None = None

@@ -72,7 +72,7 @@ class _LMDBShard(LMDBShard[Any]):
             )
 
         snapshot, (table, key) = open_snapshot(path, parse, mapped=options.map)
-        super().__init__(snapshot, table.values)
+        super().__init__(snapshot, table.values, options.max_record_bytes)
         self.keys = table.keys
         self._codec = cast("Codec | None", options.codec)
         self._views = takes_views(self._codec)

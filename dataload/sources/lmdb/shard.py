@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from dataload._util.limits import check_lengths
 from dataload.codecs.layout import RecordTable
 from dataload.sources.files import FileSource, ShardReader
 from dataload.sources.gathered import GatheredTable
@@ -25,15 +26,18 @@ class LMDBShard(ShardReader[T_co]):
     Args:
         snapshot: What is read.
         values: Locations of its values.
+        limit: Most bytes of a value.
     """
 
     _fields: Mapping[str, FieldSpec]
 
-    def __init__(self, snapshot: Snapshot, values: Values) -> None:
+    def __init__(self, snapshot: Snapshot, values: Values, limit: int) -> None:
         self._snapshot = snapshot
         self._values = values
         self._path = snapshot.info.path
         self._fields = {}
+        self._limit = limit
+        self._has_large = bool(len(values.offsets)) and int(np.max(values.lengths)) > limit
 
     def __len__(self) -> int:
         return len(self._values.offsets)
@@ -51,10 +55,11 @@ class LMDBShard(ShardReader[T_co]):
         return self._values.offsets[indices]
 
     def _lengths(self, indices: Int64Array) -> Int64Array:
-        lengths = self._values.lengths
-        return (
-            np.full(len(indices), lengths, np.int64) if isinstance(lengths, int) else lengths[indices].astype(np.int64)
-        )
+        table = self._values.lengths
+        lengths = np.full(len(indices), table, np.int64) if isinstance(table, int) else table[indices].astype(np.int64)
+        if self._has_large:
+            check_lengths(lengths, self._limit, indices, self._path)
+        return lengths
 
     def _copies(self, file: RecordFile, indices: Int64Array) -> list[bytes]:
         """Return the stored values."""

@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 
 from dataload._util.decoding import decoding
+from dataload._util.limits import NO_MEMORY
 from dataload._util.stacking import split_records
 from dataload.codecs.codec import decode_batch, resolve_codec
-from dataload.codecs.tensorprotos import decode
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.base import select_fields, shard_of
@@ -23,8 +23,6 @@ from dataload.sources.lmdb.tree import Nodes, read_key, read_tree, subdatabases,
 from dataload.storage import RecordFile, absolute
 from dataload.storage.table_cache import CachedTable, IndexKey, store_cached
 from dataload.types import Array, Batch, Codec, Int64Array, Record
-
-_CODEC = cast("Codec", resolve_codec("tensorprotos"))
 
 
 class TorchRecordSource(LMDBFileSource[Record]):
@@ -96,7 +94,8 @@ class _TorchRecord(LMDBShard[Record]):
             )
 
         snapshot, (parts, key) = open_snapshot(path, parse, mapped=options.map)
-        super().__init__(snapshot, parts.values)
+        super().__init__(snapshot, parts.values, options.max_record_bytes)
+        self._codec = cast("Codec", resolve_codec("tensorprotos", options.max_record_bytes))
         self._ends, self._widths = parts.ends, parts.widths
         self._has_gaps = bool(len(self)) and int(parts.values.offsets.min()) < 0
         if key is not None:
@@ -107,14 +106,14 @@ class _TorchRecord(LMDBShard[Record]):
         with self._snapshot.reading() as file:
             values = self._together(file, indices)
             with decoding():
-                batch = decode_batch(_CODEC, values, fields)
+                batch = decode_batch(self._codec, values, fields)
                 return self._decode(values, indices, fields) if batch is None else split_records(batch, len(indices))
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         with self._snapshot.reading() as file:
             values = self._together(file, indices)
             with decoding():
-                batch = decode_batch(_CODEC, values, fields)
+                batch = decode_batch(self._codec, values, fields)
                 return default_collate(self._decode(values, indices, fields)) if batch is None else batch
 
     def key(self, index: int) -> str:
@@ -141,10 +140,11 @@ class _TorchRecord(LMDBShard[Record]):
         records: list[Record] = []
         for value, index in zip(values, indices.tolist(), strict=True):
             try:
-                record = decode(value)
-            except CorruptFileError as error:
+                record = self._codec.decode(value)
+            except (CorruptFileError, MemoryError) as error:
                 database, _, key = self.key(index).partition("/")
-                message = f"key {key} of sub-database {database}: {error}"
+                reason = error if isinstance(error, CorruptFileError) else NO_MEMORY
+                message = f"key {key} of sub-database {database}: {reason}"
                 raise CorruptFileError(message, path=self._path, index=index) from error
             records.append(record if fields is None else select_fields(record, fields))
         return records

@@ -4,17 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dataload.sources.format import Format
-from dataload.sources.options import Options
+from dataload.sources.options import ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyrahOptions(Options):
+class SyrahOptions(ReadOptions):
     """Options for reading Syrah files.
 
     Attributes:
         shapes: Shape of each record's array by field name, for files without shapes. One extent may be -1.
         cache: Keep the layout of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
+        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
     """
 
     shapes: Mapping[str, Sequence[int]] | None = None
@@ -22,6 +23,7 @@ class SyrahOptions(Options):
     map: bool = field(default=True, metadata={"content": False})
 
     def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
         shapes = {name: tuple(shape) for name, shape in (self.shapes or {}).items()}
         object.__setattr__(self, "shapes", shapes or None)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.limits import check_lengths
 from dataload._util.stacking import split_records, split_rows
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
@@ -45,7 +46,8 @@ class _SyrahFile(ShardReader[Record]):
         self._file = storage_of(path).map(path, mapped=options.map)
         parsed = load_columns(self._file, cache=options.cache)
         self._length = len(parsed[0].offsets)
-        self._columns = {column.name: _Reader(column, self._file, shapes.get(column.name)) for column in parsed}
+        limit = options.max_record_bytes
+        self._columns = {column.name: _Reader(column, self._file, shapes.get(column.name), limit) for column in parsed}
         for name in shapes:
             if name not in self._columns:
                 known = ", ".join(self._columns)
@@ -73,13 +75,15 @@ class _SyrahFile(ShardReader[Record]):
 class _Reader:
     """The values of one key; it only keeps tables for irregular offsets, sizes or shapes."""
 
-    def __init__(self, column: Column, file: RecordFile, shape: tuple[int, ...] | None) -> None:
+    def __init__(self, column: Column, file: RecordFile, shape: tuple[int, ...] | None, limit: int) -> None:
         self._file = file
         self._text = column.dtype == "str"
         self._bytes = column.is_bytes and shape is None
         self._dtype = np.dtype(np.uint8) if self._text else DTYPES[column.dtype]
         self._size = _constant(column.sizes)
         self._sizes = column.sizes if self._size is None else None
+        self._limit = limit
+        self._has_large = bool(len(column.sizes)) and int(column.sizes.max()) > limit
         self._shape = _fixed_shape(column, self._size) if shape is None else _resolve(shape, column, self._size, file)
         self._shapes = column.shapes if self._shape is None else None
         self._dim_ends = None if self._shapes is None else np.cumsum(self._shapes.ndim)
@@ -110,7 +114,7 @@ class _Reader:
 
     def _rows(self, indices: Int64Array) -> Array | None:
         """Return the values as one array; None if they are not arrays of one shape."""
-        if self._text or self._bytes or self._shape is None or self._size is None:
+        if self._text or self._bytes or self._shape is None or self._size is None or self._has_large:
             return None
         if self._offsets is None:
             data = self._file.gather_every(self._start, self._stride or 1, self._size, indices)
@@ -121,6 +125,8 @@ class _Reader:
     def _ranges(self, indices: Int64Array) -> BytesColumn:
         offsets = self._start + indices * (self._stride or 1) if self._offsets is None else self._offsets[indices]
         lengths = np.full(len(indices), self._size) if self._sizes is None else self._sizes[indices]
+        if self._has_large:
+            check_lengths(lengths, self._limit, indices, self._file.path)
         return self._file.gather_ranges(offsets, lengths)
 
     def _each(self, indices: Int64Array) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from dataload._util.checks import check_choice
 from dataload.sources.format import Format
-from dataload.sources.options import Options
+from dataload.sources.options import Options, ReadOptions
 from dataload.sources.tar.header import OnDamage, is_tar
 
 KEY = "__key__"
@@ -18,7 +18,7 @@ Missing: TypeAlias = Literal["error", "skip", "empty"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TarOptions(Options):
+class TarOptions(ReadOptions):
     """Options for reading tar archives.
 
     Attributes:
@@ -39,6 +39,8 @@ class TarOptions(Options):
         cache: Keep the sample table of a large archive in a hidden file for later runs; see
             `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
+        max_record_bytes: Most bytes of memory that a decoded file of a sample may take; a larger one is a
+            CorruptFileError.
     """
 
     index: str | PathLike[str] | Sequence[str | PathLike[str]] | Literal[False] | None = field(
@@ -53,6 +55,7 @@ class TarOptions(Options):
     map: bool = field(default=True, metadata={"content": False})
 
     def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
         check_choice("missing", self.missing, get_args(Missing))
         check_choice("on_damage", self.on_damage, get_args(OnDamage))
 

@@ -8,8 +8,9 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from dataload._util.decoding import decoding
+from dataload._util.limits import NO_MEMORY, check_lengths
 from dataload._util.stacking import split_records, split_rows
-from dataload.codecs.decoders import DECODERS, Decoder, decode_images, find_decoder, known_extension
+from dataload.codecs.decoders import DECODERS, Decoder, decode_images, find_decoder, for_extension, known_extension
 from dataload.codecs.npy import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
@@ -37,7 +38,8 @@ class TarSettings:
         """Return the decoder of components with an extension."""
         name = extension if self.options.case_sensitive else extension.lower()
         chosen = self.decoders.get(name) or self.decoders.get(name.rpartition(".")[2])
-        return chosen or (known_extension(name) if self.options.decode == "auto" else None) or DECODERS["bytes"]
+        chosen = chosen or (known_extension(name) if self.options.decode == "auto" else None) or DECODERS["bytes"]
+        return for_extension(chosen, name, self.options.max_record_bytes)
 
 
 def plan_decoders(options: TarOptions) -> dict[str, Decoder]:
@@ -73,7 +75,7 @@ class _Field:
 
     def only(self, name: str) -> bool:
         """Return whether the built-in decoder of that name decodes all of its values."""
-        return self.decoder is DECODERS[name] and not self.others
+        return self.decoder.name == name and not self.decoder.own and not self.others
 
 
 class TarReader(ShardReader[Record]):
@@ -108,6 +110,9 @@ class TarReader(ShardReader[Record]):
         self._planned: dict[str, _Field] = {}
         self._specs: dict[str, FieldSpec] | None = None
         self._kept: Int64Array | None = None  # numbers of the samples to read, if some are skipped
+        sizes = self._table.sizes
+        self._limit = settings.options.max_record_bytes
+        self._has_large = bool(len(sizes)) and int(sizes.max()) > self._limit
         if selected is not None and len(self._table):
             self._apply_missing(tuple(name for name in selected if name != KEY))
 
@@ -175,7 +180,7 @@ class TarReader(ShardReader[Record]):
     def _spec(self, field: _Field) -> FieldSpec:
         """Describe a field by its first component. The sizes of all components show whether shapes vary."""
         kind = field.decoder.name
-        if field.others or field.decoder.own:
+        if field.decoder.own or any(other.own or other.name != kind for other in field.others.values()):
             return _UNKNOWN
         if kind in _SPECS:
             return _SPECS[kind]
@@ -262,7 +267,7 @@ class TarReader(ShardReader[Record]):
         field = self._field(name)
         components = self._table.components(field.first, samples)
         if field.only("bytes") and int(components.min()) >= 0:
-            return self._file.gather_ranges(self._table.offsets(components), self._table.lengths(components))
+            return self._file.gather_ranges(*self._spans(components))
         rows = self._rows(field, components)
         if rows is not None:
             # like np.stack, which default_collate calls
@@ -290,21 +295,20 @@ class TarReader(ShardReader[Record]):
             return None
         if field.only("npy"):
             return self._arrays(components)
-        return self._images(components) if field.only("image") else None
+        return self._images(field, components) if field.only("image") else None
 
-    def _images(self, components: Int64Array) -> Array | None:
+    def _images(self, field: _Field, components: Int64Array) -> Array | None:
         """Return the images of components, (rows, height, width, 3), if all have one size; otherwise None."""
-        contents = self._file.gather_ranges(self._table.offsets(components), self._table.lengths(components))
+        contents = self._file.gather_ranges(*self._spans(components))
         with decoding():
-            return decode_images(list(contents.views()))
+            return decode_images(list(contents.views()), field.decoder.kind, self._limit)
 
     def _arrays(self, components: Int64Array) -> Array | None:
         """Return the arrays of .npy components, (rows, *shape), if all have the same header; otherwise None."""
-        sizes = self._table.lengths(components)
+        offsets, sizes = self._spans(components)
         size = int(sizes[0])
         if not size or bool((sizes != size).any()):
             return None
-        offsets = self._table.offsets(components)
         try:
             layout = npy_layout(self._file.read(int(offsets[0]), min(size, _HEADER_BYTES)))
         except CorruptFileError:
@@ -316,11 +320,19 @@ class TarReader(ShardReader[Record]):
             return None
         return layout.rows(self._file.gather(offsets + layout.start, layout.nbytes))
 
+    def _spans(self, components: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the offsets and sizes of components, all of which exist."""
+        sizes = self._table.lengths(components)
+        if self._has_large and int(sizes.max()) > self._limit:
+            samples = np.array([self._table.sample(component) for component in components.tolist()])
+            check_lengths(sizes, self._limit, samples, self._file.path)
+        return self._table.offsets(components), sizes
+
     def _decode(self, field: _Field, components: Int64Array) -> list[Any]:
         """Return the values of components, all of which exist."""
         if field.others:
             return self._decode_by_code(field, components)
-        offsets, lengths = self._table.offsets(components), self._table.lengths(components)
+        offsets, lengths = self._spans(components)
         if field.only("bytes"):
             return self._file.copies(offsets, lengths)
         contents: Any
@@ -355,6 +367,8 @@ class TarReader(ShardReader[Record]):
         """Return a decoder's error with the location of the component added."""
         sample = self._table.sample(component)
         what = f"field {field.name!r} of {self._key(sample)!r}"
+        if isinstance(error, MemoryError) and not field.decoder.own:
+            error = CorruptFileError(NO_MEMORY)
         if field.decoder.own or not isinstance(error, (CorruptFileError, UnsupportedFormatError)):
             error.add_note(f"while decoding {what} at byte {offset} of {self._file.path}")
             return error

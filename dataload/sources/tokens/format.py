@@ -12,7 +12,7 @@ from dataload._util.checks import check_choice, check_count
 from dataload.codecs.npy import npy_layout
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.format import Format
-from dataload.sources.options import Options
+from dataload.sources.options import ReadOptions
 from dataload.types import Array
 
 DocumentEnd: TypeAlias = Literal["across", "drop", "pad"]
@@ -22,7 +22,7 @@ COUNT_FIELD = "token_count"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenOptions(Options):
+class TokenOptions(ReadOptions):
     """Options for reading flat token files.
 
     Attributes:
@@ -39,6 +39,7 @@ class TokenOptions(Options):
         cache: Keep the ends of documents that `end_token` tells in a hidden file for later runs; see
             `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
+        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
     """
 
     window: int
@@ -53,6 +54,7 @@ class TokenOptions(Options):
     field: str = "tokens"
 
     def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
         object.__setattr__(self, "window", check_count("window", self.window, least=1))
         if self.stride is not None:
             object.__setattr__(self, "stride", check_count("stride", self.stride, least=1))
@@ -66,7 +68,9 @@ class TokenOptions(Options):
         if self.ends == "pad" and self.field == COUNT_FIELD:
             message = f'field is {COUNT_FIELD!r}, which ends="pad" uses for the number of real tokens: use another name'
             raise ConfigError(message, key="field", value=self.field)
-        _integer_dtype(self.dtype)
+        if self.window * self.stored.itemsize > self.max_record_bytes:
+            message = f"window is {self.window}, more tokens of {self.stored} than max_record_bytes allows"
+            raise ConfigError(f"{message}, {self.max_record_bytes:,}", key="window", value=self.window)
 
     @property
     def step(self) -> int:

@@ -242,7 +242,7 @@ CONTRADICTIONS = {
     "all are missing": lambda data: edit(data, lambda _: []),
     "one is renamed": lambda data: edit(data, lambda entries: [entries[0].replace(b"a.npy", b"z.npy"), *entries[1:]]),
     "two are exchanged": lambda data: edit(
-        data, lambda all: [all[0].replace(b"a.npy", b"b.npy"), all[1].replace(b"b.npy", b"a.npy"), all[2]]
+        data, lambda e: [e[0].replace(b"a.npy", b"b.npy"), e[1].replace(b"b.npy", b"a.npy"), e[2]]
     ),
     "bytes before": lambda data: b"GIF89a" + data,
     "another size": lambda data: data.replace(data[18:22], bytes(4), 1),

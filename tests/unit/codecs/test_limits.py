@@ -1,0 +1,193 @@
+"""What would take more memory than `max_record_bytes` is refused before it is allocated."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+import tracemalloc
+import zlib
+
+import msgpack
+import numpy as np
+import PIL.Image
+import pytest
+
+from dataload.codecs import example, tensorprotos
+from dataload.codecs import msgpack as msgpack_codec
+from dataload.codecs.codec import decode_batch, decode_records, resolve_codec
+from dataload.codecs.decoders import DECODERS, decode_image, decode_images, find_decoder, for_extension
+from dataload.codecs.wire import build_field
+from dataload.errors import CorruptFileError
+from dataload.sources.array_record.tfds import FeaturesCodec, parse_features
+
+TOO_LARGE = r"takes [\d,]+ bytes of memory, and max_record_bytes is {:,}: the file is damaged or malicious, unless you "
+
+
+def image(kind: str, side: int = 1_000) -> bytes:
+    stream = io.BytesIO()
+    PIL.Image.fromarray(np.zeros((side, side, 3), np.uint8)).save(stream, kind)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "gif", "webp", "tiff", "bmp", "ppm"])
+def test_images(kind):
+    data = image(kind)
+    message = (
+        r"an image of 1000 x 1000 pixels; the limit is 999999, with max_record_bytes=11,999,999 and 12 bytes for each"
+    )
+    with pytest.raises(CorruptFileError, match=message):
+        decode_image(data, limit=11_999_999)
+    assert decode_images([data, data], limit=11_999_999) is None
+    assert decode_image(data, limit=12_000_000).shape == (1_000, 1_000, 3)
+
+
+@pytest.mark.parametrize("options", [{"lossless": True}, {"quality": 50}, {"save_all": True, "loop": 1}])
+def test_the_size_of_a_webp_is_that_of_its_header(options):
+    stream = io.BytesIO()
+    frames = [PIL.Image.new("RGBA", (300, 200), colour) for colour in ("#f008", "#0f08")]
+    picture = frames[0] if "loop" in options else frames[0].convert("RGB")
+    picture.save(stream, "webp", **options, **({"append_images": frames[1:]} if "loop" in options else {}))
+    with pytest.raises(CorruptFileError, match="an image of 200 x 300 pixels; the limit is 59999"):
+        decode_image(stream.getvalue(), limit=12 * 60_000 - 1)
+    assert decode_image(stream.getvalue(), limit=12 * 60_000).shape == (200, 300, 3)
+
+
+def test_a_webp_that_claims_a_large_canvas_is_not_opened(monkeypatch):
+    chunk = b"VP8X" + struct.pack("<I", 10) + b"\x02\0\0\0" + (16_000).to_bytes(3, "little") * 2
+    monkeypatch.setattr(PIL.Image, "open", lambda *_, **__: pytest.fail("opened"))
+    with pytest.raises(CorruptFileError, match="an image of 16001 x 16001 pixels"):
+        decode_image(b"RIFF" + struct.pack("<I", 4 + len(chunk)) + b"WEBP" + chunk)
+
+
+def test_a_tiff_whose_tiles_are_larger_than_itself():
+    entries = [(256, 4, 8), (257, 4, 8), (258, 3, 8), (259, 3, 8), (262, 3, 1), (277, 3, 1), (322, 4, 60_000)]
+    entries += [(323, 4, 30_000), (324, 4, 200), (325, 4, 10)]
+    table = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
+    data = b"II*\0" + struct.pack("<IH", 8, len(entries)) + table + bytes(100)
+    with pytest.raises(CorruptFileError, match="an image of 30000 x 60000 pixels; the limit is 89478485"):
+        decode_image(data)
+
+
+def test_a_small_gif_of_a_large_picture_takes_little_memory():
+    code = (
+        "import io, resource, PIL.Image\n"
+        "from dataload.codecs.decoders import decode_image\n"
+        "from dataload.errors import CorruptFileError\n"
+        "stream = io.BytesIO(); PIL.Image.new('P', (9_000, 9_000)).save(stream, 'gif')\n"
+        "data = stream.getvalue(); assert len(data) < 200_000, len(data)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: decode_image(data, limit=64 << 20)\n"
+        "except CorruptFileError as error: print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 14)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1] == "True"
+    assert done.stdout.startswith("an image of 9000 x 9000 pixels; the limit is 5592405")
+
+
+def test_json():
+    data = b"[" + b"[]," * 10_000 + b"1]"
+    with pytest.raises(CorruptFileError, match=r"JSON of 30,003 bytes " + TOO_LARGE.format(900_000)):
+        for_extension(DECODERS["json"], "json", 900_000).decode(data)
+    assert len(for_extension(DECODERS["json"], "json", 32 * len(data)).decode(data)) == 10_001
+    tracemalloc.start()
+    DECODERS["json"].decode(data)
+    assert tracemalloc.get_traced_memory()[1] < 32 * len(data)
+    tracemalloc.stop()
+
+
+def test_lists_of_msgpack_that_only_claim_to_be_long():
+    data = b"\x81\xa1x" + (b"\xdd" + struct.pack(">I", 500_000)) * 500 + bytes(500_000)
+    tracemalloc.start()
+    with pytest.raises(CorruptFileError, match="invalid msgpack"):
+        msgpack_codec.decode(data, 10_000_000)
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+
+
+def test_long_lists_of_msgpack():
+    record = {"x": list(range(300_000)), "y": [[i] for i in range(1_000)]}
+    assert msgpack_codec.decode(msgpack.packb(record)) == record
+    assert msgpack_codec.decode(msgpack.packb(record), 10_000_000) == record
+
+
+def packed(count: int) -> np.ndarray:
+    return np.zeros(count, np.int64)  # one byte each
+
+
+@pytest.mark.parametrize("module", [example, tensorprotos])
+def test_integers_of_one_byte(module):
+    data = module.encode({"x": packed(10_000)})
+    match = r"a list of 10,000 integers " + TOO_LARGE.format(79_999)
+    with pytest.raises(CorruptFileError, match=match):
+        module.decode(data, 79_999)
+    assert module.decode_batch([data] * 4, None, 79_999) is None
+    assert module.decode_batch([data] * 4, None, 80_000)["x"].shape == (4, 10_000)
+    assert len(module.decode(data, 80_000)["x"]) == 10_000
+
+
+def test_tensors_and_texts():
+    with pytest.raises(CorruptFileError, match=r"a record of 196 tensors and more " + TOO_LARGE.format(100_000)):
+        tensorprotos.decode(b"\n\0" * 10_000, 100_000)
+    text = build_field(tensorprotos.STRING_DATA, b"")
+    with pytest.raises(CorruptFileError, match=r"a tensor of 521 texts and more " + TOO_LARGE.format(100_000)):
+        tensorprotos.decode(build_field(tensorprotos.TENSOR, text * 10_000), 100_000)
+
+
+def test_features_of_an_example():
+    data = example.encode({str(i): b"" for i in range(200)})
+    with pytest.raises(CorruptFileError, match=r"an Example of 200 features " + TOO_LARGE.format(100_000)):
+        example.decode(data, 100_000)
+    assert len(example.decode(data, 102_400)) == 200
+
+
+def zipped(value: bytes) -> bytes:
+    return example.encode({"x": zlib.compress(value)})
+
+
+FEATURES = """{"featuresDict": {"features": {"x": {"pythonClassName": "Tensor", "tensor": {
+    "shape": {"dimensions": ["-1"]}, "dtype": "uint8", "encoding": "zlib"}}}}}"""
+
+
+def test_compressed_tensors_of_tensorflow_datasets():
+    codec = parse_features(FEATURES, "features.json", limit=1_000_000)
+    assert len(codec.decode(zipped(bytes(1_000_000)))["x"]) == 1_000_000
+    tracemalloc.start()
+    with pytest.raises(
+        CorruptFileError, match="feature 'x': the first part of a compressed array " + TOO_LARGE.format(10**6)
+    ):
+        codec.decode(zipped(bytes(50_000_000)))
+    tracemalloc.stop()
+    with pytest.raises(CorruptFileError, match="incomplete or truncated stream"):
+        codec.decode(example.encode({"x": zlib.compress(bytes(1_000))[:-5]}))
+    assert repr(codec) == repr(FeaturesCodec(codec.features)), "fingerprints contain it"
+
+
+@pytest.mark.parametrize("name", ["tensorprotos", "example"])
+def test_codecs_have_the_limit(name):
+    codec = resolve_codec(name, 79_999)
+    data = codec.encode({"x": packed(10_000)})
+    with pytest.raises(CorruptFileError, match=r"^a\.bin, record 7: .*max_record_bytes is 79,999"):
+        decode_records(codec, [data], [7], "a.bin")
+    assert decode_batch(codec, [data] * 4, None) is None
+    assert decode_records(resolve_codec(codec, 80_000), [data], [7], "a.bin")[0]["x"].shape == (10_000,)
+    assert repr(codec) == repr(resolve_codec(name)), "fingerprints contain it"
+
+
+def test_memory_that_there_is_not(monkeypatch):
+    def fail(data):
+        raise MemoryError
+
+    with pytest.raises(CorruptFileError, match=r"a\.bin, record 7: codec .* raised MemoryError"):
+        decode_records(resolve_codec(fail), [b""], [7], "a.bin")
+    monkeypatch.setattr(tensorprotos, "scan_record", lambda *_: fail(b""))
+    message = "a.bin, record 7: decoding it needs more memory than this process may have: lower max_record_bytes"
+    with pytest.raises(CorruptFileError, match=message):
+        decode_records(resolve_codec("tensorprotos"), [b""], [7], "a.bin")
+
+
+def test_decoders_of_the_user_have_no_limit():
+    own = find_decoder(len, "x.npz")
+    assert for_extension(own, "x.npz", 1) is own

@@ -1,0 +1,181 @@
+"""`max_record_bytes` in every format that reads files: larger records are refused, and the others are read."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import dataload
+from dataload.cli.app import app
+from dataload.errors import ConfigError, CorruptFileError, SourceError
+from dataload.sources.files import FileSource, ShardReader
+from dataload.sources.registry import built_in_formats
+from dataload.sources.tokens.format import TokenOptions
+
+LIMIT = 1_000
+SIZES = [10, 800, 1_100, 10]
+BAD = 2
+TOO_LARGE = r"the record takes [\d,]+ bytes of memory, and max_record_bytes is 1,000: the file is damaged or malicious"
+FORMATS = [entry for entry in built_in_formats() if entry.takes_paths]
+
+
+def write(path, records, **options):
+    with dataload.create(path, **options) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+def bytes_of(size):
+    return bytes(size)
+
+
+def arrays_of(size):
+    return {"x": np.zeros(size, np.uint8)}
+
+
+CASES = {
+    "lmdb": ("a.lmdb", bytes_of, {}, {}),
+    "lmdb with a codec": ("b.lmdb", arrays_of, {"codec": "npz"}, {"codec": "npz"}),
+    "torchrecord": ("a.torchrecord", arrays_of, {}, {}),
+    "syrah": ("a.syr", arrays_of, {}, {}),
+    "syrah with text": ("a.syr", lambda size: {"x": "a" * size}, {}, {}),
+    "tar": ("a.tar", lambda size: {"x": bytes(size)}, {}, {}),
+    "tar with arrays": ("a.tar", arrays_of, {}, {"decode": "auto"}),
+    "tar with text": ("a.tar", lambda size: {"x": "a" * size}, {}, {"decode": "auto"}),
+    "array_record": ("a.array_record", bytes_of, {"options": "group_size:1,uncompressed"}, {}),
+    "array_record with a codec": (
+        "a.array_record", arrays_of, {"options": "group_size:1,uncompressed", "codec": "npz"}, {"codec": "npz"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_a_record_that_is_stored_in_more(tmp_path, case, mapped):
+    name, record, writing, reading = CASES[case]
+    # archives of numpy have some bytes more than their arrays
+    sizes = [size // 4 if "codec" in writing and size < LIMIT else size for size in SIZES]
+    path = write(tmp_path / name, map(record, sizes), **writing)
+    with dataload.open(path, **reading, map=mapped, max_record_bytes=LIMIT) as source:
+        good = [0, 1, 3]
+        assert len(source.read(good)) == 3
+        for read in (source.read, source.read_batch):
+            with pytest.raises(CorruptFileError, match=TOO_LARGE) as caught:
+                read([0, BAD, 1])
+            assert caught.value.index == BAD
+            assert str(path) in caught.value.path
+        with pytest.raises(CorruptFileError, match=TOO_LARGE):
+            source[BAD]
+    with dataload.open(path, **reading, map=mapped) as source:
+        assert len(source.read([BAD])) == 1
+        default = source.fingerprint()
+    with dataload.open(path, **reading, map=mapped, max_record_bytes=LIMIT) as source:
+        assert source.fingerprint() == default
+
+
+def test_records_of_one_length_of_syrah_and_lmdb(tmp_path):
+    for path in (
+        write(tmp_path / "a.syr", map(arrays_of, [1_100] * 5)),
+        write(tmp_path / "a.lmdb", [bytes(1_100)] * 5),
+    ):
+        source = dataload.open(path, max_record_bytes=LIMIT)
+        with pytest.raises(CorruptFileError, match=TOO_LARGE):
+            source.read_batch([1, 2])
+
+
+def test_a_sparse_archive_that_claims_much(tmp_path):
+    path = tmp_path / "a.tar"
+    info = tarfile.TarInfo("0.bin")
+    info.size = 1 << 40
+    with open(path, "wb") as file:
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+        file.truncate(512 + info.size + 1024)
+    with pytest.raises(
+        CorruptFileError, match=r"the record takes 1,099,511,627,776 bytes of memory, and max_record_bytes "
+    ):
+        dataload.open(path)[0]
+
+
+def test_a_codec_of_a_format_has_the_limit(tmp_path):
+    def zeros(size):
+        return {"x": np.zeros(size, np.int64)}
+
+    path = write(tmp_path / "a.torchrecord", map(zeros, [10, 900]))  # one byte each
+    source = dataload.open(path, max_record_bytes=LIMIT)
+    for read in (source.read, source.read_batch):
+        with pytest.raises(
+            CorruptFileError, match=r"key 1 of sub-database db0: .* a list of 900 integers takes 7,200 bytes"
+        ):
+            read([1])
+    path = write(tmp_path / "a.lmdb", map(zeros, [10, 900]), codec="example")
+    source = dataload.open(path, codec="example", max_record_bytes=LIMIT)
+    with pytest.raises(CorruptFileError, match="record 1: a list of 900 integers takes 7,200 bytes"):
+        source.read([0, 1])
+    stream = io.BytesIO()
+    np.savez_compressed(stream, x=np.zeros(10_000))
+    path = write(tmp_path / "a.tar", [{"x.npz": stream.getvalue()}])
+    with pytest.raises(CorruptFileError, match=r"field 'x' of '0+': an archive of 1 members takes 80,128 bytes"):
+        dataload.open(path, decode="auto", max_record_bytes=LIMIT).read([0])
+
+
+@pytest.mark.parametrize("entry", FORMATS, ids=lambda entry: entry.name)
+def test_every_format_has_the_option(entry):
+    required = {"window": 2} if entry.name == "tokens" else {}
+    assert entry.reader_options.parse(required, "x").max_record_bytes == 1 << 30
+    assert "max_record_bytes" not in entry.reader_options.parse({**required, "max_record_bytes": 5}, "x").content()
+    for wrong in (0, -1, 1.5, "1", True, None):
+        with pytest.raises(ConfigError, match="max_record_bytes must be an integer >= 1, got"):
+            entry.reader_options.parse({**required, "max_record_bytes": wrong}, "x")
+
+
+def test_windows_of_tokens():
+    assert TokenOptions(window=500, max_record_bytes=LIMIT).window == 500
+    with pytest.raises(ConfigError, match="window is 501, more tokens of uint16 than max_record_bytes allows, 1,000"):
+        TokenOptions(window=501, max_record_bytes=LIMIT)
+
+
+def test_configs_and_the_command_line_have_it(tmp_path):
+    path = write(tmp_path / "a.lmdb", map(bytes, SIZES))
+    table = {"source": {"path": str(path), "max_record_bytes": LIMIT}, "loader": {"batch_size": 4}}
+    with dataload.from_config(table) as loader, pytest.raises(dataload.WorkerError, match=TOO_LARGE):
+        list(loader)
+    with pytest.raises(ConfigError, match=r"source\.max_record_bytes is 0: expected a whole number >= 1"):
+        dataload.from_config(table, overrides=["source.max_record_bytes=0"])
+    done = CliRunner().invoke(app, ["verify", str(path), "-o", f"max_record_bytes={LIMIT}"])
+    assert done.exit_code == 1
+    assert "max_record_bytes is 1,000" in done.output.replace("\n", " ")
+    assert CliRunner().invoke(app, ["verify", str(path)]).exit_code == 0
+
+
+class Reader(ShardReader):
+    def __len__(self):
+        return 3
+
+    def read(self, indices, fields):
+        return np.empty((len(indices), 1 << 60), np.uint8)
+
+
+class Greedy(FileSource):
+    format_name = "greedy"
+
+    def _open_shard(self, path):
+        return Reader()
+
+
+@pytest.mark.parametrize("paths", [["a"], ["a", "b"]])
+def test_memory_that_there_is_not(paths):
+    source = Greedy(paths)
+    for read in (source.read, source.read_batch):
+        with pytest.raises(
+            SourceError,
+            match=r"Greedy\(.*\): reading 2 records at once needs more memory than this process may have: read fewer "
+            r"at once \(batch_size\), or lower max_record_bytes, so that larger ones are refused",
+        ) as caught:
+            read([0, 1])
+        assert isinstance(caught.value.__cause__, MemoryError)
+        assert caught.value.path == "a"

@@ -293,8 +293,12 @@ def for_extension(decoder: Decoder, extension: str, limit: int) -> Decoder:
     """Return a decoder for components with an extension, within a limit on the memory of a record."""
     if not decoder.limited:
         return decoder
-    kind = IMAGE_KINDS.get(extension.rpartition(".")[2].lower()) if decoder.name == "image" else None
-    return _limited(decoder, kind, limit)
+    return _limited(decoder, image_kind(extension) if decoder.name == "image" else None, limit)
+
+
+def image_kind(name: str) -> str | None:
+    """Return the format that a name, or an extension such as ``left.png``, says; None if it does not."""
+    return IMAGE_KINDS.get(name.rpartition(".")[2].lower())
 
 
 @functools.cache  # so that extensions with equal decoders have the same one

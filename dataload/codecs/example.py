@@ -87,7 +87,7 @@ def _layout(limit: int, data: bytes | memoryview) -> Layout | None:
     return layout
 
 
-def _plain(data: bytes | memoryview, limit: int) -> dict[str, tuple[int, int, int]] | None:
+def _plain(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str, tuple[int, int, int]] | None:
     """Return the spans of the values in an Example of the usual layout: name -> kind, start, stop.
 
     In that layout, each message has its fields once and in order, and each list is packed, or holds one bytes object.
@@ -130,7 +130,7 @@ def _value(data: bytes | memoryview, kind: int, start: int, stop: int) -> Any:
     return parse_packed(data[start:stop])
 
 
-def _decode_any(data: bytes | memoryview, limit: int) -> dict[str, Any]:
+def _decode_any(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str, Any]:
     """Decode any valid Example by protobuf: parts in any order or repeated, unpacked lists, unknown fields."""
     parse, invalid = _parser()
     try:

@@ -21,6 +21,7 @@ import numpy as np
 from dataload._util.checks import check_count
 from dataload._util.indexing import even_split
 from dataload._util.optional import load_optional
+from dataload.codecs.decoders import decode_image, image_kind
 from dataload.compat._tensor_protos import BYTE, message_class
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, Sequential
@@ -67,15 +68,15 @@ def default_data_process_func(data: str) -> Any:
 
     Raises:
         IndexError: There is no label.
+        CorruptFileError: The file is not an image of the format that its name says.
     """
-    pillow = load_optional("PIL.Image", needed_by="default_data_process_func", extra="tar", package="pillow")
     parts = data.split(" ")
     if len(parts) < 2:
         raise IndexError(f"a line of the data list must be 'path label', got {data!r}")
     message = message_class("TensorProtos")()
-    with pillow.open(parts[0]) as file:
-        image = file.convert("RGB")
-    message.protos.add(dims=image.size, data_type=BYTE, byte_data=image.tobytes())
+    with open(parts[0], "rb") as file:
+        image = decode_image(file.read(), kind=image_kind(parts[0]))
+    message.protos.add(dims=image.shape[1::-1], data_type=BYTE, byte_data=image.tobytes())
     message.protos.add(data_type=BYTE, byte_data=parts[1].encode())
     return message
 

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from os import PathLike, fspath
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
+import numpy as np
+
+from dataload._util.limits import check_lengths
 from dataload.codecs.codec import decode_batch, decode_records
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
@@ -143,6 +146,7 @@ class _ArrayRecordFile(ShardReader[Any]):
 
     def __init__(self, path: str, options: ArrayRecordOptions, *, has_fields: bool) -> None:
         self.file, self._first, stop = parse_selection(path)
+        self._limit: int = options.max_record_bytes
         self._codec = codec = cast("Codec | None", options.codec)
         with storage_of(self.file).open(self.file) as file:
             self._size = file.size
@@ -219,6 +223,8 @@ class _ArrayRecordFile(ShardReader[Any]):
                 raise _find_corrupt(reader, indices, self.file, error) from error
         if not all(data):
             self._check_empty(indices, data)
+        if max(map(len, data)) > self._limit:  # only the package knows before that
+            check_lengths(np.fromiter(map(len, data), np.int64), self._limit, indices, self.file)
         return data
 
     def _check_empty(self, indices: Int64Array, data: list[bytes]) -> None:

@@ -295,6 +295,19 @@ def test_other_wrong_arguments(tmp_path):
         TRSampler(path, 4, batch_size=0)
 
 
+def test_images_are_decoded_as_their_names_say(tmp_path):
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8))
+    for name in ("a.png", "a.bmp", "a.jpg", "a.gif"):
+        picture.save(tmp_path / name)
+        message = default_data_process_func(f"{tmp_path / name} 3")
+        with Image.open(tmp_path / name) as image:
+            assert message.protos[0].byte_data == image.convert("RGB").tobytes()
+            assert list(message.protos[0].dims) == [7, 5]
+    (tmp_path / "b.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")
+    with pytest.raises(CorruptFileError, match="named as JPEG cannot be decoded as such: its content is EPS"):
+        default_data_process_func(f"{tmp_path / 'b.jpg'} 3")
+
+
 def test_places_that_are_not_there():
     dataset = TRDataset(GOLDEN / "db4_39", record_num=2)
     for place in ((2, 0), (-1, -1)):

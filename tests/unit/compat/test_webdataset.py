@@ -10,11 +10,13 @@ import tarfile
 import warnings
 
 import numpy as np
+import PIL.Image
 import pytest
 
 import dataload
 import dataload.compat.webdataset as wds
-from dataload.errors import ConfigError, SourceNotFoundError, WorkerError
+from dataload.compat import _webdataset_stages as stages
+from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, WorkerError
 
 SAMPLES = 10
 
@@ -406,3 +408,16 @@ def test_processes_run_it(urls):
     data = wds.WebDataset(urls).shuffle(5).decode("rgb8").rename(image="jpg").to_tuple("image", "cls")
     with data as one, wds.WebLoader(data, batch_size=4, num_workers=1, executor="processes") as loader:
         assert [label for _, labels in loader for label in labels] == [label for _, label in one]
+
+
+@pytest.mark.parametrize("suffix", ["jfif", "jpe", "ico", "jp2", "pcx", "tga", "dib", "apng"])
+def test_other_images_are_decoded_as_their_names_say(suffix):
+    kind = {"jfif": "JPEG", "jpe": "JPEG", "jp2": "JPEG2000", "apng": "PNG"}.get(suffix, suffix)
+    stream = io.BytesIO()
+    PIL.Image.new("RGB", (16, 16), "red").save(stream, kind)
+    image = stages.image_handler("rgb8")(f".{suffix}", stream.getvalue())
+    assert image.shape == (16, 16, 3)
+    with pytest.raises(
+        CorruptFileError, match=r"an image that is named as .* cannot be decoded as such: its content is E"
+    ):
+        stages.image_handler("rgb8")(f".{suffix}", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")

@@ -48,6 +48,7 @@ CASES = {
     "tar with arrays": ("a.tar", arrays_of, {}, {"decode": "auto"}),
     "tar with text": ("a.tar", lambda size: {"x": "a" * size}, {}, {"decode": "auto"}),
     "array_record": ("a.array_record", bytes_of, {"options": "group_size:1,uncompressed"}, {}),
+    "array_record, compressed": ("a.array_record", bytes_of, {}, {}),
     "array_record with a codec": (
         "a.array_record", arrays_of, {"options": "group_size:1,uncompressed", "codec": "npz"}, {"codec": "npz"},
     ),

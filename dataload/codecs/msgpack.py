@@ -29,7 +29,10 @@ _CLAIM_BYTES = 8 * 1024
 def decode(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str, Any]:
     """Decode a msgpack map to its fields. Lists that only claim to be long take at most `limit` bytes."""
     try:
-        record = _unpack(data, limit)
+        if len(data) * _CLAIM_BYTES > limit:
+            record = _unpack_large(data, limit)
+        else:
+            record = _msgpack().unpackb(data, object_hook=_array, strict_map_key=False)
     except CorruptFileError:
         raise
     # msgpack raises ValueErrors, except for deep nesting and excessive lengths.
@@ -44,15 +47,14 @@ def decode(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str,
     return record
 
 
-def _unpack(data: bytes | memoryview, limit: int) -> Any:
+def _unpack_large(data: bytes | memoryview, limit: int) -> Any:
     msgpack, options = _msgpack(), {"object_hook": _array, "strict_map_key": False}
-    if len(data) * _CLAIM_BYTES > limit:
-        try:
-            return msgpack.unpackb(data, **options, max_array_len=limit // _CLAIM_BYTES)
-        except ValueError:  # longer lists: all of their items must be there
-            unpacker = msgpack.Unpacker(max_buffer_size=len(data))
-            unpacker.feed(data)
-            unpacker.skip()
+    try:
+        return msgpack.unpackb(data, **options, max_array_len=limit // _CLAIM_BYTES)
+    except ValueError:  # longer lists: all of their items must be there
+        unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+        unpacker.feed(data)
+        unpacker.skip()
     return msgpack.unpackb(data, **options)
 
 

@@ -30,7 +30,7 @@ def rewritten_error(path: str) -> CorruptFileError:
 
 @contextmanager
 def file_errors(path: str) -> Generator[None]:
-    """Translate the operating system's errors about `path`."""
+    """Translate the operating system's errors about `path`, and a lack of memory."""
     try:
         yield
     except FileNotFoundError as error:
@@ -41,6 +41,9 @@ def file_errors(path: str) -> Generator[None]:
         if isinstance(error, SourceError):
             raise
         raise SourceError(f"cannot read {path}: {error.strerror or error}", path=path) from error
+    except MemoryError as error:
+        message = f"cannot read {path}: this needs more memory than this process may have; the file may be damaged"
+        raise SourceError(message, path=path) from error
 
 
 def _nearest_directory(path: str) -> str:

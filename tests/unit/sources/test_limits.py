@@ -168,6 +168,14 @@ class Greedy(FileSource):
         return Reader()
 
 
+def test_memory_that_there_is_not_when_a_file_is_opened(monkeypatch):
+    monkeypatch.setattr(Greedy, "_open_shard", lambda *_: np.empty(1 << 60, np.uint8))
+    with pytest.raises(
+        SourceError, match="cannot read a: this needs more memory than this process may have; the file may"
+    ):
+        len(Greedy("a"))
+
+
 @pytest.mark.parametrize("paths", [["a"], ["a", "b"]])
 def test_memory_that_there_is_not(paths):
     source = Greedy(paths)

@@ -24,7 +24,10 @@ from dataload.errors import ConfigError, CorruptFileError, MissingDependencyErro
 from dataload.types import Array
 
 _PIXEL_BYTES = 12
-"""Most that decoding takes: Pillow's pixels in the file's mode and in RGB, and ours. Pillow's own limit has it, too."""
+"""Most that decoding takes: Pillow's pixels, a copy of them as bytes, and ours. Pillow's own limit has it, too."""
+
+_WEBP_PIXEL_BYTES = 24
+"""The same for WebP, whose decoder has two pictures of its own."""
 
 _JSON_BYTES = 32
 """Most that the values of JSON take for each byte of text: an empty list or table, and the place in its list."""
@@ -104,7 +107,7 @@ def decode_image(
         data: The file.
         out: C-contiguous memory of the image's size and dtype to decode into, which is then what is returned.
         kind: The format that the image must have, as Pillow calls it; None for any of `IMAGE_KINDS`.
-        limit: Most bytes of memory that decoding may take, 12 per pixel.
+        limit: Most bytes of memory that decoding may take: 12 for each pixel, 24 in WebP.
     """
     magic = _MAGIC.match(data)
     found = None if magic is None else magic.lastgroup
@@ -200,7 +203,7 @@ def _decode_with_pillow(data: bytes | memoryview, out: Array | None, kind: str |
     pillow = load_optional("PIL.Image", needed_by="decoding images", extra="tar", package="pillow")
     try:
         if kind == "WEBP":  # whose frames are allocated when it is opened
-            _check_pixels(*_webp_size(bytes(data[:30])), limit)
+            _check_pixels(*_webp_size(bytes(data[:30])), limit, _WEBP_PIXEL_BYTES)
         with pillow.open(io.BytesIO(data), formats=(kind,)) as image:
             _check_pixels(image.height, image.width, limit)
             tags = getattr(image, "tag_v2", {}) if kind == "TIFF" else {}
@@ -211,7 +214,10 @@ def _decode_with_pillow(data: bytes | memoryview, out: Array | None, kind: str |
                     "a function of your own"
                 )
             _check_out(out, image.height, image.width)
-            pixels = image if image.mode == "RGB" else image.convert("RGB")
+            pixels = image
+            if image.mode != "RGB":
+                pixels = image.convert("RGB")
+                image.close()  # frees its pixels
             if out is None:
                 return np.array(pixels)
             out[:] = np.asarray(pixels)
@@ -238,11 +244,11 @@ def _webp_size(head: bytes) -> tuple[int, int]:
     return int.from_bytes(head[28:30], "little") & 0x3FFF, int.from_bytes(head[26:28], "little") & 0x3FFF
 
 
-def _check_pixels(height: int, width: int, limit: int) -> None:
-    if height * width > limit // _PIXEL_BYTES:
+def _check_pixels(height: int, width: int, limit: int, each: int = _PIXEL_BYTES) -> None:
+    if height * width > limit // each:
         raise CorruptFileError(
-            f"an image of {height} x {width} pixels; the limit is {limit // _PIXEL_BYTES}, with max_record_bytes="
-            f"{limit:,} and {_PIXEL_BYTES} bytes for each"
+            f"an image of {height} x {width} pixels; the limit is {limit // each}, with max_record_bytes={limit:,} and "
+            f"{each} bytes for each"
         )
 
 

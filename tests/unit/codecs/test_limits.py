@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import subprocess
 import sys
@@ -33,14 +34,36 @@ def image(kind: str, side: int = 1_000) -> bytes:
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "gif", "webp", "tiff", "bmp", "ppm"])
 def test_images(kind):
-    data = image(kind)
+    data, each = image(kind), 24 if kind == "webp" else 12
+    limit = 1_000_000 * each
     message = (
-        r"an image of 1000 x 1000 pixels; the limit is 999999, with max_record_bytes=11,999,999 and 12 bytes for each"
+        f"an image of 1000 x 1000 pixels; the limit is 999999, with max_record_bytes={limit - 1:,} and {each} bytes"
     )
     with pytest.raises(CorruptFileError, match=message):
-        decode_image(data, limit=11_999_999)
-    assert decode_images([data, data], limit=11_999_999) is None
-    assert decode_image(data, limit=12_000_000).shape == (1_000, 1_000, 3)
+        decode_image(data, limit=limit - 1)
+    assert decode_images([data, data], limit=limit - 1) is None
+    assert decode_image(data, limit=limit).shape == (1_000, 1_000, 3)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="the peak of a process is in /proc")
+@pytest.mark.parametrize("kind", ["jpeg", "png", "gif", "webp", "tiff", "bmp"])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "CMYK"])
+def test_decoding_takes_no_more_than_the_limit(tmp_path, kind, mode):
+    side = 3_000
+    try:
+        PIL.Image.new(mode, (side, side)).save(tmp_path / "a", kind, **({"lossless": True} if kind == "webp" else {}))
+    except (OSError, ValueError):
+        pytest.skip(f"{kind} has no {mode}")
+    code = (
+        "import sys, PIL.Image, simplejpeg\n"
+        "from dataload.codecs.decoders import decode_image\n"
+        "PIL.Image.init()\n"
+        "data = open(sys.argv[1], 'rb').read()\n"
+        "peak = lambda: int(next(line for line in open('/proc/self/status') if 'VmHWM' in line).split()[1]) << 10\n"
+        "before = peak(); decode_image(data); print(peak() - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < (24 if kind == "webp" else 12.5) * side**2
 
 
 @pytest.mark.parametrize("options", [{"lossless": True}, {"quality": 50}, {"save_all": True, "loop": 1}])
@@ -50,8 +73,8 @@ def test_the_size_of_a_webp_is_that_of_its_header(options):
     picture = frames[0] if "loop" in options else frames[0].convert("RGB")
     picture.save(stream, "webp", **options, **({"append_images": frames[1:]} if "loop" in options else {}))
     with pytest.raises(CorruptFileError, match="an image of 200 x 300 pixels; the limit is 59999"):
-        decode_image(stream.getvalue(), limit=12 * 60_000 - 1)
-    assert decode_image(stream.getvalue(), limit=12 * 60_000).shape == (200, 300, 3)
+        decode_image(stream.getvalue(), limit=24 * 60_000 - 1)
+    assert decode_image(stream.getvalue(), limit=24 * 60_000).shape == (200, 300, 3)
 
 
 def test_a_webp_that_claims_a_large_canvas_is_not_opened(monkeypatch):

@@ -55,9 +55,12 @@ from dataload.testing.compare import difference
 GOLDEN = Path(__file__).parents[1] / "golden"
 MOST_RECORDS = 16
 OPENING_BYTES = 64 << 20  # beside twice the size of the file
+RECORD_BYTES = 1 << 24
 READING_BYTES = 1 << 30
 PACKAGE_BYTES = 8 << 30  # of address space, which array_record's threads reserve: it crashes or hangs if it gets none
 LONGEST_SEED = 400_000
+
+READING = {"cache": False, "max_record_bytes": RECORD_BYTES}
 
 Target = Callable[[bytes], None]
 
@@ -69,10 +72,15 @@ def same(got, want, what):
 
 
 def outcome(call):
-    """What it gives, or that it refuses."""
+    """What it gives, or that it refuses; it must know why before memory is exhausted."""
     try:
         return call()
-    except (SourceError, ConfigError):
+    except (SourceError, ConfigError) as error:
+        cause = error
+        while cause is not None:
+            if isinstance(cause, MemoryError):
+                raise AssertionError("it takes too much memory") from error
+            cause = cause.__cause__
         return "refused"
 
 
@@ -118,7 +126,10 @@ def read_all(source, size, more=0):
     with source, suppress(SourceError, ConfigError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with little_memory(2 * size + OPENING_BYTES + more):
-            indices = list(range(min(len(source), MOST_RECORDS)))
+            length = outcome(lambda: len(source))
+        if length == "refused":
+            return
+        indices = list(range(min(length, MOST_RECORDS)))
         with little_memory(READING_BYTES + more):
             together = outcome(lambda: source.read(indices))
             one_by_one = [outcome(lambda index=index: source[index]) for index in indices]
@@ -156,7 +167,8 @@ def original_fields():
 
 def run_npz(data):
     """Each member has a checksum: no value of the seeds is served altered."""
-    record = outcome(lambda: npz.decode(data))
+    with little_memory(OPENING_BYTES):
+        record = outcome(lambda: npz.decode(data, RECORD_BYTES))
     if record != "refused":
         for name, value in record.items():
             known = [fields[name] for fields in original_fields() if name in fields]
@@ -166,8 +178,9 @@ def run_npz(data):
 
 def run_codec(decode, decode_batch):
     def run(data):
-        record = outcome(lambda: decode(data))
-        batch = outcome(lambda: decode_batch([data, data], None))
+        with little_memory(4 * OPENING_BYTES):
+            record = outcome(lambda: decode(data, RECORD_BYTES))
+            batch = outcome(lambda: decode_batch([data, data], None, RECORD_BYTES))
         if batch is not None and not isinstance(batch, str):
             if record == "refused":
                 raise AssertionError("the batch is read, the record refused")
@@ -181,13 +194,15 @@ def run_caffe2(data):
 
 
 def run_msgpack(data):
-    outcome(lambda: msgpack.decode(data))
+    with little_memory(4 * OPENING_BYTES):
+        outcome(lambda: msgpack.decode(data, RECORD_BYTES))
 
 
 def run_image(data):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        outcome(lambda: DECODERS["image"].decode(data))
+        with little_memory(OPENING_BYTES):
+            outcome(lambda: DECODERS["image"].decode(data, limit=RECORD_BYTES))
 
 
 def run_text(data):
@@ -204,7 +219,7 @@ def run_detect(data):
 
 
 def run_syrah(data):
-    read_all(SyrahSource(as_file(data, "x.syr"), cache=False), len(data))
+    read_all(SyrahSource(as_file(data, "x.syr"), **READING), len(data))
 
 
 def run_tar(data):
@@ -225,7 +240,7 @@ def run_tar(data):
             )
             same(by_index, scanned, "records by the index")
     path.with_suffix(".idx").unlink(missing_ok=True)
-    read_all(TarSource(path, index=False, decode="auto", cache=False), len(data))
+    read_all(TarSource(path, index=False, decode="auto", **READING), len(data))
 
 
 def whole(members):
@@ -284,7 +299,7 @@ def run_archive_and_index(data):
     path = small_archive()
     index = as_file(data, "other.idx")
     for verify in (True, False):
-        read_all(TarSource(path, index=index, verify_index=verify, cache=False), path.stat().st_size + len(data))
+        read_all(TarSource(path, index=index, verify_index=verify, **READING), path.stat().st_size + len(data))
 
 
 def run_index_cache(data):
@@ -339,7 +354,7 @@ def run_array_record(data):
     if riegeli.parse_chunks(lambda offset, length: data[offset : offset + length], len(data)) is not None:
         path = as_file(data, "x.array_record")
         for verify in (False, True):
-            read_all(ArrayRecordSource(path, verify_hashes=verify, cache=False), len(data), PACKAGE_BYTES)
+            read_all(ArrayRecordSource(path, verify_hashes=verify, **READING), len(data), PACKAGE_BYTES)
 
 
 @cache
@@ -382,14 +397,14 @@ def run_lmdb_file(data):
     trees = outcome(lambda: list_subdatabases(str(path)))
     names = [] if isinstance(trees, str) else [tree.name.decode(errors="replace") for tree in trees[:3]]
     for name in (None, *names):
-        read_all(LMDBSource(path, subdatabase=name, cache=False), len(data))
+        read_all(LMDBSource(path, subdatabase=name, **READING), len(data))
         outcome(lambda name=name: len(LMDBSource(path, subdatabase=name, verify_pages=True)))
-    read_all(TorchRecordSource(path, cache=False), len(data))
+    read_all(TorchRecordSource(path, **READING), len(data))
 
 
 def run_tokens(data):
-    options = {"window": 3, "dtype": "uint16", "cache": False}
-    read_all(TokenSource(as_file(data, "x.npy"), window=3, stride=2, cache=False), len(data))
+    options = {"window": 3, "dtype": "uint16", **READING}
+    read_all(TokenSource(as_file(data, "x.npy"), window=3, stride=2, **READING), len(data))
     read_all(TokenSource(as_file(data, "x.bin"), **options), len(data))
     read_all(TokenSource(as_file(data, "x.bin"), **options, end_token=7, ends="pad"), len(data))
 

@@ -32,6 +32,7 @@ from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.write_environment import NewEnvironment
 from dataload.storage import storage_of
 from dataload.storage.errors import file_errors
+from dataload.storage.local.regular import open_regular
 from dataload.types import Int64Array
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def default_data_process_func(data: str) -> Any:
     if len(parts) < 2:
         raise IndexError(f"a line of the data list must be 'path label', got {data!r}")
     message = message_class("TensorProtos")()
-    with open(parts[0], "rb") as file:
+    with open(open_regular(parts[0]), "rb") as file:
         image = decode_image(file.read(), kind=image_kind(parts[0]))
     message.protos.add(dims=image.shape[1::-1], data_type=BYTE, byte_data=image.tobytes())
     message.protos.add(data_type=BYTE, byte_data=parts[1].encode())
@@ -132,7 +133,7 @@ class Writer:
 
     def parse_data_list(self) -> list[str]:
         """Return the lines in the order in which to write them."""
-        with file_errors(self.data_list), open(self.data_list) as stream:
+        with file_errors(self.data_list), open(open_regular(self.data_list)) as stream:
             lines = [line.strip() for line in stream]
         if self.shuffle:
             random.shuffle(lines)

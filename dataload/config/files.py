@@ -17,6 +17,7 @@ from dataload.config.references import REFERENCE_PATTERN
 from dataload.errors import ConfigError
 from dataload.sources.find import split_prefix
 from dataload.sources.registry import get_format
+from dataload.storage.local.text import read_text
 
 _MOST_CHARACTERS = 4 << 20  # of a file
 _MOST_LEVELS = 64  # of tables and lists in each other
@@ -39,8 +40,7 @@ def read_file(path: str) -> dict[str, Any]:
         message = f"{path}: the name of a config ends in {', '.join(_SUFFIXES)}, not {suffix!r}"
         raise ConfigError(message, key="config", value=path)
     try:
-        with open(path, encoding="utf-8") as stream:
-            text = stream.read(_MOST_CHARACTERS + 1)
+        text = read_text(path, _MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error.reason})"
         raise ConfigError(f"cannot read the config {path}: {reason}", key="config", value=path) from error

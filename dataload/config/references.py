@@ -5,6 +5,7 @@ from typing import Any
 
 from dataload.codecs.npy import parse_npy
 from dataload.errors import ConfigError, CorruptFileError, closest
+from dataload.storage.local.regular import open_regular
 from dataload.types import Array
 
 NPY_PATTERN = r"\.npy$"
@@ -40,7 +41,7 @@ def read_array(path: str, key: str) -> Array:
         ConfigError: The file cannot be read, or does not hold an array of one dimension.
     """
     try:
-        with open(path, "rb") as stream:
+        with open(open_regular(path), "rb") as stream:
             array = parse_npy(stream.read())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", key=key, value=path) from error

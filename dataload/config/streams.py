@@ -15,6 +15,7 @@ from dataload.config.samplers import BuildContext, SamplerSection, kind_of
 from dataload.errors import ConfigError
 from dataload.samplers import BatchPlanner
 from dataload.sources.sequences import sequence_lengths
+from dataload.storage.local.regular import open_regular
 from dataload.streams import MultiStreamLoader, RowMixture, StreamSampler
 
 _WAYS = ("lengths", "field", "key", "shards")
@@ -103,7 +104,7 @@ class IteratorsConfig(SamplerSection):
         if re.match(REFERENCE_PATTERN, self.sequences):
             return resolve_reference(self.sequences, "sampler.sequences")()
         try:
-            with open(self.sequences, encoding="utf-8") as stream:
+            with open(open_regular(self.sequences), encoding="utf-8") as stream:
                 return [line.strip() for line in stream if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error.reason})"

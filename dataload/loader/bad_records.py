@@ -17,6 +17,7 @@ from dataload.storage.local.text import append_text, read_text
 from dataload.types import Int64Array
 
 _SHOWN_ITEMS = 3
+_LINE_BEGINS = '{"epoch": '
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +147,16 @@ def _read_report(path: str, source: Any, length: int) -> list[int]:
     except (OSError, UnicodeDecodeError) as error:
         raise wrong(f" cannot be read: {getattr(error, 'strerror', None) or error}") from error
     found: set[int] = set()
+    torn: list[int] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             entry: Any = json.loads(line)
         except ValueError as error:
+            if line.startswith(_LINE_BEGINS) or _LINE_BEGINS.startswith(line):
+                torn.append(number)
+                continue
             raise wrong(f", line {number}: {error}") from error
         index: Any = entry.get("index") if isinstance(entry, dict) else None
         if not _is_index(index, length):
@@ -161,6 +166,13 @@ def _read_report(path: str, source: Any, length: int) -> list[int]:
             if differs:
                 raise wrong(f", line {number} is about other data: record {index} is {differs}")
             found.add(index)
+    if torn:
+        warnings.warn(
+            f"exclude: {path} has incomplete lines, as a full disk leaves them, and their records are not excluded: "
+            f"{', '.join(map(str, torn[:_SHOWN_ITEMS]))}{', ...' if len(torn) > _SHOWN_ITEMS else ''}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return list(found)
 
 

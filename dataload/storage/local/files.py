@@ -18,6 +18,7 @@ from dataload.storage.core import can_map
 from dataload.storage.errors import file_errors
 from dataload.storage.local.mapped import MappedFile
 from dataload.storage.local.parts import Part, remove
+from dataload.storage.local.regular import open_regular
 from dataload.storage.local.reopened import FileIdentity
 from dataload.storage.local.unmapped import UnmappedFile
 from dataload.storage.records import RecordFile
@@ -37,7 +38,7 @@ class LocalFile:
     def __init__(self, path: str) -> None:
         self.path = path
         with file_errors(path):
-            self._stream = open(path, "rb", buffering=0)  # noqa: SIM115 - closed in `close`
+            self._stream = open(open_regular(path), "rb", buffering=0)  # noqa: SIM115 - closed in `close`
         self._descriptor = self._stream.fileno()
         self.size = os.fstat(self._descriptor).st_size
 
@@ -101,7 +102,7 @@ class LocalStorage:
 
     def read(self, path: str) -> bytes:
         """See `Storage.read`."""
-        with file_errors(path), open(path, "rb") as stream:
+        with file_errors(path), open(open_regular(path), "rb") as stream:
             return stream.read()
 
     def read_ranges(self, path: str, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:

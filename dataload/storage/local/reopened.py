@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from dataload.storage.errors import changed_error, file_errors, rewritten_error
+from dataload.storage.local.regular import open_regular
 from dataload.storage.records import RecordFile
 
 
@@ -41,7 +42,7 @@ class Handle:
     __slots__ = ("__weakref__", "descriptor", "identity")
 
     def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.descriptor = open_regular(path)
         weakref.finalize(self, os.close, self.descriptor).atexit = False  # threads may still be reading at exit
         self.identity = FileIdentity.of(os.fstat(self.descriptor))
 

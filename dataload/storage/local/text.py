@@ -2,16 +2,22 @@
 
 import os
 
+from dataload.storage.local.regular import open_regular
+
 
 def append_text(path: str, text: str) -> None:
-    """Append `text` as UTF-8 to a file, which is created if needed, in one write, so that processes can share the file.
+    """Append lines as UTF-8 to a file, which is created if needed, in one write, so that processes can share the file.
+
+    They begin on a fresh line even if an earlier one was written in part, on a full disk for example.
 
     Raises:
         OSError: The file cannot be written, or `text` was only written in part.
     """
-    data = text.encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
+        size = os.fstat(descriptor).st_size
+        is_torn = bool(text) and size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        data = ("\n" * is_torn + text).encode()
         written = os.write(descriptor, data)
     finally:
         os.close(descriptor)
@@ -19,12 +25,12 @@ def append_text(path: str, text: str) -> None:
         raise OSError(f"only {written} of {len(data)} bytes could be written")
 
 
-def read_text(path: str) -> str:
-    """Return the text of a UTF-8 file.
+def read_text(path: str, characters: int = -1) -> str:
+    """Return the text of a UTF-8 file, or only so many characters of it.
 
     Raises:
         OSError: The file cannot be read.
         UnicodeDecodeError: The file is not UTF-8.
     """
-    with open(path, encoding="utf-8") as stream:
-        return stream.read()
+    with open(open_regular(path), encoding="utf-8") as stream:
+        return stream.read(characters)

@@ -176,7 +176,8 @@ def test_every_setting_of_iterators_arrives(monkeypatch):
         (iterators(sequences=["1"], make_stream="x"), r"sampler\.make_stream is 'x': expected a function as 'package"),
         (iterators(sequences=["1"], make_stream="math:x"), r"^sampler\.make_stream is 'math:x': math has no 'x'"),
         (iterators(sequences="none.txt"), r"^sampler\.sequences: cannot read none\.txt: No such file or directory"),
-        (iterators(sequences="/dev/null"), r"^sampler\.sequences: sequences .*empty"),
+        (iterators(sequences="/dev/null"), r"^sampler\.sequences: cannot read /dev/null: it is a device"),
+        (iterators(sequences="empty.txt"), r"^sampler\.sequences: sequences .*empty"),
         (iterators(sequences=__file__.replace(".py", ".npy")), r"^sampler\.sequences: cannot read .*No such file"),
         (iterators(sequences=["1"], mode="pack"), r"sampler\.mode is 'pack': Known: independent, split$"),
         (iterators(sequences=["1"], mode="split", loader={"tail": "partial"}), r"^loader\.tail: tail is 'partial': "),
@@ -193,7 +194,9 @@ def test_every_setting_of_iterators_arrives(monkeypatch):
         ({**iterators(sequences=["1"]), "loader": {}}, r"^config: loader\.batch_size is missing"),
     ],
 )
-def test_what_is_wrong_with_iterators_is_named(settings, match):
+def test_what_is_wrong_with_iterators_is_named(settings, match, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").touch()
     with pytest.raises(ConfigError, match=match):
         from_config(settings)
 

@@ -186,6 +186,34 @@ class Moved(list):
 MOVED = Moved(range(5))
 
 
+def test_a_full_disk_leaves_half_a_line_and_the_report_stays_of_use(tmp_path, monkeypatch):
+    path = tmp_path / "bad.jsonl"
+    budget = Budget(9, path)
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
+        with pytest.warns(
+            RuntimeWarning, match=r"error_report: 1 bad records of step 2 .* only \d+ of \d+ bytes could"
+        ):
+            budget.spend([bad(1)], "main")
+    message = rf"^exclude: {path} has incomplete lines, as a full disk leaves them, .* not excluded: 1$"
+    with pytest.warns(RuntimeWarning, match=message):
+        assert read_excluded(path, MOVED) is None
+    budget.spend([bad(4)], "main")
+    Budget(9, path).spend([bad(2)], "main")
+    with pytest.warns(RuntimeWarning, match=message):
+        assert read_excluded(path, MOVED).tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("line", ["{", '{"epo', '{"epoch": 1, "step": 2, "ind'])
+def test_lines_cut_anywhere_are_skipped(tmp_path, line):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(4 * (line + "\n") + line)
+    append_report(os.fspath(path), [bad(3)])
+    with pytest.warns(RuntimeWarning, match=r"incomplete lines.*: 1, 2, 3, \.\.\.$"):
+        assert read_excluded(path, MOVED).tolist() == [3]
+
+
 def test_a_report_is_an_exclude_list(tmp_path):
     path = tmp_path / "bad.jsonl"
     append_report(os.fspath(path), [bad(4), bad(1), bad(4, step=9)])

@@ -43,7 +43,9 @@ _CORRUPTIONS = ("flip_signature", "flip_record", "cut_at_block", "not_closed")
 
 
 class TestArrayRecord(ArrayRecordSuite):
-    traits = SourceTraits(record_type=bytes, suffix=".array_record", several_paths=True, corruptions=_CORRUPTIONS)
+    traits = SourceTraits(
+        record_type=bytes, suffix=".array_record", several_paths=True, fork_safe=False, corruptions=_CORRUPTIONS
+    )
 
 
 class TestUncompressedArrayRecord(ArrayRecordSuite):
@@ -63,6 +65,7 @@ class TestArrayRecordOfMsgpack(ArrayRecordSuite):
     traits = SourceTraits(
         suffix=".array_record",
         several_paths=True,
+        fork_safe=False,
         dtypes=("float32", "int64", "bool", "float16", "complex64", "uint64"),
         corruptions=_CORRUPTIONS,
     )
@@ -70,14 +73,18 @@ class TestArrayRecordOfMsgpack(ArrayRecordSuite):
 
 class TestArrayRecordOfNpz(ArrayRecordSuite):
     codec = "npz"
-    traits = SourceTraits(suffix=".array_record", several_paths=True, value_types=(np.ndarray, bytes, str))
+    traits = SourceTraits(
+        suffix=".array_record", several_paths=True, fork_safe=False, value_types=(np.ndarray, bytes, str)
+    )
 
 
 class TestArrayRecordOfExample(ArrayRecordSuite):
     codec = "example"
-    traits = SourceTraits(suffix=".array_record", several_paths=True, value_types=(bytes,))
+    traits = SourceTraits(suffix=".array_record", several_paths=True, fork_safe=False, value_types=(bytes,))
 
 
 class TestArrayRecordOfTensorProtos(ArrayRecordSuite):
     codec = "tensorprotos"
-    traits = SourceTraits(suffix=".array_record", several_paths=True, value_types=(np.ndarray, bytes, str))
+    traits = SourceTraits(
+        suffix=".array_record", several_paths=True, fork_safe=False, value_types=(np.ndarray, bytes, str)
+    )

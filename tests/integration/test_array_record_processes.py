@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
+import dataload
+from dataload.errors import ConfigError
+from dataload.sources.array_record import reader
 from dataload.sources.array_record.reader import ArrayRecordSource
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arrayrecord"
@@ -38,6 +41,14 @@ def path(tmp_path, records):
     return name
 
 
+@pytest.fixture
+def plain(tmp_path, records):
+    name = str(tmp_path / "plain.array_record")
+    with dataload.create(name, options="group_size:1,uncompressed") as writer:
+        writer.extend(records)
+    return name
+
+
 def in_fork(work):
     """Exit status of a child that runs `work`; it ends by SIGALRM if that hangs."""
     child = os.fork()
@@ -53,18 +64,65 @@ def in_fork(work):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_reads_on(path, records):
+def test_a_forked_child_reads_uncompressed_files_and_is_refused_the_package(path, plain, records):
     request = list(range(0, 400, 3)) * 3
 
-    def check():
+    def check(source):
         assert source.read(request) == [records[index] for index in request]
         assert source.read([7]) == [records[7]]
 
+    def check_refused():
+        message = (
+            "the package array_record was used before this process was forked, and does not work in a fork: start "
+            "workers with multiprocessing_context=\"forkserver\" (torch's DataLoader) or start_method='forkserver' "
+            "(dataload's loaders), or convert the data with options='group_size:1,uncompressed', which is read without "
+            "the package"
+        )
+        for attempt in (lambda: source.read(request), lambda: len(source), lambda: source[7]):
+            with pytest.raises(ConfigError) as caught:
+                attempt()
+            assert str(caught.value) == message
+
+    with ArrayRecordSource(path) as source, ArrayRecordSource(plain) as uncompressed:
+        check(uncompressed)
+        for _ in range(5):  # what crashed depended on what the package's threads were doing
+            check(source)
+            assert in_fork(check_refused) == 0
+            assert in_fork(lambda: check(uncompressed)) == 0
+        assert in_fork(lambda: in_fork(check_refused) == 0 or os._exit(3)) == 0
+        check(source)
+
+
+def test_a_forked_child_keeps_the_readers_of_its_parent(path):
+    def check():
+        pool = source._opened._value[1].readers[0]._readers
+        assert pool._idle == []
+        source.close()
+        assert any(kept is idle for kept in reader._inherited)
+        assert len(idle) == 1
+
     with ArrayRecordSource(path) as source:
-        check()
+        source.read([1, 2])
+        idle = source._data_set().readers[0]._readers._idle
         assert in_fork(check) == 0
-        check()  # what the child let go of was its own
-        assert in_fork(lambda: in_fork(check) == 0 or os._exit(3)) == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_of_torch(path, plain, records, method):
+    torch = pytest.importorskip("torch")
+
+    def read(source):
+        loader = torch.utils.data.DataLoader(
+            source, batch_size=16, shuffle=True, num_workers=1, collate_fn=list, multiprocessing_context=method
+        )
+        return sorted(record for batch in loader for record in batch)
+
+    assert read(ArrayRecordSource(plain)) == sorted(records)
+    if method == "fork":
+        with pytest.raises(ConfigError, match='start workers with multiprocessing_context="forkserver"'):
+            read(ArrayRecordSource(path))
+    else:
+        assert read(ArrayRecordSource(path)) == sorted(records)
 
 
 def test_new_processes_read(path, records):

@@ -3,6 +3,7 @@
 import hashlib
 import threading
 import warnings
+import weakref
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
@@ -11,6 +12,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 import numpy as np
 
 from dataload._util.limits import check_lengths
+from dataload._util.per_process import on_fork
 from dataload.codecs.codec import decode_batch, decode_records
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
@@ -71,6 +73,9 @@ class ArrayRecordSource(FileSource[Any]):
         CorruptFileError: On first use, if a file is truncated or damaged; in reads, if a record is damaged.
         UnsupportedFormatError: On first use, if a file is not an ArrayRecord file.
         MissingDependencyError: On first use, if a file needs array_record and it is not installed.
+
+    A process that was forked after array_record was used cannot use it: files that need it then raise a ConfigError.
+    Workers have to be started by ``"forkserver"`` or ``"spawn"``.
 
     Warns:
         UserWarning: A file was written with a `group_size` other than 1, which makes random access slow.
@@ -260,6 +265,7 @@ class _Readers:
         self._lock = threading.Lock()
         self._idle: list[Any] = []
         self._lent = 0
+        _pools.add(self)
 
     @contextmanager
     def take(self) -> Generator[tuple[Any, bool]]:
@@ -283,10 +289,28 @@ class _Readers:
     def close(self) -> None:
         self._idle.clear()  # the last reference closes the file
 
+    def keep_inherited(self) -> None:
+        """Keep the parent's readers in a forked child, for ever: they must be neither used nor destroyed there."""
+        _inherited.append(self._idle)
+        self._idle = []
+
+
+_pools: weakref.WeakSet[_Readers] = weakref.WeakSet()
+_inherited: list[list[Any]] = []
+
+
+def _keep_inherited() -> None:
+    for pool in list(_pools):
+        pool.keep_inherited()
+
+
+on_fork(_keep_inherited)
+
 
 def _open_reader(file: str, options: str) -> Any:
+    package = load_array_record()
     try:
-        reader = load_array_record().ArrayRecordReader(file, options, file_reader_buffer_size=_FILE_BUFFER_BYTES)
+        reader = package.ArrayRecordReader(file, options, file_reader_buffer_size=_FILE_BUFFER_BYTES)
     except ValueError as error:
         raise ConfigError(f"reader_options {options!r}: {error}", key="reader_options", value=options) from error
     if not reader.ok():

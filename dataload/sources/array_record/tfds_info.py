@@ -17,6 +17,7 @@ INFO_NAME = "dataset_info.json"
 _FILE_FORMAT = "array_record"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _DIGITS = 5  # of a shard number, at least
+_LONGEST_NAME = 255
 _VARIABLE = re.compile(r"\{(\w+)\}")
 
 _UNION = re.compile(r"\s*\+\s*")
@@ -67,7 +68,7 @@ def parse_info(text: str, path: str) -> dict[str, Split]:
 
     Raises:
         UnsupportedFormatError: The records are not in ArrayRecord files.
-        CorruptFileError: The text is not as TensorFlow Datasets writes it.
+        CorruptFileError: The text is not as TensorFlow Datasets writes it, or a file would not be in the directory.
     """
     info = parse_json(text, path)
     found = info.get("fileFormat", "tfrecord")  # before there was a choice
@@ -78,15 +79,17 @@ def parse_info(text: str, path: str) -> dict[str, Split]:
             path=path,
         )
     try:
-        splits = [_split(entry, str(info["name"])) for entry in info["splits"]]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        splits = [_split(entry, str(info["name"]), path) for entry in info["splits"]]
+    except CorruptFileError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise CorruptFileError(
             f"expected a name, and splits with name and shardLengths: {type(error).__name__} {error}", path=path
         ) from error
     return {split.name: split for split in splits}
 
 
-def _split(entry: Mapping[str, Any], dataset: str) -> Split:
+def _split(entry: Mapping[str, Any], dataset: str, path: str) -> Split:
     lengths = tuple(int(length) for length in entry.get("shardLengths", ()))
     if any(length < 0 for length in lengths):
         raise ValueError(f"shardLengths {lengths}")
@@ -104,7 +107,19 @@ def _split(entry: Mapping[str, Any], dataset: str) -> Split:
             "SHARD_X_OF_Y": f"{shard:0{digits}}-of-{count:0{digits}}",
         }
         files.append(_VARIABLE.sub(lambda match, known=variables: known[match[1]], template))
+        if not _is_inside(files[-1]):
+            raise CorruptFileError(
+                f"the names of split {name[:40]!r} lead to the file {files[-1][:80]!r}: expected a path inside the "
+                f"directory, of at most {_LONGEST_NAME} characters",
+                path=path,
+            )
     return Split(name, lengths, tuple(files))
+
+
+def _is_inside(file: str) -> bool:
+    """Return whether a relative path leads to a file inside the directory, as far as its text tells."""
+    parts = file.split("/")
+    return "\0" not in file and len(file) <= _LONGEST_NAME and not {"", ".", ".."}.intersection(parts)
 
 
 def select_records(splits: Mapping[str, Split], spec: str) -> list[ShardPart]:

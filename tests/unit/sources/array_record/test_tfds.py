@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import zlib
 
 import numpy as np
@@ -221,6 +222,33 @@ def test_splits_that_do_not_parse(write, spec, message):
 def test_damaged_dataset_info(tmp_path, text, error, message):
     (tmp_path / "dataset_info.json").write_text(text)
     with pytest.raises(error, match=rf"dataset_info\.json: .*{message}"):
+        TfdsSource(tmp_path, split="train")
+
+
+@pytest.mark.parametrize(
+    ("split", "shown"),
+    [
+        ({"filepathTemplate": "/etc/{SPLIT}"}, "/etc/train"),
+        ({"filepathTemplate": "../{SPLIT}"}, "../train"),
+        ({"filepathTemplate": "a/../../{SPLIT}"}, "a/../../train"),
+        ({"filepathTemplate": "a//{SPLIT}"}, "a//train"),
+        ({"filepathTemplate": "{SPLIT}/"}, "train/"),
+        ({"filepathTemplate": "."}, "."),
+        ({"filepathTemplate": "{SPLIT}\0"}, "train\\x00"),
+        ({"filepathTemplate": "x" * 256}, "x" * 80),
+        ({"name": "/../train"}, "demo-/../train.array_record-00000-of-00001"),
+        ({"name": "..", "filepathTemplate": "{SPLIT}/x"}, "../x"),
+    ],
+)
+def test_files_stay_in_the_directory(tmp_path, split, shown):
+    split = {"name": "train", "shardLengths": ["1"], **split}
+    info = {"fileFormat": "array_record", "name": "demo", "splits": [split]}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
+    message = (
+        rf"dataset_info\.json: the names of split '{re.escape(split['name'])}' lead to the file '{re.escape(shown)}': "
+        "expected a path inside the directory, of at most 255 characters"
+    )
+    with pytest.raises(CorruptFileError, match=message):
         TfdsSource(tmp_path, split="train")
 
 

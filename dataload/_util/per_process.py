@@ -1,9 +1,11 @@
-"""Values that belong to one process: a forked child makes its own."""
+"""Values that belong to one process: a forked child makes its own. And pickles that go to worker processes."""
 
 import os
+import sys
 import threading
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -12,6 +14,28 @@ def on_fork(callback: Callable[[], None]) -> None:
     """Have `callback` called in every child that this process forks, where the system can."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=callback)
+
+
+_pickling = threading.local()
+
+
+@contextmanager
+def pickling_for_worker() -> Generator[None]:
+    """Tell objects that this thread pickles inside the ``with`` that they go to a worker process."""
+    _pickling.for_worker = True
+    try:
+        yield
+    finally:
+        _pickling.for_worker = False
+
+
+def is_pickled_for_worker() -> bool:
+    """Return whether what this thread is pickling goes to a new process of this program, ours or `multiprocessing`'s.
+
+    Other pickles may be loaded on another machine, or much later.
+    """
+    context: Any = sys.modules.get("multiprocessing.context")
+    return getattr(_pickling, "for_worker", False) or (context is not None and context.get_spawning_popen() is not None)
 
 
 class PerProcess(Generic[T]):

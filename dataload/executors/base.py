@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import warnings
@@ -104,6 +105,32 @@ class TimeoutPolicy:
     locate: Callable[[Place], tuple[int, str]] | None = None
 
 
+_FORKED = (
+    "was forked while it made a batch, by a transform for example, and both processes continued: end the child with "
+    "os._exit()"
+)
+_forked = memoryview(mmap.mmap(-1, 8)).cast("q")  # process that a task forked; its children share this memory
+
+
+def check_fork(pid: int, status: WorkerStatus) -> None:
+    """Check that no task has forked process `pid`, which began the task, and continued in both processes.
+
+    A child that continues would do the work of its parent again. If that is a worker's, the child ends here.
+
+    Raises:
+        WorkerLostError: In the parent, as soon as it notices; in the child if it is a copy of the consumer.
+    """
+    here = os.getpid()
+    if here == pid and _forked[0] != pid:
+        return
+    _forked[0] = 0 if here == pid else pid
+    name = worker_name()
+    if here != pid and name.startswith("dataload-"):
+        os.write(2, f"{name} (process {here}) {_FORKED}\n".encode())
+        os._exit(1)
+    raise WorkerLostError(name, _FORKED, status.place() if here == pid else Place(-1, -1, -1))
+
+
 class StallMonitor:
     """Decides during one wait, which starts now, when to warn about a worker, and when to give up on it."""
 
@@ -193,7 +220,10 @@ class Deferred(Result[ResultT], Generic[TaskT, ResultT]):
 
     def result(self) -> ResultT:
         """See `Result`."""
-        return self.work(self.task, self.status)
+        pid = os.getpid()
+        value = self.work(self.task, self.status)
+        check_fork(pid, self.status)
+        return value
 
 
 class SerialExecutor(Executor[TaskT, ResultT]):

@@ -7,14 +7,16 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Generator
 from multiprocessing import process as multiprocessing_process
 from time import monotonic, sleep
 from typing import Any
 
+from dataload._util.per_process import pickling_for_worker
 from dataload.errors import ConfigError
-from dataload.executors.base import Place, StartMethod, WorkerStatus
+from dataload.executors.base import Place, StallMonitor, StartMethod, TimeoutPolicy, WorkerStatus
 from dataload.executors.channel import Inbox, Outbox
 from dataload.executors.serialization import take_apart
 from dataload.executors.shared_memory import Slot
@@ -25,6 +27,7 @@ GUARD = (
     "`if __name__ == \"__main__\":`, or use start_method='fork'"
 )
 
+_SERVER_WAITS = "the fork server of multiprocessing does not answer: it is importing the main module, or is stopped"
 _DUMP_SECONDS = 0.5
 _END_SECONDS = 1.0
 _REPORT_BYTES = 4096
@@ -41,7 +44,9 @@ class WorkerHandle:
     DESCRIPTORS = 5
     """Descriptors per worker: the connection, the report and its mapping, and two of `multiprocessing`."""
 
-    def __init__(self, number: int, context: Any, work: Any, start_method: StartMethod) -> None:
+    def __init__(
+        self, number: int, context: Any, work: Any, start_method: StartMethod, timeouts: TimeoutPolicy
+    ) -> None:
         self.number = number
         self.tasks: dict[int, Any] = {}  # unfinished, by number
         self._known_slots: set[int] = set()
@@ -59,18 +64,18 @@ class WorkerHandle:
             target=serve, args=(theirs, name, None if self._imports_main else work), name=name, daemon=True
         )
         try:
-            with _without_interrupts(only=start_method != "forkserver"):
-                self._process.start()
+            if start_method == "forkserver":
+                _start_in_time(self._process, theirs, timeouts)
+            else:
+                with _without_interrupts():
+                    _start(self._process, theirs)
         except BaseException:
             self.close()
             raise
-        finally:
-            theirs.close()
-        # `multiprocessing` terminates its known children when any fork of this process exits.
-        getattr(multiprocessing_process, "_children", set[Any]()).discard(self._process)
         self.outbox.put_descriptor(self._report.descriptor)
         if self._imports_main:
-            self.outbox.put(None, take_apart(work))
+            with pickling_for_worker():
+                self.outbox.put(None, take_apart(work))
 
     @property
     def name(self) -> str:
@@ -160,15 +165,51 @@ class WorkerHandle:
         self._report.close()
 
 
+def _start(process: Any, theirs: socket.socket) -> None:
+    """Start a process, and close its end of the connection here."""
+    try:
+        process.start()
+    finally:
+        theirs.close()
+        # `multiprocessing` terminates its known children when any fork of this process exits.
+        getattr(multiprocessing_process, "_children", set[Any]()).discard(process)
+
+
+def _start_in_time(process: Any, theirs: socket.socket, timeouts: TimeoutPolicy) -> None:
+    """Start a process by the fork server; raise a `WorkerLostError` if that takes longer than the timeout.
+
+    `multiprocessing` waits for the server for ever. A thread that is left waiting does no harm: a worker that starts
+    after all finds its connection closed, and exits.
+    """
+    errors: list[BaseException] = []
+    ended = threading.Event()
+
+    def start() -> None:
+        try:
+            _start(process, theirs)
+        except BaseException as error:  # raised below
+            errors.append(error)
+        finally:
+            ended.set()
+
+    try:
+        threading.Thread(target=start, name=f"{process.name}-start", daemon=True).start()
+    except RuntimeError as error:  # the limit of threads, which is that of processes
+        theirs.close()
+        raise OSError(str(error)) from error
+    watch = StallMonitor(timeouts)
+    while not ended.wait(min(watch.next_look() + 1e-3, threading.TIMEOUT_MAX)):
+        watch.look(lambda: (process.name, Place(-1, -1, -1), _SERVER_WAITS))
+    if errors:
+        raise errors.pop()  # not from a local variable: its traceback would refer to it
+
+
 @contextlib.contextmanager
-def _without_interrupts(*, only: bool) -> Generator[None]:
+def _without_interrupts() -> Generator[None]:
     """Start a process with Ctrl-C blocked until it is ready for it, because it would print a traceback.
 
-    `only` says whether only our process inherits this; a fork server would pass it on to the processes of others.
+    Not for a fork server, which would pass that on to the processes of others.
     """
-    if not only:
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

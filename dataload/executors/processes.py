@@ -154,7 +154,7 @@ class ProcessPool:
         number = min(numbers - {worker.number for worker in self._workers})
         try:
             context = multiprocessing.get_context(self._start_method)
-            worker = WorkerHandle(number, context, self._work, self._start_method)
+            worker = WorkerHandle(number, context, self._work, self._start_method, self._timeouts)
         except ChildProcessError:
             # This is a fork of the process that started the fork server, and only that process may use it.
             self._start_method = "spawn"

@@ -25,6 +25,7 @@ from dataload.executors.base import (
     TimeoutPolicy,
     WorkerLostError,
     WorkerStatus,
+    check_fork,
     check_process,
     raise_closed,
 )
@@ -70,7 +71,10 @@ class _Task(Result[Any]):
             return False
         self.thread, self.status = thread, status
         try:
-            self._value = self._pool.work(self._task, status)
+            try:
+                self._value = self._pool.work(self._task, status)
+            finally:
+                check_fork(self._pool.pid, status)
         except BaseException as error:  # raised to whoever asks for the result
             self._errors.append(error)
         self._finished.release()

@@ -16,7 +16,7 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
-from dataload.executors.base import Place, WorkerStatus
+from dataload.executors.base import Place, WorkerLostError, WorkerStatus, check_fork
 from dataload.executors.channel import Inbox, receive_descriptor, send
 from dataload.executors.serialization import put_together, take_apart
 from dataload.executors.shared_memory import Extent, Slot
@@ -118,11 +118,16 @@ def _loop(
 def _run(
     task: TaskMessage, work: Any, status: WorkerStatus, slot: Slot | None
 ) -> tuple[ResultMessage, list[memoryview]]:
-    doing = "failed"
+    doing, pid = "failed", os.getpid()
     try:
-        value = work(task.task, status)
+        try:
+            value = work(task.task, status)
+        finally:
+            check_fork(pid, status)
         doing = "could not send its batch, which must be picklable"
         parts = take_apart(value)
+    except WorkerLostError as lost:
+        return ResultMessage(task.number, [], lost.reason, place=lost.place), []
     except BaseException as error:  # SystemExit too: a transform does not decide when workers exit
         failure = f"{doing}: {type(error).__name__}: {error}"
         place = replace(status.place(), index=-1)  # of the batch, not of its last sample

@@ -149,6 +149,9 @@ def do(task, status):
             time.sleep(30)
             os._exit(0)
         os._exit(5)
+    elif what == "fork":
+        if child := os.fork():
+            os.waitpid(child, 0)
     elif what == "pid":
         return os.getpid()
     elif what == "threads":

@@ -1,9 +1,13 @@
 """Heartbeats, and what a wait says when it takes long."""
 
+import os
+import re
+
 import numpy as np
 import pytest
 
-from dataload.executors.base import Place, StallMonitor, TimeoutPolicy, WorkerLostError, WorkerStatus
+from dataload.executors import ThreadExecutor
+from dataload.executors.base import Place, SerialExecutor, StallMonitor, TimeoutPolicy, WorkerLostError, WorkerStatus
 
 
 def test_a_heartbeat_is_seen_through_the_same_memory():
@@ -48,3 +52,69 @@ def test_a_watch_without_an_end_warns_ever_more_seldom():
         with pytest.warns(RuntimeWarning, match="nobody has not started it\n"):
             watch.look(lambda: ("nobody", Place(-1, -1, -1), ""))
         assert doubled - 1 < watch.next_look() <= doubled
+
+
+FORKED = (
+    "was forked while it made a batch, by a transform for example, and both processes continued: end the child with "
+    "os._exit()"
+)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_task_that_forks_without_workers_is_an_error_in_both_processes(waits):
+    def work(task, status):
+        status.at(0, task)
+        if task == 1 and (child := os.fork()):
+            children.append(child)
+            if waits:
+                statuses.append(os.waitpid(child, 0)[1])
+        return task
+
+    here, children, statuses = os.getpid(), [], []
+    executor = SerialExecutor(work)
+    assert executor.submit(0).result() == 0
+    try:
+        value, lost = executor.submit(1).result(), None
+    except WorkerLostError as error:
+        value, lost = None, error
+    if os.getpid() != here:
+        os._exit(7 if lost is not None and lost.reason == FORKED and lost.place == Place(-1, -1, -1) else 1)
+    if not waits:
+        statuses.append(os.waitpid(children[0], 0)[1])
+        if value == 1:  # the child was later
+            with pytest.raises(WorkerLostError, match=re.escape(FORKED)):
+                executor.submit(2).result()
+            lost = None
+    assert os.waitstatus_to_exitcode(statuses[0]) == 7
+    assert lost is None or (lost.worker, lost.reason, lost.place) == ("MainThread", FORKED, Place(0, 1, -1))
+    assert executor.submit(3).result() == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_task_that_forks_a_thread_is_an_error_and_the_child_ends(capfd):
+    def work(task, status):
+        status.at(0, task)
+        if task == 1 and (child := os.fork()):
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return task
+
+    statuses = []
+    executor = ThreadExecutor(work, 1)
+    assert executor.submit(0).result() == 0
+    with pytest.raises(WorkerLostError) as caught:
+        executor.submit(1).result()
+    assert (caught.value.worker, caught.value.reason, caught.value.place) == ("dataload-0", FORKED, Place(0, 1, -1))
+    assert statuses == [1]
+    assert re.fullmatch(rf"dataload-0 \(process \d+\) {re.escape(FORKED)}\n", capfd.readouterr().err)
+    assert executor.submit(2).result() == 2
+    executor.close()
+
+
+def test_a_task_may_fork_a_child_that_ends():
+    def work(task, status):
+        if not (child := os.fork()):
+            os._exit(3)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert SerialExecutor(work).submit(0).result() == 3

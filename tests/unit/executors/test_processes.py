@@ -9,7 +9,9 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 import weakref
+from multiprocessing import forkserver
 from pathlib import Path
 
 import numpy as np
@@ -223,7 +225,8 @@ def test_a_stuck_worker_is_described_then_ended(what, stacks):
 def test_a_worker_that_has_not_begun_is_not_asked_for_its_stacks(monkeypatch):
     monkeypatch.setattr(processes, "_POLL_SECONDS", 0.01)
     with executor(works.echo, timeouts=TimeoutPolicy(warn_after=1e-9)) as tasks:
-        pending = tasks.submit(1)
+        with warnings.catch_warnings(action="ignore"):
+            pending = tasks.submit(1)
         worker = tasks._pool._workers[0]
         os.kill(worker._process.pid, signal.SIGSTOP)
         worker.status.stage = 0
@@ -231,6 +234,66 @@ def test_a_worker_that_has_not_begun_is_not_asked_for_its_stacks(monkeypatch):
         os.kill(worker._process.pid, signal.SIGCONT)
         with contextlib.suppress(RuntimeWarning):
             pending.result()
+
+
+def test_the_timeout_covers_a_fork_server_that_is_stopped():
+    with executor(works.echo) as tasks:
+        tasks.submit(1).result()  # it runs
+    server = forkserver._forkserver._forkserver_pid
+    os.kill(server, signal.SIGSTOP)
+    try:
+        with executor(works.echo, timeouts=TimeoutPolicy(timeout=0.4)) as tasks:
+            with (
+                pytest.warns(
+                    RuntimeWarning, match=r"no batch for 0\.2 s: dataload-0 has not started it\nthe fork server"
+                ),
+                pytest.raises(WorkerLostError) as caught,
+            ):
+                tasks.submit(1)
+            lost = caught.value
+            assert (lost.worker, lost.place) == ("dataload-0", Place(-1, -1, -1))
+            assert re.fullmatch(r"has returned no batch for 0\.\d s \(timeout=0\.4\)", lost.reason)
+            assert lost.stacks == (
+                "the fork server of multiprocessing does not answer: it is importing the main module, or is stopped"
+            )
+            os.kill(server, signal.SIGCONT)
+            assert tasks.submit(7).result() == 7
+            wait_for_thread("dataload-0-start")  # what was asked for ends by itself
+    finally:
+        os.kill(server, signal.SIGCONT)
+
+
+def wait_for_thread(name):
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def test_a_limit_of_threads_is_told_as_one_of_processes(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    tasks = ProcessExecutor(works.echo, 1, slots=1)
+    with pytest.raises(ConfigError, match=r"cannot start worker process 1 of 1 \(OSError: can't start new thread\)"):
+        tasks.submit(1)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_a_task_that_forks_and_continues_in_both_processes(start_method, capfd):
+    with executor(works.do, start_method=start_method) as tasks:
+        pid = tasks.submit(("pid",)).result()
+        with pytest.raises(WorkerLostError) as caught:
+            tasks.submit(("fork",)).result()
+        assert caught.value.reason == (
+            "was forked while it made a batch, by a transform for example, and both processes continued: end the "
+            "child with os._exit()"
+        )
+        assert caught.value.place == Place(2, 3, 4)
+        assert tasks.submit(("pid",)).result() == pid
+    if start_method == "fork":  # a fork server writes where it was started
+        assert "dataload-0 (process " in capfd.readouterr().err
 
 
 def test_workers_have_one_thread_and_hear_no_interrupts():
@@ -408,7 +471,7 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch):
                 raise OSError(errno.ENOMEM, "no memory")
 
     with pytest.raises(OSError, match="no memory"):
-        WorkerHandle(0, Context, works.echo, "spawn")
+        WorkerHandle(0, Context, works.echo, "spawn", TimeoutPolicy())
 
 
 def test_a_process_that_may_have_none_says_so(monkeypatch):

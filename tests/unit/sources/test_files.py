@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from line_source import LineBackend, LineFile, LineSource
 
+from dataload._util.per_process import pickling_for_worker
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources import files
 from dataload.sources.files import FileSource, ShardReader
@@ -49,6 +52,82 @@ class Counting(LineSource):
     def _open_shard(self, path):
         self.opened.append(os.path.basename(path))
         return super()._open_shard(path)
+
+
+def replace(path, first):
+    """Replace a file by one of equal length with other records."""
+    size = path.stat().st_size
+    new = path.with_suffix(".new")
+    LineBackend().write(new, [record(first + i) for i in range(3)])
+    assert new.stat().st_size == size
+    os.replace(new, path)
+
+
+def send_first(source, pipe):
+    try:
+        pipe.send(tags(source.read([0])))
+    except CorruptFileError as error:
+        pipe.send(str(error))
+
+
+def first_in_new_process(source):
+    context = multiprocessing.get_context("spawn")
+    parent, child = context.Pipe()
+    process = context.Process(target=send_first, args=(source, child))
+    process.start()
+    child.close()
+    found = parent.recv()
+    process.join()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_worker_processes_refuse_a_file_that_was_replaced_after_it_was_opened(make):
+    paths = make(3, 3)
+    source = LineSource(paths)
+    assert tags(source.read(range(6))) == [0, 1, 2, 3, 4, 5]
+    assert first_in_new_process(source) == [0]
+    replace(paths[1], 6)
+    with pickling_for_worker():
+        data = pickle.dumps(source)
+    assert len(data) < len(pickle.dumps(source)) + 100
+    message = r"/1\.lines: the file has been rewritten since it was opened: open the data set again"
+    with pytest.raises(CorruptFileError, match=message):
+        pickle.loads(data).read([0])
+    [reading] = read_in_fork([source])
+    assert re.search(message, reading.error)
+    assert re.search(message, first_in_new_process(source))
+    assert tags(source.read(range(6))) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_pickle_compares_nothing_if_the_source_was_never_opened_or_it_goes_elsewhere(make):
+    paths = make(3)
+    source = LineSource(paths)
+    with pickling_for_worker():
+        unread = pickle.dumps(source)
+    assert tags(source.read([0])) == [0]
+    elsewhere = pickle.dumps(source)
+    with pickling_for_worker():
+        worker = pickle.loads(pickle.dumps(source))
+    from_worker = pickle.dumps(worker)
+    assert tags(worker.read([0])) == [0]
+    replace(paths[0], 6)
+    for data in (unread, elsewhere, from_worker):
+        assert tags(pickle.loads(data).read([0])) == [6]
+    restored = LineSource.__new__(LineSource)  # from a pickle of a release that did not know this
+    restored.__setstate__({name: value for name, value in source.__getstate__().items() if name != "_versions"})
+    assert tags(restored.read([0])) == [6]
+
+
+def test_a_source_that_could_not_be_opened_may_be_opened_after_repair(make):
+    paths = make(3)
+    data = paths[0].read_bytes()
+    paths[0].write_bytes(data[:-1])
+    source = LineSource(paths)
+    with pytest.raises(CorruptFileError):
+        len(source)
+    paths[0].write_bytes(data)
+    assert len(source) == 3
 
 
 def test_one_path_or_several(make):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from dataload.errors import WorkerError
 from dataload.executors import Executor, Result, SerialExecutor, WorkerLostError
-from dataload.loader.rescue import shorten, step_error
+from dataload.loader.rescue import is_for_consumer, shorten, step_error
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.loader.step import JobResult, StepRange, StepResult
 
@@ -275,7 +275,9 @@ def apply_in_consumer(step: StepResult, function: Callable[[Any], Any], planners
     """Apply a function to the batch of a step in the consumer's process; a failure becomes a `WorkerError`."""
     try:
         return function(step.batch)
-    except Exception as error:
+    except BaseException as error:
+        if is_for_consumer(error):
+            raise
         indices, details = _indices(planners, step.epoch, step.step)
         raise step_error(step.step, step.epoch, " in batch_transform", error, indices, details) from error
 

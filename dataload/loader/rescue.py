@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, get_args
+from opcode import opmap
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -39,6 +41,7 @@ OnError: TypeAlias = Literal["raise", "skip", "replace"]
 _SHOWN_INDICES = 8
 _SHOWN_SOURCE_CHARACTERS = 200
 _EXAMPLES_TRIED = 100
+_RAISE = opmap["RAISE_VARARGS"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +299,30 @@ def step_error(
 def is_for_consumer(error: BaseException) -> bool:
     """Return whether `error` is meant to end the consumer's thread: Ctrl-C, or what a signal handler raises.
 
-    Workers never receive these. In a worker, such an exception was raised by, say, a transform that calls `sys.exit`.
+    Workers never receive these. Other exceptions like them were raised by, say, a transform that calls `sys.exit`, and
+    are failures of the step, whoever makes it.
     """
-    return not isinstance(error, Exception) and not worker_name().startswith("dataload-")
+    if isinstance(error, Exception) or worker_name().startswith("dataload-"):
+        return False
+    return _is_from_signal(error)
+
+
+def _is_from_signal(error: BaseException) -> bool:
+    """Return whether a signal handler raised `error`."""
+    entry = error.__traceback__
+    if entry is None:
+        return False
+    while (called := entry.tb_next) is not None:
+        # A handler gets the frame that it interrupts, and is called by it.
+        code, interrupted = called.tb_frame.f_code, entry.tb_frame
+        if code.co_flags & inspect.CO_OPTIMIZED:
+            for value in called.tb_frame.f_locals.values():
+                several = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)  # of *args
+                if any(item is interrupted for item in several):
+                    return True
+        entry = called
+    # Python's own handler of Ctrl-C has no frame. What Python code raises ends with its `raise`.
+    return isinstance(error, KeyboardInterrupt) and entry.tb_frame.f_code.co_code[entry.tb_lasti] != _RAISE
 
 
 def substitute(seed: int, epoch: int, index: int, good: Int64Array) -> int:

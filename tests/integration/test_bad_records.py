@@ -376,8 +376,6 @@ def test_damaged_files(name, tmp_path):
 @pytest.mark.parametrize("name", ["none", "threads", "processes"])
 def test_any_exception_comes_at_its_step_with_its_traceback(name):
     kinds = bad_transforms.KINDS
-    if name != "processes":  # what ends a thread is for the consumer's own, see test_fetch
-        kinds = kinds[: kinds.index("exit")]
     with Loader(RangeSource(20), batch_size=2, transform=fail_by_epoch, timeout=40, **EXECUTORS[name]) as loader:
         for epoch, kind in enumerate(kinds):
             error, text = bad_transforms.make_error(kind)

@@ -1,8 +1,12 @@
 """One step with bad records among its own, against a plain model: rows left out, replaced, or raised."""
 
 import contextlib
+import functools
 import gc
+import os
 import re
+import signal
+import sys
 import threading
 import weakref
 from dataclasses import asdict
@@ -438,7 +442,7 @@ def test_a_source_without_a_repr():
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
 @pytest.mark.parametrize("action", ["raise", "skip"])
 @pytest.mark.parametrize("place", ["transform", "collate", "batch_transform", "read"])
-def test_what_ends_a_thread_ends_the_consumers_and_is_an_error_of_a_worker(error, action, place):
+def test_what_ends_a_thread_is_the_same_error_in_the_consumers_and_a_workers(error, action, place):
     def fail(*_):
         raise error
 
@@ -446,8 +450,9 @@ def test_what_ends_a_thread_ends_the_consumers_and_is_an_error_of_a_worker(error
     if place == "read":
         source = type("Ending", (Plain,), {"__getitem__": fail})()
     fetch = fetcher(source, action, **({} if place == "read" else {place: fail}))
-    with pytest.raises(type(error)):
+    with pytest.raises(WorkerError) as caught:
         fetch(plan([0, 1]), 0)
+    assert caught.value.__cause__ is error
 
     found = []
 
@@ -463,6 +468,59 @@ def test_what_ends_a_thread_ends_the_consumers_and_is_an_error_of_a_worker(error
     assert isinstance(found[0], WorkerError)
     assert found[0].__cause__ is error
     assert type(error).__name__ in str(found[0])
+    assert str(found[0]) == str(caught.value)
+
+
+class Ending(BaseException):
+    pass
+
+
+def leave(*_):
+    sys.exit(5)
+
+
+def leave_once(number, frame):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise Ending
+
+
+class Handler:
+    def handle(self, number, frame):
+        raise Ending
+
+
+@pytest.mark.parametrize(
+    ("number", "handler", "error"),
+    [
+        (signal.SIGINT, signal.default_int_handler, KeyboardInterrupt),
+        (signal.SIGTERM, leave, SystemExit),
+        (signal.SIGTERM, leave_once, Ending),
+        (signal.SIGTERM, Handler().handle, Ending),
+        (signal.SIGTERM, functools.partial(lambda extra, number, frame: leave(), 1), SystemExit),
+    ],
+    ids=["ctrl-c", "args", "once", "method", "partial"],
+)
+@pytest.mark.parametrize("action", ["raise", "skip"])
+def test_signals_end_the_consumer(number, handler, error, action):
+    def transform(sample):
+        os.kill(os.getpid(), number)
+        return sample
+
+    def caught_and_raised_again(sample):
+        try:
+            return transform(sample)
+        except BaseException:
+            raise
+
+    before = signal.signal(number, handler)
+    try:
+        with pytest.raises(error):
+            fetcher(Plain(), action, transform=transform)(plan([0, 1]), 0)
+        signal.signal(number, handler)
+        with pytest.raises(error):
+            fetcher(Plain(), action, transform=caught_and_raised_again)(plan([0, 1]), 0)
+    finally:
+        signal.signal(number, before)
 
 
 def test_rows_of_one_record_do_not_share_memory():

@@ -10,6 +10,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from time import monotonic
 from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
@@ -109,7 +110,18 @@ _FORKED = (
     "was forked while it made a batch, by a transform for example, and both processes continued: end the child with "
     "os._exit()"
 )
-_forked = memoryview(mmap.mmap(-1, 8)).cast("q")  # process that a task forked; its children share this memory
+
+
+@cache
+def _fork_mark() -> Any:
+    """Return memory that this process shares with its forks: the number of a process that a task forked, or 0."""
+    return memoryview(mmap.mmap(-1, 8)).cast("q")
+
+
+def begin_task() -> int:
+    """Return the number of this process, for `check_fork`."""
+    _fork_mark()  # before a task can fork
+    return os.getpid()
 
 
 def check_fork(pid: int, status: WorkerStatus) -> None:
@@ -121,9 +133,9 @@ def check_fork(pid: int, status: WorkerStatus) -> None:
         WorkerLostError: In the parent, as soon as it notices; in the child if it is a copy of the consumer.
     """
     here = os.getpid()
-    if here == pid and _forked[0] != pid:
+    if here == pid and _fork_mark()[0] != pid:
         return
-    _forked[0] = 0 if here == pid else pid
+    _fork_mark()[0] = 0 if here == pid else pid
     name = worker_name()
     if here != pid and name.startswith("dataload-"):
         os.write(2, f"{name} (process {here}) {_FORKED}\n".encode())
@@ -220,7 +232,7 @@ class Deferred(Result[ResultT], Generic[TaskT, ResultT]):
 
     def result(self) -> ResultT:
         """See `Result`."""
-        pid = os.getpid()
+        pid = begin_task()
         value = self.work(self.task, self.status)
         check_fork(pid, self.status)
         return value

@@ -25,6 +25,7 @@ from dataload.executors.base import (
     TimeoutPolicy,
     WorkerLostError,
     WorkerStatus,
+    begin_task,
     check_fork,
     check_process,
     raise_closed,
@@ -125,7 +126,7 @@ class _Pool:
         self.active = 0  # workers in use; the others are parked
         self._status = WorkerStatus()  # of the consumer's thread
         self._cpus = usable_cpus()
-        self.pid = os.getpid()
+        self.pid = begin_task()
         self.queue: SimpleQueue[_Task | _Park | None] = SimpleQueue()
         self._parked: SimpleQueue[None] = SimpleQueue()  # one item lets one parked thread go on
         self.finished: SimpleQueue[None] | None = None  # gets one item per finished task once `wait_for_any` is used

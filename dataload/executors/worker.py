@@ -16,7 +16,7 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
-from dataload.executors.base import Place, WorkerLostError, WorkerStatus, check_fork
+from dataload.executors.base import Place, WorkerLostError, WorkerStatus, begin_task, check_fork
 from dataload.executors.channel import Inbox, receive_descriptor, send
 from dataload.executors.serialization import put_together, take_apart
 from dataload.executors.shared_memory import Extent, Slot
@@ -118,7 +118,7 @@ def _loop(
 def _run(
     task: TaskMessage, work: Any, status: WorkerStatus, slot: Slot | None
 ) -> tuple[ResultMessage, list[memoryview]]:
-    doing, pid = "failed", os.getpid()
+    doing, pid = "failed", begin_task()
     try:
         try:
             value = work(task.task, status)

@@ -22,8 +22,9 @@ from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, closest
 from dataload.sources.base import Location, Source, shard_of, spec_of
 from dataload.sources.options import Options, describe_value
+from dataload.sources.versions import check_versions, versions_of
 from dataload.storage import base_name, storage_of
-from dataload.storage.errors import file_errors, rewritten_error
+from dataload.storage.errors import file_errors
 from dataload.storage.local.files import open_files_limit
 from dataload.types import Batch, FieldSpec, Int64Array
 
@@ -34,7 +35,6 @@ _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads s
 _OPENING_THREADS = 4
 _SLOW_SECONDS = 0.01  # a shard that takes longer waits for the disk, or releases the GIL; others are slower in threads
 _ENDS_BYTES = 4096
-_VERSION_BYTES = 8
 _REPR_CHARACTERS = 190
 _OPTION_CHARACTERS = 60
 
@@ -178,7 +178,7 @@ class FileSource(Source[T_co]):
             self.options: Any = self.options_type.parse(options, f"format {self.format_name!r}")
             self._content = self.options.content()
         self._opened: PerProcess[_DataSet[T_co]] = PerProcess()
-        self._versions: bytes | None = None  # see `_find_versions`; when this process or its parent opened the files
+        self._versions: bytes | None = None  # of the files, when this process or its parent opened them
         self._closed = False
         self._fingerprint: str | None = None
 
@@ -224,26 +224,15 @@ class FileSource(Source[T_co]):
         if self._closed:
             raise ClosedSourceError(f"{self!r} is closed: open it again to read", path=self._paths[0])
         most_open = _most_open_shards()
-        inherited = self._versions
-        versions = self._find_versions() if inherited is None else inherited
+        files, inherited = [self._data_file(path) for path in self._paths], self._versions
+        versions = versions_of(files) if inherited is None else inherited
         readers, fields = zip(*self._open_readers(most_open), strict=True)
         if inherited is not None:
-            self._check_versions(inherited)
+            check_versions(files, inherited)
         self._versions = versions
         ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
         recent = OrderedDict.fromkeys(range(min(len(readers), most_open)))
         return _DataSet(ends, self._known_fields(readers, fields), readers, most_open, recent)
-
-    def _find_versions(self) -> bytes:
-        """Return a hash of each file's identity, `_VERSION_BYTES` each; zeros for a file that is missing."""
-        return b"".join(_version(self._data_file(path)) for path in self._paths)
-
-    def _check_versions(self, known: bytes) -> None:
-        """Raise if a file is not the one that the parent process opened: its records may be others."""
-        found = self._find_versions()
-        if found != known:
-            first = next(i for i in range(len(found)) if found[i] != known[i])
-            raise rewritten_error(self._paths[first // _VERSION_BYTES])
 
     def _open_readers(self, most_open: int) -> list[tuple[ShardReader[T_co], Mapping[str, FieldSpec]]]:
         """Return the reader and the fields of each shard."""
@@ -394,14 +383,6 @@ def _brief(text: str) -> str:
 def _most_open_shards() -> int:
     """Return how many shards may be open; at two descriptors each, they take half of the process's limit."""
     return max(8, open_files_limit() // 4)
-
-
-def _version(path: str) -> bytes:
-    try:
-        identity = storage_of(path).identity(path)
-    except SourceError:  # opening it says what is wrong
-        return bytes(_VERSION_BYTES)
-    return hashlib.blake2b(repr(identity).encode(), digest_size=_VERSION_BYTES).digest()
 
 
 def _ends_of_file(path: str) -> tuple[int, str]:

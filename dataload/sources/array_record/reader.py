@@ -173,7 +173,7 @@ class _ArrayRecordFile(ShardReader[Any]):
         else:
             with self._readers.take() as (reader, _):
                 self._records = reader.num_records()
-                self.group_size = group_size(reader.writer_options_string())
+                self.group_size = group_size(_writer_options(reader))
         stop = self._records if stop is None else stop
         if stop > self._records:
             raise ConfigError(
@@ -321,6 +321,13 @@ def _open_reader(file: str, options: str) -> Any:
             reason = str(error) or reason
         raise CorruptFileError(f"the file has no valid end: {reason}", path=file)
     return reader
+
+
+def _writer_options(reader: Any) -> str:
+    try:
+        return reader.writer_options_string()
+    except UnicodeDecodeError:  # damaged, which only affects the speed
+        return ""
 
 
 def _find_corrupt(reader: Any, indices: Int64Array, file: str, error: Exception) -> CorruptFileError:

@@ -18,8 +18,10 @@ One error names everything that is wrong, each with its key, its value and what 
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dataload._util.optional import load_optional
@@ -57,7 +59,7 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any], overrides: S
         details = [*error.errors(include_url=False, include_context=False)[:_MOST_FINDINGS], *details]
         details.sort(key=lambda detail: detail["loc"][0] != "source")
     if settings is None or details:
-        raise config_error(find_problems(details, data, json_schema()), origin)
+        raise config_error(find_problems(details, data, _schema()), origin)
     if contradictions := list(settings.contradictions()):
         raise config_error(contradictions, origin)
     return settings
@@ -65,6 +67,11 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any], overrides: S
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a config, for editors."""
+    return copy.deepcopy(_schema())
+
+
+@cache
+def _schema() -> dict[str, Any]:
     load_optional("pydantic", needed_by="the schema of configs", extra="config")
     from dataload.config.models import DataloadConfig
 

@@ -4,6 +4,7 @@ import contextlib
 import doctest
 import gc
 import json
+import signal
 import weakref
 from collections import deque
 
@@ -340,7 +341,7 @@ def test_there_is_one_iteration_at_a_time(device):
 def test_ctrl_c_while_it_runs_ahead_loses_nothing(device, after):
     def interrupted(sample, context):
         if context.index == 6:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return sample
 
     loader = DeviceLoader(host_loader(device, transform=interrupted), DEVICE, depth=2)

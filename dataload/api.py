@@ -30,7 +30,8 @@ def open_source(
     Args:
         paths: A path; ``"format:path"``; a pattern with ``*``, ``?``, ``[...]``, ``{000..127}`` or ``{a,b}``; a
             directory of shards; or a list of these, which are taken in that order. What a pattern or a directory
-            matches is taken in order of name.
+            matches is taken in order of name, unless the directory has a manifest, ``dataload.json``: that gives the
+            shards in index order, the format, and options such as ``codec``.
         format: Name of the format, such as ``"tar"``; by default the end of the name decides, then the content.
         fields: Names of the fields to read; None means all.
         options: Options of the format, see its source class: ``codec=``, ``decode=``, ``shapes=``, ...
@@ -50,12 +51,18 @@ def open_source(
         >>> source[0]  # doctest: +SKIP
     """
     entry, rest = split_format(paths, format)
-    if entry is None or entry.takes_paths:
-        entry, rest = find_shards(paths, format)
-    elif entry.parse_argument is not None:
-        rest = entry.parse_argument(rest)
-    source = entry.open(rest, fields=fields, options=options)
+    if entry is not None and entry.parse_argument is not None:
+        source = entry.open(entry.parse_argument(rest), fields=fields, options=options)
+        len(source)
+        return source
+    found = find_shards(paths, format)
+    source = found.format.open(found.files, fields=fields, options={**found.options, **options})
     len(source)  # opens the files, so that what is wrong with them is said here and not at the first batch
+    try:
+        found.check_lengths(source.shard_lengths, options if fields is None else (*options, "fields"))
+    except BaseException:
+        source.close()
+        raise
     return source
 
 

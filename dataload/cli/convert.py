@@ -41,7 +41,7 @@ def convert_command(
     """
     entry, path = find_destination(destination, format)
     wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
-    if codec is not None and "codec" in wanted.shards()[0].reader_options.names():
+    if codec is not None and "codec" in wanted.shards().format.reader_options.names():
         wanted.options["codec"] = resolve_codec(codec)
     writer_options = parse_options(to_option)
     writer_codec = to_codec or codec

@@ -4,15 +4,20 @@ import os
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
+from dataload.cli.options import Codec, Decode, Options, SourceFormat, SourceOptions
 from dataload.cli.output import ProgressBar, count_of, print_error, print_line
+from dataload.convert.manifest import index_shards
 from dataload.errors import ConfigError, DataloadError
 from dataload.sources.find import find_shards
 from dataload.sources.registry import built_in_formats
 
 
 def index_command(
-    archives: Annotated[list[str], typer.Argument(help="Tar archives, patterns or directories.", metavar="TAR...")],
+    paths: Annotated[
+        list[str], typer.Argument(help="Tar archives, patterns or directories; with --manifest, any shards.")
+    ],
     directory: Annotated[
         str | None,
         typer.Option("--directory", "-d", help="Where to write the index files. Default: beside the archives."),
@@ -20,12 +25,46 @@ def index_command(
     strict: Annotated[
         bool, typer.Option(help="Reject archives with split samples, or with two files of one extension in a sample.")
     ] = True,
+    manifest: Annotated[
+        bool, typer.Option("--manifest", help="Write or renew dataload.json in the directory of the shards instead.")
+    ] = False,
+    format: SourceFormat = None,  # noqa: A002 - the option's name
+    codec: Codec = None,
+    decode: Decode = None,
+    option: Options = None,
 ) -> None:
-    """Write DALI-compatible index files for tar archives and validate the archives.
+    """Write index files for tar archives, or the manifest of a directory.
 
-    A bad archive gets no index; the others are still indexed, and the exit
-    code is 1.
+    Index files are DALI-compatible; the archives are validated. A bad archive
+    gets no index; the others are still indexed, and the exit code is 1.
+
+    With --manifest, the manifest lists the shards of each PATH with records,
+    sizes and SHA-256, and tells their format, --codec and --decode to those
+    who open the directory. An interrupted run resumes.
     """
+    if manifest:
+        if directory is not None:
+            raise ConfigError("a manifest is written beside its shards: leave --directory out", key="directory")
+        for path in paths:
+            wanted = SourceOptions.parse(path, format=format, codec=codec, decode=decode, options=option)
+            _write_manifest(wanted)
+    elif format or codec or decode or option:
+        raise ConfigError("--format, --codec, --decode and --option are for --manifest", key="manifest")
+    else:
+        _index_archives(paths, directory, strict=strict)
+
+
+def _write_manifest(wanted: SourceOptions) -> None:
+    with ProgressBar("hashing shards") as bar:
+        report = index_shards(wanted.path, format=wanted.format, options=wanted.options, progress=bar)
+    for entry in report.data_sets:
+        shards, records = count_of(len(entry.names), "shard"), count_of(sum(entry.records), "record")
+        print_line(f"{report.path}: {entry.pattern}: {records} in {shards} ({decimal(sum(entry.bytes))})")
+    if report.resumed:
+        print_line(f"{count_of(report.resumed, 'shard')} from an earlier run")
+
+
+def _index_archives(archives: list[str], directory: str | None, *, strict: bool) -> None:
     entry = next(entry for entry in built_in_formats() if entry.index_writer is not None)
     if directory is not None and not os.path.isdir(directory):
         raise ConfigError(f"there is no directory {directory}", key="directory", value=directory)
@@ -33,7 +72,7 @@ def index_command(
     failed, samples = 0, 0
     for pattern in archives:
         try:
-            found += find_shards(pattern, entry.name)[1]
+            found += find_shards(pattern, entry.name, manifests=False).files
         except DataloadError as error:
             failed += 1
             print_error(str(error))

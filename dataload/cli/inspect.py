@@ -11,6 +11,8 @@ from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, Sourc
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import DataloadError
 from dataload.sources.base import Source, spec_of
+from dataload.sources.find import FoundShards
+from dataload.sources.manifest import MANIFEST_NAME
 from dataload.storage import storage_of
 from dataload.storage.core import core_name
 from dataload.types import BatchReader, ColumnReader, Sharded
@@ -32,9 +34,10 @@ def inspect_command(
 ) -> None:
     """Show the fields, dtypes, shapes, size, shards and first record of a data set."""
     wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
-    entry, paths = wanted.shards()
+    found = wanted.shards()
     with wanted.open() as source:
-        facts = _facts(source, entry.name, paths)
+        facts = _facts(source, found.format.name, found.files)
+    facts["manifest"] = _manifest(found)
     if json:
         print_json(facts)
     else:
@@ -73,6 +76,14 @@ def _facts(source: Source[Any], format_name: str, paths: list[str]) -> dict[str,
     }
 
 
+def _manifest(found: FoundShards) -> list[dict[str, Any]]:
+    """Describe the data sets in manifests that list the shards."""
+    return [
+        {"pattern": entry.pattern, "options": dict(entry.options), "hashed": all(entry.sha256)}
+        for entry in found.listed
+    ]
+
+
 def _size(path: str) -> int:
     storage = storage_of(path)
     return storage.size(path) if storage.exists(path) else 0  # memory and ranges have no path
@@ -101,6 +112,9 @@ def _print(facts: dict[str, Any]) -> None:
     print_line(f"{facts['format']}: {counts}, {decimal(facts['bytes'])}", "bold")
     protocols = ", ".join(facts["protocols"]) or "none"
     print_line(f"protocols: {protocols}; fingerprint {facts['fingerprint']}; {facts['core']} core")
+    for listed in facts["manifest"]:
+        given = "".join(f", {name}={value!r}" for name, value in listed["options"].items())
+        print_line(f"{MANIFEST_NAME}: {listed['pattern']}{given}")
     for note in facts["notes"]:
         print_line(f"note: {note}")
     print_line()

@@ -13,8 +13,7 @@ from dataload.config.overrides import parse_assignment
 from dataload.config.references import resolve_reference
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
-from dataload.sources.find import find_shards, split_format
-from dataload.sources.format import Format
+from dataload.sources.find import FoundShards, find_shards, split_format
 from dataload.sources.registry import get_format
 
 SourceFormat: TypeAlias = Annotated[
@@ -71,10 +70,10 @@ class SourceOptions:
             parsed["decode"] = _parse_decode(decode)
         return cls(path=path, format=entry.name if entry is not None else None, options=parsed)
 
-    def shards(self) -> tuple[Format, list[str]]:
+    def shards(self) -> FoundShards:
         """Return the format and the files without opening them; no files if the format does not take paths."""
         if self.format is not None and not get_format(self.format).takes_paths:
-            return get_format(self.format), []
+            return FoundShards(get_format(self.format), [])
         return find_shards(self.path, self.format)
 
     def open(self, path: str | None = None, format: str | None = None) -> Source[Any]:  # noqa: A002

@@ -81,8 +81,10 @@ def verify_command(
 
 
 def _verify_files(name: str, wanted: SourceOptions, limit: int | None, *, json: bool) -> None:
-    entry, paths = wanted.shards()
-    wanted = dataclasses.replace(wanted, options={**entry.verify_options, **wanted.options})
+    found_shards = wanted.shards()
+    entry, paths = found_shards.format, found_shards.files
+    options = {**found_shards.options, **entry.verify_options, **wanted.options}
+    wanted = dataclasses.replace(wanted, options=options)
     with ProgressBar("verifying") as bar:
         reading = _Reading(bar)
         with closing(reading.findings(wanted, entry.name, paths)) as findings:

@@ -11,6 +11,9 @@ with dataload.open("train.tar", decode="auto") as source:
 A shard gets its final name once it is complete. A hidden journal beside the destination,
 ``.<destination>.convert.json``, stays after the conversion ends: resuming a finished conversion does nothing, so a
 restarted job need not know how the last run ended.
+
+At the end, the files are entered in ``dataload.json``, the manifest of their directory: opening the directory then
+takes shards, format and codec from there.
 """
 
 import os
@@ -21,11 +24,13 @@ from typing import Any
 from dataload._util.fingerprint import identify
 from dataload.convert.blocks import read_ahead
 from dataload.convert.journal import FinishedShard, Journal
+from dataload.convert.manifest import fields_of, pattern_of, update_manifest
 from dataload.convert.plan import Shard, journal_path, plan_shards, summarize_paths
 from dataload.errors import ConfigError, SourceNotFoundError
-from dataload.sources.find import find_destination
+from dataload.sources.find import find_destination, read_manifest
 from dataload.sources.format import Format
-from dataload.storage import storage_of
+from dataload.sources.manifest import DataSetEntry, ShardEntry
+from dataload.storage import parent, storage_of
 from dataload.storage.local.parts import remove_leftovers
 from dataload.types import RandomAccessSource
 
@@ -49,6 +54,7 @@ class ConvertReport:
         resumed: Number of records in shards that an earlier run had finished.
         notes: Decisions made along the way, as sentences.
         journal: Path of the journal, which has the SHA-256 of each file.
+        manifest: Path of the directory's manifest, which has the SHA-256, too.
     """
 
     paths: tuple[str, ...]
@@ -58,6 +64,7 @@ class ConvertReport:
     resumed: int
     notes: tuple[str, ...]
     journal: str
+    manifest: str
 
     @property
     def pattern(self) -> str:
@@ -130,13 +137,16 @@ def convert(
             progress(done, len(source))
 
     _check_directory(path)
+    directory = parent(path)
     with storage_of(path).lock(path):
+        read_manifest(directory)  # a damaged one is better known now
         remove_leftovers(path)
         journal = _without_damaged(_begin(path, requested, plan, resume=resume, overwrite=overwrite), plan, notes)
         todo = [shard for shard in plan if shard.name not in journal.finished]
         resumed = len(source) - sum(shard.stop - shard.start for shard in todo)
         advance(resumed)
         journal = _write_shards(source, todo, writing, journal, path, overwrite=resume or overwrite, advance=advance)
+        manifest = update_manifest(directory, [_manifest_entry(plan, journal, writing)])
     return ConvertReport(
         paths=tuple(shard.path for shard in plan),
         format=entry.name,
@@ -145,6 +155,7 @@ def convert(
         resumed=resumed,
         notes=tuple(notes),
         journal=path,
+        manifest=manifest,
     )
 
 
@@ -186,6 +197,21 @@ def _prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, 
         return {name: value for name, value in record.items() if name != _KEY} if drops else record
 
     return _Writing(entry, options, counts, adapt, tuple(notes))
+
+
+def _manifest_entry(plan: Sequence[Shard], journal: Journal, writing: _Writing) -> DataSetEntry:
+    codec = writing.options.get("codec")
+    known = isinstance(codec, str) and "codec" in writing.entry.reader_options.names()
+    options = {"codec": codec} if known else {}
+    filled = (shard.path for shard in plan if shard.stop > shard.start)
+    finished = [(shard, journal.finished[shard.name]) for shard in plan]
+    return DataSetEntry.of(
+        pattern_of([shard.name for shard in plan]),
+        writing.entry.name,
+        [ShardEntry(shard.name, shard.stop - shard.start, of.bytes, None, of.sha256) for shard, of in finished],
+        fields=fields_of(writing.entry, filled, options),
+        options=options,
+    )
 
 
 def _describe(option: Any) -> str:

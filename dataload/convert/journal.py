@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from dataload.errors import ConfigError
+from dataload.sources.find import LOCK_FILE
 from dataload.storage import storage_of
 from dataload.storage.errors import file_errors
 from dataload.storage.local.parts import write_errors
 from dataload.storage.local.text import read_text
 
 _VERSION = 1
-_LOCK_FILE = "lock.mdb"  # LMDB rewrites it whenever the environment is opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,9 @@ def _summary(shards: Sequence[tuple[str, int, int]]) -> str:
 def _files(path: str) -> list[str]:
     if not os.path.isdir(path):
         return [path]
-    return [os.path.join(path, name) for name in sorted(os.listdir(path)) if name != _LOCK_FILE]
+    # Hidden files are not LMDB's: what file systems and file managers leave behind.
+    names = [name for name in sorted(os.listdir(path)) if name != LOCK_FILE and not name.startswith(".")]
+    return [os.path.join(path, name) for name in names]
 
 
 def _size(path: str) -> int:

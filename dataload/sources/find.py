@@ -1,22 +1,31 @@
 """Find the format and the files of a data set: ``"format:path"``, patterns, directories, suffixes, content."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from itertools import chain
 from os import PathLike, fspath
 from typing import Any
 
+import numpy as np
+
 from dataload._util.indexing import expand_braces
-from dataload.errors import ConfigError, SourceNotFoundError, UnsupportedFormatError
+from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.format import Format
 from dataload.sources.head import describe_head
+from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest
 from dataload.sources.registry import added_formats, built_in_formats, by_suffix, get_format
-from dataload.storage import join, storage_of
+from dataload.storage import LocalStorage, base_name, join, parent, storage_of
 
 HEAD_BYTES = 512
 """Number of bytes at the start of a file from which its format is detected."""
 
+LOCK_FILE = "lock.mdb"
+"""Name of a file in directories of LMDB, which rewrites it whenever the environment is opened."""
+
 _WILDCARDS = re.compile(r"[*?[]")
+_SHOWN_PATTERNS = 10
 
 
 def split_format(paths: Any, name: str | None = None) -> tuple[Format | None, Any]:
@@ -41,23 +50,110 @@ def split_prefix(path: str) -> tuple[str | None, str]:
     return (prefix, rest) if is_name else (None, path)
 
 
-def find_shards(paths: Any, name: str | None = None) -> tuple[Format, list[str]]:
-    """Return the format of a data set and its files in index order, without opening it.
+@dataclass(frozen=True, slots=True)
+class FoundShards:
+    """The shards of a data set, found without opening it.
+
+    Attributes:
+        format: Its format.
+        files: The shards in index order.
+        listed: The entries of the manifests that list some of them, or all.
+    """
+
+    format: Format
+    files: list[str]
+    listed: tuple[DataSetEntry, ...] = ()
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The reader's options in the manifests.
+
+        Raises:
+            ConfigError: The manifests disagree.
+        """
+        several = [entry.options for entry in self.listed if entry.format == self.format.name]
+        for options in several[1:]:
+            if options != several[0]:
+                message = f"the manifests of the directories give different options, {several[0]} and {options}"
+                raise ConfigError(f"{message}: open them separately and join them with ConcatSource", key="paths")
+        return several[0] if several else {}
+
+    def check_lengths(self, lengths: Sequence[int], given: Iterable[str]) -> None:
+        """Compare the records of the opened shards with the manifests, unless a `given` option may change the number.
+
+        Raises:
+            CorruptFileError: They differ.
+        """
+        listed = [records for entry in self.listed for records in entry.records]
+        if not len(listed) == len(self.files) == len(lengths) or {*given} - harmless_options(self.format):
+            return
+        for path, found, expected in zip(self.files, lengths, listed, strict=True):
+            if found != expected:
+                directory = parent(path)
+                problem = f"{base_name(path)} has {found:,} records, and {expected:,} in the manifest"
+                raise CorruptFileError(f"{problem}: {_renewal(directory)}", path=join(directory, MANIFEST_NAME))
+
+
+def harmless_options(entry: Format) -> set[str]:
+    """Return the names of the reader's options that do not affect the records."""
+    return {each.name for each in fields(entry.reader_options) if not each.metadata.get("content", True)}
+
+
+def find_shards(paths: Any, name: str | None = None, *, manifests: bool = True) -> FoundShards:
+    """Find the format of a data set and its files in index order, without opening it.
 
     Args:
         paths: A path, ``"format:path"``, a pattern, a directory of shards, or a list of these.
-        name: Name of a format that takes paths; by default suffix and content decide.
+        name: Name of a format that takes paths; by default suffix and content decide, or the directory's manifest.
+        manifests: Let manifests list the shards of directories.
 
     Raises:
         SourceNotFoundError: There is nothing there.
         UnsupportedFormatError: The content is not in a known format.
-        ConfigError: There is no such format, or the files have different formats.
+        ConfigError: There is no such format, the files have different formats, or a directory has several data sets.
+        CorruptFileError: A manifest is damaged, or local shards differ from it.
     """
     entry, rest = split_format(paths, name)
-    files = [file for item in _as_list(rest) for file in _expand(item, entry)]
+    found = [_expand(item, entry, manifests) for item in _as_list(rest)]
+    files = [file for part, _ in found for file in part]
     if not files:
         raise ConfigError("no path was given: the list is empty", key="paths", value=paths)
-    return entry or _common_format(files), files
+    listed = tuple(listed for _, listed in found if listed is not None)
+    if entry is None:
+        names = {each.format for each in listed}
+        entry = format_of(listed[0]) if len(names) == 1 and len(listed) == len(found) else _common_format(files)
+    return FoundShards(entry, files, listed)
+
+
+def format_of(listed: DataSetEntry) -> Format:
+    """Return the format of a data set in a manifest.
+
+    Raises:
+        ConfigError: It is none of dataload's own formats of files: data do not choose which packages are imported.
+    """
+    for entry in built_in_formats():
+        if entry.name == listed.format and entry.takes_paths:
+            return entry
+    message = (
+        f"the manifest says that {listed.pattern} has the format {listed.format!r}, which is not one of dataload's"
+    )
+    raise ConfigError(f"{message}: pass format={listed.format!r} if you trust it", key="format", value=listed.format)
+
+
+def read_manifest(directory: str) -> Manifest | None:
+    """Return the manifest of a directory, or None.
+
+    Raises:
+        CorruptFileError: It is damaged.
+        SourceError: It cannot be read.
+    """
+    path = join(directory, MANIFEST_NAME)
+    try:
+        # One request, whatever its size.
+        data = storage_of(path).read_ranges(path, np.zeros(1, np.int64), np.array([MOST_BYTES + 1]))[0]
+    except SourceNotFoundError:
+        return None
+    return Manifest.parse(data, path)
 
 
 def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
@@ -94,19 +190,80 @@ def _as_list(paths: Any) -> list[str]:
     return [fspath(path) for path in several]
 
 
-def _expand(path: str, entry: Format | None) -> list[str]:
-    """Return all shards that a path or pattern names."""
+def _expand(path: str, entry: Format | None, manifests: bool) -> tuple[list[str], DataSetEntry | None]:
+    """Return all shards that a path or pattern names, and the entry of the manifest from which they are."""
     storage = storage_of(path)
     if storage.exists(path):
-        return _shards_of_directory(path, entry) if _is_directory_of_shards(path, entry) else [path]
+        if storage.is_directory(path):
+            listed = _listed(path, entry) if manifests else None
+            if listed is not None:
+                return [join(path, name) for name in listed.names], listed
+            if _is_directory_of_shards(path, entry):
+                return _shards_of_directory(path, entry), None
+        return [path], None
     if _is_selection(path, [entry] if entry else built_in_formats()):
-        return [path]  # x.array_record[2:4], which would otherwise be a pattern
+        return [path], None  # x.array_record[2:4], which would otherwise be a pattern
     try:
-        return _expand_pattern(path)
+        return _expand_pattern(path), None
     except SourceNotFoundError:
         if entry is None and _is_selection(path, added_formats()):
-            return [path]
+            return [path], None
         raise
+
+
+def _listed(directory: str, entry: Format | None) -> DataSetEntry | None:
+    """Return the data set that the manifest of a directory lists, of a format if one is given, or None.
+
+    Raises:
+        ConfigError: It lists several.
+        CorruptFileError: The manifest is damaged, or local shards differ from it.
+    """
+    manifest = read_manifest(directory)
+    several = [*manifest.data_sets] if manifest is not None else []
+    if entry is not None:
+        own = {each.name for each in built_in_formats() if _family(each) == _family(entry)} | {entry.name}
+        several = [listed for listed in several if listed.format in own]
+    if manifest is None or not several:
+        return None
+    if len(several) > 1:
+        patterns = ", ".join(listed.pattern for listed in several[:_SHOWN_PATTERNS])
+        more = ", ..." if len(several) > _SHOWN_PATTERNS else ""
+        message = f"{directory} has {len(several)} data sets: {patterns}{more}; open one of these patterns, or a list"
+        raise ConfigError(message, key="paths", value=directory)
+    # In an object store, the ETag in every request tells.
+    if isinstance(storage_of(directory), LocalStorage):
+        _check_files(directory, several[0], manifest, entry)
+    return several[0]
+
+
+def _check_files(directory: str, listed: DataSetEntry, manifest: Manifest, entry: Format | None) -> None:
+    """Compare the names and sizes of local shards with the manifest."""
+    found: dict[str, tuple[int, str | None]] = {}
+    for name in listed.names:
+        with suppress(SourceNotFoundError):
+            found[name] = shard_bytes(join(directory, name)), None
+    problems = list(listed.stale(found))
+    if not problems:
+        known = {name for each in manifest.data_sets for name in each.names}
+        with suppress(SourceNotFoundError):
+            files = map(base_name, _shards_of_directory(directory, entry))
+            problems = [f"{name} is not in the manifest" for name in files if name not in known]
+    if problems:
+        several = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        message = f"the manifest is stale: {problems[0]}{several}; {_renewal(directory)}"
+        raise CorruptFileError(message, path=join(directory, MANIFEST_NAME))
+
+
+def _renewal(directory: str) -> str:
+    return f"if the shards are right, run `dataload index --manifest {directory}`"
+
+
+def shard_bytes(path: str) -> int:
+    """Return the size of a shard: of a file, or of all visible files in a directory except LMDB's lock."""
+    storage = storage_of(path)
+    if not storage.is_directory(path):
+        return storage.size(path)
+    return sum(storage.size(join(path, name)) for name in storage.list(path) if name != LOCK_FILE)
 
 
 def _is_selection(path: str, known: Iterable[Format]) -> bool:
@@ -119,7 +276,7 @@ def _expand_pattern(path: str) -> list[str]:
     names: list[str] = []
     for name in expand_braces(path):
         if not storage.exists(name) and _WILDCARDS.search(name):
-            matches = storage.glob(name)
+            matches = [match for match in storage.glob(name) if base_name(match) != MANIFEST_NAME]
             if not matches:
                 raise SourceNotFoundError(f"nothing matches the pattern {name}", path=name)
             names += matches
@@ -130,7 +287,7 @@ def _expand_pattern(path: str) -> list[str]:
 
 
 def _is_directory_of_shards(path: str, entry: Format | None) -> bool:
-    if not storage_of(path).is_directory(path) or _format_of_directory(path) is not None:
+    if _format_of_directory(path) is not None:
         return False
     return entry is None or bool(entry.suffixes)  # without suffixes, the source decides what a directory is
 

@@ -36,6 +36,7 @@ import numpy as np
 import dataload
 from dataload.convert import convert
 from dataload.convert.plan import journal_path
+from dataload.sources.manifest import MANIFEST_NAME
 from dataload.storage.local import parts
 
 UNCOMPRESSED = "group_size:1,uncompressed"  # read without the package, whose threads would not survive a fork
@@ -77,7 +78,7 @@ class Case:
         names = set(self.files)
         if self.format == "tar":
             names |= {f"{name.removesuffix('.tar')}.idx" for name in self.files}
-        return names | {journal_path(self.path)} if self.converts else names
+        return names | {journal_path(self.path), MANIFEST_NAME} if self.converts else names
 
 
 CASES = [
@@ -237,6 +238,9 @@ def kill_once(
     try:
         finish(case, NEW, directory, again=True)
         found += [*problems(case, directory, {NEW}), *leftovers(case, directory)]
+        if case.converts:
+            with dataload.open(directory) as source:  # compares the manifest with the files
+                assert len(source) == RECORDS, f"the manifest lists {len(source)} records"
     except AssertionError as error:
         found.append(f"failed: {error}")
     COUNTS[moment.split()[0]] += 1

@@ -39,6 +39,7 @@ from dataload.sources.head import describe_head
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.snapshot import list_subdatabases
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
+from dataload.sources.manifest import DataSetEntry, Manifest, ShardEntry
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.tar import header as tar
 from dataload.sources.tar import index as tar_index
@@ -462,6 +463,21 @@ def run_journal(data):
             [shard.matches(str(directory() / "missing")) for shard in found.finished.values()]
 
 
+def run_manifest(data):
+    with suppress(DataloadError):
+        found = Manifest.parse(data, "dataload.json")
+        same(Manifest.parse(found.to_bytes(), "dataload.json"), found, "written and read again")
+        for entry in found.data_sets:
+            if any("/" in name or name.startswith(".") for name in entry.names):
+                raise AssertionError("a shard outside of the directory")
+            if sum(entry.records) >= 1 << 63 or len(entry.shards) != len({*entry.names}):
+                raise AssertionError("shards that cannot be")
+            list(entry.stale(dict.fromkeys(entry.names, (0, None))))
+    path = as_file(data, "dataload.json")
+    with suppress(DataloadError):
+        dataload.open(path.parent)
+
+
 def run_error_report(data):
     with suppress(DataloadError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -595,6 +611,14 @@ def seeds_journal():
     return [json.dumps(journal, indent=1).encode()]
 
 
+def seeds_manifest():
+    shards = [ShardEntry("a-0.syr", 5, 10, '"e"', "0a" * 32), ShardEntry("a-1.syr", 6, 11)]
+    fields = {"x": dataload.FieldSpec("float32", (3, None))}
+    one = DataSetEntry.of("a-{0..1}.syr", "syrah", shards, fields=fields, options={"shapes": {"x": [3, -1]}})
+    other = DataSetEntry.of("b", "array_record", [ShardEntry("b", 0, 0)], options={"codec": "npz"})
+    return [Manifest((one, other)).to_bytes(), Manifest((one,)).to_bytes(), Manifest().to_bytes()]
+
+
 def seeds_error_report():
     line = {"epoch": 0, "step": 1, "index": 7, "source": "RangeSource", "shard": None, "record": 7, "key": None}
     line |= {"stage": "read", "error": "ValueError", "cause": "bad", "replaced_by": None}
@@ -639,6 +663,7 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "config": (run_config, seeds_config),
     "override": (run_override, seeds_override),
     "journal": (run_journal, seeds_journal),
+    "manifest": (run_manifest, seeds_manifest),
     "error_report": (run_error_report, seeds_error_report),
 }
 """By name: what to run, and what makes the first inputs."""

@@ -270,6 +270,21 @@ def test_inspect_of_plain_bytes_and_the_order_of_keys(tmp_path):
     assert "record 0: b'one'" in text
 
 
+def test_inspect_shows_the_manifest(tmp_path, data):
+    assert json.loads(ok("inspect", data, "--json"))["manifest"] == []
+    (tmp_path / "b").mkdir()
+    ok("convert", data / "a-*.syr", tmp_path / "b" / "b.lmdb", "--shards", 2, "--codec", "msgpack")
+    text = ok("inspect", tmp_path / "b")
+    assert text.startswith("lmdb: 8 records in 2 shards, ")
+    assert "\ndataload.json: b-{00000..00001}-of-00002.lmdb, codec='msgpack'\n" in text
+    facts = json.loads(ok("inspect", tmp_path / "b", "--json"))
+    assert facts["manifest"] == [
+        {"pattern": "b-{00000..00001}-of-00002.lmdb", "options": {"codec": "msgpack"}, "hashed": True}
+    ]
+    assert facts["fields"]["x"] == {"dtype": "float64", "shape": [2, 3]}
+    assert ok("verify", tmp_path / "b") == "8 records in 2 files: all can be read\n"
+
+
 # convert
 
 
@@ -423,6 +438,27 @@ def test_index_goes_on_after_a_bad_archive(tmp_path, monkeypatch):
     assert "none-*.tar" in errors[0]
     assert errors[1].startswith("error: b.tar, byte ")
     assert sorted(os.listdir()) == ["a.idx", "a.tar", "b.tar", "c.idx", "c.tar"]
+
+
+def test_index_writes_manifests(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("t-0", "t-1", "v"):
+        with dataload.create(f"{name}.array_record", codec="npz") as writer:
+            writer.extend({"x": i} for i in range(3))
+    text = ok("index", "--manifest", "t-*.array_record", "--codec", "npz")
+    assert text == "./dataload.json: t-{0..1}.array_record: 6 records in 2 shards (262.1 kB)\n"
+    assert "v.array_record: 3 records in 1 shard" in ok("index", "--manifest", "v.array_record")
+    assert len(ok("index", "--manifest", ".").splitlines()) == 2
+    Path("v.array_record").unlink()
+    assert len(ok("index", "--manifest", ".").splitlines()) == 1
+    assert dataload.open(".")[5] == {"x": 2}, "the manifest no longer lists the other, and has the codec"
+
+
+def test_index_with_options_of_the_other_kind():
+    result = fail(2, "index", "a.tar", "--codec", "npz")
+    assert result.stderr == "error: --format, --codec, --decode and --option are for --manifest\n"
+    result = fail(2, "index", "--manifest", "a.tar", "--directory", "x")
+    assert result.stderr == "error: a manifest is written beside its shards: leave --directory out\n"
 
 
 def test_index_of_samples_that_are_torn_apart(tmp_path):

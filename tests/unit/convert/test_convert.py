@@ -295,7 +295,7 @@ def test_records_come_out_as_they_went_in(tmp_path, count, shards):
     assert found.shard_lengths == tuple(np.diff([count * i // (shards or 1) for i in range((shards or 1) + 1)]))
     assert_equal_records(list(found), records_of(count))
     written = {os.path.basename(path) for path in report.paths}
-    assert set(os.listdir(tmp_path)) == written | {".a.syr.convert.json"}
+    assert set(os.listdir(tmp_path)) == written | {".a.syr.convert.json", "dataload.json"}
 
 
 def test_a_source_of_the_users_own(tmp_path):
@@ -484,4 +484,4 @@ def test_a_second_conversion_to_the_same_destination_is_refused(tmp_path):
     assert refused
     assert len(dataload.open(tmp_path / "a.syr")) == 9
     convert(source_of(5), tmp_path / "a.syr", overwrite=True)  # the first one has ended
-    assert sorted(os.listdir(tmp_path)) == [".a.syr.convert.json", "a.syr"]
+    assert sorted(os.listdir(tmp_path)) == [".a.syr.convert.json", "a.syr", "dataload.json"]

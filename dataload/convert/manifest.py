@@ -1,0 +1,294 @@
+"""Write manifests: of a finished conversion, and of shards that exist already."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+from dataload._util.machine import usable_cpus
+from dataload.convert.journal import FinishedShard
+from dataload.convert.plan import summarize_paths
+from dataload.errors import ConfigError, SourceError
+from dataload.sources.base import spec_of
+from dataload.sources.find import find_shards, format_of, harmless_options, read_manifest, split_format
+from dataload.sources.format import Format
+from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, ShardEntry
+from dataload.sources.manifest_checks import STORED_OPTIONS
+from dataload.storage import base_name, join, parent, storage_of
+from dataload.storage.errors import file_errors
+from dataload.storage.local.parts import remove_leftovers, write_errors
+from dataload.storage.local.text import append_text, read_text
+from dataload.types import FieldSpec
+
+_LOCK_SECONDS = 10
+_MOST_THREADS = 8  # they mostly hash, at about 1 GB/s each
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """The result of indexing.
+
+    Attributes:
+        path: The manifest.
+        data_sets: The data sets that were written to it.
+        resumed: Number of shards that an earlier run had finished.
+    """
+
+    path: str
+    data_sets: tuple[DataSetEntry, ...]
+    resumed: int
+
+
+def index_shards(
+    path: str,
+    *,
+    format: str | None = None,  # noqa: A002 - the word that users expect
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> IndexReport:
+    """Write or renew the manifest of the directory of local shards; other data sets in it keep their entries.
+
+    An interrupted run continues where it stopped: it keeps a hidden journal beside the manifest.
+
+    Args:
+        path: A directory, or a pattern or file in one. A directory without a manifest is a single data set; of one with
+            a manifest, each data set is renewed.
+        format: Name of the format; by default suffix and content decide.
+        options: The reader's options. Those in `STORED_OPTIONS` become part of the manifest.
+        progress: Called with (shards done, shards) at the start and after each shard.
+
+    Raises:
+        ConfigError: The shards are in several directories, an option cannot be stored, or a shard belongs to none of
+            the directory's data sets.
+        SourceError: A shard cannot be read, or another process is indexing the directory.
+    """
+    directory, planned, gone = _plan(path, format, dict(options or {}))
+    total = sum(len(each.names) for each in planned)
+    journal = join(directory, f".{MANIFEST_NAME}.index")
+    with storage_of(journal).lock(journal):
+        known = _Described.load(journal)
+        entries: list[DataSetEntry] = []
+        resumed = done = 0
+
+        def advance(resumes: bool) -> None:
+            nonlocal done, resumed
+            done += 1
+            resumed += resumes
+            if progress is not None:
+                progress(done, total)
+
+        if progress is not None:
+            progress(0, total)
+        for each in planned:
+            shards = _describe_all(directory, each, known, journal, advance)
+            entries.append(each.entry(directory, shards))
+        manifest = update_manifest(directory, entries, gone)
+        storage_of(journal).remove(journal)
+    return IndexReport(manifest, tuple(entries), resumed)
+
+
+def update_manifest(directory: str, entries: Iterable[DataSetEntry], gone: Iterable[str] = ()) -> str:
+    """Put data sets into the manifest of a directory, in one step, and return its path.
+
+    Args:
+        directory: Where the shards are.
+        entries: The data sets.
+        gone: Names of shards that exist no longer: data sets that have such ones are taken out.
+
+    Raises:
+        CorruptFileError: The present manifest is damaged.
+        SourceError: The manifest cannot be written, or other processes have been writing it for too long.
+    """
+    path = join(directory, MANIFEST_NAME)
+    with _locked(path):
+        remove_leftovers(path)  # of a process that was killed when its manifest had just appeared
+        before = read_manifest(directory)
+        missing = {*gone}
+        kept = [entry for entry in (before or Manifest()).data_sets if missing.isdisjoint(entry.names)]
+        after = Manifest(tuple(kept))
+        for entry in entries:
+            after = after.with_data_set(entry)
+        if after != before:
+            with write_errors(path), storage_of(path).create(path, overwrite=True) as part:
+                with part.create() as stream:
+                    stream.write(after.to_bytes())
+                part.publish()
+    return path
+
+
+def fields_of(entry: Format, paths: Iterable[str], options: Mapping[str, Any]) -> Mapping[str, FieldSpec]:
+    """Return the fields of the first shard that has records; none if records are bytes."""
+    for path in paths:
+        with entry.open([path], options=_without_cache(entry, options)) as source:
+            if len(source):
+                if source.fields:
+                    return source.fields
+                record = source[0]
+                known = cast("Mapping[str, Any]", record if isinstance(record, Mapping) else {})
+                return {name: spec_of(value) for name, value in known.items()}
+    return {}
+
+
+def pattern_of(names: Sequence[str], typed: str = "") -> str:
+    """Return the names in short: as a range if they are numbered, else as `typed`, what the user calls them."""
+    found = summarize_paths(names)
+    if len(names) > 1 and " ... " in found:
+        return typed or found
+    return found
+
+
+@contextmanager
+def _locked(path: str) -> Generator[None]:
+    """Hold the lock of a manifest, which others hold only for moments."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        lock = storage_of(path).lock(path)
+        try:
+            lock.__enter__()
+        except SourceError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+            continue
+        break
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A data set to describe; `names` are in index order."""
+
+    pattern: str
+    format: Format
+    names: tuple[str, ...]
+    options: Mapping[str, Any]
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        harmless = harmless_options(self.format)
+        return {name: value for name, value in self.options.items() if name not in harmless}
+
+    @property
+    def key(self) -> str:
+        """How the shards are read, which decides the number of records."""
+        return f"{self.format.name} {sorted(self.stored.items())!r}"
+
+    def entry(self, directory: str, shards: Sequence[ShardEntry]) -> DataSetEntry:
+        filled = (join(directory, shard.name) for shard in shards if shard.records)
+        fields = fields_of(self.format, filled, self.options)
+        return DataSetEntry.of(self.pattern, self.format.name, shards, fields=fields, options=self.stored)
+
+
+def _plan(path: str, format_name: str | None, options: dict[str, Any]) -> tuple[str, list[_Planned], set[str]]:
+    """Return the directory, the data sets to describe, and the shards in its manifest that exist no longer."""
+    entry, path = split_format(path, format_name)
+    path = path.rstrip("/") or "/"
+    found = find_shards(path, entry.name if entry is not None else None, manifests=False)
+    directories = {parent(file) for file in found.files}
+    if len(directories) > 1:
+        message = f"a manifest lists the shards of one directory, got shards of {', '.join(sorted(directories))}"
+        raise ConfigError(f"{message}: index them one by one", key="paths", value=path)
+    directory = directories.pop()
+    for file in found.files:
+        storage_of(file).identity(file)  # raises for a selection of records, which is no file
+    names = tuple(map(base_name, found.files))
+    if unstored := [name for name in options if not _can_store(found.format, name, options[name])]:
+        message = f"the option {unstored[0]}={options[unstored[0]]!r} cannot be stored in a manifest: pass it to open"
+        raise ConfigError(message, key=unstored[0], value=options[unstored[0]])
+    is_directory = {*names} != {base_name(path)} and storage_of(path).is_directory(path)
+    manifest = read_manifest(directory) if is_directory else None
+    listed = manifest.data_sets if manifest is not None else ()
+    if len(listed) < 2:
+        order = listed[0].names if listed and {*listed[0].names} == {*names} else names
+        options = {**(listed[0].options if listed and listed[0].format == found.format.name else {}), **options}
+        typed = f"*{os.path.splitext(names[0])[1]}" if is_directory else base_name(path)
+        return directory, [_Planned(pattern_of(order, typed), found.format, order, options)], set()
+    present = {*names}
+    if extra := present.difference(*(entry.names for entry in listed)):
+        message = f"{min(extra)} is in none of the {len(listed)} data sets of {directory}: index a pattern that has it"
+        raise ConfigError(message, key="paths", value=path)
+    planned: list[_Planned] = []
+    for entry in listed:
+        left = tuple(name for name in entry.names if name in present)
+        if left:
+            given = {**entry.options, **options}
+            planned.append(_Planned(pattern_of(left, entry.pattern), format_of(entry), left, given))
+    return directory, planned, {name for entry in listed for name in entry.names}.difference(names)
+
+
+def _can_store(entry: Format, name: str, value: Any) -> bool:
+    return name in harmless_options(entry) or (name in STORED_OPTIONS and STORED_OPTIONS[name](value))
+
+
+def _without_cache(entry: Format, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {**({"cache": False} if "cache" in entry.reader_options.names() else {}), **options}
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A shard in the journal of an interrupted run."""
+
+    records: int
+    shard: FinishedShard
+
+    @classmethod
+    def load(cls, path: str) -> dict[tuple[str, str], Self]:
+        """Return the finished shards by (name, key); a line that makes no sense is left out."""
+        known: dict[tuple[str, str], Self] = {}
+        with suppress(OSError, UnicodeDecodeError):
+            for line in read_text(path).splitlines():
+                with suppress(ValueError, TypeError, RecursionError):  # the last one may have been cut off
+                    name, key, records, *shard = json.loads(line)
+                    known[name, key] = cls(records, FinishedShard(*shard))
+        return known
+
+
+def _describe_all(
+    directory: str,
+    data_set: _Planned,
+    known: Mapping[tuple[str, str], _Described],
+    journal: str,
+    advance: Callable[[bool], None],
+) -> list[ShardEntry]:
+    """Describe all shards in threads, and note each in the journal."""
+    lock = threading.Lock()
+
+    def describe(name: str) -> ShardEntry:
+        path = join(directory, name)
+        described = known.get((name, data_set.key))
+        resumes = described is not None and described.shard.matches(path)
+        if not resumes or described is None:
+            described = _describe(data_set, path)
+        with lock:
+            if not resumes:
+                line = [name, data_set.key, described.records, *dataclasses.astuple(described.shard)]
+                with write_errors(journal):
+                    append_text(journal, json.dumps(line) + "\n")
+            advance(resumes)
+        return ShardEntry(name, described.records, described.shard.bytes, None, described.shard.sha256)
+
+    with ThreadPoolExecutor(min(_MOST_THREADS, usable_cpus())) as pool:
+        futures = [pool.submit(describe, name) for name in data_set.names]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _describe(data_set: _Planned, path: str) -> _Described:
+    with file_errors(path):
+        finished = FinishedShard.of(path)
+    with data_set.format.open([path], options=_without_cache(data_set.format, data_set.options)) as source:
+        return _Described(len(source), finished)

@@ -1,0 +1,140 @@
+"""Checks of the values in a manifest, which comes with the data and is not trusted. Pure (no I/O)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from dataload.codecs.codec import CODEC_NAMES
+from dataload.errors import ConfigError, closest, printable
+
+LARGEST = (1 << 63) - 1
+LONGEST_TEXT = 4096
+
+_SHOWN_CHARACTERS = 80
+
+ETAG = re.compile(r"[\x21-\x7e]*")  # it goes into a header of HTTP
+HEX = re.compile(r"[0-9a-f]*")
+DTYPE = re.compile(r"[<|=]?[A-Za-z][A-Za-z0-9_]{0,31}(\[[A-Za-z0-9]{1,16}\])?")
+
+
+def check_texts(values: Sequence[Any], allowed: re.Pattern[str], lengths: range, where: str, expected: str) -> None:
+    """Check that all values are None, or text of such lengths with only the characters of `allowed`."""
+    known = [value for value in values if value is not None]
+    # All at once, and one by one only if that fails: a manifest may have 100,000 of them.
+    fits = {*map(type, known)} <= {str} and all(length in lengths for length in {*map(len, known)})
+    if not fits or not allowed.fullmatch("".join(known)):
+        for text in known:
+            if type(text) is not str or len(text) not in lengths or not allowed.fullmatch(text):
+                raise wrong_value(where, expected, text)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Check that all names are names of visible files in one directory."""
+    if not {*map(type, names)} <= {str} or not all(0 < length <= LONGEST_TEXT for length in {*map(len, names)}):
+        for name in names:
+            check_name(name, "shards.name")
+    joined = "\0" + "\0".join(names)
+    if joined.count("\0") > len(names) or "/" in joined or "\0." in joined:
+        for name in names:
+            check_name(name, "shards.name")
+    try:
+        joined.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise wrong_value("shards.name", "names that a file can have", joined[error.start : error.end]) from None
+    if twice := find_twice(names):
+        raise ConfigError(f"the shard {shorten(twice)} is listed twice", key="manifest")
+
+
+def check_name(name: Any, where: str) -> None:
+    """Check that a value is the name of a visible file in one directory."""
+    if type(name) is not str or not 0 < len(name) <= LONGEST_TEXT:
+        raise wrong_value(where, f"1 to {LONGEST_TEXT} characters", name)
+    if name.startswith(".") or "/" in name or "\0" in name:
+        raise wrong_value(where, "a name in the directory of the manifest, not hidden and without '/',", name)
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is an integer of at least 0 that fits into int64."""
+    return type(value) is int and 0 <= value <= LARGEST
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int and abs(value) <= LARGEST
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and len(value) <= LONGEST_TEXT
+
+
+def _maps_to(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: type(value) is dict and all(map(check, cast("dict[str, Any]", value).values()))
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(_is_int, cast("list[Any]", value)))
+
+
+STORED_OPTIONS: Mapping[str, Callable[[Any], bool]] = {
+    "case_sensitive": lambda value: type(value) is bool,
+    "codec": lambda value: type(value) is str and value in CODEC_NAMES,
+    "db_num": is_count,
+    "decode": lambda value: _is_text(value) or _maps_to(_is_text)(value),
+    "dtype": lambda value: type(value) is str and DTYPE.fullmatch(value) is not None,
+    "end_token": _is_int,
+    "ends": _is_text,
+    "field": _is_text,
+    "missing": _is_text,
+    "pad_token": _is_int,
+    "shapes": _maps_to(_is_shape),
+    "stride": is_count,
+    "subdatabase": _is_text,
+    "window": is_count,
+}
+"""The options that a manifest may set, and the check of each. None names a path, a module or a resource, because a
+manifest comes with the data and is not trusted."""
+
+
+def wrong_value(where: str, expected: str, found: Any) -> ConfigError:
+    """Return the error about a value; `where` is its key."""
+    return ConfigError(f"{where}: expected {expected} but found {shorten(found)}", key=where)
+
+
+def shorten(value: Any) -> str:
+    """Return a value as short, printable text."""
+    return printable(value if isinstance(value, str) else repr(value), _SHOWN_CHARACTERS, kept="")
+
+
+def find_twice(names: Sequence[str]) -> str | None:
+    """Return a name that occurs twice, or None."""
+    seen: set[str] = set()
+    if len({*names}) == len(names):
+        return None
+    return next(name for name in names if name in seen or seen.add(name))
+
+
+def as_column(value: Any, where: str) -> tuple[Any, ...]:
+    """Return a JSON list as a tuple."""
+    if type(value) is not list:
+        raise wrong_value(where, "a list", value)
+    return tuple(cast("list[Any]", value))
+
+
+def as_object(value: Any, where: str) -> dict[str, Any]:
+    """Return a JSON object, checked to be one."""
+    if type(value) is not dict:
+        raise wrong_value(where, "an object", value)
+    return cast("dict[str, Any]", value)
+
+
+def as_table(value: Any, where: str, keys: Sequence[str]) -> dict[str, Any]:
+    """Return an object that has exactly these keys."""
+    table = as_object(value, where)
+    for key in keys:
+        if key not in table:
+            raise wrong_value(where, f"the key {key!r}", f"only {', '.join(table) or 'none'}")
+    for key in table:
+        if key not in keys:
+            raise ConfigError(f"{where}: unknown key {shorten(key)}: {closest(shorten(key), keys)}", key=where)
+    return table

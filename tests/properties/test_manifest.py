@@ -1,0 +1,110 @@
+"""Any manifest survives its JSON, and merging parts gives the whole."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataload.errors import CorruptFileError
+from dataload.sources.manifest import DataSetEntry, Manifest, ShardEntry, merge_manifests
+from dataload.types import FieldSpec
+
+NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
+    lambda name: not name.startswith(".")
+)
+ETAGS = st.none() | st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=40)
+HASHES = st.none() | st.text("0123456789abcdef", min_size=64, max_size=64)
+COUNTS = st.integers(0, 1 << 50)
+SHARDS = st.builds(ShardEntry, NAMES, COUNTS, COUNTS, ETAGS, HASHES)
+SPECS = st.builds(
+    FieldSpec,
+    st.sampled_from(["float32", "bytes", "str", "unknown", "<U7", "datetime64[ns]"]),
+    st.none() | st.lists(st.none() | COUNTS, max_size=5).map(tuple),
+)
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "codec": st.sampled_from(["npz", "tensorprotos"]),
+        "window": COUNTS,
+        "shapes": st.dictionaries(st.text(max_size=5), st.lists(st.integers(-1, 99), max_size=3)),
+    },
+)
+
+
+@st.composite
+def manifests(draw):
+    shards = draw(st.lists(SHARDS, min_size=1, max_size=12, unique_by=lambda shard: shard.name))
+    cuts = sorted(draw(st.sets(st.integers(1, len(shards)), max_size=2)) | {0, len(shards)})
+    patterns = draw(st.lists(NAMES, min_size=len(cuts), max_size=len(cuts), unique=True))
+    return Manifest(
+        tuple(
+            DataSetEntry.of(
+                pattern,
+                draw(NAMES),
+                shards[start:stop],
+                fields=draw(st.dictionaries(st.text(max_size=5), SPECS, max_size=3)),
+                options=draw(OPTIONS),
+            )
+            for pattern, start, stop in zip(patterns, cuts, cuts[1:], strict=False)
+        )
+    )
+
+
+@given(manifests())
+def test_json_and_back(manifest):
+    data = manifest.to_bytes()
+    assert Manifest.parse(data, "m") == manifest
+    assert Manifest.parse(json.dumps(json.loads(data), indent=1).encode(), "m") == manifest
+
+
+@given(manifests(), st.data())
+def test_parts_merge_to_the_whole(manifest, data):
+    parts = [
+        Manifest((DataSetEntry.of(entry.pattern, entry.format, [shard], fields=entry.fields, options=entry.options),))
+        for entry in manifest.data_sets
+        for shard in entry.shards
+    ]
+    assert merge_manifests(parts) == manifest
+    again = data.draw(st.lists(st.sampled_from(parts), max_size=5))
+    assert merge_manifests([*parts, *again]) == manifest
+
+
+@given(manifests(), st.data())
+def test_a_stale_shard_is_found(manifest, data):
+    entry = data.draw(st.sampled_from(manifest.data_sets))
+    found = {shard.name: (shard.bytes, shard.etag) for shard in entry.shards}
+    assert list(entry.stale(found)) == []
+    victim = data.draw(st.sampled_from(entry.shards))
+    found[victim.name] = (victim.bytes + 1, victim.etag)
+    [line] = entry.stale(found)
+    assert line.startswith(f"{victim.name} has ")
+    del found[victim.name]
+    assert list(entry.stale(found)) == [f"{victim.name} is missing"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(manifests(), JSON, st.data())
+def test_any_value_anywhere_is_accepted_or_refused(manifest, value, data):
+    """The outcome is an error of the library, or a manifest that survives its JSON."""
+    table = json.loads(manifest.to_bytes())
+    inside = table
+    while True:
+        keys = list(inside) if isinstance(inside, dict) else list(range(len(inside)))
+        key = data.draw(st.sampled_from(keys))
+        if not isinstance(inside[key], (dict, list)) or not inside[key] or data.draw(st.booleans()):
+            break
+        inside = inside[key]
+    inside[key] = value
+    with suppress(CorruptFileError):
+        found = Manifest.parse(json.dumps(table).encode(), "m")
+        assert Manifest.parse(found.to_bytes(), "m") == found
+        assert not any("/" in name or name.startswith(".") for entry in found.data_sets for name in entry.names)

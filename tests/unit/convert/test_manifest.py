@@ -1,0 +1,395 @@
+"""Manifests beside shards: written by convert and by `dataload index`, and read by open."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload.convert import convert
+from dataload.convert import manifest as manifests
+from dataload.convert.manifest import index_shards, update_manifest
+from dataload.errors import ConfigError, CorruptFileError, SourceError
+from dataload.sources.find import find_shards, read_manifest
+from dataload.sources.manifest import DataSetEntry, ShardEntry
+from dataload.types import FieldSpec
+
+
+def source_of(count, first=0):
+    return dataload.MemorySource([{"x": np.full(3, first + i, np.int32)} for i in range(count)])
+
+
+def values(source):
+    return [int(record["x"][0]) for record in source]
+
+
+def entries(directory):
+    return read_manifest(str(directory)).data_sets
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# What convert writes
+
+
+@pytest.mark.parametrize(("shards", "pattern"), [(None, "a.syr"), (3, "a-{00000..00002}-of-00003.syr")])
+def test_convert_lists_what_it_wrote(tmp_path, shards, pattern):
+    report = convert(source_of(10), tmp_path / "a.syr", shards=shards)
+    assert report.manifest == str(tmp_path / "dataload.json")
+    [entry] = entries(tmp_path)
+    assert (entry.pattern, entry.format, entry.options) == (pattern, "syrah", {})
+    assert entry.fields == {"x": FieldSpec("int32", (3,))}
+    for shard, path in zip(entry.shards, report.paths, strict=True):
+        assert os.path.join(tmp_path, shard.name) == path
+        assert (shard.bytes, shard.sha256) == (os.path.getsize(path), sha256(tmp_path / shard.name))
+        assert shard.records == len(dataload.open(path))
+    assert values(dataload.open(tmp_path)) == list(range(10))
+
+
+@pytest.mark.parametrize("format_suffix", [".array_record", ".lmdb", ".tar", ".torchrecord"])
+def test_every_format_opens_by_its_directory(tmp_path, format_suffix):
+    convert(source_of(10), tmp_path / f"a{format_suffix}", shards=2)
+    with dataload.open(tmp_path) as found:
+        assert len(found) == 10
+        assert found.shard_lengths == (5, 5)
+        if format_suffix != ".tar":  # whose members only their reader's choice decodes
+            assert values(found) == list(range(10))
+    index_shards(str(tmp_path))
+    with dataload.open(tmp_path) as found:
+        assert len(found) == 10
+
+
+def test_the_codec_is_known_from_the_manifest(tmp_path):
+    convert(source_of(4), tmp_path / "a.array_record", writer_options={"codec": "npz"})
+    assert entries(tmp_path)[0].options == {"codec": "npz"}
+    assert values(dataload.open(tmp_path)) == [0, 1, 2, 3]
+    assert isinstance(dataload.open(tmp_path, codec="raw")[0], bytes), "what the caller says comes first"
+    assert isinstance(dataload.open(tmp_path / "a.array_record")[0], bytes), "a file is opened as before"
+
+
+def test_a_codec_of_the_users_own_is_not_stored(tmp_path):
+    class Own:
+        def encode(self, record):
+            return bytes([int(record["x"][0])])
+
+        def decode(self, data):
+            return {"x": np.full(3, data[0])}
+
+    convert(source_of(4), tmp_path / "a.lmdb", writer_options={"codec": Own()})
+    assert (entries(tmp_path)[0].options, entries(tmp_path)[0].fields) == ({}, {})
+
+
+def test_two_conversions_into_one_directory(tmp_path):
+    convert(source_of(4), tmp_path / "train.syr", shards=2)
+    convert(source_of(3, 100), tmp_path / "val.syr")
+    assert [entry.pattern for entry in entries(tmp_path)] == ["train-{00000..00001}-of-00002.syr", "val.syr"]
+    message = "has 2 data sets: train-{00000..00001}-of-00002.syr, val.syr; open one of these patterns, or a list"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        dataload.open(tmp_path)
+    assert values(dataload.open(tmp_path / "train-{00000..00001}-of-00002.syr")) == [0, 1, 2, 3]
+    assert values(dataload.open(f"{tmp_path}/*.syr")) == [0, 1, 2, 3, 100, 101, 102]
+    convert(source_of(3), tmp_path / "b.lmdb")
+    assert values(dataload.open(tmp_path, format="lmdb")) == [0, 1, 2], "a format chooses, too"
+
+
+def test_shards_of_another_format_are_not_passed_over(tmp_path):
+    with dataload.create(tmp_path / "a.syr") as writer:
+        writer.write({"x": 1})
+    convert(source_of(3), tmp_path / "b.lmdb")
+    with pytest.raises(CorruptFileError, match=r"the manifest is stale: a\.syr is not in the manifest"):
+        dataload.open(tmp_path)
+    assert values(dataload.open(tmp_path, format="lmdb")) == [0, 1, 2]
+    assert len(dataload.open(tmp_path, format="syrah")) == 1
+
+
+def test_a_conversion_replaces_its_entry(tmp_path):
+    convert(source_of(4), tmp_path / "a.syr", shards=2)
+    convert(source_of(9), tmp_path / "a.syr", shards=2, overwrite=True)
+    [entry] = entries(tmp_path)
+    assert entry.records == (4, 5)
+    assert values(dataload.open(tmp_path)) == list(range(9))
+
+
+def test_the_manifest_is_written_last(tmp_path):
+    class Bad(dataload.MemorySource):
+        def _read(self, indices):
+            if 7 in indices:
+                raise CorruptFileError("bad")
+            return super()._read(indices)
+
+    records = [{"x": np.full(3, i, np.int32)} for i in range(8)]
+    with pytest.raises(CorruptFileError, match="bad"):
+        convert(Bad(records), tmp_path / "a.syr", shards=4)
+    assert "dataload.json" not in os.listdir(tmp_path)
+    convert(dataload.MemorySource(records), tmp_path / "b.syr")
+    before = (tmp_path / "dataload.json").stat()
+    convert(dataload.MemorySource(records), tmp_path / "b.syr", resume=True)
+    assert (tmp_path / "dataload.json").stat().st_mtime_ns == before.st_mtime_ns, "there was nothing to write"
+    (tmp_path / "dataload.json").unlink()
+    convert(dataload.MemorySource(records), tmp_path / "b.syr", resume=True)
+    assert [entry.pattern for entry in entries(tmp_path)] == ["b.syr"]
+
+
+def test_a_conversion_beside_a_damaged_manifest_does_not_begin(tmp_path):
+    (tmp_path / "dataload.json").write_text("{}")
+    with pytest.raises(CorruptFileError, match=r"dataload\.json: not a valid manifest: version: expected 1"):
+        convert(source_of(4), tmp_path / "a.syr")
+    assert os.listdir(tmp_path) == ["dataload.json"]
+
+
+def test_hidden_files_in_a_directory_are_not_its_content(tmp_path):
+    convert(source_of(4), tmp_path / "a.lmdb")
+    (tmp_path / "a.lmdb" / ".nfs0001").write_bytes(b"of the file system")
+    assert convert(source_of(4), tmp_path / "a.lmdb", resume=True).resumed == 4
+    assert values(dataload.open(tmp_path)) == [0, 1, 2, 3]
+
+
+# What open does with it
+
+
+@pytest.fixture
+def shards(tmp_path):
+    convert(source_of(10), tmp_path / "a.syr", shards=2)
+    return tmp_path
+
+
+STALE = r"dataload\.json: the manifest is stale: {}; if the shards are right, run `dataload index --manifest .*`$"
+
+
+def test_a_shard_of_another_size(shards):
+    with open(shards / "a-00001-of-00002.syr", "ab") as stream:
+        stream.write(b"x")
+    size = (shards / "a-00001-of-00002.syr").stat().st_size
+    problem = rf"a-00001-of-00002\.syr has {size:,} bytes, and {size - 1:,} in the manifest"
+    with pytest.raises(CorruptFileError, match=STALE.format(problem)) as caught:
+        dataload.open(shards)
+    assert caught.value.path == str(shards / "dataload.json")
+
+
+def test_a_missing_shard(shards):
+    for number in range(2):
+        (shards / f"a-0000{number}-of-00002.syr").unlink()
+    problem = r"a-00000-of-00002\.syr is missing \(and 1 more\)"
+    with pytest.raises(CorruptFileError, match=STALE.format(problem)):
+        dataload.open(shards)
+
+
+def test_a_shard_that_is_not_listed(shards):
+    shutil.copy(shards / "a-00000-of-00002.syr", shards / "b.syr")
+    with pytest.raises(CorruptFileError, match=STALE.format(r"b\.syr is not in the manifest")):
+        dataload.open(shards)
+    (shards / "b.syr").rename(shards / "b.txt")
+    assert len(dataload.open(shards)) == 10
+
+
+def test_another_number_of_records(shards):
+    path = shards / "dataload.json"
+    table = json.loads(path.read_bytes())
+    table["data_sets"][0]["records"] = 11
+    table["data_sets"][0]["shards"]["records"] = [6, 5]
+    path.write_text(json.dumps(table))
+    problem = r"dataload\.json: a-00000-of-00002\.syr has 5 records, and 6 in the manifest: if the shards"
+    with pytest.raises(CorruptFileError, match=problem):
+        dataload.open(shards)
+    index_shards(str(shards))
+    assert len(dataload.open(shards)) == 10
+
+
+def test_a_damaged_manifest(shards):
+    (shards / "dataload.json").write_text("not JSON")
+    with pytest.raises(CorruptFileError, match=r"dataload\.json: a manifest is JSON, but this is not"):
+        dataload.open(shards)
+    (shards / "dataload.json").unlink()
+    assert len(dataload.open(shards)) == 10
+
+
+@pytest.mark.parametrize("name", ["of_a_package", "range"])
+def test_data_do_not_choose_a_package(shards, name, monkeypatch):
+    monkeypatch.setattr("dataload.sources.find.get_format", lambda name: pytest.fail(f"imports what adds {name}"))
+    path = shards / "dataload.json"
+    path.write_text(path.read_text().replace('"format":"syrah"', f'"format":"{name}"'))
+    message = rf"the manifest says that a-.* has the format '{name}', which is not one of dataload's: pass format="
+    with pytest.raises(ConfigError, match=message):
+        dataload.open(shards)
+
+
+def test_the_order_is_that_of_the_manifest(tmp_path):
+    convert(source_of(12), tmp_path / "a-{shard}.syr", shards=12)
+    assert values(dataload.open(tmp_path)) == list(range(12)), "a-10 comes after a-9"
+    index_shards(str(tmp_path))
+    assert values(dataload.open(tmp_path)) == list(range(12))
+
+
+def test_no_file_is_opened_to_find_the_format(tmp_path, monkeypatch):
+    convert(source_of(4), tmp_path / "a.lmdb", shards=2)
+    manifest = read_manifest(str(tmp_path))
+    monkeypatch.setattr("dataload.storage.local.files.LocalFile.__init__", None)
+    monkeypatch.setattr("dataload.sources.find.read_manifest", lambda _: manifest)
+    found = find_shards(str(tmp_path))
+    assert (found.format.name, len(found.files)) == ("lmdb", 2)
+
+
+def test_directories_that_disagree(tmp_path):
+    for name, codec in (("a", "npz"), ("b", "msgpack"), ("c", "npz")):
+        (tmp_path / name).mkdir()
+        convert(source_of(2), tmp_path / name / "x.lmdb", writer_options={"codec": codec})
+    assert values(dataload.open([tmp_path / "a", tmp_path / "c"])) == [0, 1, 0, 1]
+    message = "the manifests of the directories give different options, {'codec': 'npz'} and {'codec': 'msgpack'}"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        dataload.open([tmp_path / "a", tmp_path / "b"])
+    assert values(dataload.open([tmp_path / "a", tmp_path / "c" / "x.lmdb"])) == [0, 1, 0, 1]
+
+
+def test_the_fingerprint_does_not_depend_on_the_manifest(shards):
+    before = dataload.open(shards).fingerprint()
+    (shards / "dataload.json").unlink()
+    assert dataload.open(shards).fingerprint() == before
+
+
+# What `dataload index --manifest` does
+
+
+def unlisted(directory, count=10, name="a.syr", **options):
+    convert(source_of(count), directory / name, **options)
+    expected = entries(directory)
+    (directory / "dataload.json").unlink()
+    return expected
+
+
+def test_shards_that_exist_already(tmp_path):
+    expected = unlisted(tmp_path, shards=3)
+    calls = []
+    report = index_shards(str(tmp_path), progress=lambda *each: calls.append(each))
+    assert report.data_sets == entries(tmp_path) == expected
+    assert (report.path, report.resumed) == (str(tmp_path / "dataload.json"), 0)
+    assert calls == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert sorted(name for name in os.listdir(tmp_path) if "index" in name) == []
+
+
+def test_options_become_part_of_it(tmp_path):
+    expected = unlisted(tmp_path, name="a.array_record", writer_options={"codec": "npz"})
+    index_shards(str(tmp_path / "*.array_record"), options={"codec": "npz", "cache": False})
+    assert entries(tmp_path) == expected
+    index_shards(str(tmp_path))
+    assert entries(tmp_path) == expected, "renewing keeps them"
+    with pytest.raises(ConfigError, match=r"the option codec=.* cannot be stored in a manifest: pass it to open"):
+        index_shards(str(tmp_path), options={"codec": len})
+
+
+def test_raw_tokens(tmp_path):
+    np.arange(100, dtype=np.uint32).tofile(tmp_path / "t.bin")
+    index_shards(str(tmp_path / "t.bin"), format="tokens", options={"window": 11, "dtype": "uint32"})
+    assert len(dataload.open(tmp_path)) == 9
+    assert dataload.open(tmp_path)[1]["tokens"].tolist() == list(range(10, 21))
+    assert len(dataload.open(tmp_path, window=6)) == 19
+
+
+def test_data_sets_keep_their_entries(tmp_path):
+    unlisted(tmp_path, name="train.syr", shards=2)
+    unlisted(tmp_path, name="val.syr")
+    index_shards(str(tmp_path / "train-*.syr"))
+    index_shards(str(tmp_path / "val.syr"))
+    assert [entry.pattern for entry in entries(tmp_path)] == ["train-{00000..00001}-of-00002.syr", "val.syr"]
+    before = entries(tmp_path)
+    assert index_shards(str(tmp_path)).data_sets == before
+    (tmp_path / "val.syr").rename(tmp_path / "test.syr")
+    with pytest.raises(ConfigError, match=r"test\.syr is in none of the 2 data sets of .*: index a pattern"):
+        index_shards(str(tmp_path))
+    (tmp_path / "test.syr").unlink()
+    assert index_shards(str(tmp_path)).data_sets == entries(tmp_path) == before[:1], "the other is gone"
+
+
+def test_names_that_are_not_numbered(tmp_path):
+    for name in ("cat.syr", "dog.syr"):
+        unlisted(tmp_path, name=name)
+    index_shards(str(tmp_path))
+    assert [entry.pattern for entry in entries(tmp_path)] == ["*.syr"]
+    assert len(dataload.open(tmp_path)) == 20
+    index_shards(str(tmp_path / "[cd]*.syr"))
+    assert [entry.pattern for entry in entries(tmp_path)] == ["[cd]*.syr"]
+
+
+def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
+    expected = unlisted(tmp_path, shards=6)
+    hashed = []
+    original = manifests._describe
+
+    def stops_after_three(data_set, path):
+        if len(hashed) == 3:
+            raise KeyboardInterrupt
+        hashed.append(os.path.basename(path))
+        return original(data_set, path)
+
+    monkeypatch.setattr(manifests, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(manifests, "_describe", stops_after_three)
+    with pytest.raises(KeyboardInterrupt):
+        index_shards(str(tmp_path))
+    assert "dataload.json" not in os.listdir(tmp_path)
+    with open(tmp_path / ".dataload.json.index", "a") as stream:
+        stream.write('["a-00005-of-00006.syr", "syr')  # the process was killed while it wrote
+    monkeypatch.setattr(manifests, "_describe", lambda *each: hashed.append(each[1]) or original(*each))
+    os.utime(tmp_path / hashed[0], ns=(1, 1))  # touched, but the same
+    report = index_shards(str(tmp_path))
+    assert (report.data_sets, report.resumed) == (expected, 3)
+    assert len(hashed) == 6
+    assert ".dataload.json.index" not in os.listdir(tmp_path)
+
+
+def test_a_shard_that_cannot_be_read(tmp_path):
+    unlisted(tmp_path, shards=2)
+    (tmp_path / "a-00001-of-00002.syr").write_bytes(b"GS\0 damaged")
+    with pytest.raises(CorruptFileError, match="a-00001-of-00002"):
+        index_shards(str(tmp_path))
+    assert "dataload.json" not in os.listdir(tmp_path)
+
+
+def test_shards_of_several_directories(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        unlisted(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"a manifest lists the shards of one directory, got shards of .*a, .*b"):
+        index_shards(str(tmp_path / "{a,b}" / "a.syr"))
+
+
+def test_two_at_once(tmp_path):
+    unlisted(tmp_path, shards=2)
+    refused = []
+
+    def start_another(done, total):
+        if not done:
+            with pytest.raises(SourceError, match="another process is writing to"):
+                index_shards(str(tmp_path))
+            refused.append(total)
+
+    index_shards(str(tmp_path), progress=start_another)
+    assert refused == [2]
+
+
+def test_updates_at_once_are_all_kept(tmp_path):
+    names = [f"s{number}.syr" for number in range(12)]
+    made = [DataSetEntry.of(name, "syrah", [ShardEntry(name, 1, 1)]) for name in names]
+    threads = [threading.Thread(target=update_manifest, args=(str(tmp_path), [entry])) for entry in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {entry.pattern for entry in entries(tmp_path)} == {*names}
+    assert os.listdir(tmp_path) == ["dataload.json"]
+
+
+def test_a_lock_that_is_held_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(manifests, "_LOCK_SECONDS", 0)
+    with (
+        manifests.storage_of("").lock(str(tmp_path / "dataload.json")),
+        pytest.raises(SourceError, match=r"another process is writing to .*dataload\.json"),
+    ):
+        update_manifest(str(tmp_path), [])

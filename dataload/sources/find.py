@@ -244,10 +244,9 @@ def _check_files(directory: str, listed: DataSetEntry, manifest: Manifest, entry
             found[name] = shard_bytes(join(directory, name)), None
     problems = list(listed.stale(found))
     if not problems:
-        known = {name for each in manifest.data_sets for name in each.names}
-        with suppress(SourceNotFoundError):
-            files = map(base_name, _shards_of_directory(directory, entry))
-            problems = [f"{name} is not in the manifest" for name in files if name not in known]
+        known = {MANIFEST_NAME, *(name for each in manifest.data_sets for name in each.names)}
+        others = [name for name in storage_of(directory).list(directory) if name not in known]
+        problems = [f"{name} is not in the manifest" for name in _shards_among(others, entry)]
     if problems:
         several = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         message = f"the manifest is stale: {problems[0]}{several}; {_renewal(directory)}"
@@ -299,16 +298,19 @@ def _format_of_directory(directory: str) -> Format | None:
 
 def _shards_of_directory(path: str, entry: Format | None) -> list[str]:
     """Return the shards in a directory, sorted by name: the files with the suffix of a format."""
-    known = [*_all_formats()]
-    found = [
-        join(path, name)
-        for name in storage_of(path).list(path)  # without hidden ones, such as a writer's temporary
-        if (shard := by_suffix(name, known)) is not None and (entry is None or _family(shard) == _family(entry))
-    ]
+    names = storage_of(path).list(path)  # without hidden ones, such as a writer's temporary
+    found = [join(path, name) for name in _shards_among(names, entry)]
     if not found:
         wanted = f"of format {entry.name!r} " if entry is not None else ""
         raise SourceNotFoundError(f"the directory {path} contains no shard {wanted}by its suffix", path=path)
     return found
+
+
+def _shards_among(names: Iterable[str], entry: Format | None) -> list[str]:
+    """Return the names with the suffix of a format, or of the given one."""
+    known = [*_all_formats()]
+    found = [(name, by_suffix(name, known)) for name in names]
+    return [name for name, of in found if of is not None and (entry is None or _family(of) == _family(entry))]
 
 
 def _family(entry: Format) -> str:

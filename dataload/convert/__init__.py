@@ -18,6 +18,7 @@ takes shards, format and codec from there.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +33,7 @@ from dataload.sources.format import Format
 from dataload.sources.manifest import DataSetEntry, ShardEntry
 from dataload.storage import parent, storage_of
 from dataload.storage.local.parts import remove_leftovers
-from dataload.types import RandomAccessSource
+from dataload.types import FieldSpec, RandomAccessSource
 
 __all__ = ["ConvertReport", "convert"]
 
@@ -177,7 +178,9 @@ def _prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, 
     has_fields = isinstance(first, Mapping)
     if has_fields and takes_bytes and options.get("codec") is None:
         options = {**options, "codec": _DEFAULT_CODEC}
-        notes.append(f"records are encoded with the codec {_DEFAULT_CODEC!r}: pass it again when you open the files")
+        notes.append(
+            f"records are encoded with the codec {_DEFAULT_CODEC!r}: pass it again when you open files by name"
+        )
     wraps = first is not None and not has_fields and not takes_bytes
     if wraps:
         notes.append(f"records have no fields: each is stored as the field {_BYTES_FIELD!r}")
@@ -203,13 +206,15 @@ def _manifest_entry(plan: Sequence[Shard], journal: Journal, writing: _Writing) 
     codec = writing.options.get("codec")
     known = isinstance(codec, str) and "codec" in writing.entry.reader_options.names()
     options = {"codec": codec} if known else {}
-    filled = (shard.path for shard in plan if shard.stop > shard.start)
+    fields: Mapping[str, FieldSpec] = {}
+    with suppress(ConfigError):  # the reader of the format needs options that only its user knows
+        fields = fields_of(writing.entry, (shard.path for shard in plan if shard.stop > shard.start), options)
     finished = [(shard, journal.finished[shard.name]) for shard in plan]
     return DataSetEntry.of(
         pattern_of([shard.name for shard in plan]),
         writing.entry.name,
         [ShardEntry(shard.name, shard.stop - shard.start, of.bytes, None, of.sha256) for shard, of in finished],
-        fields=fields_of(writing.entry, filled, options),
+        fields=fields,
         options=options,
     )
 

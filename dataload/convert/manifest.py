@@ -18,7 +18,7 @@ from dataload.convert.journal import FinishedShard
 from dataload.convert.plan import summarize_paths
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.base import spec_of
-from dataload.sources.find import find_shards, format_of, harmless_options, read_manifest, split_format
+from dataload.sources.find import find_shards, harmless_options, read_manifest, split_format
 from dataload.sources.format import Format
 from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, ShardEntry
 from dataload.sources.manifest_checks import STORED_OPTIONS
@@ -222,8 +222,8 @@ def _plan(path: str, format_name: str | None, options: dict[str, Any]) -> tuple[
     for entry in listed:
         left = tuple(name for name in entry.names if name in present)
         if left:
-            given = {**entry.options, **options}
-            planned.append(_Planned(pattern_of(left, entry.pattern), format_of(entry), left, given))
+            given = {**(entry.options if entry.format == found.format.name else {}), **options}
+            planned.append(_Planned(pattern_of(left, entry.pattern), found.format, left, given))
     return directory, planned, {name for entry in listed for name in entry.names}.difference(names)
 
 

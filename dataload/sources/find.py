@@ -120,24 +120,26 @@ def find_shards(paths: Any, name: str | None = None, *, manifests: bool = True) 
         raise ConfigError("no path was given: the list is empty", key="paths", value=paths)
     listed = tuple(listed for _, listed in found if listed is not None)
     if entry is None:
-        names = {each.format for each in listed}
-        entry = format_of(listed[0]) if len(names) == 1 and len(listed) == len(found) else _common_format(files)
+        entry = _listed_format(listed, files) if len(listed) == len(found) else _common_format(files)
     return FoundShards(entry, files, listed)
 
 
-def format_of(listed: DataSetEntry) -> Format:
-    """Return the format of a data set in a manifest.
+def _listed_format(listed: Sequence[DataSetEntry], files: Sequence[str]) -> Format:
+    """Return the format that manifests name, of files that are in no other.
 
     Raises:
-        ConfigError: It is none of dataload's own formats of files: data do not choose which packages are imported.
+        ConfigError: The files have another format.
     """
-    for entry in built_in_formats():
-        if entry.name == listed.format and entry.takes_paths:
-            return entry
-    message = (
-        f"the manifest says that {listed.pattern} has the format {listed.format!r}, which is not one of dataload's"
-    )
-    raise ConfigError(f"{message}: pass format={listed.format!r} if you trust it", key="format", value=listed.format)
+    names = {each.format for each in listed}
+    if len(names) == 1:
+        for entry in built_in_formats():
+            if entry.name in names and entry.takes_paths:
+                return entry
+    found = _common_format(files)  # data do not choose which package is imported
+    if names != {found.name}:
+        message = f"the manifest says that {listed[0].pattern} has the format {listed[0].format!r}, not {found.name!r}"
+        raise ConfigError(f"{message}: pass format= to choose one", key="format", value=listed[0].format)
+    return found
 
 
 def read_manifest(directory: str) -> Manifest | None:

@@ -97,3 +97,11 @@ def test_the_command_line(path, tmp_path):
     shards = sorted(tmp_path.glob("c-*.countdown2"))
     assert [shard.read_bytes()[:6] for shard in shards] == [b"C2\n09\n", b"C2\n05\n"]
     np.testing.assert_equal(numbers(dataload.open(shards)), list(range(9, 0, -1)))
+
+
+def test_a_manifest(path, tmp_path):
+    (tmp_path / "d").mkdir()
+    cli("convert", path, tmp_path / "d" / "c.countdown2", "--shards", 2)
+    assert numbers(dataload.open(tmp_path / "d")) == list(range(9, 0, -1))
+    cli("index", "--manifest", tmp_path / "d")
+    assert numbers(dataload.open(tmp_path / "d", format="countdown2")) == list(range(9, 0, -1))

@@ -217,7 +217,7 @@ def test_data_do_not_choose_a_package(shards, name, monkeypatch):
     monkeypatch.setattr("dataload.sources.find.get_format", lambda name: pytest.fail(f"imports what adds {name}"))
     path = shards / "dataload.json"
     path.write_text(path.read_text().replace('"format":"syrah"', f'"format":"{name}"'))
-    message = rf"the manifest says that a-.* has the format '{name}', which is not one of dataload's: pass format="
+    message = rf"the manifest says that a-.* has the format '{name}', not 'syrah': pass format= to choose one"
     with pytest.raises(ConfigError, match=message):
         dataload.open(shards)
 

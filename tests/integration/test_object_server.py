@@ -117,7 +117,10 @@ def test_a_server_that_does_not_start(monkeypatch, tmp_path):
         servers.ObjectServer()
 
 
-def test_why_there_is_no_server(monkeypatch):
+def test_why_there_is_no_server(monkeypatch, object_server):
+    assert servers.why_not() is None
+    monkeypatch.setattr(servers, "weed", lambda: "/no/such/weed")
+    assert servers.why_not().startswith("SeaweedFS does not run here: ")
     monkeypatch.setattr(servers, "PACKAGE", "no-such-package")
     assert servers.why_not() == "no-such-package is not installed: pip install no-such-package"
 

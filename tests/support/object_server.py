@@ -46,7 +46,11 @@ def why_not() -> str | None:
             distribution(package)
         except PackageNotFoundError:
             return f"{package} is not installed: pip install {package}"
-    return None if weed().is_file() else f"{PACKAGE} has no {weed()}: install it again"
+    try:
+        subprocess.run([weed(), "version"], check=True, capture_output=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"SeaweedFS does not run here: {error}"
+    return None
 
 
 def weed() -> Path:

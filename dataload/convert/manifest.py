@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import IO, Any, Self, cast
 
 from dataload._util.machine import usable_cpus
 from dataload.convert.journal import FinishedShard
@@ -25,7 +25,7 @@ from dataload.sources.manifest_checks import STORED_OPTIONS
 from dataload.storage import base_name, join, parent, storage_of
 from dataload.storage.errors import file_errors
 from dataload.storage.local.parts import remove_leftovers, write_errors
-from dataload.storage.local.text import append_text, read_text
+from dataload.storage.local.text import read_text
 from dataload.types import FieldSpec
 
 _LOCK_SECONDS = 10
@@ -87,9 +87,10 @@ def index_shards(
 
         if progress is not None:
             progress(0, total)
-        for each in planned:
-            shards = _describe_all(directory, each, known, journal, advance)
-            entries.append(each.entry(directory, shards))
+        with _open_journal(journal) as stream:
+            for each in planned:
+                shards = _describe_all(directory, each, known, stream, advance)
+                entries.append(each.entry(directory, shards))
         manifest = update_manifest(directory, entries, gone)
         storage_of(journal).remove(journal)
     return IndexReport(manifest, tuple(entries), resumed)
@@ -249,16 +250,26 @@ class _Described:
         with suppress(OSError, UnicodeDecodeError):
             for line in read_text(path).splitlines():
                 with suppress(ValueError, TypeError, RecursionError):  # the last one may have been cut off
-                    name, key, records, *shard = json.loads(line)
-                    known[name, key] = cls(records, FinishedShard(*shard))
+                    name, key, records, size, sha256, mtime_ns = found = json.loads(line)
+                    if [*map(type, found)] == [str, str, int, int, str, int]:
+                        known[name, key] = cls(records, FinishedShard(size, sha256, mtime_ns))
         return known
+
+
+@contextmanager
+def _open_journal(path: str) -> Generator[IO[bytes]]:
+    """Open the journal to append to it, but not through a link that somebody placed there."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with write_errors(path), open(os.open(path, flags, 0o644), "ab", buffering=0) as stream:
+        stream.write(b"\n")  # ends a line that was cut off
+        yield stream
 
 
 def _describe_all(
     directory: str,
     data_set: _Planned,
     known: Mapping[tuple[str, str], _Described],
-    journal: str,
+    journal: IO[bytes],
     advance: Callable[[bool], None],
 ) -> list[ShardEntry]:
     """Describe all shards in threads, and note each in the journal."""
@@ -273,8 +284,7 @@ def _describe_all(
         with lock:
             if not resumes:
                 line = [name, data_set.key, described.records, *dataclasses.astuple(described.shard)]
-                with write_errors(journal):
-                    append_text(journal, json.dumps(line) + "\n")
+                journal.write(json.dumps(line).encode() + b"\n")
             advance(resumes)
         return ShardEntry(name, described.records, described.shard.bytes, None, described.shard.sha256)
 

@@ -335,13 +335,22 @@ def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
         index_shards(str(tmp_path))
     assert "dataload.json" not in os.listdir(tmp_path)
     with open(tmp_path / ".dataload.json.index", "a") as stream:
-        stream.write('["a-00005-of-00006.syr", "syr')  # the process was killed while it wrote
+        stream.write('[]\n["a", "b", 1, 2, 3, 4]\n{"a')  # the process was killed while it wrote
     monkeypatch.setattr(manifests, "_describe", lambda *each: hashed.append(each[1]) or original(*each))
     os.utime(tmp_path / hashed[0], ns=(1, 1))  # touched, but the same
     report = index_shards(str(tmp_path))
     assert (report.data_sets, report.resumed) == (expected, 3)
     assert len(hashed) == 6
     assert ".dataload.json.index" not in os.listdir(tmp_path)
+
+
+def test_the_journal_is_not_written_through_a_link(tmp_path):
+    unlisted(tmp_path)
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / ".dataload.json.index").symlink_to("victim")
+    with pytest.raises(SourceError, match=r"cannot write .*\.dataload\.json\.index"):
+        index_shards(str(tmp_path))
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_a_shard_that_cannot_be_read(tmp_path):

@@ -10,6 +10,7 @@ from dataload.errors import ConfigError
 from dataload.sources.base import Source
 from dataload.sources.find import find_destination, find_shards, split_format
 from dataload.sources.writer import Writer
+from dataload.storage import Remote, is_url
 
 if TYPE_CHECKING:
     from dataload.loader.loader import Loader
@@ -51,7 +52,11 @@ def open_source(
     """
     entry, rest = split_format(paths, format)
     if entry is None or entry.takes_paths:
-        entry, rest = find_shards(paths, format)
+        # What is found out here about the versions of objects goes on to the source.
+        remote = Remote.of(options.get("storage_options"), options.get("remote"))
+        entry, rest = find_shards(paths, format, remote)
+        if any(map(is_url, rest)) and "remote" in entry.reader_options.names():
+            options = {**options, "storage_options": None, "remote": remote}
     elif entry.parse_argument is not None:
         rest = entry.parse_argument(rest)
     source = entry.open(rest, fields=fields, options=options)

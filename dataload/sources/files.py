@@ -22,7 +22,7 @@ from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, closest
 from dataload.sources.base import Location, Source, shard_of, spec_of
 from dataload.sources.options import Options, describe_value
-from dataload.storage import base_name, storage_of
+from dataload.storage import Remote, base_name, is_url, local_path, reading_tables, storage_of
 from dataload.storage.errors import file_errors
 from dataload.storage.local.files import open_files_limit
 from dataload.types import Batch, FieldSpec, Int64Array
@@ -167,7 +167,7 @@ class FileSource(Source[T_co]):
         **options: Any,
     ) -> None:
         several = [paths] if isinstance(paths, (str, PathLike)) else paths
-        self._paths = tuple(fspath(path) for path in several)
+        self._paths = tuple(local_path(fspath(path)) for path in several)
         if not self._paths:
             raise ConfigError("a source needs at least one path, got an empty list", key="paths", value=paths)
         self._selected = check_fields(fields)
@@ -176,6 +176,7 @@ class FileSource(Source[T_co]):
         else:
             self.options: Any = self.options_type.parse(options, f"format {self.format_name!r}")
             self._content = self.options.content()
+        self._remote: Remote | None = getattr(getattr(self, "options", None), "place", None)
         self._opened: PerProcess[_DataSet[T_co]] = PerProcess()
         self._closed = False
         self._fingerprint: str | None = None
@@ -211,7 +212,7 @@ class FileSource(Source[T_co]):
         opened = self._data_set()
         shard, record = shard_of(opened.ends, index)
         key = None
-        with suppress(Exception):  # the location is often requested because the file is damaged
+        with suppress(Exception), reading_tables():  # the location is often requested because the file is damaged
             key = opened.reader(shard).key(record)
         return Location(self._paths[shard], record, key)
 
@@ -231,9 +232,10 @@ class FileSource(Source[T_co]):
         """Return the reader and the fields of each shard."""
 
         def opened(shard: int) -> tuple[ShardReader[T_co], Mapping[str, FieldSpec]]:
-            with file_errors(self._paths[shard]):
-                reader = self._open_shard(self._paths[shard])
-            fields = reader.fields  # may read a record
+            with reading_tables():
+                with file_errors(self._paths[shard]):
+                    reader = self._open_shard(self._paths[shard])
+                fields = reader.fields  # may read a record
             if shard >= most_open:
                 reader.release()
             return reader, fields
@@ -243,11 +245,11 @@ class FileSource(Source[T_co]):
         for shard in shards:
             begun = perf_counter()
             found.append(opened(shard))
-            if perf_counter() - begun > _SLOW_SECONDS:
+            if is_url(self._paths[shard]) or perf_counter() - begun > _SLOW_SECONDS:
                 break
         if len(self._paths) - len(found) < _FEWEST_OPENED_IN_PARALLEL:
             return [*found, *map(opened, shards)]
-        with ThreadPoolExecutor(_OPENING_THREADS) as pool:
+        with ThreadPoolExecutor(_OPENING_THREADS if self._remote is None else self._remote.options.connections) as pool:
             futures = [pool.submit(opened, shard) for shard in shards]
             try:
                 return [*found, *(future.result() for future in futures)]
@@ -310,15 +312,19 @@ class FileSource(Source[T_co]):
             shards = [
                 (
                     base_name(path),
-                    *_ends_of_file(self._data_file(path)),
+                    *_ends_of_file(self._data_file(path), self._remote),
                     count,
-                    self._data_set().reader(shard).identity(),
+                    self._identity_of(shard),
                 )
                 for shard, (path, count) in enumerate(zip(self._paths, self.shard_lengths, strict=True))
             ]
             options = sorted((name, describe_value(value)) for name, value in self._content.items())
             self._fingerprint = digest(self.format_name, shards, self._selected, options)
         return self._fingerprint
+
+    def _identity_of(self, shard: int) -> Any:
+        with reading_tables():
+            return self._data_set().reader(shard).identity()
 
     def close(self) -> None:
         """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""
@@ -359,8 +365,8 @@ def _most_open_shards() -> int:
     return max(8, open_files_limit() // 4)
 
 
-def _ends_of_file(path: str) -> tuple[int, str]:
+def _ends_of_file(path: str, remote: Remote | None) -> tuple[int, str]:
     """Return the size of a file and a hash of its first and last 4 KiB, which distinguishes files of equal size."""
-    with storage_of(path).open(path) as file:
+    with storage_of(path, remote).open(path) as file:
         ends = file.read(0, _ENDS_BYTES) + file.read(max(0, file.size - _ENDS_BYTES), _ENDS_BYTES)
         return file.size, hashlib.blake2b(ends, digest_size=8).hexdigest()

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dataload.sources.format import Format
-from dataload.sources.options import Options
+from dataload.sources.options import FileOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyrahOptions(Options):
+class SyrahOptions(FileOptions):
     """Options for reading Syrah files.
 
     Attributes:
@@ -22,6 +22,7 @@ class SyrahOptions(Options):
     map: bool = field(default=True, metadata={"content": False})
 
     def __post_init__(self) -> None:
+        FileOptions.__post_init__(self)
         shapes = {name: tuple(shape) for name, shape in (self.shapes or {}).items()}
         object.__setattr__(self, "shapes", shapes or None)
 
@@ -31,6 +32,7 @@ SYRAH = Format(
     source="dataload.sources.syrah.reader:SyrahSource",
     writer="dataload.sources.syrah.writer:SyrahWriter",
     reader_options=SyrahOptions,
+    writer_options=FileOptions,
     suffixes=(".syr",),
     magic=b"GS\0",
     extra="syrah",

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from dataload._util.checks import check_choice
 from dataload.sources.format import Format
-from dataload.sources.options import Options
+from dataload.sources.options import FileOptions
 from dataload.sources.tar.header import OnDamage, is_tar
 
 KEY = "__key__"
@@ -18,7 +18,7 @@ Missing: TypeAlias = Literal["error", "skip", "empty"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TarOptions(Options):
+class TarOptions(FileOptions):
     """Options for reading tar archives.
 
     Attributes:
@@ -53,12 +53,13 @@ class TarOptions(Options):
     map: bool = field(default=True, metadata={"content": False})
 
     def __post_init__(self) -> None:
+        FileOptions.__post_init__(self)
         check_choice("missing", self.missing, get_args(Missing))
         check_choice("on_damage", self.on_damage, get_args(OnDamage))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TarWriterOptions(Options):
+class TarWriterOptions(FileOptions):
     """Options for writing tar archives.
 
     Attributes:

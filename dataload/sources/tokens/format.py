@@ -12,7 +12,7 @@ from dataload._util.checks import check_choice, check_count
 from dataload.codecs.npy import npy_layout
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.format import Format
-from dataload.sources.options import Options
+from dataload.sources.options import FileOptions
 from dataload.types import Array
 
 DocumentEnd: TypeAlias = Literal["across", "drop", "pad"]
@@ -22,7 +22,7 @@ COUNT_FIELD = "token_count"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenOptions(Options):
+class TokenOptions(FileOptions):
     """Options for reading flat token files.
 
     Attributes:
@@ -53,6 +53,7 @@ class TokenOptions(Options):
     field: str = "tokens"
 
     def __post_init__(self) -> None:
+        FileOptions.__post_init__(self)
         object.__setattr__(self, "window", check_count("window", self.window, least=1))
         if self.stride is not None:
             object.__setattr__(self, "stride", check_count("stride", self.stride, least=1))

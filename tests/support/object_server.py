@@ -185,31 +185,64 @@ def _start(
     return server, guard
 
 
-class FileServer(http.server.ThreadingHTTPServer):
-    """Serves the files of a directory with HEAD, GET, Range, ETag, If-Match and If-None-Match.
+class LoopbackServer(http.server.ThreadingHTTPServer):
+    """A server in threads of this process; close it, or use it in a `with`.
 
     Attributes:
         endpoint: URL, such as "http://127.0.0.1:1234".
+        closing: Set once the server closes, so that a handler that waits ends.
     """
 
-    daemon_threads = True
-    block_on_close = False
+    daemon_threads = False  # or `server_close` would not wait for them
+    request_queue_size = 256
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        super().__init__(("127.0.0.1", 0), _FileHandler)
-        self.root = Path(directory).resolve()
+    def __init__(self, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
+        self.closing = threading.Event()
+        self._open: set[socket.socket] = set()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
-    def __exit__(self, *_: object) -> None:
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing about a client that went away."""
+
+    def close(self) -> None:
+        self.closing.set()
         self.shutdown()
         self._thread.join()
+        self.drop_connections()
         self.server_close()
+
+    def drop_connections(self) -> None:
+        """Close all connections, whatever they are doing."""
+        for request in list(self._open):
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class FileServer(LoopbackServer):
+    """Serves the files of a directory with HEAD, GET, Range, ETag, If-Match and If-None-Match."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        super().__init__(_FileHandler)
+        self.root = Path(directory).resolve()
 
 
 class _FileHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: FileServer
 
     def do_HEAD(self) -> None:

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
@@ -54,8 +55,24 @@ def nothing_is_left_behind(request):
             if _name_of(thread) in left:
                 thread.join(timeout=2)  # one that is about to end
         left = _held() - before
+    deadline = time.monotonic() + 2  # the threads of obstore close the connections of a client that is gone
+    while any("socket:" in name for name in left) and time.monotonic() < deadline:
+        time.sleep(0.005)
+        left = _held() - before
     if left:
         pytest.fail(f"the test left behind: {', '.join(sorted(left))}")
+
+
+@pytest.fixture(scope="session")
+def object_server():
+    """An S3 server; each process of pytest-xdist has its own."""
+    import object_server
+
+    if reason := object_server.why_not():
+        pytest.skip(reason)
+    with object_server.ObjectServer() as server:
+        server.bucket()  # starts obstore's threads, which live as long as the process
+        yield server
 
 
 def _held() -> set[str]:

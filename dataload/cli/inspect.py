@@ -11,7 +11,7 @@ from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, Sourc
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import DataloadError
 from dataload.sources.base import Source, spec_of
-from dataload.storage import storage_of
+from dataload.storage import Remote, storage_of
 from dataload.storage.core import core_name
 from dataload.types import BatchReader, ColumnReader, Sharded
 
@@ -34,14 +34,14 @@ def inspect_command(
     wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
     entry, paths = wanted.shards()
     with wanted.open() as source:
-        facts = _facts(source, entry.name, paths)
+        facts = _facts(source, entry.name, paths, wanted.remote)
     if json:
         print_json(facts)
     else:
         _print(facts)
 
 
-def _facts(source: Source[Any], format_name: str, paths: list[str]) -> dict[str, Any]:
+def _facts(source: Source[Any], format_name: str, paths: list[str], remote: Remote | None) -> dict[str, Any]:
     """Return everything that ``--json`` prints."""
     first = sample = None
     try:
@@ -53,7 +53,8 @@ def _facts(source: Source[Any], format_name: str, paths: list[str]) -> dict[str,
     lengths = source.shard_lengths
     names = paths if len(paths) == len(lengths) else [repr(source)] * len(lengths)
     shards: list[dict[str, Any]] = [
-        {"path": name, "records": length, "bytes": _size(name)} for name, length in zip(names, lengths, strict=True)
+        {"path": name, "records": length, "bytes": _size(name, remote)}
+        for name, length in zip(names, lengths, strict=True)
     ]
     specs = source.fields
     if not specs and isinstance(first, Mapping):
@@ -73,8 +74,8 @@ def _facts(source: Source[Any], format_name: str, paths: list[str]) -> dict[str,
     }
 
 
-def _size(path: str) -> int:
-    storage = storage_of(path)
+def _size(path: str, remote: Remote | None) -> int:
+    storage = storage_of(path, remote)
     return storage.size(path) if storage.exists(path) else 0  # memory and ranges have no path
 
 

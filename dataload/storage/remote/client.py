@@ -108,7 +108,7 @@ class ObjectClient:
             "timeout": f"{int(1000 * timeout / _REQUESTS_IN_TIMEOUT)}ms",
             "read_timeout": f"{int(1000 * timeout / _STALLS_IN_TIMEOUT)}ms",
             "connect_timeout": f"{int(1000 * timeout / _STALLS_IN_TIMEOUT)}ms",
-            **({"allow_http": True} if base.startswith("http:") else {}),
+            **({"allow_http": True} if _is_plain(base, given) else {}),
             **given.pop("client_options", {}),
         }
         retry = given.pop("retry_config", {"max_retries": 0})
@@ -248,6 +248,17 @@ def version_of(meta: Any) -> ObjectVersion:
     """Return the version in obstore's description of an object."""
     tag = meta["e_tag"]
     return ObjectVersion(int(meta["size"]), tag or meta["last_modified"].isoformat(), bool(tag))
+
+
+def _is_plain(base: str, given: dict[str, Any]) -> bool:
+    """Return whether the user has named an http:// server; client options of ours replace those of the environment."""
+    endpoints = [base, *(value for name, value in given.items() if "endpoint" in name.lower())]
+    for name, value in os.environ.items():
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
+            if name.endswith("_ALLOW_HTTP") and value.lower() in ("1", "true"):
+                return True
+            endpoints += [value] if "ENDPOINT" in name else []
+    return any(isinstance(endpoint, str) and endpoint.startswith("http://") for endpoint in endpoints)
 
 
 def _same(found: ObjectVersion, wanted: ObjectVersion) -> bool:

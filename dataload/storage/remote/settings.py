@@ -79,16 +79,20 @@ class RemoteOptions:
         object.__setattr__(self, "retries", check_count("retries", self.retries, least=0))
 
     @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of all options."""
+        return tuple(each.name for each in fields(cls))
+
+    @classmethod
     def parse(cls, given: Mapping[str, Any]) -> RemoteOptions:
         """Create the options from a table.
 
         Raises:
             ConfigError: An option is unknown or out of range.
         """
-        known = [each.name for each in fields(cls)]
         for name in given:
-            if name not in known:
-                raise ConfigError(f"remote has no option {name!r}: {closest(name, known)}", key="remote")
+            if name not in cls.names():
+                raise ConfigError(f"remote has no option {name!r}: {closest(name, cls.names())}", key="remote")
         return cls(**given)
 
 

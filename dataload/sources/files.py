@@ -332,6 +332,8 @@ class FileSource(Source[T_co]):
         opened = self._opened.drop()
         for reader in opened.readers if opened is not None else ():
             reader.close()
+        if self._remote is not None:
+            self._remote.release()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

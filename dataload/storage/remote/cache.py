@@ -1,7 +1,7 @@
 """A node's cache of whole shards, shared by its processes through nothing but files and locks.
 
 ``<root>/shards/<name>~<version>`` are complete files that never change. The hidden ``.<same name>.part`` is being
-downloaded by the process that holds its exclusive lock; others wait for the lock. Whoever reads a shard holds a shared
+downloaded by the process that holds its exclusive lock; others wait for its end. Whoever reads a shard holds a shared
 lock on it, its lease; only files whose exclusive lock is free are evicted, the longest unused first. Locks end with
 their processes, so what a killed one leaves is an unlocked part, which the next download or eviction takes.
 """
@@ -129,8 +129,12 @@ class ShardCache:
         while (lease := self.find(name)) is None:
             descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
+                if not _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    # Wait for the download. The file has a lease afterwards, so no exclusive lock may be waited for.
+                    _lock(descriptor, fcntl.LOCK_SH)
+                    continue
                 # Whoever had the lock may have published or evicted the file meanwhile.
-                if _lock(descriptor, fcntl.LOCK_EX) and _is_at(descriptor, part):
+                if _is_at(descriptor, part):
                     if not os.path.exists(path):
                         self._fill(descriptor, url, version.size, download, give_up)
                         os.rename(part, path)

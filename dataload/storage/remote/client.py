@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
+from weakref import WeakValueDictionary
 
 from dataload._util.optional import load_optional
 from dataload._util.per_process import PerProcess
@@ -101,7 +102,7 @@ class ObjectClient:
     def _make_store(self, base: str, remote: Remote) -> Any:
         stores: Any = load_optional("obstore.store", needed_by="URLs", extra="remote")
         if base.startswith("memory:"):
-            return stores.MemoryStore()
+            return _memories.get(dict).setdefault(base, stores.MemoryStore())
         given = remote.store.arguments()
         timeout = self._options.timeout
         client = {
@@ -267,7 +268,8 @@ def _same(found: ObjectVersion, wanted: ObjectVersion) -> bool:
     return found.size == wanted.size and found.tag.strip('"') == wanted.tag.strip('"')
 
 
-_clients: PerProcess[dict[tuple[Any, ...], ObjectClient]] = PerProcess()
+_clients: PerProcess[WeakValueDictionary[tuple[Any, ...], ObjectClient]] = PerProcess()
+_memories: PerProcess[dict[str, Any]] = PerProcess()
 _first_process: int | None = None
 
 
@@ -293,14 +295,11 @@ def client_of(url: str, remote: Remote) -> tuple[ObjectClient, str]:
     """
     base, key = split_url(url)
     _check_process()
-    options = remote.options
-    name = ("memory", base) if base.startswith("memory:") else _client_name(base, remote, options)
-    clients = _clients.get(dict)
-    client = clients.get(name)
+    own = remote.clients.get(dict)
+    client = own.get(base)
     if client is None:
-        client = clients.setdefault(name, ObjectClient(base, remote))
+        options = remote.options
+        name = (base, remote.store.digest(), options.connections, options.timeout, options.retries)
+        shared = _clients.get(WeakValueDictionary)
+        client = own[base] = shared.get(name) or shared.setdefault(name, ObjectClient(base, remote))
     return client, key
-
-
-def _client_name(base: str, remote: Remote, options: RemoteOptions) -> tuple[Any, ...]:
-    return base, remote.store.digest(), options.connections, options.timeout, options.retries

@@ -11,6 +11,7 @@ from os import PathLike, fspath
 from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
 
 from dataload._util.checks import check_choice, check_count, check_seconds
+from dataload._util.per_process import PerProcess
 from dataload.errors import ConfigError, closest
 
 Mode: TypeAlias = Literal["auto", "ranges", "shards"]
@@ -228,6 +229,7 @@ class Remote:
         versions: Versions of objects by URL, None for one that does not exist. What a source has opened stays at the
             version found first; an object that changes afterwards is an error.
         listings: Names in directories by URL.
+        clients: The clients that this process has made, by store; they end with this object or by `release`.
     """
 
     store: StoreOptions = field(default_factory=lambda: StoreOptions({}))
@@ -236,6 +238,15 @@ class Remote:
         default_factory=dict[str, "ObjectVersion | None"], compare=False, repr=False
     )
     listings: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]], compare=False, repr=False)
+
+    clients: PerProcess[dict[str, Any]] = field(default_factory=PerProcess[dict[str, Any]], compare=False, repr=False)
+
+    def release(self) -> None:
+        """Close connections and threads that nobody else uses; the next use makes new ones."""
+        self.clients.drop()
+
+    def __reduce__(self) -> Any:
+        return Remote, (self.store, self.options, self.versions, self.listings)
 
     @classmethod
     def of(cls, storage_options: Any = None, remote: Any = None) -> Remote:

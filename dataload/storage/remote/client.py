@@ -28,7 +28,7 @@ _REQUESTS_IN_TIMEOUT = 4  # the last attempt has to end before the time-out
 _STALLS_IN_TIMEOUT = 12
 _LONGEST_REASON = 300
 _PERMANENT = re.compile(
-    r"with status 4(?!08|29)\d\d|non-partial|NotImplemented|InvalidToken|builder error|NotSupported"
+    r"status(?: code:)? 4(?!08|29)\d\d|non-partial|NotImplemented|InvalidToken|builder error|NotSupported"
 )
 _QUERY = re.compile(r"\?[^\s\"'<>)]*")
 _CODE = re.compile(r"<Code>(\w+)</Code>")

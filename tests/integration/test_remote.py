@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import operator
 import os
 import pickle
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import credentials
 import numpy as np
 import pytest
 from fault_proxy import FaultProxy, Faults
@@ -298,6 +300,26 @@ def test_worker_processes_get_no_secrets(object_server, shards, bucket):
         with pytest.raises(ConfigError, match=match) as caught:
             list(dataload.Loader(source, batch_size=5, num_workers=2, executor="processes"))
         assert object_server.secret_key not in repr(caught.value) + repr(vars(caught.value))
+
+
+@pytest.mark.parametrize("provider", ["text", "function"])
+def test_credentials_that_expire(object_server, shards, bucket, tmp_path, monkeypatch, provider):
+    monkeypatch.setenv("TEST_ACCESS_KEY", object_server.access_key)
+    monkeypatch.setenv("TEST_SECRET_KEY", object_server.secret_key)
+    monkeypatch.setenv("TEST_CALLS", str(tmp_path / "calls"))
+    storage = {name: value for name, value in object_server.storage_options().items() if "key" not in name}
+    storage["credential_provider"] = "credentials:short_lived" if provider == "text" else credentials.short_lived
+    with dataload.open(paths(shards, bucket, "syr")[1], storage_options=storage) as source:
+        assert object_server.secret_key.encode() not in pickle.dumps(source)
+        with dataload.Loader(source, batch_size=5) as loader:
+            assert len(list(loader)) == RECORDS // 5
+            assert object_server.secret_key not in json.dumps(loader.state_dict(), default=repr)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.apply(operator.getitem, (source, 3))["n"] == source[3]["n"]
+            pool.close()
+            pool.join()
+    calls = (tmp_path / "calls").read_text().split()
+    assert len(calls) > len(set(calls)) > 1  # renewed, and in other processes too
 
 
 def test_a_forked_child_is_refused(shards, bucket, environment):

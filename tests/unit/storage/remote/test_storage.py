@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, SourceError, SourceNotFoundError
-from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, storage_of
+from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, reading_tables, storage_of
+from dataload.storage.remote.cache import CacheFullError
 from dataload.storage.remote.client import client_of
 from dataload.storage.remote.settings import ObjectVersion
 
@@ -158,6 +159,30 @@ def test_local_copies_are_called_by_their_url(root, tmp_path):
         assert (file.path, file.read(0, 9)) == (url, b"top")
     with open(storage.lease(url).path, "rb") as file:
         assert file.read() == b"top"
+
+
+def test_without_room_shards_are_read_by_ranges(root, tmp_path):
+    storage = opened(root, cache=tmp_path, budget=12)
+    held = storage.lease(f"{root}/a/x-0.tar")
+    file = storage.map(f"{root}/a/x-1.tar")
+    assert file.read(0, 9) == b"a/x-1.tar"
+    assert len([*(tmp_path / "shards").iterdir()]) == 1
+    match = r"no room for .*x-1.tar, which needs 9 bytes, 6 more than the budget leaves"
+    with pytest.raises(CacheFullError, match=match):
+        opened(root, cache=tmp_path, budget=12, timeout=0.1).lease(f"{root}/a/x-1.tar")
+    del held
+    file._next_try = 0
+    assert file.read(0, 9) == b"a/x-1.tar"
+    assert [path.name.partition("~")[0] for path in (tmp_path / "shards").iterdir()] == ["x-1.tar"]
+
+
+def test_tables_download_nothing(root, tmp_path):
+    file = opened(root, cache=tmp_path).map(f"{root}/top")
+    with reading_tables():
+        assert file.read(0, 3) == b"top"
+    assert not [*(tmp_path / "shards").iterdir()]
+    assert file.read(0, 3) == b"top"
+    assert len([*(tmp_path / "shards").iterdir()]) == 1
 
 
 def test_without_obstore(monkeypatch):

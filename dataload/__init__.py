@@ -32,6 +32,7 @@ from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
 from dataload.sources.sequences import sequence_lengths
 from dataload.sources.tokens.reader import TokenSource
+from dataload.storage import RemoteOptions
 from dataload.streams import MultiStreamLoader, StreamContext
 from dataload.transforms import SampleContext
 from dataload.types import (
@@ -67,6 +68,7 @@ __all__ = [
     "RandomAccessSource",
     "RangeSource",
     "RecordWriter",
+    "RemoteOptions",
     "SampleContext",
     "Sampler",
     "Sharded",

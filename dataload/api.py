@@ -10,6 +10,7 @@ from dataload.errors import ConfigError
 from dataload.sources.base import Source
 from dataload.sources.find import find_destination, find_shards, split_format
 from dataload.sources.writer import Writer
+from dataload.storage import Remote, is_url
 
 if TYPE_CHECKING:
     from dataload.loader.loader import Loader
@@ -55,7 +56,11 @@ def open_source(
         source = entry.open(entry.parse_argument(rest), fields=fields, options=options)
         len(source)
         return source
-    found = find_shards(paths, format)
+    # What is found out here about the versions of objects goes on to the source.
+    remote = Remote.of(options.get("storage_options"), options.get("remote"))
+    found = find_shards(paths, format, remote=remote)
+    if any(map(is_url, found.files)) and "remote" in found.format.reader_options.names():
+        options = {**options, "storage_options": None, "remote": remote}
     source = found.format.open(found.files, fields=fields, options={**found.options, **options})
     len(source)  # opens the files, so that what is wrong with them is said here and not at the first batch
     try:

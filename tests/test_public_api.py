@@ -10,7 +10,7 @@ PUBLIC = {
     "dataload": """
         BatchReader ClosedSourceError Codec Collate ColumnReader ConcatSource ConfigError CorruptFileError
         DataloadError FieldSpec Loader MemorySource MissingDependencyError MultiStreamLoader Pack Ragged
-        RandomAccessSource RangeSource RecordWriter SampleContext Sampler Sharded SourceError
+        RandomAccessSource RangeSource RecordWriter RemoteOptions SampleContext Sampler Sharded SourceError
         SourceNotFoundError StateMismatchError Statistics StreamContext TokenSource UnsupportedFormatError
         WorkerError create decoding default_collate from_config live_view open record_timeline sequence_lengths
     """,

@@ -13,7 +13,7 @@ from dataload.errors import DataloadError
 from dataload.sources.base import Source, spec_of
 from dataload.sources.find import FoundShards
 from dataload.sources.manifest import MANIFEST_NAME
-from dataload.storage import storage_of
+from dataload.storage import Remote, storage_of
 from dataload.storage.core import core_name
 from dataload.types import BatchReader, ColumnReader, Sharded
 
@@ -36,7 +36,7 @@ def inspect_command(
     wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
     found = wanted.shards()
     with wanted.open() as source:
-        facts = _facts(source, found.format.name, found.files)
+        facts = _facts(source, found.format.name, found.files, wanted.remote)
     facts["manifest"] = _manifest(found)
     if json:
         print_json(facts)
@@ -44,7 +44,7 @@ def inspect_command(
         _print(facts)
 
 
-def _facts(source: Source[Any], format_name: str, paths: list[str]) -> dict[str, Any]:
+def _facts(source: Source[Any], format_name: str, paths: list[str], remote: Remote | None) -> dict[str, Any]:
     """Return everything that ``--json`` prints."""
     first = sample = None
     try:
@@ -56,7 +56,8 @@ def _facts(source: Source[Any], format_name: str, paths: list[str]) -> dict[str,
     lengths = source.shard_lengths
     names = paths if len(paths) == len(lengths) else [repr(source)] * len(lengths)
     shards: list[dict[str, Any]] = [
-        {"path": name, "records": length, "bytes": _size(name)} for name, length in zip(names, lengths, strict=True)
+        {"path": name, "records": length, "bytes": _size(name, remote)}
+        for name, length in zip(names, lengths, strict=True)
     ]
     specs = source.fields
     if not specs and isinstance(first, Mapping):
@@ -84,8 +85,8 @@ def _manifest(found: FoundShards) -> list[dict[str, Any]]:
     ]
 
 
-def _size(path: str) -> int:
-    storage = storage_of(path)
+def _size(path: str, remote: Remote | None) -> int:
+    storage = storage_of(path, remote)
     return storage.size(path) if storage.exists(path) else 0  # memory and ranges have no path
 
 

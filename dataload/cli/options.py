@@ -15,6 +15,7 @@ from dataload.errors import ConfigError
 from dataload.sources.base import Source
 from dataload.sources.find import FoundShards, find_shards, split_format
 from dataload.sources.registry import get_format
+from dataload.storage import Remote, is_url
 
 SourceFormat: TypeAlias = Annotated[
     str | None, typer.Option(help="Format of the data. Default: detected from the name or content.")
@@ -68,13 +69,20 @@ class SourceOptions:
             parsed["codec"] = resolve_codec(codec)
         if decode:
             parsed["decode"] = _parse_decode(decode)
+        if is_url(path):  # what one use finds out, the next need not ask again
+            parsed["remote"] = Remote.of(parsed.pop("storage_options", None), parsed.get("remote"))
         return cls(path=path, format=entry.name if entry is not None else None, options=parsed)
 
     def shards(self) -> FoundShards:
         """Return the format and the files without opening them; no files if the format does not take paths."""
         if self.format is not None and not get_format(self.format).takes_paths:
             return FoundShards(get_format(self.format), [])
-        return find_shards(self.path, self.format)
+        return find_shards(self.path, self.format, remote=self.remote)
+
+    @property
+    def remote(self) -> Remote | None:
+        """The settings of data at URLs; None for data on this machine."""
+        return self.options.get("remote") if is_url(self.path) else None
 
     def open(self, path: str | None = None, format: str | None = None) -> Source[Any]:  # noqa: A002
         """Open the data set, or one of its files."""

@@ -328,7 +328,7 @@ def _lengths(path: str, record_num: int) -> tuple[int, ...]:
     """Return the number of records in each of the first `record_num` sub-databases."""
     check_count("record_num", record_num, least=1)
     with file_errors(path):
-        entries = {found.name: found.entries for found in list_subdatabases(path)}
+        entries = {found.name: found.entries for found in list_subdatabases(os.fspath(path))}
     names = [b"db%d" % number for number in range(record_num)]
     missing = [name.decode() for name in names if name not in entries]
     if missing:

@@ -17,6 +17,7 @@ from dataload.config.references import REFERENCE_PATTERN
 from dataload.errors import ConfigError
 from dataload.sources.find import split_prefix
 from dataload.sources.registry import get_format
+from dataload.storage import is_url
 from dataload.storage.local.text import read_text
 
 _MOST_CHARACTERS = 4 << 20  # of a file
@@ -182,6 +183,7 @@ _PATHS = {
     "source": ("path", "index", "documents"),
     "sampler": ("indices", "weights", "lengths", "sequences"),
     "loader": ("exclude",),
+    "remote": ("cache",),
 }
 _NESTED = ("parent", "sampler", "samplers")
 
@@ -206,7 +208,7 @@ def _anchor_table(table: Any, section: str, directory: str) -> Any:
 
 
 def _anchor(value: Any, directory: str) -> Any:
-    if not isinstance(value, str) or re.match(REFERENCE_PATTERN, value):
+    if not isinstance(value, str) or is_url(value) or re.match(REFERENCE_PATTERN, value):
         return value  # an array, or a function
     return os.path.join(directory, os.path.expanduser(value))
 
@@ -219,7 +221,7 @@ def _anchor_source(value: Any, directory: str) -> Any:
     prefix, rest = split_prefix(value)
     if prefix is not None:
         return f"{prefix}:{_anchor_source(rest, directory)}" if _takes_paths(prefix) else value
-    if "://" in value:
+    if is_url(value):
         return value
     path = os.path.expanduser(value)
     # The directory is meant literally, even if its name has the characters of a pattern.

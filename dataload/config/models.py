@@ -17,6 +17,7 @@ from dataload.sources.base import Source
 from dataload.sources.concat import ConcatSource
 from dataload.sources.find import split_prefix
 from dataload.sources.registry import built_in_formats, format_names, get_format
+from dataload.storage import RemoteOptions, is_url
 from dataload.streams import MultiStreamLoader
 
 Texts: TypeAlias = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
@@ -33,6 +34,9 @@ class _SourceSection(Section):
     fields: Texts | None = Field(None, description="Names of the fields to read. By default all.")
     options: dict[str, Any] = Field(
         default_factory=dict[str, Any], description="Options of a format that another package adds."
+    )
+    storage: dict[str, Any] | None = Field(
+        None, repr=False, description="Arguments of obstore's stores for URLs: endpoint, region, skip_signature, ..."
     )
 
     @model_validator(mode="before")
@@ -52,14 +56,23 @@ class _SourceSection(Section):
     def open_options(self, key: str = "source") -> dict[str, Any]:
         """Return the keyword arguments for `dataload.open`, without path and format; `key` names this table."""
         options = self.resolved(key)
+        storage = options.pop("storage", None)
         for name in ("path", "format", "options"):
             options.pop(name, None)
-        return {**options, **self.options}
+        return {**options, **self.options, **({} if storage is None else {"storage_options": storage})}
+
+    def has_urls(self) -> bool:
+        """Return whether some of the data are at URLs."""
+        paths = (self.path,) if isinstance(self.path, str) else self.path
+        return any(is_url(split_prefix(path)[1]) for path in paths)
 
     def contradictions(self, key: str) -> Iterator[Problem]:
         """Find settings of this table, at `key`, that are valid alone and wrong together."""
         for name in self.options.keys() & type(self).model_fields.keys():
             yield Problem(f"{key}.options.{name}", self.options[name], f"belongs one level up: {key}.{name}")
+
+
+_OWN_TABLES = ("storage_options", "remote")
 
 
 def _format_options() -> dict[str, tuple[Any, Any]]:
@@ -68,6 +81,8 @@ def _format_options() -> dict[str, tuple[Any, Any]]:
     for entry in built_in_formats():
         if entry.takes_paths:
             for name, (hint, field) in settings_of(entry.reader_options).items():
+                if name in _OWN_TABLES:
+                    continue
                 found.setdefault(name, (hint, field, []))[2].append(entry.name)
     fields: dict[str, tuple[Any, Any]] = {}
     for name, (hint, field, formats) in found.items():
@@ -83,6 +98,7 @@ if TYPE_CHECKING:
     SourceConfig: TypeAlias = Any  # attributes are those of the section, and the options of all formats
     LoaderConfig: TypeAlias = Any  # attributes are the arguments of `Loader`
     SamplerConfig: TypeAlias = Any
+    RemoteConfig: TypeAlias = Any  # attributes are those of `RemoteOptions`
 else:
     SourceConfig = create_model(
         "SourceConfig", __base__=_SourceSection, __doc__="The data to read.", __module__=__name__, **_format_options()
@@ -93,6 +109,13 @@ else:
         __doc__="How batches are made: the arguments of `dataload.Loader`.",
         __module__=__name__,
         **{name: field for name, field in settings_of(Loader).items() if name not in _ELSEWHERE},
+    )
+    RemoteConfig = create_model(
+        "RemoteConfig",
+        __base__=Section,
+        __doc__="How data at URLs are read: `dataload.RemoteOptions`.",
+        __module__=__name__,
+        **settings_of(RemoteOptions),
     )
     SamplerConfig = Annotated[Union[tuple(SECTIONS.values())], Field(discriminator="kind")]  # noqa: UP007
 
@@ -119,6 +142,7 @@ class DataloadConfig(Section):
     )
     sampler: SamplerConfig | None = Field(None, description="The order. By default `loader.shuffle` decides.")
     loader: LoaderConfig = Field(description="How batches are made.")
+    remote: RemoteConfig | None = Field(None, description="How data at URLs are read.")
 
     def sources(self) -> dict[str, SourceConfig]:
         """Return the tables of the section ``source`` by their keys, as messages name them."""
@@ -134,8 +158,11 @@ class DataloadConfig(Section):
         with ExitStack() as opened:
             parts: list[Source[Any]] = []
             for key, section in self.sources().items():
-                with named_under(key, type(section).model_fields):
-                    source = open_source(section.path, format=section.format, **section.open_options(key))
+                options = section.open_options(key)
+                if self.remote is not None and section.has_urls():
+                    options["remote"] = self.remote.given()
+                with named_under(key, type(section).model_fields), named_under("remote", RemoteOptions.names()):
+                    source = open_source(section.path, format=section.format, **options)
                 parts.append(opened.enter_context(source))
             source = ConcatSource(parts) if isinstance(self.source, tuple) else parts[0]
             options = self.loader_options(source)

@@ -67,6 +67,8 @@ def check_pickles(*parts: tuple[str, str, Any]) -> None:
     for key, name, value in parts:
         try:
             check_pickle(value)
+        except ConfigError:  # says itself why not, and what to do
+            raise
         except Exception as error:
             raise ConfigError(
                 f"worker processes need a copy of {name}, and {value!r} cannot be pickled "

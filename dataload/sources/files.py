@@ -1,6 +1,5 @@
 """Sources in files, whose shards are opened lazily in the process that reads them."""
 
-import hashlib
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -22,8 +21,8 @@ from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, closest
 from dataload.sources.base import Location, Source, shard_of, spec_of
 from dataload.sources.options import Options, describe_value
-from dataload.sources.versions import check_versions, versions_of
-from dataload.storage import base_name, storage_of
+from dataload.sources.versions import check_versions, ends_of_file, versions_of
+from dataload.storage import Remote, base_name, is_url, local_path, reading_tables, storage_of
 from dataload.storage.errors import file_errors
 from dataload.storage.local.files import open_files_limit
 from dataload.types import Batch, FieldSpec, Int64Array
@@ -34,7 +33,6 @@ T_co = TypeVar("T_co", covariant=True)
 _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start
 _OPENING_THREADS = 4
 _SLOW_SECONDS = 0.01  # a shard that takes longer waits for the disk, or releases the GIL; others are slower in threads
-_ENDS_BYTES = 4096
 _REPR_CHARACTERS = 190
 _OPTION_CHARACTERS = 60
 
@@ -168,7 +166,7 @@ class FileSource(Source[T_co]):
         **options: Any,
     ) -> None:
         several = [paths] if isinstance(paths, (str, PathLike)) else paths
-        self._paths = tuple(fspath(path) for path in several)
+        self._paths = tuple(local_path(fspath(path)) for path in several)
         if not self._paths:
             raise ConfigError("a source needs at least one path, got an empty list", key="paths", value=paths)
         self._selected = check_fields(fields)
@@ -177,6 +175,7 @@ class FileSource(Source[T_co]):
         else:
             self.options: Any = self.options_type.parse(options, f"format {self.format_name!r}")
             self._content = self.options.content()
+        self._remote: Remote | None = getattr(getattr(self, "options", None), "place", None)
         self._opened: PerProcess[_DataSet[T_co]] = PerProcess()
         self._versions: bytes | None = None  # of the files, when this process or its parent opened them
         self._closed = False
@@ -213,7 +212,7 @@ class FileSource(Source[T_co]):
         opened = self._data_set()
         shard, record = shard_of(opened.ends, index)
         key = None
-        with suppress(Exception):  # the location is often requested because the file is damaged
+        with suppress(Exception), reading_tables():  # the location is often requested because the file is damaged
             key = opened.reader(shard).key(record)
         return Location(self._paths[shard], record, key)
 
@@ -224,7 +223,9 @@ class FileSource(Source[T_co]):
         if self._closed:
             raise ClosedSourceError(f"{self!r} is closed: open it again to read", path=self._paths[0])
         most_open = _most_open_shards()
-        files, inherited = [self._data_file(path) for path in self._paths], self._versions
+        # Those of objects are sent with `Remote`.
+        files = [self._data_file(path) for path in self._paths if not is_url(path)]
+        inherited = self._versions
         versions = versions_of(files) if inherited is None else inherited
         readers, fields = zip(*self._open_readers(most_open), strict=True)
         if inherited is not None:
@@ -238,9 +239,10 @@ class FileSource(Source[T_co]):
         """Return the reader and the fields of each shard."""
 
         def opened(shard: int) -> tuple[ShardReader[T_co], Mapping[str, FieldSpec]]:
-            with file_errors(self._paths[shard]):
-                reader = self._open_shard(self._paths[shard])
-            fields = reader.fields  # may read a record
+            with reading_tables():
+                with file_errors(self._paths[shard]):
+                    reader = self._open_shard(self._paths[shard])
+                fields = reader.fields  # may read a record
             if shard >= most_open:
                 reader.release()
             return reader, fields
@@ -250,11 +252,11 @@ class FileSource(Source[T_co]):
         for shard in shards:
             begun = perf_counter()
             found.append(opened(shard))
-            if perf_counter() - begun > _SLOW_SECONDS:
+            if is_url(self._paths[shard]) or perf_counter() - begun > _SLOW_SECONDS:
                 break
         if len(self._paths) - len(found) < _FEWEST_OPENED_IN_PARALLEL:
             return [*found, *map(opened, shards)]
-        with ThreadPoolExecutor(_OPENING_THREADS) as pool:
+        with ThreadPoolExecutor(_OPENING_THREADS if self._remote is None else self._remote.options.connections) as pool:
             futures = [pool.submit(opened, shard) for shard in shards]
             try:
                 return [*found, *(future.result() for future in futures)]
@@ -333,9 +335,9 @@ class FileSource(Source[T_co]):
             shards = [
                 (
                     base_name(path),
-                    *_ends_of_file(self._data_file(path)),
+                    *ends_of_file(self._data_file(path), self._remote),
                     count,
-                    self._data_set().reader(shard).identity(),
+                    self._identity_of(shard),
                 )
                 for shard, (path, count) in enumerate(zip(self._paths, self.shard_lengths, strict=True))
             ]
@@ -343,12 +345,18 @@ class FileSource(Source[T_co]):
             self._fingerprint = digest(self.format_name, shards, self._selected, options)
         return self._fingerprint
 
+    def _identity_of(self, shard: int) -> Any:
+        with reading_tables():
+            return self._data_set().reader(shard).identity()
+
     def close(self) -> None:
         """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""
         self._closed = True
         opened = self._opened.drop()
         for reader in opened.readers if opened is not None else ():
             reader.close()
+        if self._remote is not None:
+            self._remote.release()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -383,10 +391,3 @@ def _brief(text: str) -> str:
 def _most_open_shards() -> int:
     """Return how many shards may be open; at two descriptors each, they take half of the process's limit."""
     return max(8, open_files_limit() // 4)
-
-
-def _ends_of_file(path: str) -> tuple[int, str]:
-    """Return the size of a file and a hash of its first and last 4 KiB, which distinguishes files of equal size."""
-    with storage_of(path).open(path) as file:
-        ends = file.read(0, _ENDS_BYTES) + file.read(max(0, file.size - _ENDS_BYTES), _ENDS_BYTES)
-        return file.size, hashlib.blake2b(ends, digest_size=8).hexdigest()

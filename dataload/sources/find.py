@@ -16,7 +16,7 @@ from dataload.sources.format import Format
 from dataload.sources.head import describe_head
 from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest
 from dataload.sources.registry import added_formats, built_in_formats, by_suffix, get_format
-from dataload.storage import LocalStorage, base_name, join, parent, storage_of
+from dataload.storage import LocalStorage, Remote, base_name, is_url, join, local_path, parent, storage_of
 
 HEAD_BYTES = 512
 """Number of bytes at the start of a file from which its format is detected."""
@@ -26,6 +26,7 @@ LOCK_FILE = "lock.mdb"
 
 _WILDCARDS = re.compile(r"[*?[]")
 _SHOWN_PATTERNS = 10
+_PATTERN = re.compile(r"[*?[{]")
 
 
 def split_format(paths: Any, name: str | None = None) -> tuple[Format | None, Any]:
@@ -99,13 +100,16 @@ def harmless_options(entry: Format) -> set[str]:
     return {each.name for each in fields(entry.reader_options) if not each.metadata.get("content", True)}
 
 
-def find_shards(paths: Any, name: str | None = None, *, manifests: bool = True) -> FoundShards:
+def find_shards(
+    paths: Any, name: str | None = None, *, manifests: bool = True, remote: Remote | None = None
+) -> FoundShards:
     """Find the format of a data set and its files in index order, without opening it.
 
     Args:
         paths: A path, ``"format:path"``, a pattern, a directory of shards, or a list of these.
         name: Name of a format that takes paths; by default suffix and content decide, or the directory's manifest.
         manifests: Let manifests list the shards of directories.
+        remote: The settings of data at URLs.
 
     Raises:
         SourceNotFoundError: There is nothing there.
@@ -114,17 +118,17 @@ def find_shards(paths: Any, name: str | None = None, *, manifests: bool = True) 
         CorruptFileError: A manifest is damaged, or local shards differ from it.
     """
     entry, rest = split_format(paths, name)
-    found = [_expand(item, entry, manifests) for item in _as_list(rest)]
+    found = [_expand(item, entry, manifests, remote) for item in _as_list(rest)]
     files = [file for part, _ in found for file in part]
     if not files:
         raise ConfigError("no path was given: the list is empty", key="paths", value=paths)
     listed = tuple(listed for _, listed in found if listed is not None)
     if entry is None:
-        entry = _listed_format(listed, files) if len(listed) == len(found) else _common_format(files)
+        entry = _listed_format(listed, files, remote) if len(listed) == len(found) else _common_format(files, remote)
     return FoundShards(entry, files, listed)
 
 
-def _listed_format(listed: Sequence[DataSetEntry], files: Sequence[str]) -> Format:
+def _listed_format(listed: Sequence[DataSetEntry], files: Sequence[str], remote: Remote | None) -> Format:
     """Return the format that manifests name, of files that are in no other.
 
     Raises:
@@ -135,14 +139,14 @@ def _listed_format(listed: Sequence[DataSetEntry], files: Sequence[str]) -> Form
         for entry in built_in_formats():
             if entry.name in names and entry.takes_paths:
                 return entry
-    found = _common_format(files)  # data do not choose which package is imported
+    found = _common_format(files, remote)  # data do not choose which package is imported
     if names != {found.name}:
         message = f"the manifest says that {listed[0].pattern} has the format {listed[0].format!r}, not {found.name!r}"
         raise ConfigError(f"{message}: pass format= to choose one", key="format", value=listed[0].format)
     return found
 
 
-def read_manifest(directory: str) -> Manifest | None:
+def read_manifest(directory: str, remote: Remote | None = None) -> Manifest | None:
     """Return the manifest of a directory, or None.
 
     Raises:
@@ -152,7 +156,7 @@ def read_manifest(directory: str) -> Manifest | None:
     path = join(directory, MANIFEST_NAME)
     try:
         # One request, whatever its size.
-        data = storage_of(path).read_ranges(path, np.zeros(1, np.int64), np.array([MOST_BYTES + 1]))[0]
+        data = storage_of(path, remote).read_ranges(path, np.zeros(1, np.int64), np.array([MOST_BYTES + 1]))[0]
     except SourceNotFoundError:
         return None
     return Manifest.parse(data, path)
@@ -169,6 +173,7 @@ def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
         ConfigError: No format is named, there is no such format, or it is read-only.
     """
     entry, rest = split_format(path, name)
+    rest = local_path(rest)
     entry = entry or by_suffix(rest)
     if entry is not None and entry.writer is not None:
         return entry, rest
@@ -189,38 +194,41 @@ def _as_list(paths: Any) -> list[str]:
     for path in several:
         if not isinstance(path, (str, PathLike)):
             raise TypeError(f"paths are text or path objects, got {path!r} ({type(path).__name__})")
-    return [fspath(path) for path in several]
+    return [local_path(fspath(path)) for path in several]
 
 
-def _expand(path: str, entry: Format | None, manifests: bool) -> tuple[list[str], DataSetEntry | None]:
+def _expand(
+    path: str, entry: Format | None, manifests: bool, remote: Remote | None
+) -> tuple[list[str], DataSetEntry | None]:
     """Return all shards that a path or pattern names, and the entry of the manifest from which they are."""
-    storage = storage_of(path)
-    if storage.exists(path):
+    storage = storage_of(path, remote)
+    # Nobody asks a store for an object whose name is a pattern: each question is a request.
+    if not (is_url(path) and _PATTERN.search(path)) and storage.exists(path):
         if storage.is_directory(path):
-            listed = _listed(path, entry) if manifests else None
+            listed = _listed(path, entry, remote) if manifests else None
             if listed is not None:
                 return [join(path, name) for name in listed.names], listed
-            if _is_directory_of_shards(path, entry):
-                return _shards_of_directory(path, entry), None
+            if _is_directory_of_shards(path, entry, remote):
+                return _shards_of_directory(path, entry, remote), None
         return [path], None
-    if _is_selection(path, [entry] if entry else built_in_formats()):
+    if _is_selection(path, [entry] if entry else built_in_formats(), remote):
         return [path], None  # x.array_record[2:4], which would otherwise be a pattern
     try:
-        return _expand_pattern(path), None
+        return _expand_pattern(path, remote), None
     except SourceNotFoundError:
-        if entry is None and _is_selection(path, added_formats()):
+        if entry is None and _is_selection(path, added_formats(), remote):
             return [path], None
         raise
 
 
-def _listed(directory: str, entry: Format | None) -> DataSetEntry | None:
+def _listed(directory: str, entry: Format | None, remote: Remote | None) -> DataSetEntry | None:
     """Return the data set that the manifest of a directory lists, of a format if one is given, or None.
 
     Raises:
         ConfigError: It lists several.
         CorruptFileError: The manifest is damaged, or local shards differ from it.
     """
-    manifest = read_manifest(directory)
+    manifest = read_manifest(directory, remote)
     several = [*manifest.data_sets] if manifest is not None else []
     if entry is not None:
         own = {each.name for each in built_in_formats() if _family(each) == _family(entry)} | {entry.name}
@@ -233,7 +241,7 @@ def _listed(directory: str, entry: Format | None) -> DataSetEntry | None:
         message = f"{directory} has {len(several)} data sets: {patterns}{more}; open one of these patterns, or a list"
         raise ConfigError(message, key="paths", value=directory)
     # In an object store, the ETag in every request tells.
-    if isinstance(storage_of(directory), LocalStorage):
+    if isinstance(storage_of(directory, remote), LocalStorage):
         _check_files(directory, several[0], manifest, entry)
     return several[0]
 
@@ -267,40 +275,42 @@ def shard_bytes(path: str) -> int:
     return sum(storage.size(join(path, name)) for name in storage.list(path) if name != LOCK_FILE)
 
 
-def _is_selection(path: str, known: Iterable[Format]) -> bool:
+def _is_selection(path: str, known: Iterable[Format], remote: Remote | None) -> bool:
     """Return whether one of the formats finds an existing file and a selection of its records in `path`."""
-    return any((file := entry.file(path)) != path and storage_of(file).exists(file) for entry in known)
+    return any((file := entry.file(path)) != path and storage_of(file, remote).exists(file) for entry in known)
 
 
-def _expand_pattern(path: str) -> list[str]:
-    storage = storage_of(path)
+def _expand_pattern(path: str, remote: Remote | None) -> list[str]:
+    storage, far = storage_of(path, remote), is_url(path)
     names: list[str] = []
     for name in expand_braces(path):
-        if not storage.exists(name) and _WILDCARDS.search(name):
+        if _WILDCARDS.search(name) and (far or not storage.exists(name)):
             matches = [match for match in storage.glob(name) if base_name(match) != MANIFEST_NAME]
             if not matches:
                 raise SourceNotFoundError(f"nothing matches the pattern {name}", path=name)
             names += matches
+        elif far and name != path:
+            names.append(name)  # found to be missing when it is opened, among others at the same time
         else:
             storage.identity(name)  # raises if there is nothing
             names.append(name)
     return names
 
 
-def _is_directory_of_shards(path: str, entry: Format | None) -> bool:
-    if _format_of_directory(path) is not None:
+def _is_directory_of_shards(path: str, entry: Format | None, remote: Remote | None) -> bool:
+    if _format_of_directory(path, remote) is not None:
         return False
     return entry is None or bool(entry.suffixes)  # without suffixes, the source decides what a directory is
 
 
-def _format_of_directory(directory: str) -> Format | None:
+def _format_of_directory(directory: str, remote: Remote | None) -> Format | None:
     """Return the format of a directory that is a single data set, or None."""
-    return next((entry for entry in _all_formats() if entry.is_data_set(directory)), None)
+    return next((entry for entry in _all_formats() if entry.is_data_set(directory, remote)), None)
 
 
-def _shards_of_directory(path: str, entry: Format | None) -> list[str]:
+def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None) -> list[str]:
     """Return the shards in a directory, sorted by name: the files with the suffix of a format."""
-    names = storage_of(path).list(path)  # without hidden ones, such as a writer's temporary
+    names = storage_of(path, remote).list(path)  # without hidden ones, such as a writer's temporary
     found = [join(path, name) for name in _shards_among(names, entry)]
     if not found:
         wanted = f"of format {entry.name!r} " if entry is not None else ""
@@ -324,11 +334,11 @@ def _variants(entry: Format) -> list[Format]:
     return [other for other in built_in_formats() if other.variant_of == entry.name]
 
 
-def _common_format(files: Sequence[str]) -> Format:
+def _common_format(files: Sequence[str], remote: Remote | None) -> Format:
     # Looking for added formats takes long, so it is done once, and only if a built-in suffix does not decide.
     plain = all(by_suffix(file, built_in_formats()) for file in files)
     known = [*(built_in_formats() if plain else _all_formats())]
-    found = {file: _format_of(file, known) for file in files}
+    found = {file: _format_of(file, known, remote) for file in files}
     names = sorted({entry.name for entry in found.values()})
     if len(names) > 1:
         examples = ", ".join(f"{next(f for f, e in found.items() if e.name == name)} ({name})" for name in names)
@@ -340,19 +350,19 @@ def _common_format(files: Sequence[str]) -> Format:
     return found[files[0]]
 
 
-def _format_of(path: str, known: Sequence[Format]) -> Format:
+def _format_of(path: str, known: Sequence[Format], remote: Remote | None) -> Format:
     path = next((file for entry in known if (file := entry.file(path)) != path), path)
     by_name = by_suffix(path, known)
     if by_name is not None and by_name.variant_of is None and not _variants(by_name):
         return by_name
-    storage = storage_of(path)
-    holder = _format_of_directory(path) if storage.is_directory(path) else None
+    storage = storage_of(path, remote)
+    holder = _format_of_directory(path, remote) if storage.is_directory(path) else None
     data = path if holder is None or holder.directory_file is None else join(path, holder.directory_file)
     with storage.open(data) as file:
         head = file.read(0, HEAD_BYTES)
     found = detect(head, known)
     if found is not None:
-        return next((other for other in _variants(found) if other.is_variant and other.is_variant(data)), found)
+        return next((other for other in _variants(found) if other.is_variant and other.is_variant(data, remote)), found)
     if by_name is not None:
         return by_name  # its reader explains best what is wrong
     detected = ", ".join(sorted(entry.name for entry in known if entry.magic is not None))

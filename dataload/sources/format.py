@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from dataload._util.optional import load_optional
 from dataload.errors import ConfigError, MissingDependencyError
 from dataload.sources.options import Options
-from dataload.storage import join, storage_of
+from dataload.storage import Remote, join, storage_of
 
 if TYPE_CHECKING:
     from dataload.sources.base import Source
@@ -41,7 +41,8 @@ class Format:
             of a file are in this format; None if the content does not tell.
         variant_of: Name of the more general format that has the same magic and suffixes, such as ``"lmdb"`` for
             TorchRecord.
-        is_variant: Returns whether the file at a path, which is in the format `variant_of`, is in this one.
+        is_variant: Returns, for a path and the `Remote` or None, whether the file, which is in the format `variant_of`,
+            is in this one.
         directory_file: Name of the file that makes a directory a single data set rather than a directory of shards.
         split_selection: Returns the file that a path with a selection names: ``"x.array_record"`` for
             ``"x.array_record[2:4]"``.
@@ -62,7 +63,7 @@ class Format:
     suffixes: tuple[str, ...] = ()
     magic: bytes | Callable[[bytes], bool] | None = None
     variant_of: str | None = None
-    is_variant: Callable[[str], bool] | None = None
+    is_variant: Callable[..., bool] | None = None
     directory_file: str | None = None
     split_selection: Callable[[str], str] | None = None
     parse_argument: Callable[[Any], Any] | None = None
@@ -101,9 +102,9 @@ class Format:
         """Return the file or directory that `path` names, without a selection of its records."""
         return path if self.split_selection is None else self.split_selection(path)
 
-    def is_data_set(self, directory: str) -> bool:
+    def is_data_set(self, directory: str, remote: Remote | None = None) -> bool:
         """Return whether a directory is a single data set of this format."""
-        storage = storage_of(directory)
+        storage = storage_of(directory, remote)
         return self.directory_file is not None and storage.exists(join(directory, self.directory_file))
 
     def open(

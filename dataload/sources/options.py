@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
 
 from dataload._util.checks import check_count
 from dataload._util.limits import MAX_RECORD_BYTES
 from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.errors import ConfigError, closest
+from dataload.storage import Remote, RemoteOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class Options:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Return the names of all options."""
-        return tuple(field.name for field in fields(cls))
+        return tuple(each.name for each in fields(cls))
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], owner: str) -> Self:
@@ -40,23 +41,49 @@ class Options:
             if name not in cls.names():
                 message = f"{owner} has no option {name!r}: {closest(name, cls.names())}"
                 raise ConfigError(message, key=name, value=given[name])
-        for field in fields(cls):
-            if field.name not in given and field.default is MISSING and field.default_factory is MISSING:
-                raise ConfigError(f"{owner} needs the option {field.name!r}: pass {field.name}=...", key=field.name)
+        for each in fields(cls):
+            if each.name not in given and each.default is MISSING and each.default_factory is MISSING:
+                raise ConfigError(f"{owner} needs the option {each.name!r}: pass {each.name}=...", key=each.name)
         return cls(**given)
 
     def content(self) -> dict[str, Any]:
         """Return the options that affect the records, except those with default values."""
         chosen: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None and field.metadata.get("content", True) and not _is_default(value, field.default):
-                chosen[field.name] = value
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None and each.metadata.get("content", True) and not _is_default(value, each.default):
+                chosen[each.name] = value
         return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodecOptions(Options):
+class FileOptions(Options):
+    """Base class of the options of formats whose data are files, here or at URLs.
+
+    Attributes:
+        storage_options: Arguments of obstore's stores for URLs: ``endpoint``, ``region``, ``skip_signature``,
+            ``client_options``, ``credential_provider``, ... They are part of `remote` afterwards.
+        remote: How data at URLs are read; see `dataload.RemoteOptions`.
+    """
+
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False, metadata={"content": False})
+    remote: RemoteOptions | Remote | Mapping[str, Any] | None = field(
+        default=None, repr=False, metadata={"content": False}
+    )
+
+    def __post_init__(self) -> None:
+        if self.storage_options is not None or self.remote is not None:
+            object.__setattr__(self, "remote", Remote.of(self.storage_options, self.remote))
+            object.__setattr__(self, "storage_options", None)
+
+    @property
+    def place(self) -> Remote | None:
+        """The settings for `storage_of`."""
+        return self.remote if isinstance(self.remote, Remote) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecOptions(FileOptions):
     """Base class of the options of formats whose records are bytes.
 
     Attributes:
@@ -66,12 +93,13 @@ class CodecOptions(Options):
     codec: CodecLike = None
 
     def __post_init__(self) -> None:
+        FileOptions.__post_init__(self)
         object.__setattr__(self, "codec", resolve_codec(self.codec))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions(Options):
-    """Base class of the options for reading files that others may have written.
+class ReadOptions(FileOptions):
+    """Base class of the options for reading files, which others may have written.
 
     Attributes:
         max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
@@ -80,6 +108,7 @@ class ReadOptions(Options):
     max_record_bytes: int = dataclasses.field(default=MAX_RECORD_BYTES, metadata={"content": False})
 
     def __post_init__(self) -> None:
+        FileOptions.__post_init__(self)
         object.__setattr__(self, "max_record_bytes", check_count("max_record_bytes", self.max_record_bytes, least=1))
 
 

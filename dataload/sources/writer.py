@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 
 from dataload.codecs.codec import CODEC_NAMES
 from dataload.errors import ConfigError
-from dataload.sources.options import Options
-from dataload.storage import storage_of
+from dataload.sources.options import FileOptions, Options
+from dataload.storage import local_path, storage_of
 from dataload.storage.local.parts import write_errors
 
 
@@ -38,10 +38,11 @@ class Writer(ABC):
         self._state = "refused"  # -> "open" -> "closed" | "aborted"
         self._count = 0
         self._pid = os.getpid()
-        self.path = fspath(path)
+        self.path = local_path(fspath(path))
         given = self.options_type.parse(options, type(self).__name__)
         self._overwrite = overwrite
-        self._part = storage_of(self.path).create(self.path, overwrite=overwrite)
+        self._remote = given.place if isinstance(given, FileOptions) else None
+        self._part = storage_of(self.path, self._remote).create(self.path, overwrite=overwrite)
         self.path = self._part.path
         self._state = "open"
         try:

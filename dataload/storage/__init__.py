@@ -1,25 +1,32 @@
 """Storage of bytes: sources and the loader read and write files only through this package.
 
-A backend implements `Storage`; `storage_of` selects it by path. Local files are the only backend so far.
+A backend implements `Storage`; `storage_of` selects it by path: local files, or URLs.
 """
 
 from dataload.storage.local.files import LocalFile, LocalStorage
 from dataload.storage.local.parts import Part
 from dataload.storage.local.reopened import FileIdentity
-from dataload.storage.paths import absolute, base_name, join, parent
-from dataload.storage.records import RecordFile
-from dataload.storage.storage import Storage, storage_of
+from dataload.storage.paths import absolute, base_name, is_url, join, local_path, parent
+from dataload.storage.records import RecordFile, reading_tables
+from dataload.storage.remote.settings import Remote, RemoteOptions
+from dataload.storage.storage import LeasedFile, Storage, storage_of
 
 __all__ = [
     "FileIdentity",
+    "LeasedFile",
     "LocalFile",
     "LocalStorage",
     "Part",
     "RecordFile",
+    "Remote",
+    "RemoteOptions",
     "Storage",
     "absolute",
     "base_name",
+    "is_url",
     "join",
+    "local_path",
     "parent",
+    "reading_tables",
     "storage_of",
 ]

@@ -1,12 +1,35 @@
 """The base class of open files from which records are copied."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
 from dataload._util.buffers import pooled_empty
-from dataload.types import Array, BytesColumn, Int64Array
+from dataload.storage.core import core
+from dataload.storage.errors import outside_error
+from dataload.storage.ranges import Runs, merge_ranges
+from dataload.types import Array, BytesArray, BytesColumn, Int64Array
+
+_reading_tables: ContextVar[bool] = ContextVar("reading_tables", default=False)
+
+
+@contextmanager
+def reading_tables() -> Generator[None]:
+    """Say that what this thread reads of shards are tables, for which no whole shard is downloaded."""
+    token = _reading_tables.set(True)
+    try:
+        yield
+    finally:
+        _reading_tables.reset(token)
+
+
+def is_reading_tables() -> bool:
+    """Return whether this thread is in a `reading_tables` block."""
+    return _reading_tables.get()
 
 
 class RecordFile(ABC):
@@ -82,3 +105,45 @@ class RecordFile(ABC):
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self.path}: an open file belongs to its process and cannot be pickled")
+
+
+class MergedReads(RecordFile):
+    """A file whose ranges are merged into few reads, and copied out of what was read; see `RecordFile`.
+
+    Attributes:
+        gap: Bytes between two ranges that are read too, because another read would take longer.
+    """
+
+    gap: int
+
+    def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
+        """See `RecordFile`."""
+        if not len(offsets):
+            return []
+        data, positions = self._load(offsets, lengths)
+        return core().copies(data, positions, lengths, -1)
+
+    def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
+        if len(indices):
+            data, positions = self._load(start + indices * stride, length)
+            core().gather(out, data, 0, 1, positions, length, -1)
+
+    def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
+        if len(offsets):
+            data, positions = self._load(offsets, lengths)
+            core().gather_ranges(out, data, positions, lengths, -1)
+
+    def _load(self, offsets: Int64Array, lengths: Int64Array | int) -> tuple[BytesArray, Int64Array]:
+        """Read ranges, at least one, into one buffer; return it and the offset of each range in it."""
+        inside = (offsets >= 0) & (np.asarray(lengths) >= 0) & (offsets <= self.size) & (lengths <= self.size - offsets)
+        if not inside.all():
+            row = int(np.argmin(inside))
+            raise outside_error(self.path, self.size, f"row {row}: a range outside the {self.size} bytes")
+        runs = merge_ranges(offsets, lengths, self.gap)
+        buffer = pooled_empty((int((runs.stops - runs.starts).sum()),), np.uint8)
+        self._fill(buffer, runs)
+        return buffer, runs.positions
+
+    @abstractmethod
+    def _fill(self, buffer: BytesArray, runs: Runs) -> None:
+        """Read runs, which are inside the file, one after another into `buffer`."""

@@ -1,14 +1,48 @@
-"""The protocol of storage backends, and the choice of a backend by path."""
+"""The protocol of storage backends, and the choice of a backend by path or URL."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol, Self
 
-from dataload.storage.local.files import LocalFile, LocalStorage
+from dataload.storage.local.files import LocalStorage
 from dataload.storage.local.parts import Part
 from dataload.storage.local.reopened import FileIdentity
+from dataload.storage.paths import is_url
 from dataload.storage.records import RecordFile
+from dataload.storage.remote.settings import Remote
 from dataload.types import Int64Array
+
+
+class ReadableFile(Protocol):
+    """An open file that any number of threads may read at any offset; see `LocalFile`."""
+
+    @property
+    def size(self) -> int:
+        """Size in bytes when the file was opened."""
+        ...
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return the bytes [offset, offset + length), or fewer at the end of the file."""
+        ...
+
+    def read_into(self, offset: int, buffer: Any) -> int:
+        """Read from `offset` into a writable buffer, and return the number of bytes read."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class LeasedFile(Protocol):
+    """A local file that nobody evicts while this object exists."""
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        ...
 
 
 class Storage(Protocol):
@@ -50,12 +84,22 @@ class Storage(Protocol):
         """Return byte ranges of a file in the requested order; a range that exceeds the file is shorter."""
         ...
 
-    def open(self, path: str) -> LocalFile:
-        """Open a file for reading at any offset."""
+    def open(self, path: str, *, whole: bool = False) -> ReadableFile:
+        """Open a file for reading at any offset; `whole` says that most of it will be read."""
         ...
 
-    def map(self, path: str, *, mapped: bool = True) -> RecordFile:
-        """Open a file to copy records out of it, mapped into memory if `mapped` and that is safe; see `can_map`."""
+    def map(self, path: str, *, mapped: bool = True, whole: bool = False) -> RecordFile:
+        """Open a file to copy records out of it.
+
+        Args:
+            path: The file.
+            mapped: Map it into memory, if that is safe; see `can_map`.
+            whole: Keep a copy here while it is read, because its format is read all over.
+        """
+        ...
+
+    def lease(self, path: str) -> LeasedFile:
+        """Return a local file with the content of a file, which stays until the last reference is dropped."""
         ...
 
     def create(self, path: str, *, overwrite: bool = False) -> Part:
@@ -74,7 +118,10 @@ class Storage(Protocol):
 _LOCAL = LocalStorage()
 
 
-def storage_of(path: str) -> Storage:
-    """Return the backend that holds `path`."""
-    del path  # local files are the only backend
-    return _LOCAL
+def storage_of(path: str, remote: Remote | None = None) -> Storage:
+    """Return the backend that holds a path or URL; `remote` has the settings of what is not on this machine."""
+    if not is_url(path):
+        return _LOCAL
+    from dataload.storage.remote.storage import RemoteStorage  # most data are local
+
+    return RemoteStorage(Remote() if remote is None else remote)

@@ -1,10 +1,10 @@
 """A cache of tables that are slow to build: the locations of an archive's samples, the keys of a database.
 
 The cache file has a hidden name beside the data, or is in the user's cache directory if the data's directory is not
-writable. A file that is damaged or does not match the data is ignored and replaced, as is one that somebody other than
-this user, root and the owner of the data could have written; one that cannot be written is skipped. The file is read,
-not mapped, because whoever shortens a mapped file kills the process. The environment variable ``DATALOAD_CACHE=0``
-disables the cache.
+writable. Tables of data at URLs are in the cache of the node. A file that is damaged or does not match the data is
+ignored and replaced, as is one that somebody other than this user, root and the owner of the data could have written;
+one that cannot be written is skipped. The file is read, not mapped, because whoever shortens a mapped file kills the
+process. The environment variable ``DATALOAD_CACHE=0`` disables the cache.
 
 Layout: 16 bytes of magic, the length and the CRC-32 of a header, 4 bytes each, the header as JSON, and the arrays, each
 aligned to 64 bytes.
@@ -27,6 +27,9 @@ import numpy as np
 
 from dataload.errors import SourceError
 from dataload.storage.local.parts import Part
+from dataload.storage.paths import is_url
+from dataload.storage.remote.settings import Remote
+from dataload.storage.storage import storage_of
 from dataload.types import Array
 
 T = TypeVar("T")
@@ -54,6 +57,7 @@ class IndexKey:
         files: Size in bytes and time of change in nanoseconds of each file, the data file first.
         options: Other settings that determine the table, compared by repr.
         state: Other evidence that the files are unchanged, compared by repr.
+        directory: Where the table is kept instead, if the data are not on this machine.
     """
 
     kind: str
@@ -61,6 +65,7 @@ class IndexKey:
     files: tuple[tuple[int, int], ...]
     options: tuple[Any, ...]
     state: Any
+    directory: str | None = None
 
     @classmethod
     def of(
@@ -71,6 +76,7 @@ class IndexKey:
         *,
         state: Any = None,
         beside: str | None = None,
+        remote: Remote | None = None,
     ) -> Self | None:
         """Return the key of files before they are read, or None if the cache is disabled.
 
@@ -80,12 +86,14 @@ class IndexKey:
             options: Other settings that determine the table.
             state: Other evidence that the files are unchanged.
             beside: The attribute `path`; by default the data file.
+            remote: The settings of data at URLs.
         """
         if os.environ.get("DATALOAD_CACHE") == "0":
             return None
-        found = [os.stat(path) for path in paths]
-        files = tuple((status.st_size, status.st_mtime_ns) for status in found)
-        return cls(kind, beside or paths[0], files, options, state)
+        # Of a file elsewhere, the version takes the place of the time.
+        files = tuple(storage_of(path, remote).identity(path)[:2] for path in paths)
+        path = beside or paths[0]
+        return cls(kind, path, files, options, state, _remote_directory(remote) if is_url(path) else None)
 
     @property
     def text(self) -> str:
@@ -94,10 +102,13 @@ class IndexKey:
 
     def cache_paths(self) -> tuple[str, ...]:
         """Return the possible paths of the table, the preferred one first; they depend on the options."""
+        if is_url(self.path):
+            name = _short(f"{self.path} {self.options!r}") + _SUFFIX
+            return () if self.directory is None else (os.path.join(self.directory, name),)
         directory, name = os.path.split(os.path.abspath(self.path))
         suffix = (f".{_short(repr(self.options))}" if self.options else "") + _SUFFIX
         beside = os.path.join(directory, f".{name}{suffix}")
-        own = _user_directory()
+        own = user_directory()
         if own is None:
             return (beside,)
         return beside, os.path.join(own, _short(os.path.join(directory, name)) + suffix)
@@ -120,12 +131,18 @@ def _short(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
-def _user_directory() -> str | None:
+def user_directory() -> str | None:
     """Return the user's cache directory, which may not exist, or None if there is no home directory."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(chosen):  # the specification says to ignore relative paths
         chosen = os.path.expanduser("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")
     return os.path.join(chosen, "dataload") if os.path.isabs(chosen) else None
+
+
+def _remote_directory(remote: Remote | None) -> str | None:
+    chosen = None if remote is None else remote.options.cache
+    directory = user_directory() if chosen is None else os.path.abspath(chosen)
+    return None if directory is None else os.path.join(directory, "tables")
 
 
 def load_cached(key: IndexKey) -> CachedTable | None:
@@ -176,7 +193,8 @@ def _load(path: str, key: IndexKey) -> CachedTable:
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("not a regular file")
         # The directory does not matter: whoever may rename files in it may also replace the data.
-        if status.st_uid not in (os.geteuid(), 0, os.stat(key.path).st_uid) or status.st_mode & 0o022:
+        trusted = {os.geteuid(), 0} if is_url(key.path) else {os.geteuid(), 0, os.stat(key.path).st_uid}
+        if status.st_uid not in trusted or status.st_mode & 0o022:
             raise ValueError("somebody else may have written it")
         header, start = _read_header(stream.fileno(), status.st_size)
         if header["key"] != key.text:
@@ -242,8 +260,13 @@ def store_cached(key: IndexKey, table: CachedTable) -> None:
     """
     if max(changed for _, changed in key.files) > time.time_ns() - int(_SETTLED_SECONDS * 1e9):
         return
-    beside, *others = key.cache_paths()
     try:
+        if is_url(key.path):
+            for path in key.cache_paths():
+                os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+                _store(path, key, table, 0o600)
+            return
+        beside, *others = key.cache_paths()
         # Readable by everyone who can read the data, and writable by nobody else: `_load` would not believe it.
         mode = stat.S_IMODE(os.stat(key.path).st_mode) & 0o444 | 0o600
         if _store(beside, key, table, mode):

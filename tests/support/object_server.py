@@ -69,7 +69,7 @@ class ObjectServer:
     """
 
     access_key = "access"
-    secret_key = "secret"
+    secret_key = "tops3cret-of-the-test-server"  # no word that occurs otherwise, so that tests can search for it
 
     def __init__(self) -> None:
         for attempt in range(_ATTEMPTS):

@@ -18,7 +18,7 @@ from dataload.sources.array_record.riegeli import (
     Chunks,
     parse_chunks,
 )
-from dataload.storage import RecordFile, storage_of
+from dataload.storage import RecordFile, Remote, storage_of
 from dataload.storage.core import core
 from dataload.storage.table_cache import CachedTable, IndexKey, remember
 from dataload.types import BytesArray, BytesColumn, Int64Array
@@ -58,10 +58,11 @@ class MappedRecords:
         cache: bool = True,
         verify_hashes: bool = False,
         limit: int = MAX_RECORD_BYTES,
+        remote: Remote | None = None,
     ) -> MappedRecords | None:
         """Open a file; None if only the package can read it, or report what is wrong with it."""
-        file = storage_of(path).map(path, mapped=mapped)
-        key = IndexKey.of("array_record", (path,)) if cache else None
+        file = storage_of(path, remote).map(path, mapped=mapped)
+        key = IndexKey.of("array_record", (path,), remote=remote) if cache else None
         chunks = remember(
             key, lambda found: _unpack(found, file.size), lambda: parse_chunks(file.read, file.size), _pack
         )

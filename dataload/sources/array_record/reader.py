@@ -29,7 +29,7 @@ from dataload.sources.array_record.layout import (
 from dataload.sources.array_record.map import MappedRecords
 from dataload.sources.base import select_fields
 from dataload.sources.files import FileSource, ShardReader
-from dataload.storage import storage_of
+from dataload.storage import LeasedFile, Storage, storage_of
 from dataload.storage.errors import changed_error, rewritten_error
 from dataload.types import Batch, BytesColumn, Codec, FieldSpec, Int64Array
 
@@ -153,7 +153,8 @@ class _ArrayRecordFile(ShardReader[Any]):
         self.file, self._first, stop = parse_selection(path)
         self._limit: int = options.max_record_bytes
         self._codec = codec = cast("Codec | None", options.codec)
-        with storage_of(self.file).open(self.file) as file:
+        self._storage = storage_of(self.file, options.place)
+        with self._storage.open(self.file) as file:
             self._size = file.size
             check_head(file.read(0, len(SIGNATURE)), self._size, self.file)
         self._mapped = (
@@ -163,11 +164,12 @@ class _ArrayRecordFile(ShardReader[Any]):
                 cache=options.cache,
                 verify_hashes=options.verify_hashes,
                 limit=options.max_record_bytes,
+                remote=options.place,
             )
             if options.reader_options is None
             else None
         )
-        self._readers = _Readers(self.file, options.reader_options)
+        self._readers = _Readers(self.file, self._storage, options.reader_options)
         if self._mapped is not None:
             self._records, self.group_size = len(self._mapped), 1
         else:
@@ -234,7 +236,7 @@ class _ArrayRecordFile(ShardReader[Any]):
 
     def _check_empty(self, indices: Int64Array, data: list[bytes]) -> None:
         """Raise if the file has shrunk: the package then gives empty records, without an error."""
-        storage = storage_of(self.file)
+        storage = self._storage
         if not storage.exists(self.file):  # deleted, but still open in the reader
             return
         size = storage.size(self.file)
@@ -243,7 +245,7 @@ class _ArrayRecordFile(ShardReader[Any]):
 
     def identity(self) -> str:
         """Return a hash of the end of the records and the start of the footer; the last block is nearly empty."""
-        with storage_of(self.file).open(self.file) as file:
+        with self._storage.open(self.file) as file:
             end = footer_offset(file.read(max(0, file.size - BLOCK_SIZE), 128))
             around = file.read(max(0, min(end or 0, file.size) - _AROUND_BYTES), 2 * _AROUND_BYTES)
         return hashlib.blake2b(around, digest_size=8).hexdigest()
@@ -257,9 +259,11 @@ class _ArrayRecordFile(ShardReader[Any]):
 class _Readers:
     """A pool of the package's readers of one file. Each serves one thread at a time."""
 
-    def __init__(self, file: str, options: str | None) -> None:
+    def __init__(self, file: str, storage: Storage, options: str | None) -> None:
         self._file = file
-        self._identity = storage_of(file).identity(file)
+        self._storage = storage
+        self._identity = storage.identity(file)
+        self._lease: LeasedFile | None = None  # while readers may have the file open
         self._options = _READER_OPTIONS if options is None else options
         self._free = threading.Semaphore(_MOST_READERS)
         self._lock = threading.Lock()
@@ -277,9 +281,11 @@ class _Readers:
                 alone = self._lent == 1
             try:
                 if reader is None:
-                    if storage_of(self._file).identity(self._file) != self._identity:
+                    if self._storage.identity(self._file) != self._identity:
                         raise rewritten_error(self._file)
-                    reader = _open_reader(self._file, self._options)
+                    if self._lease is None:
+                        self._lease = self._storage.lease(self._file)
+                    reader = _open_reader(self._lease.path, self._options, self._file)
                 yield reader, alone
                 self._idle.append(reader)
             finally:
@@ -288,6 +294,7 @@ class _Readers:
 
     def close(self) -> None:
         self._idle.clear()  # the last reference closes the file
+        self._lease = None
 
     def keep_inherited(self) -> None:
         """Keep the parent's readers in a forked child, for ever: they must be neither used nor destroyed there."""
@@ -307,10 +314,11 @@ def _keep_inherited() -> None:
 on_fork(_keep_inherited)
 
 
-def _open_reader(file: str, options: str) -> Any:
+def _open_reader(path: str, options: str, file: str) -> Any:
+    """Open the local file at `path`, which messages call `file`."""
     package = load_array_record()
     try:
-        reader = package.ArrayRecordReader(file, options, file_reader_buffer_size=_FILE_BUFFER_BYTES)
+        reader = package.ArrayRecordReader(path, options, file_reader_buffer_size=_FILE_BUFFER_BYTES)
     except ValueError as error:
         raise ConfigError(f"reader_options {options!r}: {error}", key="reader_options", value=options) from error
     if not reader.ok():

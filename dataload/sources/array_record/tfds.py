@@ -29,7 +29,7 @@ from dataload.codecs.decoders import decode_image
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.array_record.tfds_info import INFO_NAME, parse_info, parse_json, select_records
-from dataload.storage import join, storage_of
+from dataload.storage import Remote, RemoteOptions, join, local_path, storage_of
 from dataload.types import Array
 
 _FEATURES_NAME = "features.json"
@@ -74,6 +74,8 @@ class TfdsSource(ArrayRecordSource):
         fields: Sequence[str] | None = None,
         reader_options: str | None = None,
         max_record_bytes: int = MAX_RECORD_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
+        remote: RemoteOptions | Remote | Mapping[str, Any] | None = None,
     ) -> None:
         several = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
         if len(several) != 1:
@@ -83,10 +85,11 @@ class TfdsSource(ArrayRecordSource):
                 key="paths",
                 value=paths,
             )
-        self._directory = fspath(several[0])
+        self._directory = local_path(fspath(several[0]))
+        place = Remote.of(storage_options, remote)
         self._split = str(split)
         info = join(self._directory, INFO_NAME)
-        parts = select_records(parse_info(_read_text(info), info), self._split)
+        parts = select_records(parse_info(_read_text(info, place), info), self._split)
         if not parts:
             message = f"split {self._split!r} of {self._directory} selects no records"
             raise ConfigError(message, key="split", value=split)
@@ -94,9 +97,10 @@ class TfdsSource(ArrayRecordSource):
         super().__init__(
             [f"{join(self._directory, part.file)}[{part.start}:{part.stop}]" for part in parts],
             fields=fields,
-            codec=parse_features(_read_text(features), features, names=fields, limit=max_record_bytes),
+            codec=parse_features(_read_text(features, place), features, names=fields, limit=max_record_bytes),
             reader_options=reader_options,
             max_record_bytes=max_record_bytes,
+            remote=place,
         )
 
     def __repr__(self) -> str:
@@ -111,8 +115,8 @@ def split_names(directory: str | PathLike[str]) -> tuple[str, ...]:
     return tuple(parse_info(_read_text(info), info))
 
 
-def _read_text(path: str) -> str:
-    return storage_of(path).read(path).decode(errors="replace")
+def _read_text(path: str, remote: Remote | None = None) -> str:
+    return storage_of(path, remote).read(path).decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)

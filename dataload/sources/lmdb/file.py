@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass
 
 from dataload.errors import CorruptFileError, SourceNotFoundError, UnsupportedFormatError
-from dataload.storage import RecordFile, absolute, join, storage_of
+from dataload.storage import RecordFile, Remote, absolute, join, storage_of
 
 DATA_FILE = "data.mdb"
 
@@ -90,27 +90,28 @@ class FileInfo:
         return self.pages * self.page_size
 
 
-def data_file(path: str) -> str:
+def data_file(path: str, remote: Remote | None = None) -> str:
     """Return the data file of an LMDB environment, which is a directory or that file."""
-    return join(path, DATA_FILE) if storage_of(path).is_directory(path) else path
+    return join(path, DATA_FILE) if storage_of(path, remote).is_directory(path) else path
 
 
-def open_file(path: str, *, mapped: bool = True) -> RecordFile:
+def open_file(path: str, *, mapped: bool = True, remote: Remote | None = None) -> RecordFile:
     """Open the data file of an environment.
 
     Args:
         path: A directory with data.mdb, or the file itself.
         mapped: Map the file into memory, if that is safe.
+        remote: The settings of data at URLs.
 
     Raises:
         SourceNotFoundError: There is no such file.
     """
-    storage = storage_of(path)
+    storage = storage_of(path, remote)
     if storage.is_directory(path) and not storage.exists(join(path, DATA_FILE)):
         raise SourceNotFoundError(
             f"the directory {path} has no {DATA_FILE}, so it is not an LMDB environment", path=path
         )
-    return storage.map(absolute(data_file(path)), mapped=mapped)
+    return storage.map(absolute(data_file(path, remote)), mapped=mapped, whole=True)
 
 
 def is_lmdb(head: bytes) -> bool:

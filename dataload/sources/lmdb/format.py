@@ -8,7 +8,7 @@ from dataload._util.checks import check_count
 from dataload.sources.format import Format
 from dataload.sources.lmdb.file import DATA_FILE, is_lmdb
 from dataload.sources.lmdb.snapshot import is_torchrecord
-from dataload.sources.options import CodecOptions, CodecReadOptions, Options, ReadOptions
+from dataload.sources.options import CodecOptions, CodecReadOptions, FileOptions, ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class TorchRecordOptions(ReadOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchRecordWriterOptions(Options):
+class TorchRecordWriterOptions(FileOptions):
     """Options for writing TorchRecord directories.
 
     Attributes:
@@ -76,6 +76,7 @@ class TorchRecordWriterOptions(Options):
     num_records: int | None = None
 
     def __post_init__(self) -> None:
+        FileOptions.__post_init__(self)
         check_count("db_num", self.db_num, least=1)
         if self.num_records is not None:
             check_count("num_records", self.num_records, least=0)

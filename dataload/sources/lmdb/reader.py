@@ -63,7 +63,11 @@ class _LMDBShard(LMDBShard[Any]):
             # A writer with a writable map updates the file's time late, but the transaction number immediately.
             state = (info.transaction, tree.root)
             cached = options.cache and not options.verify_pages
-            key = IndexKey.of("lmdb-values", (file.path,), names, state=state, beside=path) if cached else None
+            key = (
+                IndexKey.of("lmdb-values", (file.path,), names, state=state, beside=path, remote=options.place)
+                if cached
+                else None
+            )
             return find_table(
                 key,
                 tree.entries,
@@ -71,7 +75,7 @@ class _LMDBShard(LMDBShard[Any]):
                 lambda: KeyedValues.of(read_tree(file, info, tree)),
             )
 
-        snapshot, (table, key) = open_snapshot(path, parse, mapped=options.map)
+        snapshot, (table, key) = open_snapshot(path, parse, mapped=options.map, remote=options.place)
         super().__init__(snapshot, table.values, options.max_record_bytes)
         self.keys = table.keys
         self._codec = cast("Codec | None", options.codec)

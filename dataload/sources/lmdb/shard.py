@@ -93,4 +93,4 @@ class LMDBFileSource(FileSource[T_co]):
     """A data set in LMDB environments, each a directory or a file; its shards are `LMDBShard`."""
 
     def _data_file(self, path: str) -> str:
-        return data_file(path)
+        return data_file(path, self._remote)

@@ -7,7 +7,7 @@ from typing import TypeVar
 from dataload.errors import CorruptFileError, DataloadError, SourceError
 from dataload.sources.lmdb.file import FileInfo, Tree, is_unchanged, open_file, read_info
 from dataload.sources.lmdb.tree import subdatabases
-from dataload.storage import RecordFile, storage_of
+from dataload.storage import RecordFile, Remote, storage_of
 
 T = TypeVar("T")
 
@@ -45,13 +45,16 @@ class Snapshot:
                 )
 
 
-def open_snapshot(path: str, parse: Callable[[RecordFile, FileInfo], T], *, mapped: bool = True) -> tuple[Snapshot, T]:
+def open_snapshot(
+    path: str, parse: Callable[[RecordFile, FileInfo], T], *, mapped: bool = True, remote: Remote | None = None
+) -> tuple[Snapshot, T]:
     """Open an environment and parse it; start again if a writer overtakes that.
 
     Args:
         path: A directory with data.mdb, or the file itself.
         parse: Reads what is needed of the file.
         mapped: Map the file into memory, if that is safe.
+        remote: The settings of data at URLs.
 
     Returns:
         The snapshot, and the result of `parse`.
@@ -63,12 +66,12 @@ def open_snapshot(path: str, parse: Callable[[RecordFile, FileInfo], T], *, mapp
         SourceError: The file is written to faster than it can be read.
     """
     for _ in range(_ATTEMPTS):
-        file, info = open_file(path, mapped=mapped), None
+        file, info = open_file(path, mapped=mapped, remote=remote), None
         try:
             info = read_info(file)
             result = parse(file, info)
         except DataloadError:
-            if _is_unchanged(file, info):
+            if _is_unchanged(file, info, remote):
                 raise
         else:
             if is_unchanged(file, info):
@@ -80,18 +83,18 @@ def open_snapshot(path: str, parse: Callable[[RecordFile, FileInfo], T], *, mapp
     )
 
 
-def _is_unchanged(file: RecordFile, info: FileInfo | None) -> bool:
+def _is_unchanged(file: RecordFile, info: FileInfo | None, remote: Remote | None) -> bool:
     """Return whether no writer can have caused an error. Without a meta page, the size of the file tells."""
     if info is not None:
         return is_unchanged(file, info)
-    return storage_of(file.path).identity(file.path).size == file.size
+    return storage_of(file.path, remote).identity(file.path).size == file.size
 
 
-def list_subdatabases(path: str) -> list[Tree]:
+def list_subdatabases(path: str, remote: Remote | None = None) -> list[Tree]:
     """Return the named databases of an environment in LMDB's order; raise like `open_snapshot`."""
-    return open_snapshot(path, subdatabases)[1]
+    return open_snapshot(path, subdatabases, remote=remote)[1]
 
 
-def is_torchrecord(path: str) -> bool:
+def is_torchrecord(path: str, remote: Remote | None = None) -> bool:
     """Return whether the main database has a sub-database ``db0``; raise like `open_snapshot`."""
-    return any(found.name == b"db0" for found in list_subdatabases(path))
+    return any(found.name == b"db0" for found in list_subdatabases(path, remote))

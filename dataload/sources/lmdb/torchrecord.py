@@ -14,13 +14,13 @@ from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.base import select_fields, shard_of
-from dataload.sources.lmdb.file import FileInfo, Tree, data_file
+from dataload.sources.lmdb.file import FileInfo, Tree
 from dataload.sources.lmdb.format import TorchRecordOptions
 from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
 from dataload.sources.lmdb.snapshot import open_snapshot
 from dataload.sources.lmdb.table import Values, find_table
 from dataload.sources.lmdb.tree import Nodes, read_key, read_tree, subdatabases, verify_pages
-from dataload.storage import RecordFile, absolute
+from dataload.storage import RecordFile
 from dataload.storage.table_cache import CachedTable, IndexKey, store_cached
 from dataload.types import Array, Batch, Codec, Int64Array, Record
 
@@ -74,7 +74,7 @@ class _Parts:
 class _TorchRecord(LMDBShard[Record]):
     def __init__(self, path: str, options: TorchRecordOptions) -> None:
         def parse(file: RecordFile, info: FileInfo) -> tuple[_Parts, IndexKey | None]:
-            trees = _databases(subdatabases(file, info), path)
+            trees = _databases(subdatabases(file, info), path, file.path)
             if options.db_num not in (None, len(trees)):
                 raise ConfigError(
                     f"{path} has {len(trees)} sub-databases, but db_num is {options.db_num}",
@@ -85,7 +85,11 @@ class _TorchRecord(LMDBShard[Record]):
                 verify_pages(file, info, [info.main, *trees])
             state = (info.transaction, info.main.root)
             cached = options.cache and not options.verify_pages
-            key = IndexKey.of("torchrecord", (file.path,), state=state, beside=path) if cached else None
+            key = (
+                IndexKey.of("torchrecord", (file.path,), state=state, beside=path, remote=options.place)
+                if cached
+                else None
+            )
             return find_table(
                 key,
                 sum(tree.entries for tree in trees),
@@ -93,7 +97,7 @@ class _TorchRecord(LMDBShard[Record]):
                 lambda: _join([_part(file, read_tree(file, info, tree), tree, info) for tree in trees]),
             )
 
-        snapshot, (parts, key) = open_snapshot(path, parse, mapped=options.map)
+        snapshot, (parts, key) = open_snapshot(path, parse, mapped=options.map, remote=options.place)
         super().__init__(snapshot, parts.values, options.max_record_bytes)
         self._codec = cast("Codec", resolve_codec("tensorprotos", options.max_record_bytes))
         self._ends, self._widths = parts.ends, parts.widths
@@ -150,7 +154,7 @@ class _TorchRecord(LMDBShard[Record]):
         return records
 
 
-def _databases(named: Sequence[Tree], path: str) -> list[Tree]:
+def _databases(named: Sequence[Tree], path: str, file: str) -> list[Tree]:
     """Return the sub-databases in the order of their numbers."""
     numbered = {
         int(tree.name[2:]): tree
@@ -162,7 +166,6 @@ def _databases(named: Sequence[Tree], path: str) -> list[Tree]:
             f"{path} is an LMDB file without a sub-database db0, so it is not a TorchRecord; format='lmdb' reads it",
             path=path,
         )
-    file = absolute(data_file(path))
     for number in range(len(numbered)):
         if number not in numbered:
             raise CorruptFileError(

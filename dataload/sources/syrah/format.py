@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dataload.sources.format import Format
-from dataload.sources.options import ReadOptions
+from dataload.sources.options import FileOptions, ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ SYRAH = Format(
     source="dataload.sources.syrah.reader:SyrahSource",
     writer="dataload.sources.syrah.writer:SyrahWriter",
     reader_options=SyrahOptions,
+    writer_options=FileOptions,
     suffixes=(".syr",),
     magic=b"GS\0",
     extra="syrah",

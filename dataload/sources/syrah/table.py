@@ -13,14 +13,14 @@ from dataload.sources.syrah.layout import (
     parse_header,
     parse_metadata,
 )
-from dataload.storage import RecordFile
+from dataload.storage import RecordFile, Remote
 from dataload.storage.table_cache import CachedTable, IndexKey, remember
 
 _BYTES_PER_RECORD = 16  # at least, of the metadata
 _LEAST_CACHED = 100_000  # records; parsing the metadata of fewer takes a few milliseconds
 
 
-def load_columns(file: RecordFile, *, cache: bool) -> list[Column]:
+def load_columns(file: RecordFile, *, cache: bool, remote: Remote | None = None) -> list[Column]:
     """Return the columns of a file, after checking every number; raises as `parse_metadata`."""
     path, size = file.path, file.size
     offset, length = parse_header(file.read(0, min(HEADER_SIZE, size)), size, path)
@@ -32,7 +32,7 @@ def load_columns(file: RecordFile, *, cache: bool) -> list[Column]:
         return columns
 
     return remember(
-        IndexKey.of("syrah", (path,)) if cache else None,
+        IndexKey.of("syrah", (path,), remote=remote) if cache else None,
         unpack,
         build=lambda: parse_metadata(file.read(offset, length), offset, size, path),
         pack=_pack,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import ConfigError
+from dataload.sources.options import FileOptions
 from dataload.sources.syrah.layout import BSON_LIMIT, DTYPES, HEADER_SIZE, Column, Shapes, build_header, build_metadata
 from dataload.sources.writer import Writer, require_fields
 from dataload.types import Array
@@ -39,9 +40,12 @@ class SyrahWriter(Writer):
     Args:
         path: Destination.
         overwrite: Replace an existing file.
+        options: See `FileOptions`.
     """
 
-    def _begin(self, options: Any) -> None:  # noqa: ARG002 - there are none
+    options_type = FileOptions
+
+    def _begin(self, options: Any) -> None:  # noqa: ARG002 - none is for the records
         self._tables: dict[str, _Tables] = {}
         self._position = HEADER_SIZE
         self._stream = self._part.create()

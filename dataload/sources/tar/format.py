@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from dataload._util.checks import check_choice
 from dataload.sources.format import Format
-from dataload.sources.options import Options, ReadOptions
+from dataload.sources.options import FileOptions, ReadOptions
 from dataload.sources.tar.header import OnDamage, is_tar
 
 KEY = "__key__"
@@ -61,7 +61,7 @@ class TarOptions(ReadOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TarWriterOptions(Options):
+class TarWriterOptions(FileOptions):
     """Options for writing tar archives.
 
     Attributes:

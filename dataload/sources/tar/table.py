@@ -10,7 +10,7 @@ from dataload.errors import CorruptFileError
 from dataload.sources.tar.header import BLOCK, GREATEST_SIZE, REGULAR, OnDamage, padded, parse_header, scan
 from dataload.sources.tar.index import index_path, parse_index
 from dataload.sources.tar.samples import Keys, SampleTable, decode_name, group_members, split_name
-from dataload.storage import RecordFile, base_name, storage_of
+from dataload.storage import RecordFile, Remote, base_name, storage_of
 from dataload.storage.errors import file_errors
 from dataload.storage.table_cache import CachedTable, IndexKey, recall, store_cached, within
 from dataload.types import Array
@@ -28,6 +28,7 @@ def load_table(
     on_damage: OnDamage,
     verify_index: bool,
     cache: bool = True,
+    remote: Remote | None = None,
 ) -> SampleTable:
     """Load the sample table of an archive.
 
@@ -37,6 +38,7 @@ def load_table(
         on_damage: See `scan`.
         verify_index: Compare some members with the index.
         cache: Cache the table of a large archive in a file.
+        remote: The settings of data at URLs.
 
     Returns:
         A table whose components are all inside the archive.
@@ -47,11 +49,11 @@ def load_table(
     """
     if index is None:
         beside = index_path(file.path)
-        index = beside if storage_of(beside).exists(beside) else False
-    key = _key(file, index) if cache else None
+        index = beside if storage_of(beside, remote).exists(beside) else False
+    key = _key(file, index, remote) if cache else None
     table = None if key is None else _load(key, file)
     if table is None:
-        table = _make(file, index, on_damage)
+        table = _make(file, index, on_damage, remote)
         # Without on_damage="error" a damaged archive should warn each time it is opened.
         if key is not None and on_damage == "error" and len(table.blocks) >= _LEAST_CACHED[index is False]:
             store_cached(key, _pack(table))
@@ -60,12 +62,12 @@ def load_table(
     return table
 
 
-def _key(file: RecordFile, index: str | Literal[False]) -> IndexKey | None:
+def _key(file: RecordFile, index: str | Literal[False], remote: Remote | None = None) -> IndexKey | None:
     if index is False:
-        return IndexKey.of("tar", (file.path,), ("scanned",))
+        return IndexKey.of("tar", (file.path,), ("scanned",), remote=remote)
     options = () if index == index_path(file.path) else (base_name(index),)
     with file_errors(index):
-        return IndexKey.of("tar", (file.path, index), options)
+        return IndexKey.of("tar", (file.path, index), options, remote=remote)
 
 
 def _load(key: IndexKey, file: RecordFile) -> SampleTable | None:
@@ -126,12 +128,12 @@ def _rise(ends: Array, last: int, least: int = 1) -> bool:
     return len(ends) > 0 and int(steps.min()) >= least and int(ends[-1]) == last
 
 
-def _make(file: RecordFile, index: str | Literal[False], on_damage: OnDamage) -> SampleTable:
+def _make(file: RecordFile, index: str | Literal[False], on_damage: OnDamage, remote: Remote | None) -> SampleTable:
     if index is False:
         # Read instead of using the map: a page fault would also read the pages around it.
-        with storage_of(file.path).open(file.path) as stream:
+        with storage_of(file.path, remote).open(file.path, whole=True) as stream:
             return group_members(scan(stream.read, file.size, file.path, on_damage=on_damage))
-    table = parse_index(storage_of(index).read(index), index, file.path)
+    table = parse_index(storage_of(index, remote).read(index), index, file.path)
     component = _outside(table, file)
     if component is not None:
         offset, size = table.span(component)

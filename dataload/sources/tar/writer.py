@@ -6,6 +6,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.options import FileOptions
 from dataload.sources.tar.fields import encode_field
 from dataload.sources.tar.format import KEY, TarWriterOptions
 from dataload.sources.tar.header import BLOCK, END, Member, build_header, padded, scan
@@ -36,7 +37,7 @@ class TarWriter(Writer):
     options_type = TarWriterOptions
 
     def _begin(self, options: TarWriterOptions) -> None:
-        self._index = _IndexWriter(index_path(self.path), overwrite=self._overwrite)
+        self._index = _IndexWriter(index_path(self.path), overwrite=self._overwrite, remote=options.remote)
         self._indexed = options.index
         self._make_key = options.key or _default_key
         self._last_key: bytes | None = None
@@ -77,7 +78,7 @@ class TarWriter(Writer):
         if self._overwrite:
             self._part.sync()
             # First: an archive must never be beside the index of another, because the index would be trusted.
-            storage_of(self.path).remove(self._index.path)
+            storage_of(self.path, self._remote).remove(self._index.path)
 
     def _discard(self) -> None:
         self._stream.close()
@@ -103,7 +104,9 @@ class TarWriter(Writer):
 class _IndexWriter(Writer):
     """Writes an index from its lines, which are kept in memory because the first line has their number."""
 
-    def _begin(self, options: Any) -> None:  # noqa: ARG002 - it has no options
+    options_type = FileOptions
+
+    def _begin(self, options: Any) -> None:  # noqa: ARG002 - none is for the lines
         self._lines = bytearray()
 
     def _write(self, record: bytes) -> None:

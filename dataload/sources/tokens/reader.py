@@ -98,7 +98,8 @@ class _TokenFile(ShardReader[Record]):
     """The windows of one file."""
 
     def __init__(self, path: str, options: TokenOptions, documents: Any) -> None:
-        self._file = storage_of(path).map(path, mapped=options.map)
+        self._remote = options.place
+        self._file = storage_of(path, self._remote).map(path, mapped=options.map)
         self._window = options.window
         self._start, self._dtype = _layout(self._file, options.stored)
         self._length = (self._file.size - self._start) // self._dtype.itemsize
@@ -119,7 +120,7 @@ class _TokenFile(ShardReader[Record]):
             if not isinstance(documents, str):
                 return check_starts(documents, self._length, self._file.path)
             try:
-                return check_starts(load_starts(documents), self._length, self._file.path)
+                return check_starts(load_starts(documents, self._remote), self._length, self._file.path)
             except ConfigError as error:  # here it is about a file
                 raise CorruptFileError(str(error), path=documents) from error
         if options.end_token is None:
@@ -132,7 +133,11 @@ class _TokenFile(ShardReader[Record]):
     def _find_ends(self, end_token: int, *, cache: bool) -> Int64Array:
         path = self._file.path
         options = (self._start, self._dtype.str, end_token)
-        key = IndexKey.of("tokens", (path,), options) if cache and self._length >= _LEAST_CACHED else None
+        key = (
+            IndexKey.of("tokens", (path,), options, remote=self._remote)
+            if cache and self._length >= _LEAST_CACHED
+            else None
+        )
 
         def unpack(found: CachedTable) -> Int64Array | None:
             ends = found.arrays["ends"]
@@ -142,7 +147,7 @@ class _TokenFile(ShardReader[Record]):
         return remember(
             key,
             unpack,
-            build=lambda: find_ends(path, self._start, self._dtype, end_token),
+            build=lambda: find_ends(path, self._start, self._dtype, end_token, self._remote),
             pack=lambda ends: CachedTable({"ends": ends}, {}),
         )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dataload.codecs.npy import parse_npy
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.storage import base_name, storage_of
+from dataload.storage import Remote, base_name, storage_of
 from dataload.types import Array, Int64Array
 
 _SCANNED_BYTES = 1 << 22
@@ -75,7 +75,7 @@ class TokenWindows:
         return np.searchsorted(self.ends, indices, side="right")
 
 
-def find_ends(path: str, start: int, dtype: np.dtype[Any], end_token: int) -> Int64Array:
+def find_ends(path: str, start: int, dtype: np.dtype[Any], end_token: int, remote: Remote | None = None) -> Int64Array:
     """Return the position after each end token, (end tokens,) int64, in one pass over the file.
 
     Args:
@@ -83,21 +83,22 @@ def find_ends(path: str, start: int, dtype: np.dtype[Any], end_token: int) -> In
         start: Offset of its tokens in bytes.
         dtype: Dtype of the tokens.
         end_token: The token that ends a document.
+        remote: The settings of data at URLs.
     """
     block = np.empty(_SCANNED_BYTES // dtype.itemsize, dtype)
     found: list[Int64Array] = []
     first = 0
     # Reading a file that is not in memory yet is several times faster than mapping it.
-    with storage_of(path).open(path) as file:
+    with storage_of(path, remote).open(path, whole=True) as file:
         while count := file.read_into(start + first * dtype.itemsize, block.data) // dtype.itemsize:
             found.append(np.flatnonzero(block[:count] == end_token) + (first + 1))
             first += count
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def load_starts(path: str) -> Array:
+def load_starts(path: str, remote: Remote | None = None) -> Array:
     """Return the array in a .npy file."""
-    data = storage_of(path).read(path)
+    data = storage_of(path, remote).read(path)
     try:
         return parse_npy(data)
     except CorruptFileError as error:

@@ -11,6 +11,7 @@ import stat
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 from dataload.errors import SourceError, printable
@@ -30,14 +31,18 @@ _LONGEST_HOLDER = 300  # bytes
 class LocalFile:
     """An open file that any number of threads may read at any offset.
 
+    Args:
+        path: Its path.
+        name: What messages call it; by default its path.
+
     Attributes:
-        path: Path as given.
+        path: `name`.
         size: Size in bytes when the file was opened.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        with file_errors(path):
+    def __init__(self, path: str, name: str | None = None) -> None:
+        self.path = name or path
+        with file_errors(self.path):
             self._stream = open(open_regular(path), "rb", buffering=0)  # noqa: SIM115 - closed in `close`
         self._descriptor = self._stream.fileno()
         self.size = os.fstat(self._descriptor).st_size
@@ -66,6 +71,13 @@ class LocalFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLease:
+    """A local file, which needs no lease."""
+
+    path: str
 
 
 class LocalStorage:
@@ -112,13 +124,17 @@ class LocalStorage:
                 file.read(offset, length) for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True)
             ]
 
-    def open(self, path: str) -> LocalFile:
+    def open(self, path: str, *, whole: bool = False) -> LocalFile:  # noqa: ARG002 - for storage that is far away
         """See `Storage.open`."""
         return LocalFile(path)
 
-    def map(self, path: str, *, mapped: bool = True) -> RecordFile:
+    def map(self, path: str, *, mapped: bool = True, whole: bool = False) -> RecordFile:  # noqa: ARG002
         """See `Storage.map`."""
         return MappedFile(path) if mapped and can_map() else UnmappedFile(path)
+
+    def lease(self, path: str) -> LocalLease:
+        """See `Storage.lease`."""
+        return LocalLease(path)
 
     def create(self, path: str, *, overwrite: bool = False) -> Part:
         """See `Storage.create`."""

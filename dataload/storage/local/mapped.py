@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from collections.abc import Callable
 
 from dataload.errors import CorruptFileError
 from dataload.storage.core import core
@@ -13,7 +14,7 @@ from dataload.types import Array, Int64Array
 _STEPS_BETWEEN_PROBES = 16
 
 
-class _Mapping(Handle):
+class Mapping(Handle):
     """An open file and its map."""
 
     __slots__ = ("map",)
@@ -25,11 +26,11 @@ class _Mapping(Handle):
         self.map: mmap.mmap | bytes = mmap.mmap(self.descriptor, size, access=mmap.ACCESS_READ) if size else b""
 
 
-class MappedFile(ReopenedFile[_Mapping]):
+class MappedFile(ReopenedFile[Mapping]):
     """A memory-mapped file; see `RecordFile`."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path, _Mapping)
+    def __init__(self, path: str, make: Callable[[str], Mapping] = Mapping) -> None:
+        super().__init__(path, make)
         self._warm_steps = 0
 
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
@@ -57,12 +58,12 @@ class MappedFile(ReopenedFile[_Mapping]):
         except (core().MapFault, ValueError) as error:
             raise self._corrupt(mapping, error) from None
 
-    def _corrupt(self, mapping: _Mapping, error: Exception) -> CorruptFileError:
+    def _corrupt(self, mapping: Mapping, error: Exception) -> CorruptFileError:
         if isinstance(error, core().MapFault):
             return changed_error(self.path, self.size, os.fstat(mapping.descriptor).st_size)
         return outside_error(self.path, self.size, error)
 
-    def _hint(self, mapping: _Mapping, start: int, stride: int, lengths: Int64Array | int, indices: Int64Array) -> None:
+    def _hint(self, mapping: Mapping, start: int, stride: int, lengths: Int64Array | int, indices: Int64Array) -> None:
         """Ask the kernel to load cold ranges together, before they are touched one by one.
 
         One offset is probed: if it is in the page cache, the next steps are not probed at all.

@@ -1,0 +1,1 @@
+"""Files in object stores and on web servers, read through obstore, which is imported on first use."""

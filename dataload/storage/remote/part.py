@@ -1,0 +1,65 @@
+"""Objects that are written to a local file first, and uploaded when they are complete."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+
+from dataload.errors import ConfigError, SourceError
+from dataload.storage.local.parts import Part, remove
+from dataload.storage.paths import base_name
+from dataload.storage.remote.client import client_of
+from dataload.storage.remote.settings import Remote
+
+
+class RemotePart(Part):
+    """A file or directory that is uploaded by `publish`; see `Part`.
+
+    Args:
+        url: Destination.
+        remote: Its settings.
+        directory: Where to keep the part; None for the system's directory for temporary files.
+        overwrite: Replace what exists.
+    """
+
+    def __init__(self, url: str, remote: Remote, directory: str | None, *, overwrite: bool) -> None:
+        self._client, self._key = client_of(url, remote)
+        name = hashlib.blake2b(url.encode(), digest_size=10).hexdigest()
+        folder = os.path.join(directory or tempfile.mkdtemp(prefix="dataload-"), "uploads", name)
+        try:
+            os.makedirs(folder, 0o700, exist_ok=True)
+        except OSError as error:
+            raise SourceError(
+                f"{folder}, where {url} is made, cannot be created: {error.strerror}", path=url
+            ) from error
+        super().__init__(os.path.join(folder, base_name(url)), overwrite=True)
+        self.path, self._overwrite = url, overwrite
+
+    def publish(self, *, durable: bool = True) -> None:  # noqa: ARG002 - an object that exists is durable
+        """Upload the temporary, each file atomically.
+
+        Raises:
+            ConfigError: The destination has come into existence since the part was created.
+            SourceError: The upload failed.
+        """
+        names = sorted(os.listdir(self.temporary)) if os.path.isdir(self.temporary) else [""]
+        for name in names:
+            url, key = (f"{part}/{name}".rstrip("/") for part in (self.path, self._key))
+            with open(os.path.join(self.temporary, name).rstrip("/"), "rb") as file:
+                try:
+                    self._client.put(url, key, file, overwrite=self._overwrite)
+                except FileExistsError:
+                    raise exists_error(url) from None
+        self.abort()
+
+    def abort(self) -> None:
+        """Delete what was not published. May be called twice."""
+        super().abort()
+        remove(self.directory)
+
+
+def exists_error(url: str) -> ConfigError:
+    """Return the error for a destination that exists."""
+    message = f"{url} exists: choose another name, or pass overwrite=True to replace it"
+    return ConfigError(message, key="path", value=url)

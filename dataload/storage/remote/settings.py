@@ -1,0 +1,264 @@
+"""Settings of remote data. Pure (no I/O)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from os import PathLike, fspath
+from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
+
+from dataload._util.checks import check_choice, check_count, check_seconds
+from dataload._util.per_process import PerProcess
+from dataload.errors import ConfigError, closest
+
+Mode: TypeAlias = Literal["auto", "ranges", "shards"]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[kmgtp]i?)b?", re.IGNORECASE)
+_PREFIX = re.compile(r"(aws|amz|google|gcs|gs|azure)_")
+_PUBLIC = {
+    *("account_name", "allow_http", "allow_invalid_certificates", "application_credentials", "base_url", "bucket"),
+    *("bucket_name", "checksum_algorithm", "client_options", "config", "conditional_put", "connect_timeout"),
+    *("container_name", "copy_if_not_exists", "credential_provider", "default_region", "disable_tagging", "endpoint"),
+    *("endpoint_url", "fabric_workspace", "http1_only", "http2_only", "imdsv1_fallback", "metadata_endpoint"),
+    *("pool_idle_timeout", "pool_max_idle_per_host", "read_timeout", "region", "request_payer", "retry_config"),
+    *("s3_express", "service_account", "service_account_path", "skip_signature", "storage_account_name", "timeout"),
+    *("unsigned_payload", "use_azure_cli", "use_emulator", "use_fabric_endpoint", "user_agent"),
+    *("virtual_hosted_style_request", "backoff", "max_retries", "init_backoff", "max_backoff", "base"),
+}
+"""Arguments of obstore's stores that hold no secret; every other may."""
+
+
+def parse_bytes(name: str, value: Any) -> int:
+    """Return a number of bytes, at least 1, given as one or as text such as "500GB" or "64 MiB"."""
+    if not isinstance(value, str):
+        return check_count(name, value, least=1)
+    found = _SIZE.fullmatch(value.strip())
+    unit = found[2].lower() if found else ""
+    number = float(found[1]) * (1024 if unit.endswith("i") else 1000) ** " kmgtp".index(unit[:1] or " ") if found else 0
+    if number < 1:
+        message = f"{name} must be a number of bytes such as 500GB or 64MiB, got {value!r}"
+        raise ConfigError(message, key=name, value=value)
+    return int(number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteOptions:
+    """How data at URLs are read.
+
+    Attributes:
+        cache: Directory for whole shards, shared by the processes of a node. By default formats that need whole shards
+            use the user's cache directory, and others none.
+        budget: Most bytes that the cache takes, such as ``"500GB"``; by default all but a twentieth of the disk.
+        mode: ``"shards"`` downloads whole shards into the cache, ``"ranges"`` fetches the bytes of the records that are
+            read, ``"auto"`` takes shards if a cache is given or the format needs them, and otherwise ranges.
+        connections: Most requests at once in a process.
+        part_bytes: Most bytes of one request, such as ``"8MiB"``.
+        timeout: Seconds in which a range has to arrive, with all retries.
+        retries: Most times that a failed request is repeated.
+    """
+
+    cache: str | PathLike[str] | None = None
+    budget: int | str | None = None
+    mode: Mode = "auto"
+    connections: int = 16
+    part_bytes: int | str = 8 << 20
+    timeout: float = 120.0
+    retries: int = 20
+
+    def __post_init__(self) -> None:
+        if self.cache is not None:
+            object.__setattr__(self, "cache", fspath(self.cache))
+        if self.budget is not None:
+            object.__setattr__(self, "budget", parse_bytes("budget", self.budget))
+        check_choice("mode", self.mode, get_args(Mode))
+        object.__setattr__(self, "connections", check_count("connections", self.connections, least=1))
+        object.__setattr__(self, "part_bytes", parse_bytes("part_bytes", self.part_bytes))
+        object.__setattr__(self, "timeout", check_seconds("timeout", self.timeout))
+        object.__setattr__(self, "retries", check_count("retries", self.retries, least=0))
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of all options."""
+        return tuple(each.name for each in fields(cls))
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> RemoteOptions:
+        """Create the options from a table.
+
+        Raises:
+            ConfigError: An option is unknown or out of range.
+        """
+        for name in given:
+            if name not in cls.names():
+                raise ConfigError(f"remote has no option {name!r}: {closest(name, cls.names())}", key="remote")
+        return cls(**given)
+
+
+class StoreOptions:
+    """Keyword arguments of obstore's stores.
+
+    Values appear neither in repr nor in errors. Options with secrets refuse to be pickled.
+
+    Args:
+        given: Keyword arguments; ``credential_provider`` may be text, ``"module:function"``.
+    """
+
+    __slots__ = ("_given",)
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = dict(given)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments, with the provider imported."""
+        found = dict(self._given)
+        provider = found.get("credential_provider")
+        if isinstance(provider, str):
+            provider = _import_provider(provider)
+        if provider is not None:
+            found["credential_provider"] = provider() if isinstance(provider, type) else provider
+        return found
+
+    def secrets(self) -> list[tuple[str, str]]:
+        """Return names and texts of the values that may be secret."""
+        return _secrets(self._given)
+
+    def digest(self) -> str:
+        """Return a hash that tells options apart within this process."""
+        return hashlib.blake2b(repr(sorted(self._given.items(), key=str)).encode(), digest_size=16).hexdigest()
+
+    def __bool__(self) -> bool:
+        return bool(self._given)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StoreOptions) and self._given == other._given
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self._given)))
+
+    def __repr__(self) -> str:
+        return f"StoreOptions({', '.join(sorted(self._given))})"
+
+    def __copy__(self) -> StoreOptions:
+        return self
+
+    def __deepcopy__(self, _: Any) -> StoreOptions:
+        return self
+
+    def __reduce__(self) -> Any:
+        if names := sorted({name for name, _ in self.secrets()}):
+            _refuse(f"storage_options has {', '.join(names)}, which may be secret and is not sent to other processes")
+        provider = self._given.get("credential_provider")
+        if provider is not None and not isinstance(provider, str) and not _is_importable(provider):
+            _refuse("credential_provider is no function or class of an importable module, so other processes lack it")
+        return StoreOptions, (self._given,)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ConfigError(
+        f"{what}: set the environment variables of the store (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, "
+        'AZURE_STORAGE_ACCOUNT_KEY, ...), or give credential_provider="module:function", which each process imports',
+        key="storage_options",
+    )
+
+
+def _import_provider(reference: str) -> Callable[..., Any]:
+    module, colon, name = reference.partition(":")
+    try:
+        found: Any = import_module(module) if colon and name else None
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        message = f"credential_provider {reference!r} must be an importable 'module:function': {error}"
+        raise ConfigError(message, key="storage_options.credential_provider", value=reference) from error
+    return found
+
+
+def _is_importable(provider: Any) -> bool:
+    try:
+        return _import_provider(f"{provider.__module__}:{provider.__qualname__}") is provider
+    except (AttributeError, ConfigError):
+        return False
+
+
+def _secrets(table: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            inner = cast("Mapping[str, Any]", value)
+            public = _is_public(name)
+            found += _secrets(inner) if public else [(name, str(item)) for item in inner.values()]
+        elif not _is_public(name) or (isinstance(value, str) and re.search(r"[@?]", value)):
+            found.append((name, value.decode(errors="replace") if isinstance(value, bytes) else str(value)))
+    return found
+
+
+def _is_public(name: str) -> bool:
+    return _PREFIX.sub("", name.lower(), count=1) in _PUBLIC
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectVersion:
+    """Version of an object.
+
+    Attributes:
+        size: Size in bytes.
+        tag: Its ETag, or the time of its last change if it has none.
+        has_etag: Whether `tag` is an ETag that requests can demand.
+    """
+
+    size: int
+    tag: str
+    has_etag: bool
+
+    @property
+    def number(self) -> int:
+        """A number below 2**56 that differs between versions."""
+        return int.from_bytes(hashlib.blake2b(f"{self.tag}\0{self.size}".encode(), digest_size=7).digest(), "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """What a source knows about the remote side of its data; it is sent to other processes with the source.
+
+    Attributes:
+        store: Arguments of obstore's stores.
+        options: How data are read.
+        versions: Versions of objects by URL, None for one that does not exist. What a source has opened stays at the
+            version found first; an object that changes afterwards is an error.
+        listings: Names in directories by URL.
+        clients: The clients that this process has made, by store; they end with this object or by `release`.
+    """
+
+    store: StoreOptions = field(default_factory=lambda: StoreOptions({}))
+    options: RemoteOptions = field(default_factory=RemoteOptions)
+    versions: dict[str, ObjectVersion | None] = field(
+        default_factory=dict[str, "ObjectVersion | None"], compare=False, repr=False
+    )
+    listings: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]], compare=False, repr=False)
+
+    clients: PerProcess[dict[str, Any]] = field(default_factory=PerProcess[dict[str, Any]], compare=False, repr=False)
+
+    def release(self) -> None:
+        """Close connections and threads that nobody else uses; the next use makes new ones."""
+        self.clients.drop()
+
+    def __reduce__(self) -> Any:
+        return Remote, (self.store, self.options, self.versions, self.listings)
+
+    @classmethod
+    def of(cls, storage_options: Any = None, remote: Any = None) -> Remote:
+        """Return what the options ``storage_options=`` and ``remote=`` say; `remote` may be a `Remote` already.
+
+        Raises:
+            ConfigError: They are not tables, or an option is unknown or out of range.
+        """
+        if isinstance(remote, Remote):
+            return remote
+        for name, value in (("storage_options", storage_options), ("remote", remote)):
+            if not (value is None or isinstance(value, (Mapping, StoreOptions, RemoteOptions))):
+                raise ConfigError(f"{name} must be a table of options, got {type(value).__name__}", key=name)
+        store = storage_options if isinstance(storage_options, StoreOptions) else StoreOptions(storage_options or {})
+        return cls(store, remote if isinstance(remote, RemoteOptions) else RemoteOptions.parse(remote or {}))

@@ -1,0 +1,241 @@
+"""The storage backend for URLs."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dataload.errors import ConfigError, SourceError, SourceNotFoundError
+from dataload.storage.core import can_map
+from dataload.storage.local.files import LocalFile
+from dataload.storage.local.parts import Part
+from dataload.storage.local.reopened import FileIdentity
+from dataload.storage.paths import join
+from dataload.storage.records import RecordFile
+from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
+from dataload.storage.remote.client import Piece, client_of, cut, split_url
+from dataload.storage.remote.files import RemoteFile, RemoteStream, ShardFile, fetch, local_copy, open_shards
+from dataload.storage.remote.part import RemotePart, exists_error
+from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
+from dataload.storage.table_cache import user_directory
+from dataload.types import Int64Array
+
+_SECONDS_BETWEEN_TRIES = 0.1
+_WILDCARDS = re.compile(r"[*?[]")
+
+
+class RemoteStorage:
+    """Files at URLs; see `Storage`.
+
+    Args:
+        remote: What is known about them, which is extended here.
+    """
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+
+    def exists(self, path: str) -> bool:
+        """See `Storage.exists`."""
+        return self._version(path) is not None or self.is_directory(path)
+
+    def is_directory(self, path: str) -> bool:
+        """See `Storage.is_directory`. A directory is what is a prefix of names, and no object itself."""
+        if self._version(path) is not None or split_url(path)[0].startswith("http"):
+            return False
+        return bool(self._names(path))
+
+    def list(self, path: str) -> list[str]:
+        """See `Storage.list`."""
+        names = self._names(path)
+        if not names:
+            raise SourceNotFoundError(f"there is no {path}", path=path)
+        return [name for name in names if not name.startswith(".")]
+
+    def glob(self, pattern: str) -> list[str]:
+        """See `Storage.glob`."""
+        base, key = split_url(pattern)
+        found, parts = [base], key.split("/")
+        for part in parts:
+            if not _WILDCARDS.search(part):
+                found = [join(path, part) for path in found]
+                continue
+            matches = re.compile(fnmatch.translate(part)).fullmatch
+            hidden = part.startswith(".")
+            found = [
+                join(path, name)
+                for path in found
+                for name in self._names(path)
+                if matches(name) and (hidden or not name.startswith("."))
+            ]
+        return sorted(path for path in found if _WILDCARDS.search(parts[-1]) or self.exists(path))
+
+    def size(self, path: str) -> int:
+        """See `Storage.size`."""
+        if self.is_directory(path):
+            found = (self._version(join(path, name)) for name in self._names(path))
+            return sum(version.size for version in found if version is not None)
+        return self.version(path).size
+
+    def identity(self, path: str) -> FileIdentity:
+        """See `Storage.identity`."""
+        version = self.version(path)
+        return FileIdentity(version.size, version.number, (0, 0))
+
+    def read(self, path: str) -> bytes:
+        """See `Storage.read`."""
+        with self.open(path) as file:
+            return file.read(0, file.size)
+
+    def read_ranges(self, path: str, offsets: Int64Array, lengths: Int64Array) -> Sequence[bytes]:
+        """See `Storage.read_ranges`."""
+        version = self.version(path)
+        starts = np.clip(offsets, 0, version.size)
+        stops = np.clip(offsets + lengths, starts, version.size)
+        buffer = np.empty(int((stops - starts).sum()), np.uint8)
+        fetch(path, version, self._remote, starts.tolist(), stops.tolist(), buffer)
+        ends = np.cumsum(stops - starts).tolist()
+        return [buffer[start:end].tobytes() for start, end in zip([0, *ends], ends, strict=False)]
+
+    def open(self, path: str, *, whole: bool = False) -> RemoteStream | LocalFile:
+        """See `Storage.open`."""
+        version = self.version(path)
+        if self._uses_shards(whole=False):
+            lease = self._take(path, version) if whole else self._shards.find(ShardCache.name(path, version))
+            if lease is not None:
+                return LocalFile(lease.path, name=path)  # stays open if it is evicted
+        return RemoteStream(path, version, self._remote)
+
+    def map(self, path: str, *, mapped: bool = True, whole: bool = False) -> RecordFile:
+        """See `Storage.map`."""
+        version = self.version(path)
+        ranged = RemoteFile(path, version, self._remote)
+        if not self._uses_shards(whole=whole, path=path):
+            return ranged
+        self._shards.check_size(path, version.size)
+        mapped = mapped and can_map()
+        name = ShardCache.name(path, version)
+        if whole:
+            return local_copy(path, version, lambda: self._wait(path, version), mapped=mapped, listed=True)
+
+        def local(lease: Lease) -> RecordFile:
+            return local_copy(path, version, lambda: lease, mapped=mapped, listed=False)
+
+        def find() -> RecordFile | None:
+            lease = self._shards.find(name)
+            return None if lease is None else local(lease)
+
+        return ShardFile(ranged, find, lambda: local(self._take(path, version)))
+
+    def lease(self, path: str) -> Lease:
+        """See `Storage.lease`."""
+        self._uses_shards(whole=True, path=path)
+        return self._wait(path, self.version(path))
+
+    def create(self, path: str, *, overwrite: bool = False) -> Part:
+        """See `Storage.create`."""
+        if not overwrite and self.exists(path):
+            raise exists_error(path)
+        return RemotePart(path, self._remote, self._directory, overwrite=overwrite)
+
+    def remove(self, path: str) -> None:
+        """See `Storage.remove`."""
+        client, key = client_of(path, self._remote)
+        if self._version(path) is not None:
+            client.delete(path, [key])
+        elif self.is_directory(path):
+            client.delete(path, [f"{key}/{name}" for name in self._names(path)])
+        self._remote.versions.pop(path, None)
+        self._remote.listings.clear()
+
+    @contextmanager
+    def lock(self, path: str) -> Generator[None]:
+        """See `Storage.lock`."""
+        raise SourceError(f"{path} cannot be locked: write to a local directory, and copy the files", path=path)
+        yield
+
+    def version(self, path: str) -> ObjectVersion:
+        """Return the version of a file.
+
+        Raises:
+            SourceNotFoundError: There is nothing at that URL, or a directory.
+        """
+        version = self._version(path)
+        if version is None:
+            raise SourceNotFoundError(f"there is no {path}", path=path)
+        return version
+
+    def _version(self, path: str) -> ObjectVersion | None:
+        known = self._remote.versions
+        if path not in known:
+            client, key = client_of(path, self._remote)
+            listed = self._remote.listings.get(path.rpartition("/")[0])
+            absent = not key or path.endswith("/") or (listed is not None and key.rpartition("/")[2] not in listed)
+            known[path] = None if absent else client.head(path, key)
+        return known[path]
+
+    def _names(self, path: str) -> tuple[str, ...]:
+        """Return the sorted names in a directory, and remember the versions of its objects."""
+        url = path.rstrip("/")
+        if url not in self._remote.listings:
+            client, key = client_of(path, self._remote)
+            if path.startswith("http"):
+                raise ConfigError(f"{path}: web servers do not list files, so name them: {{000..127}}", key="paths")
+            directories, objects = client.list(path, key)
+            for name, version in objects:
+                self._remote.versions[join(url, name)] = version
+            self._remote.listings[url] = tuple(sorted({*directories, *(name for name, _ in objects)}))
+        return self._remote.listings[url]
+
+    def _uses_shards(self, *, whole: bool, path: str = "") -> bool:
+        options = self._remote.options
+        if whole and options.mode == "ranges":
+            raise ConfigError(
+                f"{path} can only be read as a whole: set remote.mode to 'shards' or 'auto'", key="remote.mode"
+            )
+        return whole or options.mode == "shards" or (options.mode == "auto" and options.cache is not None)
+
+    def _wait(self, path: str, version: ObjectVersion) -> Lease:
+        """Return a lease, for which other processes may have to end theirs."""
+        deadline = time.monotonic() + self._remote.options.timeout
+        while True:
+            try:
+                return self._take(path, version)
+            except CacheFullError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_SECONDS_BETWEEN_TRIES)
+
+    def _take(self, path: str, version: ObjectVersion) -> Lease:
+        def download(descriptor: int) -> None:
+            client, key = client_of(path, self._remote)
+            pieces = cut([0], [version.size], parse_bytes("part_bytes", self._remote.options.part_bytes))
+            client.fetch(path, key, version, pieces, lambda piece, data: _write(descriptor, piece, data))
+
+        return self._shards.fetch(path, version, download, open_shards().give_up)
+
+    @property
+    def _directory(self) -> str | None:
+        chosen = self._remote.options.cache
+        return user_directory() if chosen is None else os.path.abspath(chosen)
+
+    @cached_property
+    def _shards(self) -> ShardCache:
+        if self._directory is None:
+            raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")
+        budget = self._remote.options.budget
+        return ShardCache(self._directory, None if budget is None else parse_bytes("budget", budget))
+
+
+def _write(descriptor: int, piece: Piece, data: Any) -> None:
+    view, offset = memoryview(data), piece.start
+    while len(view):
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count

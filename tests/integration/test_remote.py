@@ -1,0 +1,432 @@
+"""Every format on an S3 server gives what local files give; and forks, faults, changes, secrets, several processes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import operator
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import credentials
+import numpy as np
+import pytest
+from fault_proxy import FaultProxy, Faults
+from object_server import FileServer
+from typer.testing import CliRunner
+
+import dataload
+from dataload.cli.app import app
+from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, WorkerError
+
+pytestmark = pytest.mark.slow
+
+RECORDS = 60
+FORMATS = {
+    "syr": ("syr", {}, {}),
+    "tar": ("tar", {}, {"decode": "auto"}),
+    "tar without an index": ("tar", {"index": False}, {"decode": "auto"}),
+    "torchrecord": ("torchrecord", {}, {}),
+    "lmdb": ("lmdb", {"codec": "msgpack"}, {"codec": "msgpack"}),
+    "array_record": ("array_record", {"codec": "msgpack", "options": "group_size:1"}, {"codec": "msgpack"}),
+    "uncompressed": (
+        "array_record",
+        {"codec": "msgpack", "options": "group_size:1,uncompressed"},
+        {"codec": "msgpack"},
+    ),
+    "tokens": ("npy", {}, {"format": "tokens", "window": 16}),
+}
+
+
+def records(number=RECORDS):
+    random = np.random.default_rng(0)
+    return [{"x": random.integers(0, 255, 5000, np.uint8).astype(np.uint8), "n": row} for row in range(number)]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """A directory of two shards for each format, by its name."""
+    found = {}
+    for name, (suffix, options, _) in FORMATS.items():
+        directory = tmp_path_factory.mktemp("shards")
+        for shard in range(2):
+            path = directory / f"part-{shard}.{suffix}"
+            if suffix == "npy":
+                np.save(path, np.arange(shard, 4000 + 13 * shard, dtype=np.uint16))
+                continue
+            with dataload.create(path, **options) as writer:
+                writer.extend(records()[shard::2])
+        found[name] = directory
+    return found
+
+
+@pytest.fixture(scope="module")
+def bucket(object_server, shards):
+    name = object_server.bucket()
+    for number, directory in enumerate(shards.values()):
+        object_server.put_directory(name, directory, f"{number}/")
+    return name
+
+
+@pytest.fixture
+def environment(object_server, monkeypatch):
+    """Credentials in the environment, for other processes too."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": object_server.access_key,
+        "AWS_SECRET_ACCESS_KEY": object_server.secret_key,
+        "AWS_ENDPOINT": object_server.endpoint,
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+def paths(shards, bucket, name):
+    suffix = FORMATS[name][0]
+    pattern = f"part-{{0,1}}.{suffix}"
+    return str(shards[name] / pattern), f"s3://{bucket}/{[*FORMATS].index(name)}/{pattern}"
+
+
+def same(one, other):
+    return pickle.dumps(plain(one)) == pickle.dumps(plain(other))
+
+
+def plain(value):
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def options_of(mode, tmp_path):
+    return {"mode": mode} if mode == "ranges" else {"cache": str(tmp_path / "cache"), "part_bytes": 10_000}
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_records_and_fingerprint(object_server, shards, bucket, tmp_path, name, mode):
+    local_path, url = paths(shards, bucket, name)
+    if name in ("torchrecord", "lmdb", "array_record") and mode == "ranges":
+        with pytest.raises(ConfigError, match=r"can only be read as a whole: set remote.mode to 'shards' or 'auto'"):
+            dataload.open(url, storage_options=object_server.storage_options(), remote={"mode": mode})
+        return
+    options = FORMATS[name][2]
+    with (
+        dataload.open(local_path, **options) as local,
+        dataload.open(
+            url, storage_options=object_server.storage_options(), remote=options_of(mode, tmp_path), **options
+        ) as remote,
+    ):
+        assert len(remote) == len(local) > 0
+        assert remote.shard_lengths == local.shard_lengths
+        assert remote.fields == local.fields
+        assert remote.fingerprint() == local.fingerprint()
+        order = np.random.default_rng(1).permutation(len(local))
+        assert same(remote.read(order), local.read(order))
+        assert same(remote.read_batch(order), local.read_batch(order))
+        assert object_server.secret_key not in repr(remote) + repr(vars(remote)) + str(remote.options)
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+@pytest.mark.parametrize(
+    "workers",
+    [{}, {"num_workers": 2}, {"num_workers": 2, "executor": "processes"}],
+    ids=["serial", "threads", "processes"],
+)
+def test_batches_and_states(shards, bucket, environment, tmp_path, workers, mode):
+    local_path, url = paths(shards, bucket, "syr")
+    settings = {"batch_size": 7, "shuffle": True, "seed": 3}
+    with dataload.open(local_path) as local, dataload.Loader(local, **settings) as loader:
+        expected = list(loader)
+        state = loader.state_dict()
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        middle = loader.state_dict()
+    with dataload.open(url, remote=options_of(mode, tmp_path)) as remote:
+        with dataload.Loader(remote, **settings, **workers) as loader:
+            assert same(list(loader), expected)
+            assert loader.state_dict() == state
+        with dataload.Loader(remote, **settings, **workers) as loader:
+            loader.load_state_dict(middle)
+            assert len(list(loader)) == len(expected) - 3
+
+
+def test_patterns_lists_and_directories(object_server, shards, bucket):
+    storage = object_server.storage_options()
+    root = f"s3://{bucket}/{[*FORMATS].index('syr')}"
+    for wanted in (f"{root}/*.syr", f"{root}/", root, f"syrah:{root}/part-?.syr", f"s3://{bucket}/[0]/p*"):
+        with dataload.open(wanted, storage_options=storage) as source:
+            assert source.paths == (f"{root}/part-0.syr", f"{root}/part-1.syr")
+    with dataload.open([f"{root}/part-1.syr", f"{root}/part-0.syr"], storage_options=storage) as source:
+        assert source.paths == (f"{root}/part-1.syr", f"{root}/part-0.syr")
+    local = shards["syr"]
+    with dataload.open([f"{root}/part-0.syr", f"file://{local}/part-1.syr"], storage_options=storage) as source:
+        assert source.paths == (f"{root}/part-0.syr", f"{local}/part-1.syr")
+        assert len(source.read(range(RECORDS))) == RECORDS
+    with pytest.raises(SourceNotFoundError, match=rf"nothing matches the pattern {root}/\*.tar"):
+        dataload.open(f"{root}/*.tar", storage_options=storage)
+    for missing in (f"{root}/part-2.syr", f"{root}/part-{{1,2}}.syr", f"{root}/none/"):
+        with pytest.raises(SourceNotFoundError, match=f"there is no {root}/(part-2.syr|none/)"):
+            dataload.open(missing, storage_options=storage)
+
+
+def test_selections_of_records(object_server, shards, bucket):
+    url = paths(shards, bucket, "uncompressed")[1].replace("{0,1}", "0")
+    with dataload.open(f"{url}[2:5]", codec="msgpack", storage_options=object_server.storage_options()) as source:
+        assert [record["n"] for record in source] == [4, 6, 8]
+
+
+def test_one_object_is_not_listed(object_server, shards, bucket):
+    with FaultProxy(object_server.endpoint) as proxy:
+        url = paths(shards, bucket, "uncompressed")[1].replace("{0,1}", "0")
+        with dataload.open(url, storage_options=object_server.storage_options(proxy.endpoint)) as source:
+            source.read([0])
+        assert not proxy.counts.lists
+        assert sum(count for (method, _), count in proxy.counts.requests.items() if method == "HEAD") == 1
+
+
+def test_web_servers(shards):
+    with FileServer(shards["syr"]) as server, dataload.open(f"{server.endpoint}/part-{{0..1}}.syr") as source:
+        with dataload.open(str(shards["syr"])) as local:
+            assert same(source.read_batch(range(50)), local.read_batch(range(50)))
+            assert source.fingerprint() == local.fingerprint()
+        with pytest.raises(ConfigError, match="web servers do not list files, so name them"):
+            dataload.open(f"{server.endpoint}/*.syr")
+        with pytest.raises(SourceNotFoundError, match=r"there is no http://.*none.syr"):
+            dataload.open(f"{server.endpoint}/none.syr")
+
+
+def test_writing(object_server, tmp_path):
+    root, storage = f"s3://{object_server.bucket()}", object_server.storage_options()
+    remote = {"cache": str(tmp_path)}
+    for name, (suffix, options, reading) in FORMATS.items():
+        if suffix == "npy":
+            continue
+        url = f"{root}/{[*FORMATS].index(name)}/x.{suffix}"
+        with dataload.create(url, storage_options=storage, remote=remote, **options) as writer:
+            writer.extend(records(5))
+            with pytest.raises(SourceNotFoundError):
+                dataload.open(url, storage_options=storage)
+        with dataload.open(url, storage_options=storage, remote=remote, **reading) as source:
+            assert [int(record["n"]) for record in source] == [*range(5)]
+        with pytest.raises(ConfigError, match=f"{url} exists: choose another name, or pass overwrite=True"):
+            dataload.create(url, storage_options=storage, remote=remote, **options)
+        with dataload.create(url, storage_options=storage, remote=remote, overwrite=True, **options) as writer:
+            writer.extend(records(3))
+        with dataload.open(url, storage_options=storage, remote=remote, **reading) as source:
+            assert len(source) == 3
+    assert not list((tmp_path / "uploads").iterdir())
+
+
+def test_a_race_of_two_writers(object_server, tmp_path):
+    url, storage = f"s3://{object_server.bucket()}/x.syr", object_server.storage_options()
+    with dataload.create(url, storage_options=storage, remote={"cache": tmp_path}) as late:
+        late.extend(records(2))
+        with dataload.create(url, storage_options=storage, remote={"cache": tmp_path / "other"}) as writer:
+            writer.extend(records(4))
+        with pytest.raises(ConfigError, match=r"x.syr exists"):
+            late.close()
+    with dataload.open(url, storage_options=storage) as source:
+        assert len(source) == 4
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+def test_a_changed_object(object_server, tmp_path, mode):
+    bucket, storage = object_server.bucket(), object_server.storage_options()
+    for number in (40, 41):
+        with dataload.create(tmp_path / f"{number}.syr") as writer:
+            writer.extend(records(number))
+    object_server.put(bucket, "x.syr", tmp_path / "40.syr")
+    url, remote = f"s3://{bucket}/x.syr", options_of(mode, tmp_path)
+    with dataload.open(url, storage_options=storage, remote=remote) as source:
+        object_server.put(bucket, "x.syr", tmp_path / "41.syr")
+        with pytest.raises(CorruptFileError, match=f"{url}: the file has been rewritten since it was opened"):
+            source.read([1, 2])
+    with dataload.open(url, storage_options=storage, remote=remote) as source:
+        assert len(source.read(range(41))) == 41
+
+
+FAULTS = [Faults(busy=0.3), Faults(cut=0.3), Faults(short=0.3), Faults(stall=0.1, stall_seconds=3600)]
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+@pytest.mark.parametrize("faults", FAULTS, ids=["busy", "cut", "short", "stall"])
+def test_faults_are_repaired(object_server, shards, bucket, tmp_path, faults, mode):
+    local_path, url = paths(shards, bucket, "syr")
+    with FaultProxy(object_server.endpoint, faults) as proxy:
+        remote = {**options_of(mode, tmp_path), "timeout": 12, "part_bytes": 10_000}
+        storage = object_server.storage_options(proxy.endpoint)
+        with dataload.open(url, storage_options=storage, remote=remote) as source, dataload.open(local_path) as local:
+            assert same(source.read_batch(range(RECORDS)), local.read_batch(range(RECORDS)))
+        assert proxy.counts.faults.total() > 0
+
+
+def test_what_cannot_be_repaired(object_server, shards, bucket):
+    url = paths(shards, bucket, "syr")[1].replace("{0,1}", "0")
+    with FaultProxy(object_server.endpoint) as proxy:
+        storage = object_server.storage_options(proxy.endpoint)
+        begun = time.monotonic()
+        with dataload.open(url, storage_options=storage, remote={"timeout": 2, "retries": 2}) as source:
+            proxy.outage()
+            match = rf"cannot read bytes \d+ to \d+ of {url}: .*\(\d attempts in .* s; the options timeout and retries"
+            with pytest.raises(SourceError, match=match) as caught:
+                source.read([3])
+            assert time.monotonic() - begun < 2
+            assert object_server.secret_key not in repr(caught.value) + str(caught.getrepr(showlocals=False))
+
+
+def test_wrong_credentials(object_server, bucket):
+    secret = "a-secret-that-is-wrong"
+    storage = {**object_server.storage_options(), "secret_access_key": secret}
+    begun = time.monotonic()
+    with pytest.raises(SourceError, match=r"cannot look up .*403") as caught:
+        dataload.open(f"s3://{bucket}/0/part-0.syr", storage_options=storage)
+    assert time.monotonic() - begun < 5  # not repeated
+    assert secret not in str(caught.value) + repr(vars(caught.value)) + repr(caught.value.__cause__)
+    with pytest.raises(ConfigError, match=r"storage_options do not fit s3://b: .*'wrong'") as caught:
+        dataload.open("s3://b/x.syr", storage_options={"wrong": secret})
+    assert secret not in str(caught.value) + repr(vars(caught.value))
+
+
+def test_worker_processes_get_no_secrets(object_server, shards, bucket):
+    url = paths(shards, bucket, "syr")[1]
+    match = r"storage_options has access_key_id, secret_access_key, which may be secret.*environment"
+    with dataload.open(url, storage_options=object_server.storage_options()) as source:
+        with pytest.raises(ConfigError, match=match) as caught:
+            list(dataload.Loader(source, batch_size=5, num_workers=2, executor="processes"))
+        assert object_server.secret_key not in repr(caught.value) + repr(vars(caught.value))
+
+
+@pytest.mark.parametrize("provider", ["text", "function"])
+def test_credentials_that_expire(object_server, shards, bucket, tmp_path, monkeypatch, provider):
+    monkeypatch.setenv("TEST_ACCESS_KEY", object_server.access_key)
+    monkeypatch.setenv("TEST_SECRET_KEY", object_server.secret_key)
+    monkeypatch.setenv("TEST_CALLS", str(tmp_path / "calls"))
+    storage = {name: value for name, value in object_server.storage_options().items() if "key" not in name}
+    storage["credential_provider"] = "credentials:short_lived" if provider == "text" else credentials.short_lived
+    with dataload.open(paths(shards, bucket, "syr")[1], storage_options=storage) as source:
+        assert object_server.secret_key.encode() not in pickle.dumps(source)
+        with dataload.Loader(source, batch_size=5) as loader:
+            assert len(list(loader)) == RECORDS // 5
+            assert object_server.secret_key not in json.dumps(loader.state_dict(), default=repr)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.apply(operator.getitem, (source, 3))["n"] == source[3]["n"]
+            pool.close()
+            pool.join()
+    calls = (tmp_path / "calls").read_text().split()
+    assert len(calls) > len(set(calls)) > 1  # renewed, and in other processes too
+
+
+def test_a_forked_child_is_refused(shards, bucket, environment):
+    url = paths(shards, bucket, "syr")[1]
+    with dataload.open(url) as source:
+        context = multiprocessing.get_context("fork")
+        answers = context.SimpleQueue()
+
+        def child():
+            begun = time.monotonic()
+            for use in (lambda: source.read([0]), lambda: dataload.open(url)):
+                try:
+                    use()
+                except SourceError as error:
+                    answers.put((str(error), time.monotonic() - begun))
+
+        process = context.Process(target=child)
+        process.start()
+        found = [answers.get() for _ in range(2)]
+        process.join()
+        process.close()
+        answers.close()
+        for text, seconds in found:
+            assert "this process was forked by one that had read from a URL" in text
+            assert "'forkserver' or 'spawn'" in text
+            assert seconds < 1
+        with (
+            dataload.Loader(source, batch_size=5, num_workers=2, executor="processes", start_method="fork") as loader,
+            pytest.raises(WorkerError, match="this process was forked"),
+        ):
+            next(iter(loader))
+
+
+READER = """
+import json, sys, dataload
+url, cache = sys.argv[1:]
+with dataload.open(url, remote={"cache": cache, "part_bytes": "64KiB"}) as source:
+    sys.stdin.read(1)
+    found = source.read_batch(range(len(source)))["n"]
+    print(json.dumps(found.ravel().tolist()))
+"""
+
+
+def test_eight_processes_download_each_byte_once(object_server, tmp_path, monkeypatch, environment):
+    bucket = object_server.bucket()
+    with dataload.create(tmp_path / "x.syr") as writer:
+        writer.extend({"x": np.full(100_000, row, np.uint8), "n": row} for row in range(80))
+    object_server.put(bucket, "x.syr", tmp_path / "x.syr")
+    size = os.path.getsize(tmp_path / "x.syr")
+    with FaultProxy(object_server.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT", proxy.endpoint)
+        command = [sys.executable, "-c", READER, f"s3://{bucket}/x.syr", str(tmp_path / "cache")]
+        readers = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(8)
+        ]
+        answers = [reader.communicate("x")[0] for reader in readers]
+        assert [json.loads(answer) for answer in answers] == [[*range(80)]] * 8
+        assert size <= proxy.counts.bytes.total() <= 1.01 * size
+    assert [path.stat().st_size for path in (tmp_path / "cache" / "shards").iterdir()] == [size]
+
+
+@pytest.mark.parametrize("name", ["syr", "lmdb"])
+def test_a_budget_of_one_shard(object_server, shards, bucket, tmp_path, name):
+    local_path, url = paths(shards, bucket, name)
+    storage, options = object_server.storage_options(), FORMATS[name][2]
+    size = max(path.stat().st_size for path in Path(shards[name]).rglob("*") if path.is_file())
+    remote = {"cache": str(tmp_path), "budget": int(1.5 * size)}
+    with (
+        dataload.open(url, storage_options=storage, remote=remote, **options) as source,
+        dataload.open(local_path, **options) as local,
+    ):
+        for order in (range(RECORDS), range(0, RECORDS, 7), range(RECORDS - 1, -1, -1)):
+            for start in range(0, len(order), 5):
+                assert same(source.read(order[start : start + 5]), local.read(order[start : start + 5]))
+            assert sum(path.stat().st_size for path in (tmp_path / "shards").iterdir()) <= remote["budget"]
+    with pytest.raises(ConfigError, match="and the budget of the cache"):
+        dataload.open(url, storage_options=storage, remote={**remote, "budget": 1000, "mode": "shards"}, **options)
+
+
+def test_tables_are_kept_in_the_cache(object_server, tmp_path):
+    bucket, storage = object_server.bucket(), object_server.storage_options()
+    remote = {"cache": str(tmp_path / "cache")}
+    with dataload.create(tmp_path / "x.tar", index=False) as writer:
+        writer.extend({"__key__": f"{row:06d}", "cls": row} for row in range(3000))
+    object_server.put(bucket, "x.tar", tmp_path / "x.tar")
+    for _ in range(2):
+        with dataload.open(f"s3://{bucket}/x.tar", storage_options=storage, remote=remote, decode="auto") as source:
+            assert source[1234] == {"__key__": "001234", "cls": 1234}
+        assert len(list((tmp_path / "cache" / "tables").iterdir())) == 1
+
+
+def test_configs(object_server, shards, bucket, tmp_path):
+    storage = object_server.storage_options()
+    lines = ["[source]", f'path = "s3://{bucket}/0/*.syr"', "[source.storage]"]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in storage.items() if isinstance(value, str)]
+    lines += ["[source.storage.client_options]", "allow_http = true", "[remote]", 'cache = "kept"', 'budget = "1GB"']
+    (tmp_path / "c.toml").write_text("\n".join([*lines, "[loader]", "batch_size = 20"]))
+    with dataload.from_config(tmp_path / "c.toml") as loader:
+        assert len(list(loader)) == 3
+    assert len(os.listdir(tmp_path / "kept" / "shards")) == 2
+    for change, match in [("remote.mode=fast", "remote.mode"), ("remote.budget=none", "remote.budget")]:
+        with pytest.raises(ConfigError, match=match):
+            dataload.from_config(tmp_path / "c.toml", overrides=[change])
+
+
+def test_commands(object_server, shards, bucket, environment):
+    url = paths(shards, bucket, "syr")[1]
+    facts = json.loads(CliRunner().invoke(app, ["inspect", url, "--json"]).stdout)
+    assert (facts["records"], facts["format"]) == (RECORDS, "syrah")
+    assert facts["bytes"] == sum(path.stat().st_size for path in Path(shards["syr"]).iterdir())

@@ -1,0 +1,248 @@
+"""The node's cache: one download, leases, a budget, full disks, and what killed processes leave."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+
+import pytest
+
+from dataload.errors import ConfigError, SourceError
+from dataload.storage.remote.cache import CacheFullError, ShardCache
+from dataload.storage.remote.settings import ObjectVersion
+
+
+def version(size=100, tag='"a"'):
+    return ObjectVersion(size, tag, True)
+
+
+def url(name):
+    return f"s3://bucket/{name}"
+
+
+def never():
+    return False
+
+
+class Downloads:
+    """Writes shards whose bytes are the number of the download."""
+
+    def __init__(self, size=100):
+        self.count = 0
+        self.size = size
+
+    def __call__(self, descriptor):
+        self.count += 1
+        os.pwrite(descriptor, bytes([self.count]) * self.size, 0)
+
+
+def content(lease):
+    with open(lease.path, "rb") as file:
+        return file.read()
+
+
+def files(root):
+    return sorted(name.partition("~")[0] for name in os.listdir(root / "shards"))
+
+
+def test_a_shard_is_downloaded_once(tmp_path):
+    cache, download = ShardCache(str(tmp_path), 1000), Downloads()
+    leases = [cache.fetch(url("x.tar"), version(), download, never) for _ in range(3)]
+    assert [content(lease) for lease in leases] == [b"\1" * 100] * 3
+    assert cache.find(ShardCache.name(url("x.tar"), version())).path == leases[0].path
+    assert download.count == 1
+    assert files(tmp_path) == ["x.tar"]
+
+
+def test_another_version_is_another_file(tmp_path):
+    cache, download = ShardCache(str(tmp_path), 1000), Downloads()
+    names = {
+        cache.fetch(url("x"), version(), download, never).path,
+        cache.fetch(url("x"), version(tag='"b"'), download, never).path,
+        cache.fetch("s3://other/x", version(), download, never).path,
+    }
+    assert len(names) == download.count == 3
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "...", "a b/ü&c.tar", "~"])
+def test_names_of_files(tmp_path, name):
+    found = ShardCache.name(url(name), version())
+    assert len(found) < 150
+    assert not found.startswith(".")
+    assert "/" not in found
+    assert content(ShardCache(str(tmp_path), None).fetch(url(name), version(), Downloads(), never))
+
+
+def test_the_longest_unused_is_evicted(tmp_path):
+    cache, download = ShardCache(str(tmp_path), 300), Downloads()
+    for age, name in enumerate("abc"):
+        path = cache.fetch(url(name), version(), download, never).path
+        os.utime(path, ns=(age, age))
+    cache.find(ShardCache.name(url("a"), version()))  # used again
+    gc.collect()
+    cache.fetch(url("d"), version(), download, never)
+    assert files(tmp_path) == ["a", "c", "d"]
+
+
+def test_what_is_being_read_is_not_evicted(tmp_path):
+    cache, download = ShardCache(str(tmp_path), 250), Downloads()
+    held = [cache.fetch(url(name), version(), download, never) for name in "ab"]
+    with pytest.raises(CacheFullError, match=r"no room for s3://bucket/c, which needs 100 bytes, 50 more than.*budget"):
+        cache.fetch(url("c"), version(), download, never)
+    assert files(tmp_path) == ["a", "b"]  # not even the part is left
+    held.pop(0)
+    cache.fetch(url("c"), version(), download, never)
+    assert files(tmp_path) == ["b", "c"]
+
+
+def test_leases_that_are_not_in_use_are_given_up(tmp_path):
+    cache, download = ShardCache(str(tmp_path), 250), Downloads()
+    held = [cache.fetch(url(name), version(), download, never) for name in "ab"]
+    cache.fetch(url("c"), version(), download, lambda: bool(held and held.pop()))
+    assert files(tmp_path) == ["a", "c"]
+
+
+def test_a_shard_larger_than_the_budget(tmp_path):
+    cache = ShardCache(str(tmp_path), 99)
+    with pytest.raises(ConfigError, match=r"s3://bucket/x has 100 bytes, and the budget.* is 99: raise remote.budget"):
+        cache.fetch(url("x"), version(), Downloads(), never)
+
+
+def test_a_directory_that_everybody_may_write_to(tmp_path):
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards").chmod(0o777)
+    with pytest.raises(ConfigError, match="everybody may write to the cache"):
+        ShardCache(str(tmp_path), None)
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SourceError, match=r"the cache .*file cannot be created: Not a directory"):
+        ShardCache(str(tmp_path / "file"), None)
+
+
+def test_a_failed_download_leaves_nothing(tmp_path):
+    def fail(descriptor):
+        raise SourceError("gone")
+
+    cache = ShardCache(str(tmp_path), None)
+    with pytest.raises(SourceError, match="gone"):
+        cache.fetch(url("x"), version(), fail, never)
+    assert files(tmp_path) == []
+    assert content(cache.fetch(url("x"), version(), Downloads(), never)) == b"\1" * 100
+
+
+def test_a_full_disk_evicts(tmp_path):
+    class Full(Downloads):
+        def __call__(self, descriptor):
+            if self.count and len(os.listdir(tmp_path / "shards")) > 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().__call__(descriptor)
+
+    cache, download = ShardCache(str(tmp_path), None), Full()
+    for age, name in enumerate("ab"):
+        os.utime(cache.fetch(url(name), version(), download, never).path, ns=(age, age))
+    cache.fetch(url("c"), version(), download, never)
+    assert files(tmp_path) == ["b", "c"]
+
+
+def test_a_full_disk_without_anything_to_evict(tmp_path):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    match = r"the disk of the cache .* is full: s3://bucket/x needs 100 bytes, the budget is 500, and nothing is left"
+    with pytest.raises(SourceError, match=match):
+        ShardCache(str(tmp_path), 500).fetch(url("x"), version(), full, never)
+    assert files(tmp_path) == []
+
+
+def test_another_error_of_the_disk(tmp_path):
+    def fail(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output"):
+        ShardCache(str(tmp_path), 500).fetch(url("x"), version(), fail, never)
+
+
+def test_without_a_budget_the_disk_is_the_limit(tmp_path, monkeypatch):
+    cache, download = ShardCache(str(tmp_path), None), Downloads()
+    cache.fetch(url("a"), version(), download, never)
+    real = os.statvfs(tmp_path)
+
+    def small(path):  # 1,000 bytes, of which 220 are for the cache, and 50 are spared
+        used = sum(file.stat().st_size for file in (tmp_path / "shards").iterdir())
+        return os.statvfs_result((1, 1, 1000, 220 - used, 220 - used, *real[5:]))
+
+    monkeypatch.setattr(os, "statvfs", small)
+    cache.fetch(url("b"), version(), download, never)
+    assert files(tmp_path) == ["b"]
+
+
+def test_others_wait_for_a_download(tmp_path):
+    cache, download = ShardCache(str(tmp_path), None), Downloads()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(descriptor):
+        begun.set()
+        go_on.wait()
+        download(descriptor)
+
+    found = []
+    first = threading.Thread(target=lambda: found.append(cache.fetch(url("x"), version(), slowly, never)))
+    others = [
+        threading.Thread(target=lambda: found.append(cache.fetch(url("x"), version(), download, never)))
+        for _ in range(4)
+    ]
+    first.start()
+    begun.wait()
+    for other in others:
+        other.start()
+    assert not found
+    go_on.set()
+    for thread in (first, *others):
+        thread.join()
+    assert [content(lease) for lease in found] == [b"\1" * 100] * 5
+    assert download.count == 1
+
+
+def _download_until_killed(root, ready):
+    def fill(descriptor):
+        os.pwrite(descriptor, b"x" * 50, 0)
+        ready.set()
+        signal.pause()
+
+    ShardCache(root, 150).fetch(url("x"), version(), fill, never)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("same", [True, False])
+def test_what_a_killed_process_leaves_is_taken_over(tmp_path, same):
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=_download_until_killed, args=(str(tmp_path), ready))
+    process.start()
+    ready.wait()
+    cache = ShardCache(str(tmp_path), 150)
+    if not same:  # while it is alive, its part counts and stays
+        with pytest.raises(CacheFullError):
+            cache.fetch(url("y"), version(), Downloads(), never)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    process.close()
+    assert files(tmp_path) == [".x"]
+    name = "x" if same else "y"
+    assert content(cache.fetch(url(name), version(), Downloads(), never)) == b"\1" * 100
+    assert files(tmp_path) == [name]
+
+
+def test_a_link_is_not_followed(tmp_path):
+    cache = ShardCache(str(tmp_path / "cache"), None)
+    (tmp_path / "secret").write_bytes(b"secret")
+    os.symlink(tmp_path / "secret", tmp_path / "cache" / "shards" / ShardCache.name(url("x"), version()))
+    with pytest.raises(OSError):
+        cache.find(ShardCache.name(url("x"), version()))
+    assert (tmp_path / "secret").read_bytes() == b"secret"

@@ -1,0 +1,155 @@
+"""Settings of remote data: sizes, stores' options that keep secrets, URLs."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from dataload.errors import ConfigError
+from dataload.storage import Remote, RemoteOptions
+from dataload.storage.remote.client import cut, split_url
+from dataload.storage.remote.settings import ObjectVersion, StoreOptions, parse_bytes
+
+SECRET = "tops3cret-value"
+
+
+def provider():
+    return {"access_key_id": "key", "secret_access_key": SECRET, "expires_at": None}
+
+
+class Provider:
+    def __call__(self):
+        return provider()
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [(7, 7), ("500GB", 500 * 10**9), ("64 MiB", 64 << 20), ("1.5kb", 1500), ("10", 10), ("2T", 2 * 10**12), ("8B", 8)],
+)
+def test_bytes(text, count):
+    assert parse_bytes("budget", text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "1 XB", "1e9", 0, True, 1.5])
+def test_what_is_no_number_of_bytes(text):
+    with pytest.raises(ConfigError, match="budget must be") as caught:
+        RemoteOptions(budget=text)
+    assert caught.value.key == "budget"
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"mode": "range"}, "mode is 'range': did you mean 'ranges'"),
+        ({"connections": 0}, "connections must be an integer >= 1"),
+        ({"retries": -1}, "retries must be an integer >= 0"),
+        ({"timeout": 0}, "timeout must be a number of seconds above 0"),
+        ({"part_bytes": "x"}, "part_bytes must be a number of bytes such as 500GB"),
+        ({"cashe": "x"}, "remote has no option 'cashe': did you mean 'cache'"),
+    ],
+)
+def test_wrong_options(options, match):
+    with pytest.raises(ConfigError, match=match):
+        Remote.of(None, options)
+
+
+def test_tables_are_expected():
+    with pytest.raises(ConfigError, match="remote must be a table of options, got int"):
+        Remote.of(None, 5)
+    with pytest.raises(ConfigError, match="storage_options must be a table of options, got str") as caught:
+        Remote.of(SECRET)
+    assert SECRET not in str(caught.value)
+    assert caught.value.value is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"secret_access_key": SECRET},
+        {"AWS_SECRET_ACCESS_KEY": SECRET},
+        {"config": {"azure_storage_account_key": SECRET}},
+        {"client_options": {"default_headers": {"authorization": SECRET}}},
+        {"client_options": {"proxy_url": f"http://user:{SECRET}@proxy"}},
+        {"endpoint": f"https://user:{SECRET}@host"},
+        {"some_option_of_a_later_release": SECRET},
+    ],
+)
+def test_secrets_are_neither_shown_nor_sent(options):
+    remote = Remote.of(options)
+    assert SECRET not in repr(remote) + str(remote.store) + repr(vars(RemoteOptions))
+    with pytest.raises(ConfigError, match=r"may be secret and is not sent.*environment.*credential_provider") as caught:
+        pickle.dumps(remote)
+    assert SECRET not in str(caught.value) + repr(caught.value.__dict__)
+    assert remote.store.arguments() == options
+    assert copy.deepcopy(remote.store) is remote.store
+
+
+@pytest.mark.parametrize("given", [provider, Provider, f"{__name__}:provider"])
+def test_providers_are_sent_by_reference(given, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or __import__("types").ModuleType(__name__))
+    monkeypatch.setattr(sys.modules[__name__], "provider", provider, raising=False)
+    monkeypatch.setattr(sys.modules[__name__], "Provider", Provider, raising=False)
+    options = {"region": "us-east-1", "skip_signature": False, "credential_provider": given}
+    data = pickle.dumps(StoreOptions(options))
+    assert SECRET.encode() not in data
+    found = pickle.loads(data).arguments()["credential_provider"]
+    assert found is provider or isinstance(found, Provider)
+
+
+def test_providers_that_cannot_be_sent():
+    with pytest.raises(ConfigError, match="credential_provider is no function or class of an importable module"):
+        pickle.dumps(StoreOptions({"credential_provider": lambda: provider()}))
+    with pytest.raises(ConfigError, match="'nowhere:f' must be an importable 'module:function'"):
+        StoreOptions({"credential_provider": "nowhere:f"}).arguments()
+
+
+def test_a_copy_knows_the_versions():
+    remote = Remote.of({"region": "x"}, {"connections": 3})
+    remote.versions["s3://b/x"] = ObjectVersion(5, '"a"', True)
+    found = pickle.loads(pickle.dumps(remote))
+    assert found == remote
+    assert found.versions == remote.versions
+    assert Remote.of(None, found) is found
+
+
+def test_versions_differ():
+    versions = [ObjectVersion(5, "a", True), ObjectVersion(6, "a", True), ObjectVersion(5, "b", True)]
+    assert len({version.number for version in versions}) == 3
+
+
+@pytest.mark.parametrize(
+    ("url", "base", "key"),
+    [
+        ("s3://bucket/a/b.tar", "s3://bucket", "a/b.tar"),
+        ("S3://bucket", "s3://bucket", ""),
+        ("gs://bucket/a%20b", "gs://bucket", "a%20b"),
+        ("s3://bucket/a?b#c", "s3://bucket", "a?b#c"),
+        ("https://host:8000/a%20b", "https://host:8000", "a b"),
+        ("az://container/a/", "az://container", "a"),
+    ],
+)
+def test_urls(url, base, key):
+    assert split_url(url) == (base, key)
+
+
+def test_urls_that_are_refused():
+    with pytest.raises(ConfigError, match=r"URLs begin with one of s3://, gs://.*file://"):
+        split_url("ftp://host/a")
+    for url in (f"https://user:{SECRET}@host/a", f"https://host/a?signature={SECRET}", f"s3://{SECRET}@bucket/a"):
+        with pytest.raises(ConfigError, match="URL has a user, a password or a query") as caught:
+            split_url(url)
+        assert SECRET not in str(caught.value) + repr(vars(caught.value))
+
+
+def test_pieces():
+    pieces = cut([0, 100, 7], [25, 100, 9], 10)
+    assert [(piece.start, piece.stop, piece.at) for piece in pieces] == [
+        (0, 10, 0),
+        (10, 20, 10),
+        (20, 25, 20),
+        (7, 9, 25),
+    ]

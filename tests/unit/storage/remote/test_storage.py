@@ -1,0 +1,268 @@
+"""Files in a store in memory: looked up, listed, matched, read, written; and requests that fail."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, SourceError, SourceNotFoundError
+from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, reading_tables, storage_of
+from dataload.storage.remote.cache import CacheFullError
+from dataload.storage.remote.client import client_of
+from dataload.storage.remote.settings import ObjectVersion
+
+obstore = pytest.importorskip("obstore")
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads_of_obstore():
+    """They live as long as the process, so they start before a test counts what it leaves behind."""
+    obstore.store.MemoryStore().put("a", b"")
+
+
+@pytest.fixture
+def root():
+    """The URL of a store with some objects."""
+    url = f"memory://store-{next(NUMBERS)}"
+    for name in ("a/x-0.tar", "a/x-1.tar", "a/.hidden.tar", "b/c/y.tar", "b/d/y.tar", "top"):
+        put(f"{url}/{name}", name.encode())
+    return url
+
+
+def put(url, data):
+    client, key = client_of(url, Remote())
+    client.put(url, key, data, overwrite=True)
+
+
+def opened(root, **options):
+    return storage_of(root, Remote.of(None, {"timeout": 2, **options}))
+
+
+def test_paths():
+    url = "s3://bucket/a/b.tar"
+    assert (base_name(url), base_name("s3://bucket/a/"), parent(url)) == ("b.tar", "a", "s3://bucket/a")
+    assert (join("s3://bucket/a/", "b.tar"), absolute(url)) == (url, url)
+    assert is_url(url)
+    assert not is_url("tar:x")
+    assert [local_path(path) for path in ("file:///a%20b", "file://localhost/x", "/x", url)] == [
+        "/a b",
+        "/x",
+        "/x",
+        url,
+    ]
+
+
+def test_what_exists(root):
+    storage = opened(root)
+    assert [storage.exists(f"{root}/{name}") for name in ("top", "a", "a/", "a/x-0.tar", "x", "a/x")] == [
+        *(True, True, True, True, False, False)
+    ]
+    assert [storage.is_directory(f"{root}/{name}") for name in ("", "top", "a", "b/c")] == [True, False, True, True]
+    assert storage.list(f"{root}/a") == ["x-0.tar", "x-1.tar"]
+    assert storage.list(f"{root}/b") == ["c", "d"]
+    assert (storage.size(f"{root}/top"), storage.size(f"{root}/a")) == (3, 31)
+    for method in (storage.list, storage.size, storage.read, storage.identity, storage.map, storage.open):
+        with pytest.raises(SourceNotFoundError, match=f"there is no {root}/none"):
+            method(f"{root}/none")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("a/*.tar", ["a/x-0.tar", "a/x-1.tar"]),
+        ("a/.*", ["a/.hidden.tar"]),
+        ("*/x-[1-9].tar", ["a/x-1.tar"]),
+        ("b/?/y.tar", ["b/c/y.tar", "b/d/y.tar"]),
+        ("*", ["a", "b", "top"]),
+        ("none/*", []),
+        ("*/none", []),
+    ],
+)
+def test_patterns(root, pattern, found):
+    assert opened(root).glob(f"{root}/{pattern}") == [f"{root}/{name}" for name in found]
+
+
+def test_reading(root):
+    storage, url = opened(root, part_bytes=7), f"{root}/data"
+    data = bytes(range(256)) * 10
+    put(url, data)
+    assert storage.read(url) == data
+    assert storage.read_ranges(url, np.array([5, 2550, 0, 3000]), np.array([10, 20, 0, 5])) == [
+        *(data[5:15], data[2550:], b"", b"")
+    ]
+    with storage.open(url) as file:
+        assert (file.size, file.read(2555, 10), file.read(9999, 1)) == (2560, data[2555:], b"")
+        buffer = bytearray(4)
+        assert (file.read_into(2558, buffer), bytes(buffer)) == (2, data[2558:] + b"\0\0")
+    file = storage.map(url)
+    offsets, lengths = np.array([700, 0, 2559, 5]), np.array([3, 0, 1, 300])
+    expected = [data[start : start + length] for start, length in zip(offsets, lengths, strict=True)]
+    assert file.copies(offsets, lengths) == list(file.gather_ranges(offsets, lengths)) == expected
+    assert file.gather_every(1, 3, 5, np.array([4, 0])).tobytes() == data[13:18] + data[1:6]
+    with pytest.raises(CorruptFileError, match="row 0: a range outside the 2560 bytes"):
+        file.read(2559, 2)
+    file.release()
+    assert file.read(0, 2) == data[:2]
+
+
+def test_a_changed_object(root):
+    file = opened(root).map(f"{root}/top")
+    put(f"{root}/top", b"TOP")
+    with pytest.raises(CorruptFileError, match=f"{root}/top: the file has been rewritten since it was opened"):
+        file.read(0, 3)
+
+
+def test_writing_and_deleting(root):
+    url = f"{root}/new/x"
+    with opened(root).create(url) as part:
+        with part.create() as stream:
+            stream.write(b"data")
+        assert not opened(root).exists(url)
+        part.publish()
+    assert opened(root).read(url) == b"data"
+    with pytest.raises(ConfigError, match=f"{url} exists: choose another name, or pass overwrite=True"):
+        opened(root).create(url)
+    storage = opened(root)
+    storage.remove(url)
+    assert not storage.exists(url)
+    storage.remove(f"{root}/a")
+    storage.remove(f"{root}/a")
+    assert not opened(root).exists(f"{root}/a")
+    with pytest.raises(SourceError, match="cannot be locked: write to a local directory"), storage.lock(url):
+        pass
+
+
+def test_formats_that_need_whole_files(root):
+    for use in (lambda storage: storage.map(f"{root}/top", whole=True), lambda storage: storage.lease(f"{root}/top")):
+        with pytest.raises(ConfigError, match=r"can only be read as a whole: set remote.mode"):
+            use(opened(root, mode="ranges"))
+
+
+def test_without_a_place_for_shards(root, monkeypatch):
+    monkeypatch.setattr("dataload.storage.remote.storage.user_directory", lambda: None)
+    with pytest.raises(ConfigError, match=r"there is no home directory to keep shards in: set remote.cache"):
+        opened(root).lease(f"{root}/top")
+
+
+def test_local_copies_are_called_by_their_url(root, tmp_path):
+    storage, url = opened(root, cache=tmp_path), f"{root}/top"
+    for mapped in (True, False):
+        for whole in (True, False):
+            file = storage.map(url, mapped=mapped, whole=whole)
+            assert (file.path, file.size, file.read(0, 3)) == (url, 3, b"top")
+            file.release()
+            assert file.read(1, 2) == b"op"
+    with storage.open(url) as file:
+        assert (file.path, file.read(0, 9)) == (url, b"top")
+    with open(storage.lease(url).path, "rb") as file:
+        assert file.read() == b"top"
+
+
+def test_without_room_shards_are_read_by_ranges(root, tmp_path):
+    storage = opened(root, cache=tmp_path, budget=12)
+    held = storage.lease(f"{root}/a/x-0.tar")
+    file = storage.map(f"{root}/a/x-1.tar")
+    assert file.read(0, 9) == b"a/x-1.tar"
+    assert len([*(tmp_path / "shards").iterdir()]) == 1
+    match = r"no room for .*x-1.tar, which needs 9 bytes, 6 more than the budget leaves"
+    with pytest.raises(CacheFullError, match=match):
+        opened(root, cache=tmp_path, budget=12, timeout=0.1).lease(f"{root}/a/x-1.tar")
+    del held
+    file._next_try = 0
+    assert file.read(0, 9) == b"a/x-1.tar"
+    assert [path.name.partition("~")[0] for path in (tmp_path / "shards").iterdir()] == ["x-1.tar"]
+
+
+def test_tables_download_nothing(root, tmp_path):
+    file = opened(root, cache=tmp_path).map(f"{root}/top")
+    with reading_tables():
+        assert file.read(0, 3) == b"top"
+    assert not [*(tmp_path / "shards").iterdir()]
+    assert file.read(0, 3) == b"top"
+    assert len([*(tmp_path / "shards").iterdir()]) == 1
+
+
+def test_without_obstore(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+    with pytest.raises(MissingDependencyError, match=r"s3:// URLs needs obstore.*pip install 'dataload\[remote\]'"):
+        storage_of("s3://bucket/x").exists("s3://bucket/x")
+
+
+class Failing:
+    """Calls that fail so many times before they succeed."""
+
+    def __init__(self, error, times):
+        self.error = error
+        self.left = times
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        if self.left:
+            self.left -= 1
+            raise self.error
+        return "done"
+
+
+@pytest.fixture
+def client(monkeypatch):
+    monkeypatch.setattr("dataload.storage.remote.client.time.sleep", lambda _: None)
+    return client_of("memory://failing/x", Remote.of({"secret_key": "tops3cret"}, {"retries": 3}))[0]
+
+
+def test_failures_that_pass(client):
+    call = Failing(obstore.exceptions.GenericError("503 Service Unavailable"), 3)
+    assert (client._attempt("read", "memory://x", call), call.calls) == ("done", 4)
+
+
+def test_failures_that_do_not_pass(client):
+    call = Failing(obstore.exceptions.GenericError("busy: tops3cret at http://h/x?sig=abc <?xml?> tops3cret"), 9)
+    match = r"^cannot read: busy: \*\*\* at http://h/x\?... \(4 attempts in 0.0 s; the options timeout and retries"
+    with pytest.raises(SourceError, match=match):
+        client._attempt("read", "memory://x", call)
+    assert call.calls == 4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        obstore.exceptions.PermissionDeniedError("no"),
+        obstore.exceptions.GenericError("Client error with status 400 Bad Request"),
+        obstore.exceptions.GenericError("Server returned non-2xx status code: 405 Method Not Allowed"),
+        obstore.exceptions.GenericError("Received non-partial response when range requested"),
+        ValueError("Could not parse path"),
+    ],
+)
+def test_failures_that_cannot_pass(client, error):
+    call = Failing(error, 1)
+    with pytest.raises(SourceError, match=r"^cannot read: "):
+        client._attempt("read", "memory://x", call)
+    assert call.calls == 1
+
+
+def test_an_answer_that_is_too_short(client, monkeypatch):
+    put("memory://failing/x", b"12345")
+    data = obstore.get(client._store, "x")
+
+    class Short:
+        meta = data.meta
+
+        def bytes(self):
+            return b"1234"
+
+    monkeypatch.setattr(client._obstore, "get", lambda *_, **__: Short())
+    with pytest.raises(SourceError, match="cannot read bytes 0 to 5 of memory://failing/x: 4 of 5 bytes arrived"):
+        storage_of("memory://failing/x", Remote.of(None, {"retries": 1})).read("memory://failing/x")
+
+
+def test_versions_without_etags(root):
+    client, key = client_of(f"{root}/top", Remote())
+    found = client.head(f"{root}/top", key)
+    assert isinstance(found, ObjectVersion)
+    meta = {"size": 3, "e_tag": None, "last_modified": __import__("datetime").datetime(2024, 1, 1)}
+    from dataload.storage.remote.client import version_of
+
+    assert version_of(meta) == ObjectVersion(3, "2024-01-01T00:00:00", False)

@@ -22,7 +22,7 @@ from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, So
 from dataload.sources.base import Location, Source, shard_of, spec_of
 from dataload.sources.options import Options, describe_value
 from dataload.sources.versions import check_versions, ends_of_file, versions_of
-from dataload.storage import Remote, base_name, is_url, local_path, reading_tables, storage_of
+from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
 from dataload.storage.errors import file_errors
 from dataload.storage.local.files import open_files_limit
 from dataload.types import Batch, FieldSpec, Int64Array

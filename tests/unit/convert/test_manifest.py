@@ -233,7 +233,7 @@ def test_no_file_is_opened_to_find_the_format(tmp_path, monkeypatch):
     convert(source_of(4), tmp_path / "a.lmdb", shards=2)
     manifest = read_manifest(str(tmp_path))
     monkeypatch.setattr("dataload.storage.local.files.LocalFile.__init__", None)
-    monkeypatch.setattr("dataload.sources.find.read_manifest", lambda _: manifest)
+    monkeypatch.setattr("dataload.sources.find.read_manifest", lambda *_: manifest)
     found = find_shards(str(tmp_path))
     assert (found.format.name, len(found.files)) == ("lmdb", 2)
 

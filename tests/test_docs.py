@@ -22,7 +22,7 @@ def blocks(language):
 
 def test_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    usage, from_config = blocks("python")
+    usage, from_config, remote = blocks("python")
     (toml,) = blocks("toml")
     scope = {}
     exec(compile(usage, "README.md", "exec"), scope)
@@ -41,6 +41,9 @@ def test_the_readme_runs(tmp_path, monkeypatch):
     assert batch["features"].shape == (64, 16)
     assert tomllib.loads(toml)["source"]["path"] == "train.tar"
     scope["loader"].close()
+    monkeypatch.setattr(dataload, "open", lambda url, decode, **options: dataload.storage.Remote.of(**options))
+    exec(compile(remote, "README.md", "exec"), scope)
+    assert scope["source"].options.budget == 500 * 10**9
 
 
 def run_page(name):

@@ -134,7 +134,8 @@ def test_records_and_fingerprint(object_server, shards, bucket, tmp_path, name, 
 @pytest.mark.parametrize("mode", ["ranges", "shards"])
 @pytest.mark.parametrize(
     "workers",
-    [{}, {"num_workers": 2}, {"num_workers": 2, "executor": "processes"}],
+    # A fork server that another test started has its environment.
+    [{}, {"num_workers": 2}, {"num_workers": 2, "executor": "processes", "start_method": "spawn"}],
     ids=["serial", "threads", "processes"],
 )
 def test_batches_and_states(shards, bucket, environment, tmp_path, workers, mode):

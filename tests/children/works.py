@@ -271,8 +271,8 @@ def workers():
         command = Path(f"/proc/{child}/cmdline").read_bytes()
         if b"multiprocessing.forkserver" in command:
             found += _children(child)
-        elif b"multiprocessing.resource_tracker" not in command:
-            found.append(child)
+        elif b"multiprocessing.resource_tracker" not in command and os.getsid(child) == os.getsid(0):
+            found.append(child)  # servers of tests have sessions of their own
     return sorted(found)
 
 

@@ -557,7 +557,7 @@ def seeds_archive_and_index():
 
 def seeds_index_cache():
     path = small_archive()
-    table = tar_table._make(storage_of(str(path)).map(str(path)), False, "error")
+    table = tar_table._make(storage_of(str(path)).map(str(path)), False, "error", None)
     key = index_cache.IndexKey.of("tar", (str(path),), ("scanned",))
     stream = io.BytesIO()
     index_cache._write(stream, key, tar_table._pack(table))

@@ -14,12 +14,14 @@ FIELD_BYTES = 512
 NO_MEMORY = "decoding it needs more memory than this process may have: lower max_record_bytes to refuse such records"
 
 
-def check_size(size: int, limit: int, what: str) -> None:
-    """Raise if `what` takes more than `limit` bytes. Call this before allocating them; errors have no path yet."""
+def check_size(size: int, limit: int, what: str, *, path: str | None = None, index: int | None = None) -> None:
+    """Raise if `what` takes more than `limit` bytes. Call this before allocating them; codecs do not know the path."""
     if size > limit:
         raise CorruptFileError(
             f"{what} takes {size:,} bytes of memory, and max_record_bytes is {limit:,}: the file is damaged or "
-            "malicious, unless you expect such records and set a higher max_record_bytes"
+            "malicious, unless you expect such records and set a higher max_record_bytes",
+            path=path,
+            index=index,
         )
 
 
@@ -27,7 +29,4 @@ def check_lengths(lengths: Int64Array, limit: int, indices: Int64Array, path: st
     """Raise for the first of the records at `indices`, (rows,), that is stored in more than `limit` bytes."""
     if int(lengths.max()) > limit:
         row = int(np.argmax(lengths > limit))
-        try:
-            check_size(int(lengths[row]), limit, "the record")
-        except CorruptFileError as error:
-            raise CorruptFileError(str(error), path=path, index=int(indices[row])) from None
+        check_size(int(lengths[row]), limit, "the record", path=path, index=int(indices[row]))

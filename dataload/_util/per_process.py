@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -14,6 +15,16 @@ def on_fork(callback: Callable[[], None]) -> None:
     """Have `callback` called in every child that this process forks, where the system can."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=callback)
+
+
+@cache
+def first_process(library: str) -> int:
+    """Return the process that first asked this about a library: this one, or one of which it is a fork.
+
+    For libraries that do not survive a fork once they were used.
+    """
+    del library
+    return os.getpid()
 
 
 _pickling = threading.local()

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any, Self, cast
 
@@ -29,6 +29,7 @@ from dataload.storage.local.text import read_text
 from dataload.types import FieldSpec
 
 _LOCK_SECONDS = 10
+_SECONDS_BETWEEN_TRIES = 0.02
 _MOST_THREADS = 8  # they mostly hash, at about 1 GB/s each
 
 
@@ -150,20 +151,16 @@ def pattern_of(names: Sequence[str], typed: str = "") -> str:
 def _locked(path: str) -> Generator[None]:
     """Hold the lock of a manifest, which others hold only for moments."""
     deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        lock = storage_of(path).lock(path)
-        try:
-            lock.__enter__()
-        except SourceError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-            continue
-        break
-    try:
+    with ExitStack() as entered:
+        while True:
+            try:
+                entered.enter_context(storage_of(path).lock(path))
+                break
+            except SourceError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_SECONDS_BETWEEN_TRIES)
         yield
-    finally:
-        lock.__exit__(None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +179,7 @@ class _Planned:
 
     @property
     def key(self) -> str:
-        """How the shards are read, which decides the number of records."""
+        """Text for the format and the options that decide the number of records."""
         return f"{self.format.name} {sorted(self.stored.items())!r}"
 
     def entry(self, directory: str, shards: Sequence[ShardEntry]) -> DataSetEntry:

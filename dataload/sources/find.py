@@ -1,5 +1,6 @@
 """Find the format and the files of a data set: ``"format:path"``, patterns, directories, suffixes, content."""
 
+import glob
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,6 @@ HEAD_BYTES = 512
 LOCK_FILE = "lock.mdb"
 """Name of a file in directories of LMDB, which rewrites it whenever the environment is opened."""
 
-_WILDCARDS = re.compile(r"[*?[]")
 _SHOWN_PATTERNS = 10
 _PATTERN = re.compile(r"[*?[{]")
 
@@ -284,7 +284,7 @@ def _expand_pattern(path: str, remote: Remote | None) -> list[str]:
     storage, far = storage_of(path, remote), is_url(path)
     names: list[str] = []
     for name in expand_braces(path):
-        if _WILDCARDS.search(name) and (far or not storage.exists(name)):
+        if glob.has_magic(name) and (far or not storage.exists(name)):
             matches = [match for match in storage.glob(name) if base_name(match) != MANIFEST_NAME]
             if not matches:
                 raise SourceNotFoundError(f"nothing matches the pattern {name}", path=name)

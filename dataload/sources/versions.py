@@ -1,4 +1,4 @@
-"""What tells files apart: their versions, for worker processes, and the bytes at both ends, for fingerprints."""
+"""Identification of files: by their versions for worker processes, by the bytes at both ends for fingerprints."""
 
 import hashlib
 from collections.abc import Sequence

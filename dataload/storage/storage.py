@@ -41,7 +41,7 @@ class LeasedFile(Protocol):
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """Path of the file."""
         ...
 
 

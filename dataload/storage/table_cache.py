@@ -108,7 +108,7 @@ class IndexKey:
         directory, name = os.path.split(os.path.abspath(self.path))
         suffix = (f".{_short(repr(self.options))}" if self.options else "") + _SUFFIX
         beside = os.path.join(directory, f".{name}{suffix}")
-        own = user_directory()
+        own = _user_directory()
         if own is None:
             return (beside,)
         return beside, os.path.join(own, _short(os.path.join(directory, name)) + suffix)
@@ -131,7 +131,7 @@ def _short(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
-def user_directory() -> str | None:
+def _user_directory() -> str | None:
     """Return the user's cache directory, which may not exist, or None if there is no home directory."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(chosen):  # the specification says to ignore relative paths
@@ -139,9 +139,14 @@ def user_directory() -> str | None:
     return os.path.join(chosen, "dataload") if os.path.isabs(chosen) else None
 
 
-def _remote_directory(remote: Remote | None) -> str | None:
+def node_directory(remote: Remote | None) -> str | None:
+    """Return the directory of the node's cache of remote data, which may not exist; None if there is none to use."""
     chosen = None if remote is None else remote.options.cache
-    directory = user_directory() if chosen is None else os.path.abspath(chosen)
+    return _user_directory() if chosen is None else os.path.abspath(chosen)
+
+
+def _remote_directory(remote: Remote | None) -> str | None:
+    directory = node_directory(remote)
     return None if directory is None else os.path.join(directory, "tables")
 
 

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from dataload._util.per_process import first_process
 from dataload.errors import ConfigError
 from dataload.sources.array_record.layout import SIGNATURE, parse_selection
 from dataload.sources.format import Format
@@ -61,10 +62,6 @@ ARRAY_RECORD = Format(
 )
 
 
-_used_by: int | None = None
-"""Process that first asked for the package: this one, or one of which it is a fork."""
-
-
 def load_array_record() -> Any:
     """Return the array_record package's module of readers and writers.
 
@@ -73,11 +70,8 @@ def load_array_record() -> Any:
         ConfigError: This process was forked from one that used the package. The package starts threads and waits for
             them, and a fork does not have them: most reads there crash or never end.
     """
-    global _used_by
     module = ARRAY_RECORD.require("array_record.python.array_record_module", package="array_record")
-    if _used_by is None:
-        _used_by = os.getpid()
-    if _used_by != os.getpid():
+    if first_process("array_record") != os.getpid():
         raise ConfigError(
             "the package array_record was used before this process was forked, and does not work in a fork: start "
             "workers with multiprocessing_context=\"forkserver\" (torch's DataLoader) or start_method='forkserver' "

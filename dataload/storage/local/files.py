@@ -128,7 +128,7 @@ class LocalStorage:
         """See `Storage.open`."""
         return LocalFile(path)
 
-    def map(self, path: str, *, mapped: bool = True, whole: bool = False) -> RecordFile:  # noqa: ARG002
+    def map(self, path: str, *, mapped: bool = True, whole: bool = False) -> RecordFile:  # noqa: ARG002 - as in `open`
         """See `Storage.map`."""
         return MappedFile(path) if mapped and can_map() else UnmappedFile(path)
 

@@ -66,11 +66,7 @@ class Part:
 
     def _check_destination(self) -> None:
         if not self._overwrite and os.path.lexists(self.path):
-            raise self._exists_error()
-
-    def _exists_error(self) -> ConfigError:
-        message = f"{self.path} exists: choose another name, or pass overwrite=True to replace it"
-        return ConfigError(message, key="path", value=self.path)
+            raise exists_error(self.path)
 
     def create(self) -> IO[bytes]:
         """Create the temporary as a file and return a buffered stream to write it."""
@@ -99,7 +95,7 @@ class Part:
             try:
                 _rename_new(self.temporary, self.path)
             except FileExistsError:
-                raise self._exists_error() from None
+                raise exists_error(self.path) from None
         if durable:
             _sync(self.directory)  # otherwise a power failure may lose the new name
         self.abort()
@@ -117,6 +113,12 @@ class Part:
 
     def __exit__(self, *_: object) -> None:
         self.abort()
+
+
+def exists_error(path: str) -> ConfigError:
+    """Return the error for a destination that exists."""
+    message = f"{path} exists: choose another name, or pass overwrite=True to replace it"
+    return ConfigError(message, key="path", value=path)
 
 
 @contextlib.contextmanager

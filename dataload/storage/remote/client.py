@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from weakref import WeakValueDictionary
 
 from dataload._util.optional import load_optional
-from dataload._util.per_process import PerProcess
+from dataload._util.per_process import PerProcess, first_process
 from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, printable
 from dataload.storage.errors import rewritten_error
 from dataload.storage.remote.settings import ObjectVersion, Remote, RemoteOptions
@@ -270,15 +270,11 @@ def _same(found: ObjectVersion, wanted: ObjectVersion) -> bool:
 
 _clients: PerProcess[WeakValueDictionary[tuple[Any, ...], ObjectClient]] = PerProcess()
 _memories: PerProcess[dict[str, Any]] = PerProcess()
-_first_process: int | None = None
 
 
 def _check_process() -> None:
     """Raise in a forked child of a process that has used obstore: its threads are gone, and every call would hang."""
-    global _first_process
-    if _first_process is None:
-        _first_process = os.getpid()
-    elif _first_process != os.getpid():
+    if first_process("obstore") != os.getpid():
         raise SourceError(
             "this process was forked by one that had read from a URL, whose connections do not survive that: start "
             "processes with 'forkserver' or 'spawn'"

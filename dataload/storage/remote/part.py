@@ -6,8 +6,8 @@ import hashlib
 import os
 import tempfile
 
-from dataload.errors import ConfigError, SourceError
-from dataload.storage.local.parts import Part, remove
+from dataload.errors import SourceError
+from dataload.storage.local.parts import Part, exists_error, remove
 from dataload.storage.paths import base_name
 from dataload.storage.remote.client import client_of
 from dataload.storage.remote.settings import Remote
@@ -57,9 +57,3 @@ class RemotePart(Part):
         """Delete what was not published. May be called twice."""
         super().abort()
         remove(self.directory)
-
-
-def exists_error(url: str) -> ConfigError:
-    """Return the error for a destination that exists."""
-    message = f"{url} exists: choose another name, or pass overwrite=True to replace it"
-    return ConfigError(message, key="path", value=url)

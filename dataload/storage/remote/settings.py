@@ -46,7 +46,7 @@ def parse_bytes(name: str, value: Any) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOptions:
-    """How data at URLs are read.
+    """Settings for reading data at URLs.
 
     Attributes:
         cache: Directory for whole shards, shared by the processes of a node. By default formats that need whole shards
@@ -221,7 +221,7 @@ class ObjectVersion:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """What a source knows about the remote side of its data; it is sent to other processes with the source.
+    """A source's settings and knowledge of data at URLs, which are sent to other processes with the source.
 
     Attributes:
         store: Arguments of obstore's stores.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
 import os
 import re
 import time
@@ -16,20 +17,19 @@ import numpy as np
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 from dataload.storage.core import can_map
 from dataload.storage.local.files import LocalFile
-from dataload.storage.local.parts import Part
+from dataload.storage.local.parts import Part, exists_error
 from dataload.storage.local.reopened import FileIdentity
 from dataload.storage.paths import join
 from dataload.storage.records import RecordFile
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
 from dataload.storage.remote.client import Piece, client_of, cut, split_url
 from dataload.storage.remote.files import RemoteFile, RemoteStream, ShardFile, fetch, local_copy, open_shards
-from dataload.storage.remote.part import RemotePart, exists_error
+from dataload.storage.remote.part import RemotePart
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
-from dataload.storage.table_cache import user_directory
+from dataload.storage.table_cache import node_directory
 from dataload.types import Int64Array
 
 _SECONDS_BETWEEN_TRIES = 0.1
-_WILDCARDS = re.compile(r"[*?[]")
 
 
 class RemoteStorage:
@@ -64,7 +64,7 @@ class RemoteStorage:
         base, key = split_url(pattern)
         found, parts = [base], key.split("/")
         for part in parts:
-            if not _WILDCARDS.search(part):
+            if not glob.has_magic(part):
                 found = [join(path, part) for path in found]
                 continue
             matches = re.compile(fnmatch.translate(part)).fullmatch
@@ -75,7 +75,7 @@ class RemoteStorage:
                 for name in self._names(path)
                 if matches(name) and (hidden or not name.startswith("."))
             ]
-        return sorted(path for path in found if _WILDCARDS.search(parts[-1]) or self.exists(path))
+        return sorted(path for path in found if glob.has_magic(parts[-1]) or self.exists(path))
 
     def size(self, path: str) -> int:
         """See `Storage.size`."""
@@ -143,7 +143,7 @@ class RemoteStorage:
         """See `Storage.create`."""
         if not overwrite and self.exists(path):
             raise exists_error(path)
-        return RemotePart(path, self._remote, self._directory, overwrite=overwrite)
+        return RemotePart(path, self._remote, node_directory(self._remote), overwrite=overwrite)
 
     def remove(self, path: str) -> None:
         """See `Storage.remove`."""
@@ -221,17 +221,13 @@ class RemoteStorage:
 
         return self._shards.fetch(path, version, download, open_shards().give_up)
 
-    @property
-    def _directory(self) -> str | None:
-        chosen = self._remote.options.cache
-        return user_directory() if chosen is None else os.path.abspath(chosen)
-
     @cached_property
     def _shards(self) -> ShardCache:
-        if self._directory is None:
+        directory = node_directory(self._remote)
+        if directory is None:
             raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")
         budget = self._remote.options.budget
-        return ShardCache(self._directory, None if budget is None else parse_bytes("budget", budget))
+        return ShardCache(directory, None if budget is None else parse_bytes("budget", budget))
 
 
 def _write(descriptor: int, piece: Piece, data: Any) -> None:

@@ -142,7 +142,7 @@ def test_formats_that_need_whole_files(root):
 
 
 def test_without_a_place_for_shards(root, monkeypatch):
-    monkeypatch.setattr("dataload.storage.remote.storage.user_directory", lambda: None)
+    monkeypatch.setattr("dataload.storage.table_cache._user_directory", lambda: None)
     with pytest.raises(ConfigError, match=r"there is no home directory to keep shards in: set remote.cache"):
         opened(root).lease(f"{root}/top")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from contextlib import suppress
 
 from dataload.errors import SourceError
-from dataload.storage.local.parts import Part, exists_error, remove
+from dataload.storage.local.parts import Part, exists_error
 from dataload.storage.paths import base_name
 from dataload.storage.remote.client import client_of
 from dataload.storage.remote.settings import Remote
@@ -26,12 +27,14 @@ class RemotePart(Part):
     def __init__(self, url: str, remote: Remote, directory: str | None, *, overwrite: bool) -> None:
         self._client, self._key = client_of(url, remote)
         name = hashlib.blake2b(url.encode(), digest_size=10).hexdigest()
-        folder = os.path.join(directory or tempfile.mkdtemp(prefix="dataload-"), "uploads", name)
+        folder = None if directory is None else os.path.join(directory, "uploads", name)
         try:
+            if folder is None:
+                folder = tempfile.mkdtemp(prefix="dataload-")
             os.makedirs(folder, 0o700, exist_ok=True)
         except OSError as error:
             raise SourceError(
-                f"{folder}, where {url} is made, cannot be created: {error.strerror}", path=url
+                f"{folder or tempfile.gettempdir()}, where {url} is made, cannot be created: {error.strerror}", path=url
             ) from error
         super().__init__(os.path.join(folder, base_name(url)), overwrite=True)
         self.path, self._overwrite = url, overwrite
@@ -56,4 +59,5 @@ class RemotePart(Part):
     def abort(self) -> None:
         """Delete what was not published. May be called twice."""
         super().abort()
-        remove(self.directory)
+        with suppress(OSError):  # another part for this URL is in it, or it is gone
+            os.rmdir(self.directory)

@@ -135,6 +135,27 @@ def test_writing_and_deleting(root):
         pass
 
 
+def test_one_writer_does_not_delete_what_another_has_written(root, tmp_path):
+    first, second = (opened(root, cache=tmp_path).create(f"{root}/new", overwrite=True) for _ in range(2))
+    for part, data in ((first, b"first"), (second, b"second")):
+        with part.create() as stream:
+            stream.write(data)
+    first.publish()
+    second.publish()
+    assert opened(root).read(f"{root}/new") == b"second"
+    assert list((tmp_path / "uploads").iterdir()) == []
+
+
+def test_a_writer_without_a_cache_leaves_nothing(root, monkeypatch, tmp_path):
+    monkeypatch.setattr("dataload.storage.table_cache._user_directory", lambda: None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with opened(root).create(f"{root}/new") as part:
+        with part.create() as stream:
+            stream.write(b"data")
+        part.publish()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_formats_that_need_whole_files(root):
     for use in (lambda storage: storage.map(f"{root}/top", whole=True), lambda storage: storage.lease(f"{root}/top")):
         with pytest.raises(ConfigError, match=r"can only be read as a whole: set remote.mode"):

@@ -117,7 +117,8 @@ class FaultProxy(LoopbackServer):
         with self._lock:
             self._attempts[method, target, span] += 1
             attempt = self._attempts[method, target, span]
-        decide = random.Random(f"{self.seed} {method} {target} {span} {attempt}")
+        inside = target.lstrip("/").partition("/")[2]  # without the bucket, whose name is another in each run
+        decide = random.Random(f"{self.seed} {method} {inside} {span} {attempt}")
         if faults.attempts is not None and attempt > faults.attempts:
             return faults, None, decide
         kinds = ("busy", "cut", "short", "stall") if method == "GET" else ("busy",)

@@ -1,6 +1,5 @@
 """Find the format and the files of a data set: ``"format:path"``, patterns, directories, suffixes, content."""
 
-import glob
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,17 @@ from dataload.sources.format import Format
 from dataload.sources.head import describe_head
 from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest
 from dataload.sources.registry import added_formats, built_in_formats, by_suffix, get_format
-from dataload.storage import LocalStorage, Remote, base_name, is_url, join, local_path, parent, storage_of
+from dataload.storage import (
+    LocalStorage,
+    Remote,
+    base_name,
+    has_wildcards,
+    is_url,
+    join,
+    local_path,
+    parent,
+    storage_of,
+)
 
 HEAD_BYTES = 512
 """Number of bytes at the start of a file from which its format is detected."""
@@ -284,7 +293,7 @@ def _expand_pattern(path: str, remote: Remote | None) -> list[str]:
     storage, far = storage_of(path, remote), is_url(path)
     names: list[str] = []
     for name in expand_braces(path):
-        if glob.has_magic(name) and (far or not storage.exists(name)):
+        if has_wildcards(name) and (far or not storage.exists(name)):
             matches = [match for match in storage.glob(name) if base_name(match) != MANIFEST_NAME]
             if not matches:
                 raise SourceNotFoundError(f"nothing matches the pattern {name}", path=name)

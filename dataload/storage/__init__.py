@@ -6,7 +6,7 @@ A backend implements `Storage`; `storage_of` selects it by path: local files, or
 from dataload.storage.local.files import LocalFile, LocalStorage
 from dataload.storage.local.parts import Part
 from dataload.storage.local.reopened import FileIdentity
-from dataload.storage.paths import absolute, base_name, is_url, join, local_path, parent
+from dataload.storage.paths import absolute, base_name, has_wildcards, is_url, join, local_path, parent
 from dataload.storage.records import RecordFile, reading_tables
 from dataload.storage.remote.settings import Remote, RemoteOptions
 from dataload.storage.storage import LeasedFile, Storage, storage_of
@@ -23,6 +23,7 @@ __all__ = [
     "Storage",
     "absolute",
     "base_name",
+    "has_wildcards",
     "is_url",
     "join",
     "local_path",

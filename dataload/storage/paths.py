@@ -1,5 +1,6 @@
 """Arithmetic of paths and URLs. Pure (no I/O)."""
 
+import glob
 import os
 import re
 from urllib.parse import unquote
@@ -42,3 +43,8 @@ def absolute(path: str) -> str:
 def join(directory: str, name: str) -> str:
     """Return the path of `name` in `directory`."""
     return f"{directory.rstrip('/')}/{name}" if is_url(directory) else os.path.join(directory, name)
+
+
+def has_wildcards(path: str) -> bool:
+    """Return whether `path` contains ``*``, ``?`` or ``[``."""
+    return glob.has_magic(path)

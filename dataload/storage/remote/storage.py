@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import glob
 import os
 import re
 import time
@@ -19,7 +18,7 @@ from dataload.storage.core import can_map
 from dataload.storage.local.files import LocalFile
 from dataload.storage.local.parts import Part, exists_error
 from dataload.storage.local.reopened import FileIdentity
-from dataload.storage.paths import join
+from dataload.storage.paths import has_wildcards, join
 from dataload.storage.records import RecordFile
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
 from dataload.storage.remote.client import Piece, client_of, cut, split_url
@@ -64,7 +63,7 @@ class RemoteStorage:
         base, key = split_url(pattern)
         found, parts = [base], key.split("/")
         for part in parts:
-            if not glob.has_magic(part):
+            if not has_wildcards(part):
                 found = [join(path, part) for path in found]
                 continue
             matches = re.compile(fnmatch.translate(part)).fullmatch
@@ -75,7 +74,7 @@ class RemoteStorage:
                 for name in self._names(path)
                 if matches(name) and (hidden or not name.startswith("."))
             ]
-        return sorted(path for path in found if glob.has_magic(parts[-1]) or self.exists(path))
+        return sorted(path for path in found if has_wildcards(parts[-1]) or self.exists(path))
 
     def size(self, path: str) -> int:
         """See `Storage.size`."""

@@ -20,12 +20,13 @@ from dataload._util.indexing import as_indices, split_by_shard
 from dataload._util.per_process import PerProcess
 from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, closest
+from dataload.sources.ahead import read_ahead
 from dataload.sources.base import Location, Source, shard_of, spec_of
 from dataload.sources.options import Options, describe_value
 from dataload.storage import Remote, base_name, is_url, local_path, reading_tables, storage_of
 from dataload.storage.errors import file_errors
 from dataload.storage.local.files import open_files_limit
-from dataload.types import Batch, FieldSpec, Int64Array
+from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -43,7 +44,12 @@ class ShardReader(ABC, Generic[T_co]):
 
     It keeps the locations of the records (its table) for its lifetime, and opens the file when it reads. Reads are
     thread-safe. Dropping the last reference releases the file, as `close` does.
+
+    Attributes:
+        whole: Whether the file cannot be read by range.
     """
+
+    whole = False
 
     @abstractmethod
     def __len__(self) -> int:
@@ -305,6 +311,14 @@ class FileSource(Source[T_co]):
             if known and name not in known:
                 raise ConfigError(f"{self!r} has no field {name!r}: {closest(name, known)}", key="fields", value=name)
         return fields
+
+    def read_ahead(self, steps: Iterator[StepsAhead]) -> AheadReader | None:
+        """See `dataload.types.ReadsAhead`: files at URLs are fetched before they are read."""
+        if self._remote is None or not any(map(is_url, self._paths)):
+            return None
+        opened = self._data_set()
+        files = [self._data_file(path) for path in self._paths]
+        return read_ahead(files, opened.ends, [reader.whole for reader in opened.readers], self._remote, steps)
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""

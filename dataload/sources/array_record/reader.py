@@ -159,6 +159,7 @@ class _ArrayRecordFile(ShardReader[Any]):
             if options.reader_options is None
             else None
         )
+        self.whole = self._mapped is None
         self._readers = _Readers(self.file, self._storage, options.reader_options)
         if self._mapped is not None:
             self._records, self.group_size = len(self._mapped), 1

@@ -27,6 +27,7 @@ class LMDBShard(ShardReader[T_co]):
         values: Locations of its values.
     """
 
+    whole = True
     _fields: Mapping[str, FieldSpec]
 
     def __init__(self, snapshot: Snapshot, values: Values) -> None:

@@ -229,6 +229,7 @@ class Remote:
         versions: Versions of objects by URL, None for one that does not exist. What a source has opened stays at the
             version found first; an object that changes afterwards is an error.
         listings: Names in directories by URL.
+        boards: What the plan that downloads ahead says about shards, if there is one.
         clients: The clients that this process has made, by store; they end with this object or by `release`.
     """
 
@@ -238,7 +239,7 @@ class Remote:
         default_factory=dict[str, "ObjectVersion | None"], compare=False, repr=False
     )
     listings: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]], compare=False, repr=False)
-
+    boards: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     clients: PerProcess[dict[str, Any]] = field(default_factory=PerProcess[dict[str, Any]], compare=False, repr=False)
 
     def release(self) -> None:
@@ -246,7 +247,7 @@ class Remote:
         self.clients.drop()
 
     def __reduce__(self) -> Any:
-        return Remote, (self.store, self.options, self.versions, self.listings)
+        return Remote, (self.store, self.options, self.versions, self.listings, dict(self.boards))
 
     @classmethod
     def of(cls, storage_options: Any = None, remote: Any = None) -> Remote:

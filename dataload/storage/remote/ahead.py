@@ -1,0 +1,390 @@
+"""Shards downloaded before they are read, in the order in which they will be."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import tempfile
+import threading
+import time
+import warnings
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from dataload._util.per_process import PerProcess
+from dataload.errors import DataloadError, SourceError
+from dataload.storage.local.files import open_files_limit
+from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
+from dataload.storage.remote.client import Piece, client_of, cut
+from dataload.storage.remote.files import open_shards
+from dataload.storage.remote.plan import Download, Evict, ShardPlan, Use
+from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
+
+_SHARDS_AT_ONCE = 4  # the last parts of one overlap the first ones of the next
+_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two looks at what the consumer has received
+_LONGEST_WAIT = 5.0  # for a shard whose download has not begun; nobody should have to
+_CLOSE_SECONDS = 1.0
+
+
+class Stopped(DataloadError):
+    """Reading ahead has ended; nobody sees this error."""
+
+
+class Coming(IntEnum):
+    """What the plan says about a shard that is not in the cache."""
+
+    UNKNOWN = 0
+    SOON = 1  # wait for it
+    NEVER = 2  # read it by range
+
+
+class Board:
+    """What a plan says about each shard, for all processes that read on its behalf: a mapped file, a byte for each.
+
+    The process that made it holds a lock on the file; what a killed one leaves is unlocked, and deleted by the next.
+
+    Args:
+        directory: Where the file is.
+        urls: The shards.
+    """
+
+    def __init__(self, directory: str, urls: Sequence[str]) -> None:
+        os.makedirs(directory, 0o700, exist_ok=True)
+        with os.scandir(directory) as left:
+            for file in left:
+                with contextlib.suppress(OSError), open(file.path, "rb") as old:
+                    fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(file.path)
+        file, self._path = tempfile.mkstemp(dir=directory, prefix="plan-")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.ftruncate(file, len(urls))
+        self.numbers = {url: number for number, url in enumerate(urls)}
+        self._map = mmap.mmap(file, len(urls))
+        weakref.finalize(self, _delete, file, self._path, os.getpid())
+
+    def set(self, shard: int, coming: Coming) -> None:
+        """Publish what is known about a shard."""
+        self._map[shard] = coming
+
+    def clear(self) -> None:
+        """Tell all readers to help themselves."""
+        self._map[:] = bytes(len(self._map))
+
+    def look(self, url: str) -> Coming:
+        """Return what the plan says about a shard."""
+        number = self.numbers.get(url)
+        return Coming.UNKNOWN if number is None else Coming(self._map[number])
+
+    def __reduce__(self) -> Any:
+        return BoardReader, (self._path, self.numbers)
+
+
+class BoardReader:
+    """A `Board` in another process; see there."""
+
+    def __init__(self, path: str, numbers: Mapping[str, int]) -> None:
+        self._path = path
+        self._numbers = numbers
+        self._map: PerProcess[mmap.mmap | None] = PerProcess()
+
+    def look(self, url: str) -> Coming:
+        """See `Board.look`."""
+        number, found = self._numbers.get(url), self._map.get(self._open)
+        return Coming.UNKNOWN if number is None or found is None else Coming(found[number])
+
+    def _open(self) -> mmap.mmap | None:
+        try:
+            with open(self._path, "rb") as file:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError:
+            return None  # its process is gone
+
+    def __reduce__(self) -> Any:
+        return BoardReader, (self._path, self._numbers)
+
+
+def _delete(file: int, path: str, pid: int) -> None:
+    if pid == os.getpid():
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    os.close(file)
+
+
+def wait_for(
+    board: Board | BoardReader, url: str, find: Callable[[], Lease | None], is_arriving: Callable[[], bool]
+) -> Lease | Coming:
+    """Wait for a shard that a plan downloads, and return a lease of it, or what its reader should do instead.
+
+    Args:
+        board: The plan's board.
+        url: The shard.
+        find: Returns a lease if the shard is here.
+        is_arriving: Returns whether it is being downloaded.
+    """
+    waited, deadline = False, time.monotonic() + _LONGEST_WAIT
+    while (lease := find()) is None:
+        coming = board.look(url)
+        if coming is not Coming.SOON:
+            # If the plan has given up meanwhile, the records that are needed now are less than a shard.
+            return Coming.NEVER if waited else coming
+        if is_arriving():
+            deadline = time.monotonic() + _LONGEST_WAIT
+        elif time.monotonic() > deadline:
+            return Coming.UNKNOWN
+        waited = True
+        time.sleep(_PAUSE)
+    return lease
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The shards of a source that are read through the cache.
+
+    Attributes:
+        urls: Their URLs.
+        versions: Their versions.
+        whole: Numbers of those that cannot be read by range.
+    """
+
+    urls: Sequence[str]
+    versions: Sequence[ObjectVersion]
+    whole: frozenset[int]
+
+
+class _Job:
+    """The parts of one shard that are still to arrive. Writes end with the last of them, even into a deleted file."""
+
+    def __init__(self, shard: int, descriptor: int, parts: int, changed: threading.Condition) -> None:
+        self.shard = shard
+        self.descriptor = os.dup(descriptor)
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
+        self.left = parts
+        self.changed = changed
+        self.errors: list[BaseException] = []
+
+
+class ShardsAhead:
+    """Downloads shards into the cache in the background, and evicts what is wanted last.
+
+    Its threads are daemons: the end of the interpreter does not wait for a request.
+
+    Args:
+        shards: The shards.
+        uses: Which of them the next steps read, in blocks; computed as far ahead as needed.
+        remote: How they are read.
+        cache: Where they are kept.
+        directory: Where the `Board` is.
+    """
+
+    def __init__(
+        self, shards: Shards, uses: Iterator[Sequence[Use]], remote: Remote, cache: ShardCache, directory: str
+    ) -> None:
+        self._shards = shards
+        self._uses = uses
+        self._remote = remote
+        self._cache = cache
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # of all below
+        self._planner, self._shard, self._part = (threading.Condition(self._lock) for _ in range(3))
+        self._stopped = False
+        self._received = 0
+        self._wanted: deque[int] = deque()  # shards to download
+        self._running: set[int] = set()  # and those that are being downloaded
+        self._failed: deque[int] = deque()
+        self._parts: deque[tuple[_Job, Piece]] = deque()
+        self._leases: OrderedDict[int, Lease] = OrderedDict()
+        names = [cache.name(url, version) for url, version in zip(shards.urls, shards.versions, strict=True)]
+        self._names = names
+        present = cache.names()
+        resident = [shard for shard, name in enumerate(names) if name in present]
+        sizes = [version.size for version in shards.versions]
+        self._plan = ShardPlan(sizes, cache.limit(), resident, whole=shards.whole)
+        board = remote.boards.get("board")
+        if not isinstance(board, Board) or [*board.numbers] != [*shards.urls]:
+            board = remote.boards["board"] = Board(directory, shards.urls)
+        self._board = board  # the same for the life of the source, because worker processes know it
+        self._extend()
+        self._start()
+
+    def _start(self) -> None:
+        kinds: list[tuple[str, Callable[[], None], int]] = [
+            ("plan", self._run, 1),
+            ("shard", self._fetch_shards, min(_SHARDS_AT_ONCE, len(self._names))),
+            ("part", self._fetch_parts, self._remote.options.connections),
+        ]
+        self._threads = [
+            threading.Thread(target=target, name=f"dataload-ahead-{kind}-{number}", daemon=True)
+            for kind, target, count in kinds
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def received(self) -> None:
+        """Say that the consumer has received another step. Only one thread may call this."""
+        self._received += 1
+
+    def close(self) -> None:
+        """Stop downloading. May be called twice; a forked child may call it, too."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            self._stopped = True
+            for condition in (self._planner, self._shard, self._part):
+                condition.notify_all()
+        self._board.clear()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._leases.clear()
+
+    def _run(self) -> None:
+        """Carry out the plan."""
+        try:
+            while not self._stopped:
+                self._plan.receive(self._received)
+                begun = time.monotonic()
+                if self._plan.wants_more():
+                    self._extend()
+                elif (action := self._next()) is not None:
+                    self._do(action)
+                else:
+                    spent = time.monotonic() - begun  # planning takes a few percent of the time at most
+                    with self._lock:
+                        if not self._stopped:
+                            self._planner.wait(min(_LONGEST_PAUSE, max(_PAUSE, 20 * spent)))
+        except Stopped:
+            pass
+        except Exception as error:
+            self._board.clear()  # readers help themselves, and meet an error of the order at its step
+            warnings.warn(f"nothing more is downloaded ahead: {error!r}", RuntimeWarning, stacklevel=2)
+
+    def _next(self) -> Download | Evict | None:
+        with self._lock:
+            while self._failed:
+                self._plan.forget(self._failed.popleft())
+            busy = len(self._running) + len(self._wanted)
+        return self._plan.next() if busy < _SHARDS_AT_ONCE else None
+
+    def _do(self, action: Download | Evict) -> None:
+        shard = action.shard
+        if isinstance(action, Download):
+            self._board.set(shard, Coming.SOON)
+            with self._lock:
+                self._wanted.append(shard)
+                self._shard.notify()
+            return
+        self._board.set(shard, Coming.NEVER if action.by_range else Coming.SOON)
+        with self._lock:
+            while shard in self._running or shard in self._wanted:
+                self._check()
+                self._planner.wait()
+            self._leases.pop(shard, None)
+        self._cache.evict(self._names[shard])
+
+    def _extend(self) -> None:
+        uses = next(self._uses, ())
+        self._plan.extend(uses)
+        for shard in {use.shard for use in uses}:
+            if not self._plan.is_by_range(shard):
+                self._board.set(shard, Coming.SOON)
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise Stopped
+
+    def _fetch_shards(self) -> None:
+        with contextlib.suppress(Stopped):
+            while True:
+                with self._lock:
+                    while not self._wanted:
+                        self._check()
+                        self._shard.wait()
+                    self._check()
+                    shard = self._wanted.popleft()
+                    self._running.add(shard)
+                try:
+                    lease = self._fetch_shard(shard)
+                    with self._lock:
+                        if lease is not None and not self._stopped:
+                            self._leases[shard] = lease
+                            while len(self._leases) > max(8, open_files_limit() // 8):
+                                self._leases.popitem(last=False)
+                finally:
+                    with self._lock:
+                        self._running.discard(shard)
+                        self._planner.notify()
+
+    def _fetch_shard(self, shard: int) -> Lease | None:
+        """Return a lease of a shard, or None if it cannot be downloaded, of which its reader finds the reason."""
+        url, version = self._shards.urls[shard], self._shards.versions[shard]
+        while True:
+            self._check()
+            try:
+                return self._cache.fetch(
+                    url, version, lambda descriptor: self._download(shard, descriptor), open_shards().give_up
+                )
+            except CacheFullError:
+                with self._lock:
+                    self._shard.wait(_PAUSE)  # until others end their leases
+            except (OSError, SourceError):
+                with self._lock:
+                    self._failed.append(shard)
+                if not self._stopped:
+                    self._board.set(shard, Coming.UNKNOWN)
+                return None
+
+    def _download(self, shard: int, descriptor: int) -> None:
+        pieces = cut(
+            [0], [self._shards.versions[shard].size], parse_bytes("part_bytes", self._remote.options.part_bytes)
+        )
+        job = _Job(shard, descriptor, len(pieces), threading.Condition(self._lock))
+        with self._lock:
+            self._parts.extend((job, piece) for piece in pieces)
+            self._part.notify(len(pieces))
+            while job.left and not job.errors:
+                self._check()
+                job.changed.wait(_LONGEST_PAUSE)
+        if job.errors:
+            raise job.errors.pop()
+
+    def _fetch_parts(self) -> None:
+        while True:
+            with self._lock:
+                while not (self._parts or self._stopped):
+                    self._part.wait()
+                if self._stopped:
+                    return
+                job, piece = self._parts.popleft()
+            if not job.errors:
+                self._fetch_part(job, piece)
+            del job
+
+    def _fetch_part(self, job: _Job, piece: Piece) -> None:
+        url, version = self._shards.urls[job.shard], self._shards.versions[job.shard]
+        error: BaseException | None = None
+        try:
+            client, key = client_of(url, self._remote)
+            client.stream(url, key, version, piece, lambda at, data: write(job.descriptor, at, data), self._check)
+        except BaseException as found:  # raised by the thread that waits for the shard
+            error = found
+        with self._lock:
+            job.left -= 1
+            if error is not None:
+                job.errors.append(error)
+            job.changed.notify()
+
+
+def write(descriptor: int, offset: int, data: Any) -> None:
+    """Write all of `data` at an offset."""
+    view = memoryview(data)
+    while len(view):
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count

@@ -1,0 +1,71 @@
+"""Downloads and evictions are as few as Belady's optimum, never for what is wanted later, and end in no deadlock."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from dataload.samplers import PoolShuffle, ShardSequential
+from dataload.storage.remote.plan import Download, ShardPlan, Use
+
+
+def uses_of(steps, start=0):
+    """Steps given as (epoch, shards of the rows)."""
+    for step, (epoch, shards) in enumerate(steps, start):
+        for shard, rows in sorted(Counter(shards).items()):
+            yield Use(step, step, epoch, shard, rows)
+
+
+def pooled(shards, records, pool, epochs, batch=16):
+    order = PoolShuffle(ShardSequential((records,) * shards, 1), pool, 1)
+    for epoch in range(epochs):
+        found = order.indices(np.arange(len(order)), epoch=epoch) // records
+        for start in range(0, len(found), batch):
+            yield epoch, found[start : start + batch].tolist()
+
+
+def optimum(steps, budget):
+    """Downloads of Belady's algorithm for shards of one byte: on a miss the farthest next use makes room."""
+    sequence = [shard for _, shards in steps for shard in sorted(set(shards))]
+    following, last = [0.0] * len(sequence), {}
+    for at in range(len(sequence) - 1, -1, -1):
+        following[at] = last.get(sequence[at], float("inf"))
+        last[sequence[at]] = at
+    held, downloads = {}, 0
+    for at, shard in enumerate(sequence):
+        if shard not in held:
+            downloads += 1
+            if len(held) == budget:
+                del held[max(held, key=held.__getitem__)]
+        held[shard] = following[at]
+    return downloads
+
+
+def run(plan, steps, uses):
+    """Let a consumer read all steps; return the downloads in order, and the rows read by range."""
+    downloads, by_range = [], 0
+    for step, (_, shards) in enumerate(steps):
+        plan.receive(step)
+        while True:
+            if plan.wants_more():
+                plan.extend([use for _, use in zip(range(50), uses, strict=False)])
+                continue
+            action = plan.next()
+            if action is None:
+                break
+            if isinstance(action, Download):
+                downloads.append(action.shard)
+        by_range += sum(shard not in plan.resident for shard in shards)
+    return downloads, by_range
+
+
+@pytest.mark.parametrize("part", [0.1, 0.25, 0.5, 0.75, 1])
+def test_downloads_are_as_few_as_possible(part):
+    shards, records, epochs = 80, 200, 4
+    steps = list(pooled(shards, records, 2 * records, epochs))
+    budget = int(part * shards)
+    downloads, by_range = run(ShardPlan([1] * shards, budget), steps, uses_of(steps))
+    assert len(downloads) <= 1.01 * optimum(steps, budget)
+    assert by_range <= (0.05 if part == 0.1 else 0.002) * shards * records * epochs
+    if part == 0.1:
+        assert len(downloads) <= shards * epochs

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
+
 from dataload._util.per_process import PerProcess
 from dataload.errors import DataloadError, SourceError
 from dataload.storage.local.files import open_files_limit
@@ -45,8 +47,9 @@ class Coming(IntEnum):
 
 
 class Board:
-    """What a plan says about each shard, for all processes that read on its behalf: a mapped file, a byte for each.
+    """What a plan says about each shard, for all processes that read on its behalf, and which ones they wait for.
 
+    It is a mapped file with two bytes for each shard, the second of which is not 0 while a reader waits.
     The process that made it holds a lock on the file; what a killed one leaves is unlocked, and deleted by the next.
 
     Args:
@@ -63,23 +66,29 @@ class Board:
                     os.unlink(file.path)
         file, self._path = tempfile.mkstemp(dir=directory, prefix="plan-")
         fcntl.flock(file, fcntl.LOCK_EX)
-        os.ftruncate(file, len(urls))
+        os.ftruncate(file, 2 * len(urls))
         self.numbers = {url: number for number, url in enumerate(urls)}
-        self._map = mmap.mmap(file, len(urls))
+        self._map = mmap.mmap(file, 2 * len(urls))
         weakref.finalize(self, _delete, file, self._path, os.getpid())
 
     def set(self, shard: int, coming: Coming) -> None:
         """Publish what is known about a shard."""
-        self._map[shard] = coming
+        self._map[2 * shard] = coming
+
+    def take_waiting(self) -> list[int]:
+        """Return the shards that a reader has waited for since the last call."""
+        waiting = np.frombuffer(self._map, np.uint8)[1::2].nonzero()[0].tolist()
+        for shard in waiting:
+            self._map[2 * shard + 1] = 0
+        return waiting
 
     def clear(self) -> None:
         """Tell all readers to help themselves."""
         self._map[:] = bytes(len(self._map))
 
-    def look(self, url: str) -> Coming:
+    def look(self, url: str, *, waits: bool = False) -> Coming:
         """Return what the plan says about a shard."""
-        number = self.numbers.get(url)
-        return Coming.UNKNOWN if number is None else Coming(self._map[number])
+        return _look(self._map, self.numbers.get(url), waits=waits)
 
     def __reduce__(self) -> Any:
         return BoardReader, (self._path, self.numbers)
@@ -93,20 +102,29 @@ class BoardReader:
         self._numbers = numbers
         self._map: PerProcess[mmap.mmap | None] = PerProcess()
 
-    def look(self, url: str) -> Coming:
+    def look(self, url: str, *, waits: bool = False) -> Coming:
         """See `Board.look`."""
-        number, found = self._numbers.get(url), self._map.get(self._open)
-        return Coming.UNKNOWN if number is None or found is None else Coming(found[number])
+        found = self._map.get(self._open)
+        return Coming.UNKNOWN if found is None else _look(found, self._numbers.get(url), waits=waits)
 
     def _open(self) -> mmap.mmap | None:
         try:
-            with open(self._path, "rb") as file:
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            with open(self._path, "r+b") as file:
+                return mmap.mmap(file.fileno(), 0)
         except OSError:
             return None  # its process is gone
 
     def __reduce__(self) -> Any:
         return BoardReader, (self._path, self._numbers)
+
+
+def _look(found: mmap.mmap, number: int | None, *, waits: bool) -> Coming:
+    if number is None:
+        return Coming.UNKNOWN
+    coming = Coming(found[2 * number])
+    if waits and coming is Coming.SOON:
+        found[2 * number + 1] = 1
+    return coming
 
 
 def _delete(file: int, path: str, pid: int) -> None:
@@ -129,7 +147,7 @@ def wait_for(
     """
     waited, deadline = False, time.monotonic() + _LONGEST_WAIT
     while (lease := find()) is None:
-        coming = board.look(url)
+        coming = board.look(url, waits=True)
         if coming is not Coming.SOON:
             # If the plan has given up meanwhile, the records that are needed now are less than a shard.
             return Coming.NEVER if waited else coming
@@ -270,8 +288,14 @@ class ShardsAhead:
         with self._lock:
             while self._failed:
                 self._plan.forget(self._failed.popleft())
-            busy = len(self._running) + len(self._wanted)
-        return self._plan.next() if busy < _SHARDS_AT_ONCE else None
+            coming = self._running.union(self._wanted)
+        waiting = self._board.take_waiting()
+        for shard in self._plan.resident.intersection(waiting) - coming:
+            if not self._cache.holds(self._names[shard]):
+                self._plan.lose(shard)
+        if len(coming) >= _SHARDS_AT_ONCE:
+            return None
+        return self._plan.next(urgent=not self._plan.resident.issuperset(waiting))
 
     def _do(self, action: Download | Evict) -> None:
         shard = action.shard
@@ -311,16 +335,18 @@ class ShardsAhead:
                     shard = self._wanted.popleft()
                     self._running.add(shard)
                 try:
-                    lease = self._fetch_shard(shard)
-                    with self._lock:
-                        if lease is not None and not self._stopped:
-                            self._leases[shard] = lease
-                            while len(self._leases) > max(8, open_files_limit() // 8):
-                                self._leases.popitem(last=False)
+                    self._keep(shard, self._fetch_shard(shard))  # no name here may hold the lease
                 finally:
                     with self._lock:
                         self._running.discard(shard)
                         self._planner.notify()
+
+    def _keep(self, shard: int, lease: Lease | None) -> None:
+        with self._lock:
+            if lease is not None and not self._stopped:
+                self._leases[shard] = lease
+                while len(self._leases) > max(8, open_files_limit() // 8):
+                    self._leases.popitem(last=False)
 
     def _fetch_shard(self, shard: int) -> Lease | None:
         """Return a lease of a shard, or None if it cannot be downloaded, of which its reader finds the reason."""

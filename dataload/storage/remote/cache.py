@@ -101,6 +101,10 @@ class ShardCache:
         """Return the names of the shards that are here."""
         return {name for name in os.listdir(self._directory) if not name.startswith(".")}
 
+    def holds(self, name: str) -> bool:
+        """Return whether a shard is here."""
+        return os.path.exists(os.path.join(self._directory, name))
+
     def is_arriving(self, name: str) -> bool:
         """Return whether somebody downloads a shard."""
         return os.path.exists(self._part(name))

@@ -105,8 +105,12 @@ class ShardPlan:
         """Say how many steps the consumer has received."""
         self._position = steps
 
-    def next(self) -> Download | Evict | None:
-        """Return what to do next, which then counts as done; None means to wait for the consumer."""
+    def next(self, *, urgent: bool = False) -> Download | Evict | None:
+        """Return what to do next, which then counts as done; None means to wait for the consumer.
+
+        Args:
+            urgent: A reader waits for a shard that is not there: no other one is kept for later.
+        """
         wanted = self._next_missing()
         if wanted is None:
             return None
@@ -114,13 +118,19 @@ class ShardPlan:
         if self._fetched.get(shard) == wanted.epoch and self._is_nearly_read(shard):
             return self._skip(wanted)
         if not self._has_room(shard):
-            return self._make_room(wanted)
+            return self._make_room(wanted, urgent=urgent)
         self._ahead.popleft()
         self.resident.add(shard)
         self._used += self._sizes[shard]
         self._by_range.pop(shard, None)
         self._fetched[shard] = wanted.epoch
         return Download(shard)
+
+    def lose(self, shard: int) -> None:
+        """Say that a resident shard was evicted by somebody else."""
+        self._remove(shard)
+        if self._next_use(shard) < math.inf:
+            self._ahead.appendleft(self._uses[shard][0])
 
     def is_by_range(self, shard: int) -> bool:
         """Return whether a shard is read by range until its next download."""
@@ -148,7 +158,9 @@ class ShardPlan:
     def _has_room(self, shard: int) -> bool:
         return self._used + self._sizes[shard] <= self._budget
 
-    def _make_room(self, wanted: Use) -> Evict | None:
+    def _make_room(self, wanted: Use, *, urgent: bool) -> Evict | None:
+        if not self.resident:
+            return None if wanted.shard in self._whole else self._skip(wanted)
         # As Belady's algorithm would at that step, even if its choice is still being read until then.
         at = wanted.first
         later = {shard: self._next_use(shard, at) for shard in self.resident}
@@ -158,7 +170,7 @@ class ShardPlan:
         by_range = False
         if victim is None or later[victim] < farthest:
             # Still, one shard should be on its way while others are read.
-            if wanted.first > self._position and any(map(self._is_untouched, self.resident)):
+            if not urgent and any(map(self._is_untouched, self.resident)):
                 return None
             if victim is None and wanted.shard in self._whole:
                 victim = max(later, key=later.__getitem__)
@@ -166,7 +178,7 @@ class ShardPlan:
                 victim = min(self.resident, key=self._rest)
                 by_range = self._is_nearly_read(victim)
                 if not by_range:
-                    return self._skip(wanted) if wanted.first <= self._position else None
+                    return self._skip(wanted) if urgent else None
                 self._by_range[victim] = self._uses[victim][0].epoch
         self._remove(victim)
         return Evict(victim, by_range)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import mmap
 import os
 import tempfile
@@ -213,7 +214,8 @@ class ShardsAhead:
         self._stopped = False
         self._received = 0
         self._wanted: deque[int] = deque()  # shards to download
-        self._running: set[int] = set()  # and those that are being downloaded
+        self._running: dict[int, None] = {}  # and those that are being downloaded, in the order of the plan
+        self._asked: set[int] = set()  # those of them whose parts are queued
         self._failed: deque[int] = deque()
         self._parts: deque[tuple[_Job, Piece]] = deque()
         self._leases: OrderedDict[int, Lease] = OrderedDict()
@@ -288,7 +290,7 @@ class ShardsAhead:
         with self._lock:
             while self._failed:
                 self._plan.forget(self._failed.popleft())
-            coming = self._running.union(self._wanted)
+            coming = {*self._running, *self._wanted}
         waiting = self._board.take_waiting()
         for shard in self._plan.resident.intersection(waiting) - coming:
             if not self._cache.holds(self._names[shard]):
@@ -333,12 +335,14 @@ class ShardsAhead:
                         self._shard.wait()
                     self._check()
                     shard = self._wanted.popleft()
-                    self._running.add(shard)
+                    self._running[shard] = None
                 try:
                     self._keep(shard, self._fetch_shard(shard))  # no name here may hold the lease
                 finally:
                     with self._lock:
-                        self._running.discard(shard)
+                        del self._running[shard]
+                        self._asked.discard(shard)
+                        self._shard.notify_all()
                         self._planner.notify()
 
     def _keep(self, shard: int, lease: Lease | None) -> None:
@@ -373,6 +377,10 @@ class ShardsAhead:
         )
         job = _Job(shard, descriptor, len(pieces), threading.Condition(self._lock))
         with self._lock:
+            # Requests are made in the order of the plan, but no shard waits for one that others download.
+            self._shard.wait_for(lambda: self._stopped or self._is_next(shard), timeout=_LONGEST_PAUSE)
+            self._asked.add(shard)
+            self._shard.notify_all()
             self._parts.extend((job, piece) for piece in pieces)
             self._part.notify(len(pieces))
             while job.left and not job.errors:
@@ -380,6 +388,9 @@ class ShardsAhead:
                 job.changed.wait(_LONGEST_PAUSE)
         if job.errors:
             raise job.errors.pop()
+
+    def _is_next(self, shard: int) -> bool:
+        return all(earlier in self._asked for earlier in itertools.takewhile(shard.__ne__, self._running))
 
     def _fetch_parts(self) -> None:
         while True:

@@ -280,10 +280,14 @@ class AheadReader(Protocol):
 class ReadsAhead(Protocol):
     """Optional: fetches records before they are read, because a loader knows which ones it will read."""
 
-    def read_ahead(self, steps: Iterator[StepsAhead], /) -> AheadReader | None:
+    def read_ahead(
+        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool
+    ) -> AheadReader | None:
         """Start to fetch what the next steps read; None if nothing is gained by that.
 
         Args:
+            fields: Names of the fields that they read; None means all.
+            here: Whether this process reads them, and not others.
             steps: The steps from the first one that the consumer has not received, across the ends of epochs. They are
                 computed as they are taken, which may be done in any one thread.
         """

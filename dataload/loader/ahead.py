@@ -1,6 +1,6 @@
 """Tells a source which records the next steps read, so that it can fetch them before."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,21 @@ class ReadAhead:
 
     Args:
         source: Any source; nothing is done for one that does not read ahead.
+        fields: Fields that are read; None means all.
+        here: Whether this process reads them.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, fields: Sequence[str] | None, *, here: bool) -> None:
         self._source = source if isinstance(source, ReadsAhead) else None
+        self._fields = fields
+        self._here = here
         self.reader: AheadReader | None = None
 
     def start(self, planners: EpochPlanners, start: Cursor, epochs: int | None) -> None:
         """Fetch what the steps from `start` read, up to epoch `epochs` or for ever."""
         self.stop()
         if self._source is not None:
-            self.reader = self._source.read_ahead(steps_ahead(planners, start, epochs))
+            self.reader = self._source.read_ahead(steps_ahead(planners, start, epochs), self._fields, here=self._here)
 
     def stop(self) -> None:
         """Stop fetching. May be called twice."""

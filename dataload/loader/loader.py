@@ -191,7 +191,7 @@ class Loader(LoaderBase[BatchT]):
             self._scaling = Scaling(
                 None if automatic else workers, self._prefetch, least=least, deepens=automatic and threads
             )
-        self._ahead = ReadAhead(source)
+        self._ahead = ReadAhead(source, fetch.fields, here=not workers or executor == "threads")
         self._opened = ExitStack()  # exits the source, if the loader has entered it
         super().__init__(
             recorder=Recorder(executor if workers else "serial", tuple(step.name for step in fetch.transform)),

@@ -3,40 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from dataload._util.indexing import split_by_shard
+from dataload.storage import Remote, is_url
 from dataload.storage.remote.plan import Use
-from dataload.storage.remote.settings import Remote
+from dataload.storage.remote.ranges_ahead import StepRanges
 from dataload.types import AheadReader, Int64Array, StepsAhead
 
 _PARTS = 16  # a plan says which sixteenth of a shard's time is over; finer plans only take longer to make
 
 
 def read_ahead(
-    paths: Sequence[str], ends: Int64Array, whole: Sequence[bool], remote: Remote, steps: Iterator[StepsAhead]
+    files: Sequence[str],
+    ends: Int64Array,
+    readers: Sequence[Any],
+    remote: Remote,
+    steps: Iterator[StepsAhead],
+    fields: tuple[str, ...] | None,
+    *,
+    here: bool,
 ) -> AheadReader | None:
     """Start to fetch what steps read; see `dataload.types.ReadsAhead`.
 
     Args:
-        paths: The file of each shard; a file may occur several times.
-        ends: (paths,) int64, cumulative number of records.
-        whole: Whether a shard cannot be read by range.
+        files: The file of each shard; a file may occur several times.
+        ends: (shards,) int64, cumulative number of records.
+        readers: The `ShardReader` of each shard.
         remote: The settings.
         steps: The steps.
+        fields: Fields that are read; None means all.
+        here: Whether this process reads them.
     """
     from dataload.storage.remote.ahead import Shards  # most data are local
+    from dataload.storage.remote.ranges_ahead import RangesAhead
     from dataload.storage.remote.storage import RemoteStorage
 
     storage = RemoteStorage(remote)
-    kept = {path: None for path, all_of_it in zip(paths, whole, strict=True) if storage.uses_shards(path, all_of_it)}
-    urls = {path: number for number, path in enumerate(kept)}
-    if not urls:
+    whole = {file: reader.whole for file, reader in zip(files, readers, strict=True)}
+    kept = {file: None for file in whole if storage.uses_shards(file, whole[file])}
+    if kept:
+        numbers = {file: number for number, file in enumerate(kept)}
+        of_shard = np.array([numbers.get(file, -1) for file in files])
+        never_by_range = frozenset(number for file, number in numbers.items() if whole[file])
+        shards = Shards([*kept], [storage.version(file) for file in kept], never_by_range)
+        return storage.read_ahead(shards, shard_uses(steps, ends, of_shard))
+    if not here:
         return None
-    numbers = np.array([urls.get(path, -1) for path in paths])
-    wholes = frozenset(urls[path] for path, all_of_it in zip(paths, whole, strict=True) if all_of_it and path in urls)
-    shards = Shards([*urls], [storage.version(path) for path in urls], wholes)
-    return storage.read_ahead(shards, shard_uses(steps, ends, numbers))
+    versions = {file: storage.version(file) for file in whole if is_url(file)}
+    return RangesAhead(versions, step_ranges(steps, ends, files, readers, fields), remote)
+
+
+def step_ranges(
+    steps: Iterator[StepsAhead],
+    ends: Int64Array,
+    files: Sequence[str],
+    readers: Sequence[Any],
+    fields: tuple[str, ...] | None,
+) -> Iterator[StepRanges]:
+    """Yield the ranges that each step reads, as far as the formats know them."""
+    for block in steps:
+        start = 0
+        for stop in block.ends.tolist():
+            ranges: list[tuple[str, Int64Array, Int64Array]] = []
+            for shard, local, _ in split_by_shard(ends, block.indices[start:stop]):
+                found = readers[shard].ranges(local, fields) if is_url(files[shard]) else None
+                if found is not None:
+                    ranges.append((files[shard], *found))
+            yield StepRanges(ranges)
+            start = stop
 
 
 def shard_uses(steps: Iterator[StepsAhead], ends: Int64Array, numbers: Int64Array) -> Iterator[Sequence[Use]]:

@@ -73,6 +73,10 @@ class ShardReader(ABC, Generic[T_co]):
         """Fields of this shard, in file order; empty if records are plain bytes."""
         return {}
 
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:  # noqa: ARG002 - for formats that know them
+        """Return offsets and lengths in bytes of most of what `read` reads, both (n,) int64; None if it is unknown."""
+        return None
+
     def first_fields(self) -> Mapping[str, FieldSpec]:
         """Return the fields of the first record; none if there is no record or records are bytes."""
         if not len(self):
@@ -312,13 +316,16 @@ class FileSource(Source[T_co]):
                 raise ConfigError(f"{self!r} has no field {name!r}: {closest(name, known)}", key="fields", value=name)
         return fields
 
-    def read_ahead(self, steps: Iterator[StepsAhead]) -> AheadReader | None:
+    def read_ahead(
+        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool
+    ) -> AheadReader | None:
         """See `dataload.types.ReadsAhead`: files at URLs are fetched before they are read."""
         if self._remote is None or not any(map(is_url, self._paths)):
             return None
         opened = self._data_set()
         files = [self._data_file(path) for path in self._paths]
-        return read_ahead(files, opened.ends, [reader.whole for reader in opened.readers], self._remote, steps)
+        chosen = self._choose(None if fields is None else tuple(fields), opened)
+        return read_ahead(files, opened.ends, opened.readers, self._remote, steps, chosen, here=here)
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""

@@ -133,6 +133,43 @@ def test_batches_and_resumption(shards, bucket, proxy, tmp_path, name, workers, 
     assert sum(sizes(tmp_path / "cache" / "shards")) <= budget
 
 
+RANGED = ("syr", "tar", "uncompressed", "tokens")
+
+
+@pytest.mark.parametrize("shuffle", ["pool", "global"])
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", RANGED)
+def test_ranges(shards, bucket, proxy, name, workers, shuffle):
+    settings = {"batch_size": 16, **order_of(shuffle)}
+    path = str(shards[name] / pattern(name))
+    with dataload.open(path, **FORMATS[name][2]) as source, dataload.Loader(source, **settings) as loader:
+        expected = [plain(list(loader)) for _ in range(2)]
+    with opened(proxy, bucket, name, mode="ranges") as source:
+        with dataload.Loader(source, **settings, **WORKERS[workers]) as loader:
+            assert [plain(list(loader)) for _ in range(2)] == expected
+        assert not any(thread.name.startswith("dataload-ahead-range") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("workers", ["serial", "threads"])
+def test_ranges_are_requested_ahead_and_once(object_server, proxy, tmp_path, workers):
+    bucket, size = object_server.bucket(), 256 << 10
+    with dataload.create(tmp_path / "part-00.syr") as writer:
+        writer.extend({"x": np.full(size, row, np.uint8)} for row in range(48))
+    object_server.put(bucket, "part-00.syr", tmp_path / "part-00.syr")
+    proxy.faults = Faults(latency=0.05)
+    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
+    with dataload.open(f"s3://{bucket}/part-00.syr", storage_options=storage) as source:
+        len(source)
+        proxy.reset()
+        settings = {"batch_size": 2, "shuffle": "global", "seed": 3, "epochs": 1, **WORKERS[workers]}
+        with dataload.Loader(source, **settings) as loader:
+            rows = [int(row[0]) for batch in loader for row in batch["x"]]
+    assert sorted(rows) == [*range(48)]
+    # Without reading ahead, a batch of two records makes at most two requests at a time.
+    assert proxy.counts.most_at_once > 8
+    assert proxy.counts.bytes.total() < 1.25 * 48 * size
+
+
 def requests(proxy, name):
     """The shards that were requested as a whole, in the order of their first parts."""
     found = [

@@ -197,6 +197,9 @@ class _ArrayRecordFile(ShardReader[Any]):
         batch = None if self._codec is None else decode_batch(self._codec, data, fields)
         return default_collate(self._decode(data, indices, fields)) if batch is None else batch
 
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:  # noqa: ARG002
+        return None if self._mapped is None else self._mapped.ranges(indices + self._first)
+
     def _decode(
         self, data: Sequence[bytes | memoryview], indices: Int64Array, fields: tuple[str, ...] | None
     ) -> list[Any]:

@@ -69,6 +69,11 @@ class _SyrahFile(ShardReader[Record]):
         names = tuple(self._columns) if fields is None else fields
         return {name: self._columns[name].column(indices, name) for name in names}
 
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:
+        names = tuple(self._columns) if fields is None else fields
+        offsets, lengths = zip(*(self._columns[name].locations(indices) for name in names), strict=True)
+        return np.concatenate(offsets), np.concatenate(lengths)
+
 
 class _Reader:
     """The values of one key; it only keeps tables for irregular offsets, sizes or shapes."""
@@ -118,10 +123,13 @@ class _Reader:
             data = self._file.gather(self._offsets[indices], self._size)
         return data.view(self._dtype).reshape(len(indices), *self._shape)
 
-    def _ranges(self, indices: Int64Array) -> BytesColumn:
+    def locations(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         offsets = self._start + indices * (self._stride or 1) if self._offsets is None else self._offsets[indices]
         lengths = np.full(len(indices), self._size) if self._sizes is None else self._sizes[indices]
-        return self._file.gather_ranges(offsets, lengths)
+        return offsets, lengths
+
+    def _ranges(self, indices: Int64Array) -> BytesColumn:
+        return self._file.gather_ranges(*self.locations(indices))
 
     def _each(self, indices: Int64Array) -> list[Any]:
         found = self._ranges(indices)

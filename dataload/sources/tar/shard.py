@@ -139,6 +139,18 @@ class TarReader(ShardReader[Record]):
         samples = self._samples(indices)
         return {name: self._column(name, samples) for name in ((KEY, *self._codes) if fields is None else fields)}
 
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:
+        """See `ShardReader.ranges`; without those of keys that only the archive has."""
+        samples = self._samples(indices)
+        if fields is None and self._table.ends is not None:
+            components, _ = self._table.all_components(samples)
+        else:
+            names = self._codes if fields is None else [name for name in fields if name != KEY]
+            found = [self._table.components(self._field(name).first, samples) for name in names]
+            components = np.concatenate(found) if found else samples[:0]
+            components = components[components >= 0]
+        return self._table.offsets(components), self._table.lengths(components)
+
     def release(self) -> None:
         """Close the file, and keep the table."""
         self._file.release()

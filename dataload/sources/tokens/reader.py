@@ -170,6 +170,14 @@ class _TokenFile(ShardReader[Record]):
         starts, counts = self.windows.spans(indices)
         return {name: counts if name == COUNT_FIELD else self._padded(starts, counts, self._pad) for name in names}
 
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002
+        size = self._dtype.itemsize
+        starts, counts = self.windows.spans(indices)
+        # A short window is read together with what precedes it or follows.
+        first = starts if self._pad is None else np.minimum(starts, max(0, self._length - self._window))
+        window = np.full(len(starts), self._window) if self._pad is None else starts + counts - first
+        return first * size + self._start, np.maximum(window, min(self._window, self._length)) * size
+
     def _whole(self, indices: Int64Array) -> Array:
         size = self._dtype.itemsize
         if len(self.windows.ends) > 1:

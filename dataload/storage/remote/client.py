@@ -21,6 +21,9 @@ from dataload.storage.remote.settings import ObjectVersion, Remote, RemoteOption
 
 T = TypeVar("T")
 
+GAP = 1 << 16
+"""Bytes between two ranges that are fetched too, because another request would take longer."""
+
 SCHEMES = ("s3", "gs", "az", "http", "https", "memory")
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between attempts

@@ -18,7 +18,7 @@ from dataload.storage.local.unmapped import UnmappedFile
 from dataload.storage.ranges import Runs
 from dataload.storage.records import MergedReads, RecordFile, is_reading_tables
 from dataload.storage.remote.cache import CacheFullError, Lease
-from dataload.storage.remote.client import Piece, client_of, cut
+from dataload.storage.remote.client import GAP, Piece, client_of, cut
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 from dataload.types import Array, BytesArray, Int64Array
 
@@ -34,7 +34,7 @@ class RemoteFile(MergedReads):
         remote: How it is read.
     """
 
-    gap = 1 << 16
+    gap = GAP
 
     def __init__(self, url: str, version: ObjectVersion, remote: Remote) -> None:
         self.path = url
@@ -43,7 +43,14 @@ class RemoteFile(MergedReads):
         self._remote = remote
 
     def _fill(self, buffer: BytesArray, runs: Runs) -> None:
-        fetch(self.path, self._version, self._remote, runs.starts.tolist(), runs.stops.tolist(), buffer)
+        ahead = self._remote.ranges.get("ahead")
+        if ahead is None or is_reading_tables():
+            fetch(self.path, self._version, self._remote, runs.starts.tolist(), runs.stops.tolist(), buffer)
+            return
+        ends = np.cumsum(runs.stops - runs.starts)
+        for run in ahead.fill(self.path, buffer, runs.starts, runs.stops).tolist():
+            start, stop, end = int(runs.starts[run]), int(runs.stops[run]), int(ends[run])
+            fetch(self.path, self._version, self._remote, [start], [stop], buffer[end - (stop - start) : end])
 
     def release(self) -> None:
         """See `RecordFile`; nothing is open."""

@@ -230,6 +230,7 @@ class Remote:
             version found first; an object that changes afterwards is an error.
         listings: Names in directories by URL.
         boards: What the plan that downloads ahead says about shards, if there is one.
+        ranges: What fetches ranges ahead in this process, if anything does.
         clients: The clients that this process has made, by store; they end with this object or by `release`.
     """
 
@@ -240,6 +241,7 @@ class Remote:
     )
     listings: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]], compare=False, repr=False)
     boards: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
+    ranges: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     clients: PerProcess[dict[str, Any]] = field(default_factory=PerProcess[dict[str, Any]], compare=False, repr=False)
 
     def release(self) -> None:

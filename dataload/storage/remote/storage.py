@@ -21,7 +21,8 @@ from dataload.storage.local.parts import Part
 from dataload.storage.local.reopened import FileIdentity, ReopenedFile
 from dataload.storage.paths import is_url, join
 from dataload.storage.records import RecordFile
-from dataload.storage.remote.ahead import Coming, Shards, ShardsAhead, wait_for, write
+from dataload.storage.remote.ahead import Shards, ShardsAhead, write
+from dataload.storage.remote.board import Coming, wait_for
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
 from dataload.storage.remote.client import client_of, cut, split_url
 from dataload.storage.remote.files import RemoteFile, RemoteStream, ShardFile, fetch, local_copy, open_shards

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -273,3 +274,41 @@ def test_the_end_of_a_loader_ends_the_requests(bucket, proxy, tmp_path, ends):
         assert time.monotonic() - begun < 1.5
         assert not any(thread.name.startswith("dataload-ahead-plan") for thread in threading.enumerate())
         assert sum(sizes(tmp_path / "shards")) < 12 * 60_000
+
+
+INTERRUPTED = """
+import json, sys, dataload
+urls, endpoint, cache = json.loads(sys.argv[1])
+storage = {"endpoint": endpoint, "client_options": {"allow_http": True}}
+source = dataload.open(urls, storage_options=storage, remote={"cache": cache} if cache else {})
+loader = dataload.Loader(source, batch_size=1)
+iterator = iter(loader)
+next(iterator)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_an_interrupt_leaves_nothing(object_server, proxy, tmp_path, cached):
+    bucket = object_server.bucket()
+    with dataload.create(tmp_path / "part-00.syr") as writer:
+        writer.extend({"x": np.full(1 << 20, row, np.uint8)} for row in range(8))
+    for shard in range(4):
+        object_server.put(bucket, f"part-0{shard}.syr", tmp_path / "part-00.syr")
+    # The first shard arrives at once, all others after a minute.
+    proxy.faults = Faults(rate=500_000, keys="part-0[1-3]")
+    given = [f"s3://{bucket}/part-{{00..03}}.syr", proxy.endpoint, str(tmp_path / "cache") if cached else None]
+    command = [sys.executable, "-c", INTERRUPTED, json.dumps(given)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout.readline() == "ready\n"
+        begun = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        assert child.communicate()[1].count("Traceback") == 1
+        assert time.monotonic() - begun < 5
+    assert child.returncode == -signal.SIGINT
+    if cached:
+        assert [path.name[:11] for path in (tmp_path / "cache" / "shards").iterdir()] == ["part-00.syr"]
+        assert not list((tmp_path / "cache" / "plans").iterdir())

@@ -4,6 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dataload.samplers import PoolShuffle, ShardSequential
 from dataload.storage.remote.plan import Download, ShardPlan, Use
@@ -69,3 +71,42 @@ def test_downloads_are_as_few_as_possible(part):
     assert by_range <= (0.05 if part == 0.1 else 0.002) * shards * records * epochs
     if part == 0.1:
         assert len(downloads) <= shards * epochs
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    st.integers(0, 20),
+    st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=6), max_size=40),
+    st.sets(st.integers(0, 7)),
+)
+def test_a_reader_never_waits_for_ever_and_the_budget_holds(sizes, more, steps, whole):
+    budget = max(sizes) + more
+    steps = [(step // 10, [shard % len(sizes) for shard in shards]) for step, shards in enumerate(steps)]
+    plan, uses = ShardPlan(sizes, budget, whole=whole), uses_of(steps)
+    for step, (_, shards) in enumerate(steps):
+        plan.receive(step)
+        for shard in dict.fromkeys(shards):
+            for _ in range(200):
+                if plan.wants_more():
+                    plan.extend([use for _, use in zip(range(5), uses, strict=False)])
+                elif shard in plan.resident or plan.is_by_range(shard):
+                    break
+                else:
+                    plan.next(urgent=True)
+                assert sum(sizes[each] for each in plan.resident) <= budget
+            else:
+                # Files that cannot be read by range and do not fit beside each other are fetched by their reader.
+                assert whole.intersection(shards)
+
+
+def test_resident_shards_are_kept_and_failures_are_left_to_readers():
+    steps = [(0, [0]), (0, [1]), (0, [2])]
+    plan = ShardPlan([1, 1, 1], None, resident=[1])
+    plan.extend(uses_of(steps))
+    assert plan.next() == Download(0)
+    assert plan.next() == Download(2)
+    plan.forget(0)
+    assert plan.next() is None
+    assert plan.is_by_range(0)
+    plan.lose(1)
+    assert plan.next() == Download(1)

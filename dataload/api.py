@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
+from dataload.sources.files import FileSource
 from dataload.sources.find import find_destination, find_shards, split_format
 from dataload.sources.writer import Writer
 from dataload.storage import Remote, is_url
@@ -62,9 +63,14 @@ def open_source(
     if any(map(is_url, found.files)) and "remote" in found.format.reader_options.names():
         options = {**options, "storage_options": None, "remote": remote}
     source = found.format.open(found.files, fields=fields, options={**found.options, **options})
-    len(source)  # opens the files, so that what is wrong with them is said here and not at the first batch
+    known = found.known(options)
+    if known is not None and isinstance(source, FileSource) and all(map(is_url, found.files)):
+        source.open_on_first_use(known)
+    len(source)  # opens local files, so that what is wrong with them is said here and not at the first batch
     try:
-        found.check_lengths(source.shard_lengths, options if fields is None else (*options, "fields"))
+        if known is not None and fields is None:
+            for shard, (path, records) in enumerate(zip(found.files, source.shard_lengths, strict=True)):
+                known.check(shard, path, records)
     except BaseException:
         source.close()
         raise

@@ -4,7 +4,7 @@ The protocols are structural: a class that has the methods satisfies them withou
 
 To plug in data of your own, write a `RandomAccessSource`. The other source protocols are optional and only make it
 faster: `BatchReader` reads many records at once, `ColumnReader` reads a batch as columns, `Sharded` tells where files
-begin and end.
+begin and end, `ReadsAhead` fetches records before they are read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "AheadReader",
     "Array",
     "Batch",
     "BatchReader",
@@ -28,10 +29,12 @@ __all__ = [
     "FieldSpec",
     "Int64Array",
     "RandomAccessSource",
+    "ReadsAhead",
     "Record",
     "RecordWriter",
     "Sampler",
     "Sharded",
+    "StepsAhead",
     "Value",
 ]
 
@@ -243,6 +246,51 @@ class Sharded(Protocol):
     @property
     def shard_lengths(self) -> tuple[int, ...]:
         """The number of records in each file, in index order. They add up to ``len``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepsAhead:
+    """Consecutive steps of one epoch that a loader will make.
+
+    Attributes:
+        epoch: Number of the epoch.
+        indices: (rows,) int64, the indices of all records that they read on this rank, step after step.
+        ends: (steps,) int64, where each step's indices end.
+    """
+
+    epoch: int
+    indices: Int64Array
+    ends: Int64Array
+
+
+class AheadReader(Protocol):
+    """Fetches in the background what the next steps will read."""
+
+    def received(self) -> None:
+        """Say that the consumer has received another step."""
+        ...
+
+    def close(self) -> None:
+        """Stop within a second. May be called twice, and by a forked child, where it does nothing."""
+        ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """Optional: fetches records before they are read, because a loader knows which ones it will read."""
+
+    def read_ahead(
+        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool
+    ) -> AheadReader | None:
+        """Start to fetch what the next steps read; None if nothing is gained by that.
+
+        Args:
+            fields: Names of the fields that they read; None means all.
+            here: Whether this process reads them, and not others.
+            steps: The steps from the first one that the consumer has not received, across the ends of epochs. They are
+                computed as they are taken, which may be done in any one thread.
+        """
         ...
 
 

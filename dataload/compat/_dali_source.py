@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dataload.errors import ConfigError, closest
-from dataload.sources.files import FileSource, ShardReader
+from dataload.sources.files import FileSource
+from dataload.sources.shards import ShardReader
 from dataload.sources.tar.reader import pair_indexes
 from dataload.sources.tar.table import load_table
 from dataload.storage import storage_of

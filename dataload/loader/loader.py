@@ -14,6 +14,7 @@ from dataload._util.randomness import check_seed
 from dataload.collate import Policy
 from dataload.errors import WorkerError
 from dataload.executors import Executor, StartMethod, TimeoutPolicy, WorkerLostError
+from dataload.loader.ahead import ReadAhead
 from dataload.loader.autoscale import Scaling, Setting
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import EpochIteration, LoaderBase
@@ -190,12 +191,13 @@ class Loader(LoaderBase[BatchT]):
             self._scaling = Scaling(
                 None if automatic else workers, self._prefetch, least=least, deepens=automatic and threads
             )
+        self._ahead = ReadAhead(source, fetch.fields, here=not workers or executor == "threads")
         self._opened = ExitStack()  # exits the source, if the loader has entered it
         super().__init__(
             recorder=Recorder(executor if workers else "serial", tuple(step.name for step in fetch.transform)),
             workers=workers,
             epochs=epochs,
-            release=functools.partial(_release, self._executor, self._opened),
+            release=functools.partial(_release, self._ahead, self._executor, self._opened),
         )
         if self._scaling is not None:
             self._workers_allowed = self._scaling.bounds.most
@@ -229,6 +231,7 @@ class Loader(LoaderBase[BatchT]):
         if not self._entered:
             self._opened.enter_context(cast("Any", self._source))
             self._entered = True
+        self._ahead.start(self._plans, self._cursor, self._epochs)
         self._delivery = delivery = StepDelivery(
             self._executor,
             self._plans,
@@ -245,6 +248,8 @@ class Loader(LoaderBase[BatchT]):
     def _accept(self, step: StepResult, now: EpochIteration) -> BatchT:
         if step.bad:
             self._bad.spend(step.bad, step.worker)
+        if self._ahead.reader is not None:
+            self._ahead.reader.received()
         function = self._in_consumer
         batch = step.batch if function is None else apply_in_consumer(step, function, self._plans)
         assert now.steps is not None, "planners know it"
@@ -271,6 +276,10 @@ class Loader(LoaderBase[BatchT]):
 
     def _steps(self, cursor: Cursor) -> int:
         return self._plans.of(cursor.epoch).steps(cursor.epoch)
+
+    def _stop_delivery(self) -> None:
+        self._ahead.stop()  # first, so that nobody waits for what is not fetched any more
+        super()._stop_delivery()
 
     def _move(self, cursor: Cursor, plans: EpochPlanners | None = None) -> None:
         super()._move(cursor)
@@ -315,6 +324,7 @@ class Loader(LoaderBase[BatchT]):
         return f"{len(self._source)} records, {p.rows_per_step} rows per step{ranks}"
 
 
-def _release(executor: Executor[Any, Any], opened: ExitStack) -> None:
+def _release(ahead: ReadAhead, executor: Executor[Any, Any], opened: ExitStack) -> None:
+    ahead.stop()
     executor.close()
     opened.close()

@@ -1,33 +1,33 @@
 """Sources in files, whose shards are opened lazily in the process that reads them."""
 
-import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from os import PathLike, fspath
 from time import perf_counter
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from dataload._util.checks import check_fields
 from dataload._util.fingerprint import digest
-from dataload._util.indexing import as_indices, split_by_shard
+from dataload._util.indexing import as_indices
 from dataload._util.per_process import PerProcess, is_pickled_for_worker
-from dataload.collate import default_collate, scatter_columns
-from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, closest
-from dataload.sources.base import Location, Source, shard_of, spec_of
+from dataload.collate import scatter_columns
+from dataload.errors import ClosedSourceError, ConfigError, DataloadError, SourceError, closest
+from dataload.sources.ahead import read_ahead
+from dataload.sources.base import Location, Source, shard_of
 from dataload.sources.options import Options, describe_value
+from dataload.sources.shards import KnownShards, OpenShards, ShardReader, most_open_shards
 from dataload.sources.versions import check_versions, ends_of_file, versions_of
 from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
 from dataload.storage.errors import file_errors
-from dataload.storage.local.files import open_files_limit
-from dataload.types import Batch, FieldSpec, Int64Array
+from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 
-T = TypeVar("T")
+__all__ = ["FileSource", "ShardReader"]
+
 T_co = TypeVar("T_co", covariant=True)
 
 _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start
@@ -35,106 +35,6 @@ _OPENING_THREADS = 4
 _SLOW_SECONDS = 0.01  # a shard that takes longer waits for the disk, or releases the GIL; others are slower in threads
 _REPR_CHARACTERS = 190
 _OPTION_CHARACTERS = 60
-
-
-class ShardReader(ABC, Generic[T_co]):
-    """Reads one shard, a file or directory, in one process.
-
-    It keeps the locations of the records (its table) for its lifetime, and opens the file when it reads. Reads are
-    thread-safe. Dropping the last reference releases the file, as `close` does.
-    """
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of records."""
-
-    @abstractmethod
-    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[T_co]:
-        """Return records in the requested order.
-
-        Args:
-            indices: (rows,) int64 in [0, len), at least one.
-            fields: Names of fields, which exist unless `fields` is empty; None means all.
-        """
-
-    def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        """Return columns; override this if it can be done without building records."""
-        return default_collate(self.read(indices, fields))
-
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        """Fields of this shard, in file order; empty if records are plain bytes."""
-        return {}
-
-    def first_fields(self) -> Mapping[str, FieldSpec]:
-        """Return the fields of the first record; none if there is no record or records are bytes."""
-        if not len(self):
-            return {}
-        try:
-            record: Any = self.read(np.zeros(1, np.int64), None)[0]
-        except CorruptFileError:  # raised again when it is read; other records may be intact
-            return {}
-        return {name: spec_of(value) for name, value in record.items()} if isinstance(record, Mapping) else {}
-
-    def key(self, index: int) -> str | None:  # noqa: ARG002 - for formats that have keys
-        """Return the key of a record without reading the record; None if records have no keys."""
-        return None
-
-    def identity(self) -> Any:
-        """Return what else identifies the content besides the size and the ends of the file; its repr is hashed."""
-        return None
-
-    def release(self) -> None:
-        """Release descriptors and maps but keep the table; the next read opens the file again."""
-
-    def close(self) -> None:
-        """Release the file for good."""
-        self.release()
-
-
-@dataclass(slots=True)
-class _DataSet(Generic[T_co]):
-    """A data set as opened by one process.
-
-    Attributes:
-        ends: (shards,) int64, cumulative number of records.
-        fields: All fields.
-        readers: Readers by shard. All keep their tables; at most `most_open` keep their files open.
-        most_open: Maximum number of shards with open files.
-        recent: Shards with open files, the most recently used last; unused if there are at most `most_open` shards.
-    """
-
-    ends: Int64Array
-    fields: Mapping[str, FieldSpec]
-    readers: Sequence[ShardReader[T_co]]
-    most_open: int
-    recent: OrderedDict[int, None]
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def read(self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]) -> Iterator[tuple[Any, T]]:
-        """Yield, for each shard in the request, the rows that it serves and the result of `read`."""
-        for shard, local, rows in split_by_shard(self.ends, indices):
-            try:
-                yield rows, read(self.reader(shard), local)
-            finally:
-                if len(self.readers) > self.most_open:
-                    self._release_if_evicted(shard)
-
-    def _release_if_evicted(self, shard: int) -> None:
-        """Close a shard that other threads evicted before a read opened it again."""
-        with self.lock:
-            if shard not in self.recent:
-                self.readers[shard].release()
-
-    def reader(self, shard: int) -> ShardReader[T_co]:
-        """Return the reader of a shard, and close the least recently used one if too many are open."""
-        if len(self.readers) > self.most_open:
-            with self.lock:
-                self.recent[shard] = None
-                self.recent.move_to_end(shard)
-                while len(self.recent) > self.most_open:
-                    self.readers[self.recent.popitem(last=False)[0]].release()
-        return self.readers[shard]
 
 
 class FileSource(Source[T_co]):
@@ -176,8 +76,9 @@ class FileSource(Source[T_co]):
             self.options: Any = self.options_type.parse(options, f"format {self.format_name!r}")
             self._content = self.options.content()
         self._remote: Remote | None = getattr(getattr(self, "options", None), "place", None)
-        self._opened: PerProcess[_DataSet[T_co]] = PerProcess()
+        self._opened: PerProcess[OpenShards[T_co]] = PerProcess()
         self._versions: bytes | None = None  # of the files, when this process or its parent opened them
+        self._known: KnownShards | None = None
         self._closed = False
         self._fingerprint: str | None = None
 
@@ -216,13 +117,20 @@ class FileSource(Source[T_co]):
             key = opened.reader(shard).key(record)
         return Location(self._paths[shard], record, key)
 
-    def _data_set(self) -> _DataSet[T_co]:
+    def _data_set(self) -> OpenShards[T_co]:
         return self._opened.get(self._open)
 
-    def _open(self) -> _DataSet[T_co]:
+    def open_on_first_use(self, known: KnownShards) -> None:
+        """Open each shard when it is first read, because its length is known."""
+        self._known = known
+
+    def _open(self) -> OpenShards[T_co]:
         if self._closed:
             raise ClosedSourceError(f"{self!r} is closed: open it again to read", path=self._paths[0])
-        most_open = _most_open_shards()
+        most_open = most_open_shards()
+        if self._known is not None:
+            ends = np.cumsum(self._known.lengths, dtype=np.int64)
+            return OpenShards(ends, self._known.fields, [None] * len(ends), self._open_known, most_open)
         # Those of objects are sent with `Remote`.
         files = [self._data_file(path) for path in self._paths if not is_url(path)]
         inherited = self._versions
@@ -233,15 +141,33 @@ class FileSource(Source[T_co]):
         self._versions = versions
         ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
         recent = OrderedDict.fromkeys(range(min(len(readers), most_open)))
-        return _DataSet(ends, self._known_fields(readers, fields), readers, most_open, recent)
+        known = self._known_fields(readers, fields)
+        return OpenShards(ends, known, list(readers), self._open_reader, most_open, recent)
+
+    def _open_reader(self, shard: int) -> ShardReader[T_co]:
+        with reading_tables(), file_errors(self._paths[shard]):
+            return self._open_shard(self._paths[shard])
+
+    def _open_known(self, shard: int) -> ShardReader[T_co]:
+        """Open a shard whose length is known, and compare it with what is known."""
+        assert self._known is not None, "only then are shards opened one by one"
+        reader, path = self._open_reader(shard), self._paths[shard]
+        try:
+            self._known.check(shard, path, len(reader))
+            if self._selected:
+                with reading_tables():
+                    self._check_fields(reader.fields, path)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
 
     def _open_readers(self, most_open: int) -> list[tuple[ShardReader[T_co], Mapping[str, FieldSpec]]]:
         """Return the reader and the fields of each shard."""
 
         def opened(shard: int) -> tuple[ShardReader[T_co], Mapping[str, FieldSpec]]:
+            reader = self._open_reader(shard)
             with reading_tables():
-                with file_errors(self._paths[shard]):
-                    reader = self._open_shard(self._paths[shard])
                 fields = reader.fields  # may read a record
             if shard >= most_open:
                 reader.release()
@@ -256,13 +182,21 @@ class FileSource(Source[T_co]):
                 break
         if len(self._paths) - len(found) < _FEWEST_OPENED_IN_PARALLEL:
             return [*found, *map(opened, shards)]
-        with ThreadPoolExecutor(_OPENING_THREADS if self._remote is None else self._remote.options.connections) as pool:
+        with ThreadPoolExecutor(self._opening_threads) as pool:
             futures = [pool.submit(opened, shard) for shard in shards]
             try:
                 return [*found, *(future.result() for future in futures)]
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
+
+    @property
+    def _opening_threads(self) -> int:
+        return _OPENING_THREADS if self._remote is None else self._remote.options.connections
+
+    def _readers(self) -> list[ShardReader[T_co]]:
+        """Return the readers of all shards, which are opened if needed."""
+        return self._data_set().open_all(range(len(self._paths)), self._opening_threads)
 
     def _known_fields(
         self, readers: Sequence[ShardReader[T_co]], fields: Sequence[Mapping[str, FieldSpec]]
@@ -320,7 +254,7 @@ class FileSource(Source[T_co]):
             return scatter_columns(((rows, {"": values}) for rows, values in pieces), len(indices))[""]
         return scatter_columns(pieces, len(indices))
 
-    def _choose(self, fields: tuple[str, ...] | None, opened: _DataSet[T_co]) -> tuple[str, ...] | None:
+    def _choose(self, fields: tuple[str, ...] | None, opened: OpenShards[T_co]) -> tuple[str, ...] | None:
         if fields is None:
             return self._selected
         known = opened.fields if self._selected is None else dict.fromkeys(self._selected)
@@ -328,6 +262,17 @@ class FileSource(Source[T_co]):
             if known and name not in known:
                 raise ConfigError(f"{self!r} has no field {name!r}: {closest(name, known)}", key="fields", value=name)
         return fields
+
+    def read_ahead(
+        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool
+    ) -> AheadReader | None:
+        """See `dataload.types.ReadsAhead`: files at URLs are fetched before they are read."""
+        if self._remote is None or not any(map(is_url, self._paths)):
+            return None
+        opened = self._data_set()
+        files = [self._data_file(path) for path in self._paths]
+        chosen = self._choose(None if fields is None else tuple(fields), opened)
+        return read_ahead(files, opened, self._remote, steps, chosen, here=here)
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""
@@ -353,8 +298,8 @@ class FileSource(Source[T_co]):
         """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""
         self._closed = True
         opened = self._opened.drop()
-        for reader in opened.readers if opened is not None else ():
-            reader.close()
+        if opened is not None:
+            opened.close()
         if self._remote is not None:
             self._remote.release()
 
@@ -363,10 +308,13 @@ class FileSource(Source[T_co]):
         del state["_opened"]
         if not is_pickled_for_worker():
             del state["_versions"]  # another machine has other files, and so may this one tomorrow
+        elif self._known is None and self._remote is not None and all(map(is_url, self._paths)):
+            with suppress(DataloadError):  # raised again where it is read
+                state["_known"] = KnownShards(self.shard_lengths, self._data_set().fields, listed=False)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._versions = None
+        self._versions = self._known = None
         vars(self).update(state)
         self._opened = PerProcess()
 
@@ -386,8 +334,3 @@ class FileSource(Source[T_co]):
 def _brief(text: str) -> str:
     """Return the text of an option, or dots for a long one, which would be broken syntax if cut."""
     return text if len(text) <= _OPTION_CHARACTERS else "..."
-
-
-def _most_open_shards() -> int:
-    """Return how many shards may be open; at two descriptors each, they take half of the process's limit."""
-    return max(8, open_files_limit() // 4)

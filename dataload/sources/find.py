@@ -14,8 +14,9 @@ from dataload._util.indexing import expand_braces
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.format import Format
 from dataload.sources.head import describe_head
-from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest
+from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest, renewal
 from dataload.sources.registry import added_formats, built_in_formats, by_suffix, get_format
+from dataload.sources.shards import KnownShards
 from dataload.storage import (
     LocalStorage,
     Remote,
@@ -24,7 +25,6 @@ from dataload.storage import (
     is_url,
     join,
     local_path,
-    parent,
     storage_of,
 )
 
@@ -88,20 +88,13 @@ class FoundShards:
                 raise ConfigError(f"{message}: open them separately and join them with ConcatSource", key="paths")
         return several[0] if several else {}
 
-    def check_lengths(self, lengths: Sequence[int], given: Iterable[str]) -> None:
-        """Compare the records of the opened shards with the manifests, unless a `given` option may change the number.
-
-        Raises:
-            CorruptFileError: They differ.
-        """
-        listed = [records for entry in self.listed for records in entry.records]
-        if not len(listed) == len(self.files) == len(lengths) or {*given} - harmless_options(self.format):
-            return
-        for path, found, expected in zip(self.files, lengths, listed, strict=True):
-            if found != expected:
-                directory = parent(path)
-                problem = f"{base_name(path)} has {found:,} records, and {expected:,} in the manifest"
-                raise CorruptFileError(f"{problem}: {_renewal(directory)}", path=join(directory, MANIFEST_NAME))
+    def known(self, given: Iterable[str]) -> KnownShards | None:
+        """Return what the manifests say of all shards; None if a `given` option of the reader may change it."""
+        names = [name for entry in self.listed for name in entry.names]
+        if len(names) != len(self.files) or {*given} - harmless_options(self.format):
+            return None
+        lengths = tuple(records for entry in self.listed for records in entry.records)
+        return KnownShards(lengths, next((entry.fields for entry in self.listed if entry.fields), {}), listed=True)
 
 
 def harmless_options(entry: Format) -> set[str]:
@@ -211,6 +204,11 @@ def _expand(
 ) -> tuple[list[str], DataSetEntry | None]:
     """Return all shards that a path or pattern names, and the entry of the manifest from which they are."""
     storage = storage_of(path, remote)
+    if manifests and is_url(path) and not _PATTERN.search(path) and by_suffix(path, built_in_formats()) is None:
+        # The name of a directory, whose manifest is one request, or of a file without a suffix, which is rare.
+        listed = _listed(path, entry, remote)
+        if listed is not None:
+            return [join(path, name) for name in listed.names], listed
     # Nobody asks a store for an object whose name is a pattern: each question is a request.
     if not (is_url(path) and _PATTERN.search(path)) and storage.exists(path):
         if storage.is_directory(path):
@@ -249,9 +247,13 @@ def _listed(directory: str, entry: Format | None, remote: Remote | None) -> Data
         more = ", ..." if len(several) > _SHOWN_PATTERNS else ""
         message = f"{directory} has {len(several)} data sets: {patterns}{more}; open one of these patterns, or a list"
         raise ConfigError(message, key="paths", value=directory)
-    # In an object store, the ETag in every request tells.
     if isinstance(storage_of(directory, remote), LocalStorage):
         _check_files(directory, several[0], manifest, entry)
+    elif remote is not None:  # a request that finds another version fails
+        found = several[0]
+        for name, size, etag in zip(found.names, found.bytes, found.etags, strict=True):
+            if etag is not None:
+                remote.expect(join(directory, name), size, etag)
     return several[0]
 
 
@@ -268,12 +270,8 @@ def _check_files(directory: str, listed: DataSetEntry, manifest: Manifest, entry
         problems = [f"{name} is not in the manifest" for name in _shards_among(others, entry)]
     if problems:
         several = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        message = f"the manifest is stale: {problems[0]}{several}; {_renewal(directory)}"
+        message = f"the manifest is stale: {problems[0]}{several}; {renewal(directory)}"
         raise CorruptFileError(message, path=join(directory, MANIFEST_NAME))
-
-
-def _renewal(directory: str) -> str:
-    return f"if the shards are right, run `dataload index --manifest {directory}`"
 
 
 def shard_bytes(path: str) -> int:

@@ -336,3 +336,8 @@ def _parse_field(value: Any, name: str) -> FieldSpec:
     if len(axes) > _MOST_AXES or not all(axis is None or is_count(axis) for axis in axes):
         raise wrong_value(f"fields.{name}.shape", f"up to {_MOST_AXES} extents, each null or at least 0", shape)
     return FieldSpec(dtype, axes)
+
+
+def renewal(directory: str) -> str:
+    """Return what to do about a manifest that contradicts the shards."""
+    return f"if the shards are right, run `dataload index --manifest {directory}`"

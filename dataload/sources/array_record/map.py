@@ -83,6 +83,13 @@ class MappedRecords:
         (block,), _, starts, stops = found.parts()
         return core().copies(block, starts, stops - starts, -1)
 
+    def ranges(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return offsets and lengths in bytes of what `read_together` reads, both (n,) int64."""
+        pieces = self._chunks.spans(indices).pieces()
+        cuts, _ = pieces.block_headers()
+        headers = np.full(len(cuts), BLOCK_HEADER_BYTES)
+        return np.concatenate((pieces.offsets, cuts)), np.concatenate((pieces.lengths, headers))
+
     def read_together(self, indices: Int64Array) -> BytesColumn | None:
         """Return the bytes of records in one block of memory.
 

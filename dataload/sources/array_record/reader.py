@@ -28,7 +28,8 @@ from dataload.sources.array_record.layout import (
 )
 from dataload.sources.array_record.map import MappedRecords
 from dataload.sources.base import select_fields
-from dataload.sources.files import FileSource, ShardReader
+from dataload.sources.files import FileSource
+from dataload.sources.shards import ShardReader
 from dataload.storage import LeasedFile, Storage, storage_of
 from dataload.storage.errors import changed_error, rewritten_error
 from dataload.types import Batch, BytesColumn, Codec, FieldSpec, Int64Array
@@ -124,7 +125,7 @@ class ArrayRecordSource(FileSource[Any]):
     @property
     def reads_in_order(self) -> bool:
         """Whether the records of a file are compressed in groups, all of which is decompressed to read one record."""
-        return bool(self._groups(self._data_set().readers))
+        return bool(self._groups(self._readers()))
 
     def _data_file(self, path: str) -> str:
         return parse_selection(path).path
@@ -169,6 +170,7 @@ class _ArrayRecordFile(ShardReader[Any]):
             if options.reader_options is None
             else None
         )
+        self.whole = self._mapped is None
         self._readers = _Readers(self.file, self._storage, options.reader_options)
         if self._mapped is not None:
             self._records, self.group_size = len(self._mapped), 1
@@ -205,6 +207,9 @@ class _ArrayRecordFile(ShardReader[Any]):
             return data  # pyright: ignore[reportReturnType] # plain bytes have no columns
         batch = None if self._codec is None else decode_batch(self._codec, data, fields)
         return default_collate(self._decode(data, indices, fields)) if batch is None else batch
+
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:  # noqa: ARG002
+        return None if self._mapped is None else self._mapped.ranges(indices + self._first)
 
     def _decode(
         self, data: Sequence[bytes | memoryview], indices: Int64Array, fields: tuple[str, ...] | None

@@ -8,11 +8,12 @@ import numpy as np
 
 from dataload._util.limits import check_lengths
 from dataload.codecs.layout import RecordTable
-from dataload.sources.files import FileSource, ShardReader
+from dataload.sources.files import FileSource
 from dataload.sources.gathered import GatheredTable
 from dataload.sources.lmdb.file import data_file
 from dataload.sources.lmdb.snapshot import Snapshot
 from dataload.sources.lmdb.table import Values
+from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile
 from dataload.storage.local.mapped import MappedFile
 from dataload.types import BytesColumn, FieldSpec, Int64Array
@@ -29,6 +30,7 @@ class LMDBShard(ShardReader[T_co]):
         limit: Most bytes of a value.
     """
 
+    whole = True
     _fields: Mapping[str, FieldSpec]
 
     def __init__(self, snapshot: Snapshot, values: Values, limit: int) -> None:

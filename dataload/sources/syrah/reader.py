@@ -9,7 +9,8 @@ from dataload._util.limits import check_lengths
 from dataload._util.stacking import split_records, split_rows
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.files import FileSource, ShardReader
+from dataload.sources.files import FileSource
+from dataload.sources.shards import ShardReader
 from dataload.sources.syrah.format import SyrahOptions
 from dataload.sources.syrah.layout import DTYPES, Column
 from dataload.sources.syrah.table import load_columns
@@ -71,6 +72,11 @@ class _SyrahFile(ShardReader[Record]):
         names = tuple(self._columns) if fields is None else fields
         return {name: self._columns[name].column(indices, name) for name in names}
 
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:
+        names = tuple(self._columns) if fields is None else fields
+        offsets, lengths = zip(*(self._columns[name].locations(indices) for name in names), strict=True)
+        return np.concatenate(offsets), np.concatenate(lengths)
+
 
 class _Reader:
     """The values of one key; it only keeps tables for irregular offsets, sizes or shapes."""
@@ -122,9 +128,13 @@ class _Reader:
             data = self._file.gather(self._offsets[indices], self._size)
         return data.view(self._dtype).reshape(len(indices), *self._shape)
 
-    def _ranges(self, indices: Int64Array) -> BytesColumn:
+    def locations(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         offsets = self._start + indices * (self._stride or 1) if self._offsets is None else self._offsets[indices]
         lengths = np.full(len(indices), self._size) if self._sizes is None else self._sizes[indices]
+        return offsets, lengths
+
+    def _ranges(self, indices: Int64Array) -> BytesColumn:
+        offsets, lengths = self.locations(indices)
         if self._has_large:
             check_lengths(lengths, self._limit, indices, self._file.path)
         return self._file.gather_ranges(offsets, lengths)

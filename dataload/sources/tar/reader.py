@@ -5,7 +5,8 @@ from os import PathLike, fspath
 from typing import Any, Literal
 
 from dataload.errors import ConfigError
-from dataload.sources.files import FileSource, ShardReader
+from dataload.sources.files import FileSource
+from dataload.sources.shards import ShardReader
 from dataload.sources.tar.format import TarOptions
 from dataload.sources.tar.shard import TarReader, TarSettings, plan_decoders
 from dataload.types import FieldSpec, Record

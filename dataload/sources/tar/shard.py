@@ -15,7 +15,7 @@ from dataload.codecs.npy import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.base import spec_of
-from dataload.sources.files import ShardReader
+from dataload.sources.shards import ShardReader
 from dataload.sources.tar.fields import name_fields
 from dataload.sources.tar.format import KEY, TarOptions
 from dataload.sources.tar.table import load_table, name_from_archive
@@ -143,6 +143,18 @@ class TarReader(ShardReader[Record]):
             return default_collate(self.read(indices, None))
         samples = self._samples(indices)
         return {name: self._column(name, samples) for name in ((KEY, *self._codes) if fields is None else fields)}
+
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:
+        """See `ShardReader.ranges`; without those of keys that only the archive has."""
+        samples = self._samples(indices)
+        if fields is None and self._table.ends is not None:
+            components, _ = self._table.all_components(samples)
+        else:
+            names = self._codes if fields is None else [name for name in fields if name != KEY]
+            found = [self._table.components(self._field(name).first, samples) for name in names]
+            components = np.concatenate(found) if found else samples[:0]
+            components = components[components >= 0]
+        return self._table.offsets(components), self._table.lengths(components)
 
     def release(self) -> None:
         """Close the file, and keep the table."""

@@ -10,7 +10,8 @@ import numpy as np
 from dataload._util.checks import check_count
 from dataload.codecs.npy import MAGIC, npy_layout
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
-from dataload.sources.files import FileSource, ShardReader
+from dataload.sources.files import FileSource
+from dataload.sources.shards import ShardReader
 from dataload.sources.tokens.format import COUNT_FIELD, TokenOptions
 from dataload.sources.tokens.windows import TokenWindows, check_starts, find_ends, load_starts
 from dataload.storage import RecordFile, storage_of
@@ -77,7 +78,7 @@ class TokenSource(FileSource[Record]):
 
         ``StreamSampler(source.sequence_lengths, ...)`` follows documents.
         """
-        return np.concatenate([cast("_TokenFile", reader).windows.counts for reader in self._data_set().readers])
+        return np.concatenate([cast("_TokenFile", reader).windows.counts for reader in self._readers()])
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
         return _TokenFile(path, self.options, self._documents.get(path))
@@ -169,6 +170,14 @@ class _TokenFile(ShardReader[Record]):
             return {name: self._whole(indices) for name in names}
         starts, counts = self.windows.spans(indices)
         return {name: counts if name == COUNT_FIELD else self._padded(starts, counts, self._pad) for name in names}
+
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002
+        size = self._dtype.itemsize
+        starts, counts = self.windows.spans(indices)
+        # A short window is read together with what precedes it or follows.
+        first = starts if self._pad is None else np.minimum(starts, max(0, self._length - self._window))
+        window = np.full(len(starts), self._window) if self._pad is None else starts + counts - first
+        return first * size + self._start, np.maximum(window, min(self._window, self._length)) * size
 
     def _whole(self, indices: Int64Array) -> Array:
         size = self._dtype.itemsize

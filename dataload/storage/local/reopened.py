@@ -70,6 +70,11 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
         """See `RecordFile`."""
         self._handle = None
 
+    def is_deleted(self) -> bool:
+        """Return whether the file is open here, and has no name any more."""
+        handle = self._handle
+        return handle is not None and os.fstat(handle.descriptor).st_nlink == 0
+
     def _open(self) -> HandleT:
         handle = self._handle
         if handle is None:

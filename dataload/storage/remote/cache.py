@@ -64,6 +64,7 @@ class ShardCache:
     """
 
     def __init__(self, root: str, budget: int | None) -> None:
+        self.root = root
         self._directory = os.path.join(root, "shards")
         self._budget = budget
         try:
@@ -97,6 +98,29 @@ class ShardCache:
                 return Lease(path, descriptor)
             os.close(descriptor)  # evicted in between
 
+    def names(self) -> set[str]:
+        """Return the names of the shards that are here."""
+        return {name for name in os.listdir(self._directory) if not name.startswith(".")}
+
+    def holds(self, name: str) -> bool:
+        """Return whether a shard is here."""
+        return os.path.exists(os.path.join(self._directory, name))
+
+    def is_arriving(self, name: str) -> bool:
+        """Return whether somebody downloads a shard."""
+        return os.path.exists(self._part(name))
+
+    def evict(self, name: str) -> None:
+        """Delete a shard, if it is here and nobody has a lease of it."""
+        self._delete(os.path.join(self._directory, name))
+
+    def limit(self) -> int:
+        """Return the most bytes that all shards may take."""
+        if self._budget is not None:
+            return self._budget
+        disk = os.statvfs(self._directory)
+        return self._used() + (disk.f_bavail - disk.f_blocks // _SPARED) * disk.f_frsize
+
     def check_size(self, url: str, size: int) -> None:
         """Raise a ConfigError if a shard can never be in the cache."""
         if self._budget is not None and size > self._budget:
@@ -125,7 +149,7 @@ class ShardCache:
         """
         self.check_size(url, version.size)
         name = self.name(url, version)
-        path, part = os.path.join(self._directory, name), os.path.join(self._directory, f".{name}.part")
+        path, part = os.path.join(self._directory, name), self._part(name)
         while (lease := self.find(name)) is None:
             descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -189,7 +213,7 @@ class ShardCache:
             os.close(descriptor)
 
     def _make_room(self, url: str, size: int, give_up: Callable[[], bool]) -> None:
-        while (excess := self._used() + size - self._limit()) > 0:
+        while (excess := self._used() + size - self.limit()) > 0:
             if not self._evict_one() and not give_up():
                 raise CacheFullError(
                     f"the cache {self._directory} has no room for {url}, which needs {size} bytes, {excess} more than "
@@ -197,11 +221,8 @@ class ShardCache:
                     path=url,
                 )
 
-    def _limit(self) -> int:
-        if self._budget is not None:
-            return self._budget
-        disk = os.statvfs(self._directory)
-        return self._used() + (disk.f_bavail - disk.f_blocks // _SPARED) * disk.f_frsize
+    def _part(self, name: str) -> str:
+        return os.path.join(self._directory, f".{name}.part")
 
     def _used(self) -> int:
         return sum(entry.size for entry in self._entries())
@@ -218,15 +239,17 @@ class ShardCache:
 
     def _evict_one(self) -> bool:
         """Delete the file that has been unused for longest, and that nobody reads or writes."""
-        for entry in self._entries():
-            with suppress(OSError):
-                descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
-                    if _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and _is_at(descriptor, entry.path):
-                        os.unlink(entry.path)
-                        return True
-                finally:
-                    os.close(descriptor)
+        return any(self._delete(entry.path) for entry in self._entries())
+
+    def _delete(self, path: str) -> bool:
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and _is_at(descriptor, path):
+                    os.unlink(path)
+                    return True
+            finally:
+                os.close(descriptor)
         return False
 
 

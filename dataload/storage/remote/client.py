@@ -21,12 +21,16 @@ from dataload.storage.remote.settings import ObjectVersion, Remote, RemoteOption
 
 T = TypeVar("T")
 
+GAP = 1 << 16
+"""Bytes between two ranges that are fetched too, because another request would take longer."""
+
 SCHEMES = ("s3", "gs", "az", "http", "https", "memory")
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between attempts
 _REQUESTS_IN_TIMEOUT = 4  # the last attempt has to end before the time-out
 _STALLS_IN_TIMEOUT = 12
 _LONGEST_REASON = 300
+_CHUNK_BYTES = 1 << 20
 _PERMANENT = re.compile(
     r"status(?: code:)? 4(?!08|29)\d\d|non-partial|NotImplemented|InvalidToken|builder error|NotSupported"
 )
@@ -126,6 +130,20 @@ class ObjectClient:
         except SourceNotFoundError:
             return None
 
+    def read_start(self, url: str, key: str, length: int) -> tuple[ObjectVersion, bytes]:
+        """Return the version of an object and its first bytes, at most `length`, usually by one request."""
+
+        def get() -> tuple[ObjectVersion, bytes]:
+            result = self._obstore.get(self._store, key)
+            version = version_of(result.meta)
+            if version.size > length:
+                return version, bytes(self._get(url, key, version, Piece(0, length, 0)))
+            data = bytes(result.bytes())
+            _check_length(len(data), Piece(0, version.size, 0))
+            return version, data
+
+        return self._attempt(f"read {url}", url, get)
+
     def list(self, url: str, key: str) -> tuple[list[str], list[tuple[str, ObjectVersion]]]:
         """Return the names of directories and of objects, with their versions, in a directory."""
         found = self._attempt(f"list {url}", url, lambda: self._obstore.list_with_delimiter(self._store, key or None))
@@ -161,6 +179,33 @@ class ObjectClient:
                     future.exception()  # the receiver's memory or file is gone after this
             raise
 
+    def stream(
+        self,
+        url: str,
+        key: str,
+        version: ObjectVersion,
+        piece: Piece,
+        receive: Callable[[int, Any], Any],
+        check: Callable[[], None],
+    ) -> None:
+        """Fetch a piece of one version of an object, and call `receive` with the offset and bytes of each part of it.
+
+        A part comes again if the request is repeated. `check` is called before each part; the request ends if it raises
+        a `DataloadError`. Other errors are those of `fetch`.
+        """
+
+        def get() -> None:
+            check()
+            result = self._request(url, key, version, piece)
+            at = piece.start
+            for data in result.stream(min_chunk_size=_CHUNK_BYTES):
+                check()
+                receive(at, data)
+                at += len(data)
+            _check_length(at - piece.start, piece)
+
+        self._attempt(f"read bytes {piece.start} to {piece.stop} of {url}", url, get)
+
     def put(self, url: str, key: str, file: Any, *, overwrite: bool) -> None:
         """Store a file-like object or bytes, which must not exist yet unless `overwrite`.
 
@@ -181,21 +226,22 @@ class ObjectClient:
         self._attempt(f"delete {url}", url, lambda: self._obstore.delete(self._store, list(keys)))
 
     def _get(self, url: str, key: str, version: ObjectVersion, piece: Piece) -> Any:
+        def get() -> Any:
+            data = self._request(url, key, version, piece).bytes()
+            _check_length(len(data), piece)
+            return data
+
+        return self._attempt(f"read bytes {piece.start} to {piece.stop} of {url}", url, get)
+
+    def _request(self, url: str, key: str, version: ObjectVersion, piece: Piece) -> Any:
         options: dict[str, Any] = {"range": (piece.start, piece.stop)}
         # A weak ETag never matches by the rules of HTTP, so it is only compared below.
         if version.has_etag and not version.tag.startswith("W/"):
             options["if_match"] = version.tag
-
-        def get() -> Any:
-            result = self._obstore.get(self._store, key, options=options)
-            if not _same(version_of(result.meta), version):  # a server may ignore the condition
-                raise rewritten_error(url)
-            data = result.bytes()
-            if len(data) != piece.stop - piece.start:  # obstore lets a short answer pass
-                raise OSError(f"{len(data)} of {piece.stop - piece.start} bytes arrived")
-            return data
-
-        return self._attempt(f"read bytes {piece.start} to {piece.stop} of {url}", url, get)
+        result = self._obstore.get(self._store, key, options=options)
+        if not _same(version_of(result.meta), version):  # a server may ignore the condition
+            raise rewritten_error(url)
+        return result
 
     def _attempt(self, what: str, url: str, call: Callable[[], T]) -> T:
         """Call, again after failures that may pass, and translate errors; their own texts may hold secrets."""
@@ -243,6 +289,11 @@ class ObjectClient:
             text = text.replace(secret, "***")
         text = printable(_QUERY.sub("?...", text), _LONGEST_REASON, kept="")
         return f"{text or type(error).__name__}{f' ({code[1]})' if code else ''}"
+
+
+def _check_length(count: int, piece: Piece) -> None:
+    if count != piece.stop - piece.start:  # obstore lets a short answer pass
+        raise OSError(f"{count} of {piece.stop - piece.start} bytes arrived")
 
 
 def version_of(meta: Any) -> ObjectVersion:

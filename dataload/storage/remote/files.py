@@ -13,12 +13,12 @@ import numpy as np
 
 from dataload._util.per_process import PerProcess
 from dataload.storage.local.mapped import MappedFile, Mapping
-from dataload.storage.local.reopened import FileIdentity, Handle
+from dataload.storage.local.reopened import FileIdentity, Handle, ReopenedFile
 from dataload.storage.local.unmapped import UnmappedFile
 from dataload.storage.ranges import Runs
 from dataload.storage.records import MergedReads, RecordFile, is_reading_tables
 from dataload.storage.remote.cache import CacheFullError, Lease
-from dataload.storage.remote.client import Piece, client_of, cut
+from dataload.storage.remote.client import GAP, Piece, client_of, cut
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 from dataload.types import Array, BytesArray, Int64Array
 
@@ -34,7 +34,7 @@ class RemoteFile(MergedReads):
         remote: How it is read.
     """
 
-    gap = 1 << 16
+    gap = GAP
 
     def __init__(self, url: str, version: ObjectVersion, remote: Remote) -> None:
         self.path = url
@@ -43,7 +43,14 @@ class RemoteFile(MergedReads):
         self._remote = remote
 
     def _fill(self, buffer: BytesArray, runs: Runs) -> None:
-        fetch(self.path, self._version, self._remote, runs.starts.tolist(), runs.stops.tolist(), buffer)
+        ahead = self._remote.ranges.get("ahead")
+        if ahead is None or is_reading_tables():
+            fetch(self.path, self._version, self._remote, runs.starts.tolist(), runs.stops.tolist(), buffer)
+            return
+        ends = np.cumsum(runs.stops - runs.starts)
+        for run in ahead.fill(self.path, buffer, runs.starts, runs.stops).tolist():
+            start, stop, end = int(runs.starts[run]), int(runs.stops[run]), int(ends[run])
+            fetch(self.path, self._version, self._remote, [start], [stop], buffer[end - (stop - start) : end])
 
     def release(self) -> None:
         """See `RecordFile`; nothing is open."""
@@ -107,12 +114,20 @@ class _OpenShards:
         self._lock = threading.Lock()
         self._files: OrderedDict[int, weakref.ref[Any]] = OrderedDict()
 
-    def touch(self, file: RecordFile) -> None:
+    def touch(self, file: ReopenedFile[Any] | ShardFile) -> None:
         """Make a file the most recently used."""
         with self._lock:
             if id(file) not in self._files:
                 self._files[id(file)] = weakref.ref(file)
             self._files.move_to_end(id(file))
+
+    def release_deleted(self) -> None:
+        """Release the files that were evicted, whose space is free only then."""
+        with self._lock:
+            files = [reference() for reference in self._files.values()]
+        for file in files:
+            if file is not None and file.is_deleted():
+                file.release()
 
     def give_up(self) -> bool:
         """Release the file that has been unused for longest; return whether there was one."""
@@ -136,8 +151,14 @@ def open_shards() -> _OpenShards:
 
 
 def local_copy(
-    url: str, version: ObjectVersion, take: Callable[[], Lease], *, mapped: bool, listed: bool
-) -> RecordFile:
+    url: str,
+    version: ObjectVersion,
+    take: Callable[[], Lease],
+    *,
+    mapped: bool,
+    listed: bool,
+    keeps_lease: Callable[[], bool],
+) -> ReopenedFile[Any]:
     """Open a shard in the cache as a local file that is called by its URL.
 
     Args:
@@ -146,17 +167,19 @@ def local_copy(
         take: Returns a lease of the shard, each time that the file is opened.
         mapped: Map it into memory.
         listed: Whether it is one of the `open_shards`, which are released when the cache is full.
+        keeps_lease: Returns whether the open file keeps its lease. If not, it can be evicted, and still be read.
     """
     # The file may have been evicted and downloaded again before it is reopened: its name tells the version.
     identity = FileIdentity(version.size, version.number, (0, 0))
-    made: list[weakref.ref[RecordFile]] = []
+    made: list[weakref.ref[ReopenedFile[Any]]] = []
 
     def opened(kind: Any) -> Any:
         lease = take()
         handle = kind(lease.path)
         if handle.identity.size == version.size:
             handle.identity = identity
-        handle.lease = lease
+        if keeps_lease():
+            handle.lease = lease
         for file in filter(None, (reference() for reference in made)):
             open_shards().touch(file)
         return handle
@@ -188,18 +211,21 @@ class ShardFile(RecordFile):
     Args:
         ranged: The same file, read by ranges.
         find: Opens the local file if it is there.
-        take: Downloads the file if it is not there, and opens it.
+        take: Downloads the file if it is not there, and opens it; None if it is to be read by ranges for now.
     """
 
     def __init__(
-        self, ranged: RemoteFile, find: Callable[[], RecordFile | None], take: Callable[[], RecordFile]
+        self,
+        ranged: RemoteFile,
+        find: Callable[[], ReopenedFile[Any] | None],
+        take: Callable[[], ReopenedFile[Any] | None],
     ) -> None:
         self.path = ranged.path
         self.size = ranged.size
         self._ranged = ranged
         self._find = find
         self._take = take
-        self._local: RecordFile | None = None
+        self._local: ReopenedFile[Any] | None = None
         self._next_try = 0.0
         self._lock = threading.Lock()
 
@@ -217,6 +243,11 @@ class ShardFile(RecordFile):
         """See `RecordFile`."""
         self._local = None
 
+    def is_deleted(self) -> bool:
+        """See `ReopenedFile`."""
+        local = self._local
+        return local is not None and local.is_deleted()
+
     def _chosen(self) -> RecordFile:
         local = self._local or self._open()
         if local is None:
@@ -229,6 +260,7 @@ class ShardFile(RecordFile):
             if self._local is None and is_reading_tables():
                 self._local = self._find()
             elif self._local is None and time.monotonic() >= self._next_try:
+                open_shards().release_deleted()
                 try:
                     self._local = self._take()
                 except CacheFullError:

@@ -229,6 +229,8 @@ class Remote:
         versions: Versions of objects by URL, None for one that does not exist. What a source has opened stays at the
             version found first; an object that changes afterwards is an error.
         listings: Names in directories by URL.
+        boards: What the plan that downloads ahead says about shards, if there is one.
+        ranges: What fetches ranges ahead in this process, if anything does.
         clients: The clients that this process has made, by store; they end with this object or by `release`.
     """
 
@@ -238,15 +240,20 @@ class Remote:
         default_factory=dict[str, "ObjectVersion | None"], compare=False, repr=False
     )
     listings: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]], compare=False, repr=False)
-
+    boards: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
+    ranges: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     clients: PerProcess[dict[str, Any]] = field(default_factory=PerProcess[dict[str, Any]], compare=False, repr=False)
+
+    def expect(self, url: str, size: int, etag: str) -> None:
+        """Have an object read at a version that is known from elsewhere, unless the version was looked up before."""
+        self.versions.setdefault(url, ObjectVersion(size, etag, has_etag=True))
 
     def release(self) -> None:
         """Close connections and threads that nobody else uses; the next use makes new ones."""
         self.clients.drop()
 
     def __reduce__(self) -> Any:
-        return Remote, (self.store, self.options, self.versions, self.listings)
+        return Remote, (self.store, self.options, self.versions, self.listings, dict(self.boards))
 
     @classmethod
     def of(cls, storage_options: Any = None, remote: Any = None) -> Remote:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import os
 import re
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -17,13 +18,16 @@ from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 from dataload.storage.core import can_map
 from dataload.storage.local.files import LocalFile
 from dataload.storage.local.parts import Part, exists_error
-from dataload.storage.local.reopened import FileIdentity
-from dataload.storage.paths import has_wildcards, join
+from dataload.storage.local.reopened import FileIdentity, ReopenedFile
+from dataload.storage.paths import has_wildcards, is_url, join
 from dataload.storage.records import RecordFile
+from dataload.storage.remote.ahead import Shards, ShardsAhead, write
+from dataload.storage.remote.board import Coming, wait_for
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
-from dataload.storage.remote.client import Piece, client_of, cut, split_url
+from dataload.storage.remote.client import client_of, cut, split_url
 from dataload.storage.remote.files import RemoteFile, RemoteStream, ShardFile, fetch, local_copy, open_shards
 from dataload.storage.remote.part import RemotePart
+from dataload.storage.remote.plan import Use
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 from dataload.storage.table_cache import node_directory
 from dataload.types import Int64Array
@@ -95,6 +99,10 @@ class RemoteStorage:
 
     def read_ranges(self, path: str, offsets: Int64Array, lengths: Int64Array) -> Sequence[bytes]:
         """See `Storage.read_ranges`."""
+        if path not in self._remote.versions and offsets.tolist() == [0]:
+            client, key = client_of(path, self._remote)
+            self._remote.versions[path], data = client.read_start(path, key, int(lengths[0]))
+            return [data]
         version = self.version(path)
         starts = np.clip(offsets, 0, version.size)
         stops = np.clip(offsets + lengths, starts, version.size)
@@ -121,17 +129,29 @@ class RemoteStorage:
         self._shards.check_size(path, version.size)
         mapped = mapped and can_map()
         name = ShardCache.name(path, version)
+        keeps_lease = functools.partial(self._keeps_lease, path)
         if whole:
-            return local_copy(path, version, lambda: self._wait(path, version), mapped=mapped, listed=True)
+            return local_copy(
+                path,
+                version,
+                lambda: self._wait(path, version),
+                mapped=mapped,
+                listed=True,
+                keeps_lease=keeps_lease,
+            )
 
-        def local(lease: Lease) -> RecordFile:
-            return local_copy(path, version, lambda: lease, mapped=mapped, listed=False)
+        def local(lease: Lease | None) -> ReopenedFile[Any] | None:
+            leases = [] if lease is None else [lease]  # for the first and only time that the file is opened
+            del lease
+            return (
+                local_copy(path, version, leases.pop, mapped=mapped, listed=False, keeps_lease=keeps_lease)
+                if leases
+                else None
+            )
 
-        def find() -> RecordFile | None:
-            lease = self._shards.find(name)
-            return None if lease is None else local(lease)
-
-        return ShardFile(ranged, find, lambda: local(self._take(path, version)))
+        return ShardFile(
+            ranged, lambda: local(self._shards.find(name)), lambda: local(self._take(path, version, by_range=True))
+        )
 
     def lease(self, path: str) -> Lease:
         """See `Storage.lease`."""
@@ -206,19 +226,46 @@ class RemoteStorage:
         deadline = time.monotonic() + self._remote.options.timeout
         while True:
             try:
-                return self._take(path, version)
+                lease = self._take(path, version)
             except CacheFullError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_SECONDS_BETWEEN_TRIES)
+            else:
+                assert lease is not None, "only what may be read by range can do without"
+                return lease
 
-    def _take(self, path: str, version: ObjectVersion) -> Lease:
+    def _take(self, path: str, version: ObjectVersion, *, by_range: bool = False) -> Lease | None:
+        """Return a lease; None if the file may be read by range, and should be by the plan that downloads ahead."""
+
         def download(descriptor: int) -> None:
             client, key = client_of(path, self._remote)
             pieces = cut([0], [version.size], parse_bytes("part_bytes", self._remote.options.part_bytes))
-            client.fetch(path, key, version, pieces, lambda piece, data: _write(descriptor, piece, data))
+            client.fetch(path, key, version, pieces, lambda piece, data: write(descriptor, piece.start, data))
 
+        board = self._remote.boards.get("board")
+        if board is not None:
+            name = ShardCache.name(path, version)
+            found = wait_for(board, path, lambda: self._shards.find(name), lambda: self._shards.is_arriving(name))
+            if isinstance(found, Lease):
+                return found
+            if found is Coming.NEVER and by_range:
+                return None
         return self._shards.fetch(path, version, download, open_shards().give_up)
+
+    def _keeps_lease(self, path: str) -> bool:
+        """Return whether no plan protects a shard from eviction as long as it is wanted."""
+        board = self._remote.boards.get("board")
+        return board is None or board.look(path) is Coming.UNKNOWN
+
+    def uses_shards(self, path: str, whole: bool) -> bool:
+        """Return whether a file is read through the cache; `whole` says that it cannot be read by range."""
+        return is_url(path) and self._uses_shards(whole=whole, path=path)
+
+    def read_ahead(self, shards: Shards, uses: Iterator[Sequence[Use]]) -> ShardsAhead:
+        """Download shards into the cache before they are read; see `ShardsAhead`."""
+        cache = self._shards
+        return ShardsAhead(shards, uses, self._remote, cache, os.path.join(cache.root, "plans"))
 
     @cached_property
     def _shards(self) -> ShardCache:
@@ -227,10 +274,3 @@ class RemoteStorage:
             raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")
         budget = self._remote.options.budget
         return ShardCache(directory, None if budget is None else parse_bytes("budget", budget))
-
-
-def _write(descriptor: int, piece: Piece, data: Any) -> None:
-    view, offset = memoryview(data), piece.start
-    while len(view):
-        count = os.pwrite(descriptor, view, offset)
-        view, offset = view[count:], offset + count

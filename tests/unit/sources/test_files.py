@@ -14,7 +14,8 @@ from line_source import LineBackend, LineFile, LineSource
 from dataload._util.per_process import pickling_for_worker
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources import files
-from dataload.sources.files import FileSource, ShardReader
+from dataload.sources.files import FileSource
+from dataload.sources.shards import ShardReader
 from dataload.storage.errors import file_errors
 from dataload.testing.child import Reading, read_in_fork
 from dataload.types import FieldSpec
@@ -264,7 +265,7 @@ def test_corrupt_file_is_named(make):
 
 def test_more_shards_than_may_be_open(make, monkeypatch):
     """The ones used last stay open; those that another thread still reads from live on."""
-    monkeypatch.setattr(files, "_most_open_shards", lambda: 3)
+    monkeypatch.setattr(files, "most_open_shards", lambda: 3)
     source = Counting(make(*[2] * 10))
     assert tags(source) == list(range(20))
     assert tags(source.read([18, 19, 18])) == [18, 19, 18]
@@ -275,7 +276,7 @@ def test_more_shards_than_may_be_open(make, monkeypatch):
 
 
 def test_eight_threads_and_two_open_shards(make, monkeypatch):
-    monkeypatch.setattr(files, "_most_open_shards", lambda: 2)
+    monkeypatch.setattr(files, "most_open_shards", lambda: 2)
     source = LineSource(make(*[3] * 8))
     wrong = []
 
@@ -295,7 +296,7 @@ def test_limit_is_half_of_the_descriptors():
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert files._most_open_shards() == max(8, soft // 4)
+    assert files.most_open_shards() == max(8, soft // 4)
 
 
 def test_pickle_holds_settings_only(make):

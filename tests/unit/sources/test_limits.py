@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 import dataload
 from dataload.cli.app import app
 from dataload.errors import ConfigError, CorruptFileError, SourceError
-from dataload.sources.files import FileSource, ShardReader
+from dataload.sources.files import FileSource
 from dataload.sources.registry import built_in_formats
+from dataload.sources.shards import ShardReader
 from dataload.sources.tokens.format import TokenOptions
 
 LIMIT = 1_000

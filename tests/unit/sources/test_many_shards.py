@@ -72,7 +72,7 @@ def open_files(directory):
 @pytest.fixture
 def few(monkeypatch):
     """Three shards may be open."""
-    monkeypatch.setattr(files, "_most_open_shards", lambda: 3)
+    monkeypatch.setattr(files, "most_open_shards", lambda: 3)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -107,7 +107,7 @@ def test_tables_of_two_hundred_archives_are_parsed_once(tmp_path, monkeypatch):
     parsed = []
     load = tar_shard.load_table
     monkeypatch.setattr(tar_shard, "load_table", lambda file, *args, **kw: parsed.append(1) or load(file, *args, **kw))
-    monkeypatch.setattr(files, "_most_open_shards", lambda: 16)
+    monkeypatch.setattr(files, "most_open_shards", lambda: 16)
     with open_shards(paths, "tar") as source:
         for rows, batch in zip(order, expected, strict=True):
             np.testing.assert_equal(source.read_batch(rows), batch)

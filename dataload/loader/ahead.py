@@ -1,0 +1,56 @@
+"""Tells a source which records the next steps read, so that it can fetch them before."""
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dataload.loader.state import Cursor, EpochPlanners
+from dataload.types import AheadReader, ReadsAhead, StepsAhead
+
+_BLOCK_ROWS = 1 << 17  # many, because a pool has to be found again for each block
+
+
+class ReadAhead:
+    """The fetching on behalf of one loader. It does not refer to the loader, whose end stops it.
+
+    Args:
+        source: Any source; nothing is done for one that does not read ahead.
+        fields: Fields that are read; None means all.
+        here: Whether this process reads them.
+    """
+
+    def __init__(self, source: Any, fields: Sequence[str] | None, *, here: bool) -> None:
+        self._source = source if isinstance(source, ReadsAhead) else None
+        self._fields = fields
+        self._here = here
+        self.reader: AheadReader | None = None
+
+    def start(self, planners: EpochPlanners, start: Cursor, epochs: int | None) -> None:
+        """Fetch what the steps from `start` read, up to epoch `epochs` or for ever."""
+        self.stop()
+        if self._source is not None:
+            self.reader = self._source.read_ahead(steps_ahead(planners, start, epochs), self._fields, here=self._here)
+
+    def stop(self) -> None:
+        """Stop fetching. May be called twice."""
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.close()
+
+
+def steps_ahead(planners: EpochPlanners, start: Cursor, epochs: int | None) -> Generator[StepsAhead]:
+    """Yield the steps that a loader makes from `start`, in blocks; it ends like `StepDelivery`."""
+    epoch, step = start.epoch, start.step
+    while epochs is None or epoch < epochs:
+        planner = planners.of(epoch)
+        steps = planner.steps(epoch)
+        if not steps:
+            return
+        size = max(1, _BLOCK_ROWS // planner.rows_per_step)
+        blocks = [range(missing, missing + 1) for missing in sorted(start.missing)] if epoch == start.epoch else []
+        blocks += [range(first, min(first + size, steps)) for first in range(step, steps, size)]
+        for block in blocks:
+            rows = [plan.indices for plan in planner.plans(block, epoch=epoch)]
+            yield StepsAhead(epoch, np.concatenate(rows), np.cumsum([len(indices) for indices in rows]))
+        epoch, step = epoch + 1, 0

@@ -1,0 +1,110 @@
+"""Records of remote shards fetched before they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dataload._util.indexing import split_by_shard
+from dataload.sources.shards import OpenShards
+from dataload.storage import Remote, is_url
+from dataload.storage.remote.plan import Use
+from dataload.storage.remote.ranges_ahead import StepRanges
+from dataload.types import AheadReader, Int64Array, StepsAhead
+
+_PARTS = 16  # a plan says which sixteenth of a shard's time is over; finer plans only take longer to make
+
+
+def read_ahead(
+    files: Sequence[str],
+    opened: OpenShards[Any],
+    remote: Remote,
+    steps: Iterator[StepsAhead],
+    fields: tuple[str, ...] | None,
+    *,
+    here: bool,
+) -> AheadReader | None:
+    """Start to fetch what steps read; see `dataload.types.ReadsAhead`.
+
+    Args:
+        files: The file of each shard; a file may occur several times.
+        opened: The shards.
+        remote: The settings.
+        steps: The steps.
+        fields: Fields that are read; None means all.
+        here: Whether this process reads them.
+    """
+    from dataload.storage.remote.ahead import Shards  # most data are local
+    from dataload.storage.remote.ranges_ahead import RangesAhead
+    from dataload.storage.remote.storage import RemoteStorage
+
+    storage = RemoteStorage(remote)
+    first = opened.reader(0)
+    whole = {
+        # Others are like the first, or are read as a whole without a plan.
+        file: first.whole if reader is None else reader.whole
+        for file, reader in zip(files, opened.readers, strict=True)
+    }
+    kept = {file: None for file in whole if storage.uses_shards(file, whole[file])}
+    if kept:
+        numbers = {file: number for number, file in enumerate(kept)}
+        of_shard = np.array([numbers.get(file, -1) for file in files])
+        never_by_range = frozenset(number for file, number in numbers.items() if whole[file])
+        shards = Shards([*kept], [storage.version(file) for file in kept], never_by_range)
+        return storage.read_ahead(shards, shard_uses(steps, opened.ends, of_shard))
+    if not here:
+        return None
+    versions = {file: storage.version(file) for file in whole if is_url(file)}
+    return RangesAhead(versions, step_ranges(steps, files, opened, fields, remote.options.connections), remote)
+
+
+def step_ranges(
+    steps: Iterator[StepsAhead],
+    files: Sequence[str],
+    opened: OpenShards[Any],
+    fields: tuple[str, ...] | None,
+    threads: int,
+) -> Iterator[StepRanges]:
+    """Yield the ranges that each step reads, as far as the formats know them."""
+    for block in steps:
+        start = 0
+        for stop in block.ends.tolist():
+            ranges: list[tuple[str, Int64Array, Int64Array]] = []
+            parts = [part for part in split_by_shard(opened.ends, block.indices[start:stop]) if is_url(files[part[0]])]
+            readers = opened.open_all((shard for shard, _, _ in parts), threads)
+            for (shard, local, _), reader in zip(parts, readers, strict=True):
+                found = reader.ranges(local, fields)
+                if found is not None:
+                    ranges.append((files[shard], *found))
+            yield StepRanges(ranges)
+            start = stop
+
+
+def shard_uses(steps: Iterator[StepsAhead], ends: Int64Array, numbers: Int64Array) -> Iterator[Sequence[Use]]:
+    """Yield the shards that steps read, in the order of their first use.
+
+    Args:
+        steps: The steps.
+        ends: (files,) int64, cumulative number of records.
+        numbers: (files,) int64, the shard that each file is or is part of; -1 if it is not of interest.
+    """
+    mean = int(ends[-1]) // len(ends)
+    count, shards = 0, int(numbers.max()) + 1
+    for block in steps:
+        rows = np.diff(block.ends, prepend=0)
+        together = max(1, mean // (_PARTS * max(1, int(rows.max()))))
+        unit = np.repeat(np.arange(len(rows)) // together, rows)
+        found = numbers[np.searchsorted(ends, block.indices, side="right")]
+        keys, first, counts = np.unique((unit * shards + found)[found >= 0], return_index=True, return_counts=True)
+        order = np.argsort(first)
+        keys, counts = keys[order], counts[order]
+        stop = count + len(rows)
+        yield [
+            Use(count + at * together, min(count + (at + 1) * together, stop) - 1, block.epoch, shard, number)
+            for at, shard, number in zip(
+                (keys // shards).tolist(), (keys % shards).tolist(), counts.tolist(), strict=True
+            )
+        ]
+        count = stop

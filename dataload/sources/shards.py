@@ -1,0 +1,209 @@
+"""Shards of a data set: how a format reads one, and all of them as opened by one process."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from dataload._util.indexing import split_by_shard
+from dataload.collate import default_collate
+from dataload.errors import CorruptFileError
+from dataload.sources.base import spec_of
+from dataload.sources.manifest import MANIFEST_NAME, renewal
+from dataload.storage import base_name, join, parent
+from dataload.storage.errors import rewritten_error
+from dataload.storage.local.files import open_files_limit
+from dataload.types import Batch, FieldSpec, Int64Array
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ShardReader(ABC, Generic[T_co]):
+    """Reads one shard, a file or directory, in one process.
+
+    It keeps the locations of the records (its table) for its lifetime, and opens the file when it reads. Reads are
+    thread-safe. Dropping the last reference releases the file, as `close` does.
+
+    Attributes:
+        whole: Whether the file cannot be read by range.
+    """
+
+    whole = False
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of records."""
+
+    @abstractmethod
+    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[T_co]:
+        """Return records in the requested order.
+
+        Args:
+            indices: (rows,) int64 in [0, len), at least one.
+            fields: Names of fields, which exist unless `fields` is empty; None means all.
+        """
+
+    def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        """Return columns; override this if it can be done without building records."""
+        return default_collate(self.read(indices, fields))
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Fields of this shard, in file order; empty if records are plain bytes."""
+        return {}
+
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:  # noqa: ARG002 - for formats that know them
+        """Return offsets and lengths in bytes of most of what `read` reads, both (n,) int64; None if it is unknown."""
+        return None
+
+    def first_fields(self) -> Mapping[str, FieldSpec]:
+        """Return the fields of the first record; none if there is no record or records are bytes."""
+        if not len(self):
+            return {}
+        try:
+            record: Any = self.read(np.zeros(1, np.int64), None)[0]
+        except CorruptFileError:  # raised again when it is read; other records may be intact
+            return {}
+        return {name: spec_of(value) for name, value in record.items()} if isinstance(record, Mapping) else {}
+
+    def key(self, index: int) -> str | None:  # noqa: ARG002 - for formats that have keys
+        """Return the key of a record without reading the record; None if records have no keys."""
+        return None
+
+    def identity(self) -> Any:
+        """Return what else identifies the content besides the size and the ends of the file; its repr is hashed."""
+        return None
+
+    def release(self) -> None:
+        """Release descriptors and maps but keep the table; the next read opens the file again."""
+
+    def close(self) -> None:
+        """Release the file for good."""
+        self.release()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownShards:
+    """What is known about shards before they are opened: from a manifest, or from the process that sent the source.
+
+    Attributes:
+        lengths: Number of records in each.
+        fields: All fields of the records.
+        listed: Whether that comes from a manifest.
+    """
+
+    lengths: tuple[int, ...]
+    fields: Mapping[str, FieldSpec]
+    listed: bool
+
+    def check(self, shard: int, path: str, records: int) -> None:
+        """Compare the number of records of an opened shard.
+
+        Raises:
+            CorruptFileError: It differs.
+        """
+        expected = self.lengths[shard]
+        if records == expected:
+            return
+        if not self.listed:
+            raise rewritten_error(path)
+        directory = parent(path)
+        problem = f"{base_name(path)} has {records:,} records, and {expected:,} in the manifest"
+        raise CorruptFileError(f"{problem}: {renewal(directory)}", path=join(directory, MANIFEST_NAME))
+
+
+@dataclass(slots=True)
+class OpenShards(Generic[T_co]):
+    """The shards of a data set as opened by one process.
+
+    Attributes:
+        ends: (shards,) int64, cumulative number of records.
+        fields: All fields.
+        readers: Readers by shard, None for one that is opened on first use. All keep their tables; at most `most_open`
+            keep their files open.
+        open: Opens a shard.
+        most_open: Maximum number of shards with open files.
+        recent: Shards with open files, the most recently used last; unused if there are at most `most_open` shards.
+    """
+
+    ends: Int64Array
+    fields: Mapping[str, FieldSpec]
+    readers: list[ShardReader[T_co] | None]
+    open: Callable[[int], ShardReader[T_co]]
+    most_open: int
+    recent: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    opening: dict[int, threading.Lock] = field(default_factory=dict[int, threading.Lock])
+
+    def read(self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]) -> Iterator[tuple[Any, T]]:
+        """Yield, for each shard in the request, the rows that it serves and the result of `read`."""
+        for shard, local, rows in split_by_shard(self.ends, indices):
+            try:
+                yield rows, read(self.reader(shard), local)
+            finally:
+                if len(self.readers) > self.most_open:
+                    self._release_if_evicted(shard)
+
+    def _release_if_evicted(self, shard: int) -> None:
+        """Close a shard that other threads evicted before a read opened it again."""
+        with self.lock:
+            if shard not in self.recent:
+                self._release(shard)
+
+    def _release(self, shard: int) -> None:
+        reader = self.readers[shard]
+        if reader is not None:
+            reader.release()
+
+    def reader(self, shard: int) -> ShardReader[T_co]:
+        """Return the reader of a shard, and close the least recently used one if too many are open."""
+        reader = self.readers[shard]
+        if reader is None:
+            reader = self._open(shard)
+        if len(self.readers) > self.most_open:
+            with self.lock:
+                self.recent[shard] = None
+                self.recent.move_to_end(shard)
+                while len(self.recent) > self.most_open:
+                    self._release(self.recent.popitem(last=False)[0])
+        return reader
+
+    def open_all(self, shards: Iterable[int], threads: int) -> list[ShardReader[T_co]]:
+        """Return the readers of several shards, of which those that are not open yet are opened in threads."""
+        found = list(shards)
+        if all(self.readers[shard] is not None for shard in found):
+            return [reader for shard in found if (reader := self.readers[shard]) is not None]
+        with ThreadPoolExecutor(min(threads, len(found))) as pool:
+            return list(pool.map(self._open_and_release, found))
+
+    def _open_and_release(self, shard: int) -> ShardReader[T_co]:
+        reader = self._open(shard)
+        if len(self.readers) > self.most_open:
+            self._release_if_evicted(shard)
+        return reader
+
+    def _open(self, shard: int) -> ShardReader[T_co]:
+        with self.lock:
+            lock = self.opening.setdefault(shard, threading.Lock())
+        with lock:
+            reader = self.readers[shard]
+            if reader is None:
+                reader = self.readers[shard] = self.open(shard)
+            return reader
+
+    def close(self) -> None:
+        """Close all files."""
+        for reader in self.readers:
+            if reader is not None:
+                reader.close()
+
+
+def most_open_shards() -> int:
+    """Return how many shards may be open; at two descriptors each, they take half of the process's limit."""
+    return max(8, open_files_limit() // 4)

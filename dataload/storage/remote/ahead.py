@@ -1,0 +1,300 @@
+"""Shards downloaded before they are read, in the order in which they will be."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dataload.errors import DataloadError, SourceError
+from dataload.storage.local.files import open_files_limit
+from dataload.storage.remote.board import Board, Coming
+from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
+from dataload.storage.remote.client import Piece, client_of, cut
+from dataload.storage.remote.files import open_shards
+from dataload.storage.remote.plan import Download, Evict, ShardPlan, Use, check_fit
+from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
+
+_SHARDS_AT_ONCE = 4  # the last parts of one overlap the first ones of the next
+_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two looks at what the consumer has received
+_CLOSE_SECONDS = 1.0
+
+
+class Stopped(DataloadError):
+    """Reading ahead has ended; nobody sees this error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The shards of a source that are read through the cache.
+
+    Attributes:
+        urls: Their URLs.
+        versions: Their versions.
+        whole: Numbers of those that cannot be read by range.
+    """
+
+    urls: Sequence[str]
+    versions: Sequence[ObjectVersion]
+    whole: frozenset[int]
+
+
+class _Job:
+    """The parts of one shard that are still to arrive. Writes end with the last of them, even into a deleted file."""
+
+    def __init__(self, shard: int, descriptor: int, parts: int, changed: threading.Condition) -> None:
+        self.shard = shard
+        self.descriptor = os.dup(descriptor)
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
+        self.left = parts
+        self.changed = changed
+        self.errors: list[BaseException] = []
+
+
+class ShardsAhead:
+    """Downloads shards into the cache in the background, and evicts what is wanted last.
+
+    Its threads are daemons: the end of the interpreter does not wait for a request.
+
+    Args:
+        shards: The shards.
+        uses: Which of them the next steps read, in blocks; computed as far ahead as needed.
+        remote: How they are read.
+        cache: Where they are kept.
+        directory: Where the `Board` is.
+    """
+
+    def __init__(
+        self, shards: Shards, uses: Iterator[Sequence[Use]], remote: Remote, cache: ShardCache, directory: str
+    ) -> None:
+        self._shards = shards
+        self._uses = uses
+        self._remote = remote
+        self._cache = cache
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # of all below
+        self._planner, self._shard, self._part = (threading.Condition(self._lock) for _ in range(3))
+        self._stopped = False
+        self._received = 0
+        self._wanted: deque[int] = deque()  # shards to download
+        self._running: dict[int, None] = {}  # and those that are being downloaded, in the order of the plan
+        self._asked: set[int] = set()  # those of them whose parts are queued
+        self._failed: deque[int] = deque()
+        self._parts: deque[tuple[_Job, Piece]] = deque()
+        self._leases: OrderedDict[int, Lease] = OrderedDict()
+        names = [cache.name(url, version) for url, version in zip(shards.urls, shards.versions, strict=True)]
+        self._names = names
+        present = cache.names()
+        resident = [shard for shard, name in enumerate(names) if name in present]
+        sizes = [version.size for version in shards.versions]
+        budget = cache.limit()
+        self._plan = ShardPlan(sizes, budget, resident, whole=shards.whole)
+        soon = next(uses, ())
+        check_fit(soon, sizes, budget, shards.whole)
+        board = remote.boards.get("board")
+        if not isinstance(board, Board) or [*board.numbers] != [*shards.urls]:
+            board = remote.boards["board"] = Board(directory, shards.urls)
+        self._board = board  # the same for the life of the source, because worker processes know it
+        self._extend(soon)
+        self._start()
+
+    def _start(self) -> None:
+        kinds: list[tuple[str, Callable[[], None], int]] = [
+            ("plan", self._run, 1),
+            ("shard", self._fetch_shards, min(_SHARDS_AT_ONCE, len(self._names))),
+            ("part", self._fetch_parts, self._remote.options.connections),
+        ]
+        self._threads = [
+            threading.Thread(target=target, name=f"dataload-ahead-{kind}-{number}", daemon=True)
+            for kind, target, count in kinds
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def received(self) -> None:
+        """Say that the consumer has received another step. Only one thread may call this."""
+        self._received += 1
+
+    def close(self) -> None:
+        """Stop downloading. May be called twice; a forked child may call it, too."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            self._stopped = True
+            for condition in (self._planner, self._shard, self._part):
+                condition.notify_all()
+        self._board.clear()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._leases.clear()
+
+    def _run(self) -> None:
+        """Carry out the plan."""
+        try:
+            while not self._stopped:
+                self._plan.receive(self._received)
+                begun = time.monotonic()
+                if self._plan.wants_more():
+                    self._extend(next(self._uses, ()))
+                elif (action := self._next()) is not None:
+                    self._do(action)
+                else:
+                    spent = time.monotonic() - begun  # planning takes a few percent of the time at most
+                    with self._lock:
+                        if not self._stopped:
+                            self._planner.wait(min(_LONGEST_PAUSE, max(_PAUSE, 20 * spent)))
+        except Stopped:
+            pass
+        except Exception as error:
+            self._board.clear()  # readers help themselves, and meet an error of the order at its step
+            warnings.warn(f"nothing more is downloaded ahead: {error!r}", RuntimeWarning, stacklevel=2)
+
+    def _next(self) -> Download | Evict | None:
+        with self._lock:
+            while self._failed:
+                self._plan.forget(self._failed.popleft())
+            coming = {*self._running, *self._wanted}
+        waiting = self._board.take_waiting()
+        for shard in self._plan.resident.intersection(waiting) - coming:
+            if not self._cache.holds(self._names[shard]):
+                self._plan.lose(shard)
+        if len(coming) >= _SHARDS_AT_ONCE:
+            return None
+        return self._plan.next(urgent=not self._plan.resident.issuperset(waiting))
+
+    def _do(self, action: Download | Evict) -> None:
+        shard = action.shard
+        if isinstance(action, Download):
+            self._board.set(shard, Coming.SOON)
+            with self._lock:
+                self._wanted.append(shard)
+                self._shard.notify_all()
+            return
+        self._board.set(shard, Coming.NEVER if action.by_range else Coming.SOON)
+        with self._lock:
+            while shard in self._running or shard in self._wanted:
+                self._check()
+                self._planner.wait()
+            self._leases.pop(shard, None)
+        self._cache.evict(self._names[shard])
+
+    def _extend(self, uses: Sequence[Use]) -> None:
+        self._plan.extend(uses)
+        for shard in {use.shard for use in uses}:
+            if not self._plan.is_by_range(shard):
+                self._board.set(shard, Coming.SOON)
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise Stopped
+
+    def _fetch_shards(self) -> None:
+        with contextlib.suppress(Stopped):
+            while True:
+                with self._lock:
+                    while not self._wanted:
+                        self._check()
+                        self._shard.wait()
+                    self._check()
+                    shard = self._wanted.popleft()
+                    self._running[shard] = None
+                try:
+                    self._keep(shard, self._fetch_shard(shard))  # no name here may hold the lease
+                finally:
+                    with self._lock:
+                        del self._running[shard]
+                        self._asked.discard(shard)
+                        self._shard.notify_all()
+                        self._planner.notify()
+
+    def _keep(self, shard: int, lease: Lease | None) -> None:
+        with self._lock:
+            if lease is not None and not self._stopped:
+                self._leases[shard] = lease
+                while len(self._leases) > max(8, open_files_limit() // 8):
+                    self._leases.popitem(last=False)
+
+    def _fetch_shard(self, shard: int) -> Lease | None:
+        """Return a lease of a shard, or None if it cannot be downloaded, of which its reader finds the reason."""
+        url, version = self._shards.urls[shard], self._shards.versions[shard]
+        while True:
+            self._check()
+            try:
+                return self._cache.fetch(
+                    url, version, lambda descriptor: self._download(shard, descriptor), open_shards().give_up
+                )
+            except CacheFullError:
+                with self._lock:
+                    self._shard.wait(_PAUSE)  # until others end their leases
+            except (OSError, SourceError):
+                with self._lock:
+                    self._failed.append(shard)
+                if not self._stopped:
+                    self._board.set(shard, Coming.UNKNOWN)
+                return None
+
+    def _download(self, shard: int, descriptor: int) -> None:
+        pieces = cut(
+            [0], [self._shards.versions[shard].size], parse_bytes("part_bytes", self._remote.options.part_bytes)
+        )
+        job = _Job(shard, descriptor, len(pieces), threading.Condition(self._lock))
+        with self._lock:
+            # Requests are made in the order of the plan, but no shard waits for one that others download.
+            self._shard.wait_for(lambda: self._stopped or self._is_next(shard), timeout=_LONGEST_PAUSE)
+            self._asked.add(shard)
+            self._shard.notify_all()
+            self._parts.extend((job, piece) for piece in pieces)
+            self._part.notify(len(pieces))
+            while job.left and not job.errors:
+                self._check()
+                job.changed.wait(_LONGEST_PAUSE)
+        if job.errors:
+            raise job.errors.pop()
+
+    def _is_next(self, shard: int) -> bool:
+        return all(earlier in self._asked for earlier in itertools.takewhile(shard.__ne__, self._running))
+
+    def _fetch_parts(self) -> None:
+        while True:
+            with self._lock:
+                while not (self._parts or self._stopped):
+                    self._part.wait()
+                if self._stopped:
+                    return
+                job, piece = self._parts.popleft()
+            if not job.errors:
+                self._fetch_part(job, piece)
+            del job
+
+    def _fetch_part(self, job: _Job, piece: Piece) -> None:
+        url, version = self._shards.urls[job.shard], self._shards.versions[job.shard]
+        error: BaseException | None = None
+        try:
+            client, key = client_of(url, self._remote)
+            client.stream(url, key, version, piece, lambda at, data: write(job.descriptor, at, data), self._check)
+        except BaseException as found:  # raised by the thread that waits for the shard
+            error = found
+        with self._lock:
+            job.left -= 1
+            if error is not None:
+                job.errors.append(error)
+            job.changed.notify()
+
+
+def write(descriptor: int, offset: int, data: Any) -> None:
+    """Write all of `data` at an offset."""
+    view = memoryview(data)
+    while len(view):
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count

@@ -1,0 +1,144 @@
+"""What the plan that downloads ahead tells the readers of shards, in this process and in others."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from dataload._util.per_process import PerProcess
+from dataload.storage.remote.cache import Lease
+
+_PAUSE = 0.01  # seconds between two looks
+_LONGEST_WAIT = 5.0  # for a shard whose download has not begun; nobody should have to
+
+
+class Coming(IntEnum):
+    """What the plan says about a shard that is not in the cache."""
+
+    UNKNOWN = 0
+    SOON = 1  # wait for it
+    NEVER = 2  # read it by range
+
+
+class Board:
+    """What a plan says about each shard, for all processes that read on its behalf, and which ones they wait for.
+
+    It is a mapped file with two bytes for each shard, the second of which is not 0 while a reader waits.
+    The process that made it holds a lock on the file; what a killed one leaves is unlocked, and deleted by the next.
+
+    Args:
+        directory: Where the file is.
+        urls: The shards.
+    """
+
+    def __init__(self, directory: str, urls: Sequence[str]) -> None:
+        os.makedirs(directory, 0o700, exist_ok=True)
+        with os.scandir(directory) as left:
+            for file in left:
+                with contextlib.suppress(OSError), open(file.path, "rb") as old:
+                    fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(file.path)
+        file, self._path = tempfile.mkstemp(dir=directory, prefix="plan-")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.ftruncate(file, 2 * len(urls))
+        self.numbers = {url: number for number, url in enumerate(urls)}
+        self._map = mmap.mmap(file, 2 * len(urls))
+        weakref.finalize(self, _delete, file, self._path, os.getpid())
+
+    def set(self, shard: int, coming: Coming) -> None:
+        """Publish what is known about a shard."""
+        self._map[2 * shard] = coming
+
+    def take_waiting(self) -> list[int]:
+        """Return the shards that a reader has waited for since the last call."""
+        waiting = np.frombuffer(self._map, np.uint8)[1::2].nonzero()[0].tolist()
+        for shard in waiting:
+            self._map[2 * shard + 1] = 0
+        return waiting
+
+    def clear(self) -> None:
+        """Tell all readers to help themselves."""
+        self._map[:] = bytes(len(self._map))
+
+    def look(self, url: str, *, waits: bool = False) -> Coming:
+        """Return what the plan says about a shard."""
+        return _look(self._map, self.numbers.get(url), waits=waits)
+
+    def __reduce__(self) -> Any:
+        return BoardReader, (self._path, self.numbers)
+
+
+class BoardReader:
+    """A `Board` in another process; see there."""
+
+    def __init__(self, path: str, numbers: Mapping[str, int]) -> None:
+        self._path = path
+        self._numbers = numbers
+        self._map: PerProcess[mmap.mmap | None] = PerProcess()
+
+    def look(self, url: str, *, waits: bool = False) -> Coming:
+        """See `Board.look`."""
+        found = self._map.get(self._open)
+        return Coming.UNKNOWN if found is None else _look(found, self._numbers.get(url), waits=waits)
+
+    def _open(self) -> mmap.mmap | None:
+        try:
+            with open(self._path, "r+b") as file:
+                return mmap.mmap(file.fileno(), 0)
+        except OSError:
+            return None  # its process is gone
+
+    def __reduce__(self) -> Any:
+        return BoardReader, (self._path, self._numbers)
+
+
+def _look(found: mmap.mmap, number: int | None, *, waits: bool) -> Coming:
+    if number is None:
+        return Coming.UNKNOWN
+    coming = Coming(found[2 * number])
+    if waits and coming is Coming.SOON:
+        found[2 * number + 1] = 1
+    return coming
+
+
+def _delete(file: int, path: str, pid: int) -> None:
+    if pid == os.getpid():
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    os.close(file)
+
+
+def wait_for(
+    board: Board | BoardReader, url: str, find: Callable[[], Lease | None], is_arriving: Callable[[], bool]
+) -> Lease | Coming:
+    """Wait for a shard that a plan downloads, and return a lease of it, or what its reader should do instead.
+
+    Args:
+        board: The plan's board.
+        url: The shard.
+        find: Returns a lease if the shard is here.
+        is_arriving: Returns whether it is being downloaded.
+    """
+    waited, deadline = False, time.monotonic() + _LONGEST_WAIT
+    while (lease := find()) is None:
+        coming = board.look(url, waits=True)
+        if coming is not Coming.SOON:
+            # If the plan has given up meanwhile, the records that are needed now are less than a shard.
+            return Coming.NEVER if waited else coming
+        if is_arriving():
+            deadline = time.monotonic() + _LONGEST_WAIT
+        elif time.monotonic() > deadline:
+            return Coming.UNKNOWN
+        waited = True
+        time.sleep(_PAUSE)
+    return lease

@@ -1,0 +1,264 @@
+"""Ranges fetched before they are read, a bounded number of bytes ahead."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataload.storage.ranges import Runs, merge_ranges
+from dataload.storage.remote.ahead import Stopped
+from dataload.storage.remote.client import GAP, Piece, client_of, cut
+from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
+from dataload.types import BytesArray, Int64Array
+
+_MOST_BYTES = 1 << 28  # fetched and not yet received by the consumer
+_GROUP_BYTES, _GROUP_STEPS = 1 << 23, 32  # steps whose ranges are merged
+_CLOSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRanges:
+    """The ranges that one step reads.
+
+    Attributes:
+        ranges: URLs, each with (n,) int64 offsets and lengths in bytes.
+    """
+
+    ranges: Sequence[tuple[str, Int64Array, Int64Array]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all ranges."""
+        return sum(int(lengths.sum()) for _, _, lengths in self.ranges)
+
+
+class _Fetched:
+    """The ranges of one file that some steps read, merged into runs, one after another in a buffer."""
+
+    def __init__(self, url: str, runs: Runs, part_bytes: int, last: int) -> None:
+        self.url = url
+        self.last = last  # step that reads them
+        self.starts, self.stops = runs.starts, runs.stops
+        lengths = runs.stops - runs.starts
+        self.begins = np.cumsum(lengths) - lengths
+        self.buffer = np.empty(int(lengths.sum()), np.uint8)
+        self.pieces = cut(runs.starts.tolist(), runs.stops.tolist(), part_bytes)
+        self.left = np.zeros(len(lengths), np.int64)  # pieces that have not arrived, by run
+        for piece in self.pieces:
+            self.left[self._run_of(piece)] += 1
+        self.failed = False
+
+    def _run_of(self, piece: Piece) -> int:
+        return int(np.searchsorted(self.starts, piece.start, side="right")) - 1
+
+    def write(self, piece: Piece, offset: int, data: Any) -> None:
+        """Keep bytes of the file, which are part of a piece."""
+        at = piece.at + offset - piece.start
+        self.buffer[at : at + len(data)] = np.frombuffer(data, np.uint8)
+
+    def end(self, piece: Piece) -> None:
+        """Say that all bytes of a piece are there."""
+        self.left[self._run_of(piece)] -= 1
+
+    def copy(self, runs: Int64Array, starts: Int64Array, stops: Int64Array, targets: list[BytesArray]) -> None:
+        """Copy ranges, each inside one of `runs`, into `targets`."""
+        begins = self.begins[runs] + starts - self.starts[runs]
+        for target, begin, size in zip(targets, begins.tolist(), (stops - starts).tolist(), strict=True):
+            target[:] = self.buffer[begin : begin + size]
+
+
+class RangesAhead:
+    """Fetches ranges in the background, merged over several steps, and hands them to the reads that want them.
+
+    It looks twice as far ahead whenever a read has to wait for a request that was made too late, up to `_MOST_BYTES`:
+    as far as bandwidth and latency need.
+
+    Args:
+        versions: Versions of the files by URL.
+        steps: The ranges of the next steps; computed as far ahead as needed.
+        remote: How they are read.
+    """
+
+    def __init__(self, versions: Mapping[str, ObjectVersion], steps: Iterator[StepRanges], remote: Remote) -> None:
+        self._versions = versions
+        self._steps = steps
+        self._remote = remote
+        self._pid = os.getpid()
+        self._part_bytes = parse_bytes("part_bytes", remote.options.part_bytes)
+        self._lock = threading.Lock()  # of all below
+        self._planner, self._part, self._arrived = (threading.Condition(self._lock) for _ in range(3))
+        self._stopped = self._ended = False
+        self._received = self._planned = 0  # steps
+        self._window = 0  # bytes
+        self._held: dict[str, deque[_Fetched]] = {}
+        self._bytes = 0  # of all that is held
+        self._parts: deque[tuple[_Fetched, Piece]] = deque()
+        self._threads = [
+            threading.Thread(target=target, name=f"dataload-ahead-{kind}-{number}", daemon=True)
+            for kind, target, count in (
+                ("ranges", self._run, 1),
+                ("range", self._fetch_parts, remote.options.connections),
+            )
+            for number in range(count)
+        ]
+        remote.ranges["ahead"] = self
+        for thread in self._threads:
+            thread.start()
+
+    def received(self) -> None:
+        """Say that the consumer has received another step."""
+        with self._lock:
+            self._received += 1
+            self._planner.notify()
+
+    def close(self) -> None:
+        """Stop fetching. May be called twice; a forked child may call it, too."""
+        if self._pid != os.getpid():
+            return
+        if self._remote.ranges.get("ahead") is self:
+            del self._remote.ranges["ahead"]
+        with self._lock:
+            self._stopped = True
+            self._held.clear()
+            self._parts.clear()
+            for condition in (self._planner, self._part, self._arrived):
+                condition.notify_all()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def fill(self, url: str, buffer: BytesArray, starts: Int64Array, stops: Int64Array) -> Int64Array:
+        """Copy runs of a file one after another into `buffer`, waiting for those that are on their way.
+
+        Returns:
+            (n,) int64, the numbers of the runs that nobody fetches, whose place in the buffer is left alone.
+        """
+        ends = np.cumsum(stops - starts)
+        targets = [buffer[end - size : end] for end, size in zip(ends.tolist(), (stops - starts).tolist(), strict=True)]
+        missing = np.arange(len(starts))
+        seen = -1
+        while len(missing) and (seen := self._plan_beyond(seen)) is not None:
+            with self._lock:
+                held = list(self._held.get(url, ()))
+            for fetched in held:
+                runs = np.searchsorted(fetched.starts, starts[missing], side="right") - 1
+                inside = (runs >= 0) & (stops[missing] <= fetched.stops[runs])
+                found, runs = missing[inside], runs[inside]
+                if len(found) and self._wait(fetched, runs):
+                    fetched.copy(runs, starts[found], stops[found], [targets[row] for row in found.tolist()])
+                    missing = missing[~inside]
+        return missing
+
+    def _plan_beyond(self, seen: int | None) -> int | None:
+        """Return how many steps are planned, once that is more than `seen`; None if it never will be."""
+        with self._lock:
+            if seen == self._planned and not self._ended and self._window < _MOST_BYTES:
+                self._grow()
+                self._arrived.wait_for(lambda: self._stopped or self._ended or self._planned != seen)
+            return None if self._stopped or self._planned == seen else self._planned
+
+    def _grow(self) -> None:
+        self._window = min(2 * self._window, _MOST_BYTES)
+        self._planner.notify()
+
+    def _wait(self, fetched: _Fetched, runs: Int64Array) -> bool:
+        """Return whether runs have arrived."""
+        with self._lock:
+            if fetched.left[runs].any():
+                if not self._parts:  # all that is planned has been requested, so the requests began too late
+                    self._grow()
+                self._arrived.wait_for(lambda: self._stopped or fetched.failed or not fetched.left[runs].any())
+            return not fetched.left[runs].any()
+
+    def _run(self) -> None:
+        """Plan requests."""
+        while True:
+            with self._lock:
+                while not self._stopped and not self._drop_received() and self._bytes > self._window:
+                    self._planner.wait()
+                if self._stopped:
+                    return
+            group = self._next_group()
+            last = self._planned + len(group) - 1
+            fetched = [self._merge(url, ranges, last) for url, ranges in _by_url(group).items()]
+            with self._lock:
+                self._planned += len(group)
+                self._ended = not group
+                self._window = self._window or 4 * sum(each.buffer.nbytes for each in fetched)
+                for each in fetched:
+                    self._held.setdefault(each.url, deque()).append(each)
+                    self._bytes += each.buffer.nbytes
+                    self._parts.extend((each, piece) for piece in each.pieces)
+                self._part.notify_all()
+                self._arrived.notify_all()
+                if self._ended:
+                    return
+
+    def _next_group(self) -> list[StepRanges]:
+        group: list[StepRanges] = []
+        nbytes = 0
+        most = _GROUP_STEPS if self._planned else 1  # the first step comes soon
+        try:
+            while len(group) < most and nbytes < _GROUP_BYTES and (step := next(self._steps, None)) is not None:
+                group.append(step)
+                nbytes += step.nbytes
+        except Exception:  # of the order, or of a table: the step that is at fault will raise it again
+            self._steps = iter(())
+        return group
+
+    def _merge(self, url: str, ranges: list[tuple[Int64Array, Int64Array]], last: int) -> _Fetched:
+        offsets, lengths = (np.concatenate(columns) for columns in zip(*ranges, strict=True))
+        # Readers report ranges outside the file.
+        useful = (offsets >= 0) & (lengths > 0) & (lengths <= self._versions[url].size - offsets)
+        none = np.empty(0, np.int64)
+        runs = merge_ranges(offsets[useful], lengths[useful], GAP) if useful.any() else Runs(none, none, none)
+        return _Fetched(url, runs, self._part_bytes, last)
+
+    def _drop_received(self) -> bool:
+        """Forget what was read; return whether something was."""
+        dropped = False
+        for held in self._held.values():
+            while held and held[0].last < self._received:
+                self._bytes -= held.popleft().buffer.nbytes
+                dropped = True
+        return dropped
+
+    def _fetch_parts(self) -> None:
+        while True:
+            with self._lock:
+                while not (self._parts or self._stopped):
+                    self._part.wait()
+                if self._stopped:
+                    return
+                fetched, piece = self._parts.popleft()
+            try:
+                client, key = client_of(fetched.url, self._remote)
+                receive = functools.partial(fetched.write, piece)
+                client.stream(fetched.url, key, self._versions[fetched.url], piece, receive, self._check)
+            except Exception:  # the read that wants it tries again, and raises what is wrong
+                fetched.failed = True
+            with self._lock:
+                if not fetched.failed:
+                    fetched.end(piece)
+                self._arrived.notify_all()
+            del fetched
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise Stopped
+
+
+def _by_url(group: list[StepRanges]) -> dict[str, list[tuple[Int64Array, Int64Array]]]:
+    found: dict[str, list[tuple[Int64Array, Int64Array]]] = {}
+    for step in group:
+        for url, offsets, lengths in step.ranges:
+            found.setdefault(url, []).append((offsets, lengths))
+    return found

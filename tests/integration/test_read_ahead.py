@@ -1,0 +1,352 @@
+"""Fetching ahead of a loader: the same batches, in the order of the plan, each byte once, and nothing after the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fault_proxy import FaultProxy, Faults
+
+import dataload
+from dataload.convert.manifest import index_shards
+from dataload.errors import ConfigError, CorruptFileError, WorkerError
+from dataload.samplers import PoolShuffle, ShardSequential
+
+pytestmark = pytest.mark.slow
+
+SHARDS, RECORDS, BYTES = 12, 40, 2000
+FORMATS = {
+    "syr": ("syr", {}, {}),
+    "tar": ("tar", {}, {"decode": "auto"}),
+    "torchrecord": ("torchrecord", {}, {}),
+    "lmdb": ("lmdb", {"codec": "msgpack"}, {"codec": "msgpack"}),
+    "array_record": ("array_record", {"codec": "msgpack", "options": "group_size:1"}, {"codec": "msgpack"}),
+    "uncompressed": (
+        "array_record",
+        {"codec": "msgpack", "options": "group_size:1,uncompressed"},
+        {"codec": "msgpack"},
+    ),
+    "tokens": ("npy", {}, {"format": "tokens", "window": 16}),
+}
+WORKERS = {
+    "serial": {},
+    "threads": {"num_workers": 2},
+    "processes": {"num_workers": 2, "executor": "processes"},
+}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """A directory of shards for each format, by its name."""
+    found, random = {}, np.random.default_rng(0)
+    for name, (suffix, options, _) in FORMATS.items():
+        directory = found[name] = tmp_path_factory.mktemp("shards")
+        for shard in range(SHARDS):
+            path = directory / f"part-{shard:02}.{suffix}"
+            if suffix == "npy":
+                np.save(path, random.integers(0, 60000, 16 * RECORDS).astype(np.uint16))
+                continue
+            with dataload.create(path, **options) as writer:
+                for row in range(RECORDS):
+                    writer.write({"x": random.integers(0, 255, BYTES).astype(np.uint8), "n": shard * RECORDS + row})
+    return found
+
+
+@pytest.fixture(scope="module")
+def bucket(object_server, shards):
+    name = object_server.bucket()
+    for kind, directory in shards.items():
+        object_server.put_directory(name, directory, f"{kind}/")
+    return name
+
+
+@pytest.fixture
+def proxy(object_server, monkeypatch):
+    """A proxy, with the same environment in all tests, because the fork server keeps that of the first one."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": object_server.access_key,
+        "AWS_SECRET_ACCESS_KEY": object_server.secret_key,
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with FaultProxy(object_server.endpoint) as proxy:
+        yield proxy
+
+
+def opened(proxy, bucket, name, **remote):
+    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
+    url = f"s3://{bucket}/{name}/{pattern(name)}"
+    return dataload.open(url, storage_options=storage, remote=remote, **FORMATS[name][2])
+
+
+def pattern(name):
+    return f"part-{{00..{SHARDS - 1:02}}}.{FORMATS[name][0]}"
+
+
+def plain(value):
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def order_of(shuffle):
+    if shuffle == "pool":
+        return {"sampler": PoolShuffle(ShardSequential((RECORDS,) * SHARDS, 3), 2 * RECORDS, 3)}
+    return {"shuffle": "global", "seed": 3}
+
+
+def sizes(directory):
+    found = [path for path in Path(directory).rglob("*") if path.is_file()]
+    return sorted(path.stat().st_size for path in found if "lock" not in path.name)
+
+
+@pytest.mark.parametrize("shuffle", ["pool", "global"])
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_batches_and_resumption(shards, bucket, proxy, tmp_path, name, workers, shuffle):
+    settings = {"batch_size": 16, **order_of(shuffle)}
+    path = str(shards[name] / pattern(name))
+    with dataload.open(path, **FORMATS[name][2]) as source, dataload.Loader(source, **settings) as loader:
+        expected = [list(loader) for _ in range(2)]
+        iterator = iter(loader)
+        for _ in range(11):
+            next(iterator)
+        state = loader.state_dict()
+        rest = list(iterator)
+    # Readers of the array_record package keep their files.
+    part = 2 if shuffle == "pool" and name != "array_record" else 1
+    budget = sum(sizes(shards[name])) // part + 10_000
+    with opened(proxy, bucket, name, cache=tmp_path / "cache", budget=budget) as source:
+        with dataload.Loader(source, **settings, **WORKERS[workers]) as loader:
+            assert [plain(list(loader)) for _ in range(2)] == [plain(batches) for batches in expected]
+        with dataload.Loader(source, **settings, **WORKERS[workers]) as loader:
+            loader.load_state_dict(state)
+            assert plain(list(loader)) == plain(rest)
+    assert sum(sizes(tmp_path / "cache" / "shards")) <= budget
+
+
+def test_a_shuffle_that_would_download_whole_shards_for_each_step_is_refused(shards, bucket, proxy, tmp_path):
+    budget = sum(sizes(shards["lmdb"])) // 2
+    match = r"do not fit into the [\d,]+ bytes that remote\.budget allows"
+    with (
+        opened(proxy, bucket, "lmdb", cache=tmp_path, budget=budget) as source,
+        dataload.Loader(source, batch_size=64, shuffle="global") as loader,
+        pytest.raises(ConfigError, match=match),
+    ):
+        next(iter(loader))
+
+
+def test_a_manifest_opens_any_number_of_shards_with_one_request(object_server, proxy, tmp_path):
+    for shard in range(40):
+        with dataload.create(tmp_path / f"part-{shard:02}.syr") as writer:
+            writer.extend({"n": np.array(3 * shard + row)} for row in range(3))
+    index_shards(str(tmp_path))
+    bucket = object_server.bucket()
+    object_server.put_directory(bucket, tmp_path, "set/")
+    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
+    proxy.reset()
+    with dataload.open(f"s3://{bucket}/set", storage_options=storage) as source:
+        assert (len(source), source.shard_lengths, [*source.fields]) == (120, (3,) * 40, ["n"])
+        assert [*proxy.counts.requests] == [("GET", f"{bucket}/set/dataload.json")]
+        assert (proxy.counts.requests.total(), proxy.counts.lists.total()) == (1, 0)
+        with dataload.Loader(source, batch_size=7, shuffle="global", epochs=1) as loader:
+            assert sorted(row for batch in loader for row in batch["n"].tolist()) == [*range(120)]
+    manifest = tmp_path / "dataload.json"
+    found = json.loads(manifest.read_text())
+    found["data_sets"][0]["shards"]["records"][:2] = [4, 2]
+    manifest.write_text(json.dumps(found))
+    object_server.put(bucket, "set/dataload.json", manifest)
+    with dataload.open(f"s3://{bucket}/set", storage_options=storage) as source:
+        match = r"dataload\.json: part-00\.syr has 3 records, and 4 in the manifest: if the shards are right, run `data"
+        with pytest.raises(CorruptFileError, match=match):
+            source[0]
+
+
+RANGED = ("syr", "tar", "uncompressed", "tokens")
+
+
+@pytest.mark.parametrize("shuffle", ["pool", "global"])
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", RANGED)
+def test_ranges(shards, bucket, proxy, name, workers, shuffle):
+    settings = {"batch_size": 16, **order_of(shuffle)}
+    path = str(shards[name] / pattern(name))
+    with dataload.open(path, **FORMATS[name][2]) as source, dataload.Loader(source, **settings) as loader:
+        expected = [plain(list(loader)) for _ in range(2)]
+    with opened(proxy, bucket, name, mode="ranges") as source:
+        with dataload.Loader(source, **settings, **WORKERS[workers]) as loader:
+            assert [plain(list(loader)) for _ in range(2)] == expected
+        assert not any(thread.name.startswith("dataload-ahead-range") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("workers", ["serial", "threads"])
+def test_ranges_are_requested_ahead_and_once(object_server, proxy, tmp_path, workers):
+    bucket, size = object_server.bucket(), 256 << 10
+    with dataload.create(tmp_path / "part-00.syr") as writer:
+        writer.extend({"x": np.full(size, row, np.uint8)} for row in range(48))
+    object_server.put(bucket, "part-00.syr", tmp_path / "part-00.syr")
+    proxy.faults = Faults(latency=0.05)
+    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
+    with dataload.open(f"s3://{bucket}/part-00.syr", storage_options=storage) as source:
+        len(source)
+        proxy.reset()
+        settings = {"batch_size": 2, "shuffle": "global", "seed": 3, "epochs": 1, **WORKERS[workers]}
+        with dataload.Loader(source, **settings) as loader:
+            rows = [int(row[0]) for batch in loader for row in batch["x"]]
+    assert sorted(rows) == [*range(48)]
+    # Without reading ahead, a batch of two records makes at most two requests at a time.
+    assert proxy.counts.most_at_once > 8
+    assert proxy.counts.bytes.total() < 1.25 * 48 * size
+
+
+def requests(proxy, name):
+    """The shards that were requested as a whole, in the order of their first parts."""
+    found = [
+        key.rpartition("-")[2].partition(".")[0] for key, span in proxy.counts.ranges if span.startswith("bytes=0-")
+    ]
+    return [int(number) for number in dict.fromkeys(found)]
+
+
+def test_requests_come_in_the_order_of_the_plan(bucket, proxy, tmp_path, shards):
+    order = order_of("pool")["sampler"]
+    with opened(proxy, bucket, "syr", cache=tmp_path, connections=1) as source:
+        len(source)
+        proxy.reset()
+        with dataload.Loader(source, batch_size=16, sampler=order, epochs=1) as loader:
+            rows = np.concatenate([batch["n"].ravel() for batch in loader])
+        assert sorted(rows.tolist()) == [*range(SHARDS * RECORDS)]
+        assert requests(proxy, "syr") == [*dict.fromkeys((rows // RECORDS).tolist())]
+        assert proxy.counts.bytes.total() == sum(sizes(shards["syr"]))
+
+
+RANK = """
+import json, sys, dataload
+from dataload.errors import ConfigError, CorruptFileError, WorkerError
+from dataload.samplers import PoolShuffle, ShardSequential
+rank, urls, endpoint, cache, shards, records = json.loads(sys.argv[1])
+storage = {"endpoint": endpoint, "client_options": {"allow_http": True}}
+order = PoolShuffle(ShardSequential((records,) * shards, 3), 2 * records, 3)
+with dataload.open(urls, storage_options=storage, remote={"cache": cache}) as source:
+    len(source)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    with dataload.Loader(source, batch_size=8, sampler=order, epochs=2, rank=rank, world_size=2) as loader:
+        rows = [row for epoch in range(2) for batch in loader for row in batch["n"].ravel().tolist()]
+    print(json.dumps(rows), flush=True)
+"""
+
+
+def test_two_ranks_fetch_each_byte_once(bucket, proxy, tmp_path, shards):
+    urls = f"s3://{bucket}/syr/{pattern('syr')}"
+    given = [[rank, urls, proxy.endpoint, str(tmp_path), SHARDS, RECORDS] for rank in range(2)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, json.dumps(each)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for each in given
+    ]
+    assert [rank.stdout.readline() for rank in ranks] == ["ready\n"] * 2
+    proxy.reset()
+    rows = [json.loads(rank.communicate("\n")[0]) for rank in ranks]
+    assert sorted(rows[0] + rows[1]) == sorted([*range(SHARDS * RECORDS)] * 2)
+    assert proxy.counts.bytes.total() == sum(sizes(shards["syr"]))
+    assert os.listdir(tmp_path / "plans") == []
+
+
+def test_a_resumed_job_fetches_only_what_it_reads(bucket, proxy, tmp_path):
+    settings = {"batch_size": 16, "sampler": ShardSequential((RECORDS,) * SHARDS, 3), "epochs": 1}
+    with (
+        opened(proxy, bucket, "syr", cache=tmp_path / "first") as source,
+        dataload.Loader(source, **settings) as loader,
+    ):
+        rows = [batch["n"].ravel() // RECORDS for batch in loader]
+        loader.set_epoch(0)
+        iterator = iter(loader)
+        for _ in range(20):
+            next(iterator)
+        state = loader.state_dict()
+    with opened(proxy, bucket, "syr", cache=tmp_path / "second", connections=1) as source:
+        with dataload.Loader(source, **settings) as loader:
+            loader.load_state_dict(state)
+            proxy.reset()
+            list(loader)
+        assert requests(proxy, "syr") == [*dict.fromkeys(np.concatenate(rows[20:]).tolist())]
+
+
+def test_an_error_comes_after_the_good_batches(object_server, shards, proxy, tmp_path):
+    bucket = object_server.bucket()
+    object_server.put_directory(bucket, shards["syr"], "syr/")
+    settings = {"batch_size": 10, "epochs": 1}
+    with opened(proxy, bucket, "syr", cache=tmp_path) as source, dataload.Loader(source, **settings) as loader:
+        len(source)
+        object_server.put(bucket, "syr/part-02.syr", b"another file")
+        iterator = iter(loader)
+        for step in range(8):
+            assert next(iterator)["n"].ravel().tolist() == [*range(10 * step, 10 * step + 10)]
+        match = r"step 8 of epoch 0 failed.*\n?.*part-02\.syr: the file has been rewritten"
+        with pytest.raises(WorkerError, match=match):
+            next(iterator)
+
+
+@pytest.mark.parametrize("ends", ["close", "drop"])
+def test_the_end_of_a_loader_ends_the_requests(bucket, proxy, tmp_path, ends):
+    with opened(proxy, bucket, "syr", cache=tmp_path, part_bytes=10_000, timeout=60) as source:
+        len(source)
+        proxy.faults = Faults(rate=50_000)
+        loader = dataload.Loader(source, batch_size=1)
+        next(iter(loader))
+        begun = time.monotonic()
+        if ends == "close":
+            loader.close()
+        del loader
+        assert time.monotonic() - begun < 1.5
+        assert not any(thread.name.startswith("dataload-ahead-plan") for thread in threading.enumerate())
+        assert sum(sizes(tmp_path / "shards")) < 12 * 60_000
+
+
+INTERRUPTED = """
+import json, sys, dataload
+urls, endpoint, cache = json.loads(sys.argv[1])
+storage = {"endpoint": endpoint, "client_options": {"allow_http": True}}
+source = dataload.open(urls, storage_options=storage, remote={"cache": cache} if cache else {})
+loader = dataload.Loader(source, batch_size=1)
+iterator = iter(loader)
+next(iterator)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_an_interrupt_leaves_nothing(object_server, proxy, tmp_path, cached):
+    bucket = object_server.bucket()
+    with dataload.create(tmp_path / "part-00.syr") as writer:
+        writer.extend({"x": np.full(1 << 20, row, np.uint8)} for row in range(8))
+    for shard in range(4):
+        object_server.put(bucket, f"part-0{shard}.syr", tmp_path / "part-00.syr")
+    # The first shard arrives at once, all others after a minute.
+    proxy.faults = Faults(rate=500_000, keys="part-0[1-3]")
+    given = [f"s3://{bucket}/part-{{00..03}}.syr", proxy.endpoint, str(tmp_path / "cache") if cached else None]
+    command = [sys.executable, "-c", INTERRUPTED, json.dumps(given)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout.readline() == "ready\n"
+        begun = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        assert child.communicate()[1].count("Traceback") == 1
+        assert time.monotonic() - begun < 5
+    assert child.returncode == -signal.SIGINT
+    if cached:
+        assert [path.name[:11] for path in (tmp_path / "cache" / "shards").iterdir()] == ["part-00.syr"]
+        assert not list((tmp_path / "cache" / "plans").iterdir())

@@ -1,0 +1,130 @@
+"""Downloads and evictions are as few as Belady's optimum, never for what is wanted later, and end in no deadlock."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataload.errors import ConfigError
+from dataload.samplers import PoolShuffle, ShardSequential
+from dataload.storage.remote.plan import Download, ShardPlan, Use, check_fit
+
+
+def uses_of(steps, start=0):
+    """Steps given as (epoch, shards of the rows)."""
+    for step, (epoch, shards) in enumerate(steps, start):
+        for shard, rows in sorted(Counter(shards).items()):
+            yield Use(step, step, epoch, shard, rows)
+
+
+def pooled(shards, records, pool, epochs, batch=16):
+    order = PoolShuffle(ShardSequential((records,) * shards, 1), pool, 1)
+    for epoch in range(epochs):
+        found = order.indices(np.arange(len(order)), epoch=epoch) // records
+        for start in range(0, len(found), batch):
+            yield epoch, found[start : start + batch].tolist()
+
+
+def optimum(steps, budget):
+    """Downloads of Belady's algorithm for shards of one byte: on a miss the farthest next use makes room."""
+    sequence = [shard for _, shards in steps for shard in sorted(set(shards))]
+    following, last = [0.0] * len(sequence), {}
+    for at in range(len(sequence) - 1, -1, -1):
+        following[at] = last.get(sequence[at], float("inf"))
+        last[sequence[at]] = at
+    held, downloads = {}, 0
+    for at, shard in enumerate(sequence):
+        if shard not in held:
+            downloads += 1
+            if len(held) == budget:
+                del held[max(held, key=held.__getitem__)]
+        held[shard] = following[at]
+    return downloads
+
+
+def run(plan, steps, uses):
+    """Let a consumer read all steps; return the downloads in order, and the rows read by range."""
+    downloads, by_range = [], 0
+    for step, (_, shards) in enumerate(steps):
+        plan.receive(step)
+        while True:
+            if plan.wants_more():
+                plan.extend([use for _, use in zip(range(50), uses, strict=False)])
+                continue
+            action = plan.next()
+            if action is None:
+                break
+            if isinstance(action, Download):
+                downloads.append(action.shard)
+        by_range += sum(shard not in plan.resident for shard in shards)
+    return downloads, by_range
+
+
+@pytest.mark.parametrize("part", [0.1, 0.25, 0.5, 0.75, 1])
+def test_downloads_are_as_few_as_possible(part):
+    shards, records, epochs = 80, 200, 4
+    steps = list(pooled(shards, records, 2 * records, epochs))
+    budget = int(part * shards)
+    downloads, by_range = run(ShardPlan([1] * shards, budget), steps, uses_of(steps))
+    assert len(downloads) <= 1.01 * optimum(steps, budget)
+    assert by_range <= (0.05 if part == 0.1 else 0.002) * shards * records * epochs
+    if part == 0.1:
+        assert len(downloads) <= shards * epochs
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    st.integers(0, 20),
+    st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=6), max_size=40),
+    st.sets(st.integers(0, 7)),
+)
+def test_a_reader_never_waits_for_ever_and_the_budget_holds(sizes, more, steps, whole):
+    budget = max(sizes) + more
+    steps = [(step // 10, [shard % len(sizes) for shard in shards]) for step, shards in enumerate(steps)]
+    plan, uses = ShardPlan(sizes, budget, whole=whole), uses_of(steps)
+    for step, (_, shards) in enumerate(steps):
+        plan.receive(step)
+        for shard in dict.fromkeys(shards):
+            for _ in range(200):
+                if plan.wants_more():
+                    plan.extend([use for _, use in zip(range(5), uses, strict=False)])
+                elif shard in plan.resident or plan.is_by_range(shard):
+                    break
+                else:
+                    plan.next(urgent=True)
+                assert sum(sizes[each] for each in plan.resident) <= budget
+            else:
+                # Files that cannot be read by range and do not fit beside each other are fetched by their reader.
+                assert whole.intersection(shards)
+
+
+def test_resident_shards_are_kept_and_failures_are_left_to_readers():
+    steps = [(0, [0]), (0, [1]), (0, [2])]
+    plan = ShardPlan([1, 1, 1], None, resident=[1])
+    plan.extend(uses_of(steps))
+    assert plan.next() == Download(0)
+    assert plan.next() == Download(2)
+    plan.forget(0)
+    assert plan.next() is None
+    assert plan.is_by_range(0)
+    plan.lose(1)
+    assert plan.next() == Download(1)
+
+
+def test_uses_that_are_over_are_forgotten():
+    plan = ShardPlan([1] * 3, None)
+    plan.extend(uses_of([(0, [0, 1, 2])] * 50))
+    plan.receive(49)
+    assert sum(map(len, plan._uses.values())) == len(plan._current) == 3
+
+
+def test_whole_shards_that_do_not_fit_together_are_refused():
+    uses = [*uses_of([(0, [0, 1]), (0, [1, 2]), (0, [1, 2])])]
+    check_fit(uses, [10, 20, 30], 50, whole=[0, 1, 2])
+    check_fit(uses, [10, 20, 30], 40, whole=[0, 2])
+    check_fit(uses, [10, 20, 30], None, whole=[0, 1, 2])
+    message = "shards of 50 bytes are read together, can only be read as a whole, and do not fit into the 49 bytes"
+    with pytest.raises(ConfigError, match=message):
+        check_fit(uses, [10, 20, 30], 49, whole=[0, 1, 2])

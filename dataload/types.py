@@ -281,11 +281,12 @@ class ReadsAhead(Protocol):
     """Optional: fetches records before they are read, because a loader knows which ones it will read."""
 
     def read_ahead(
-        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool
+        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
         """Start to fetch what the next steps read; None if nothing is gained by that.
 
         Args:
+            share: Part of the cache's budget that it may use, in (0, 1].
             fields: Names of the fields that they read; None means all.
             here: Whether this process reads them, and not others.
             steps: The steps from the first one that the consumer has not received, across the ends of epochs. They are

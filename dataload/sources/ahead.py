@@ -25,6 +25,7 @@ def read_ahead(
     fields: tuple[str, ...] | None,
     *,
     here: bool,
+    share: float,
 ) -> AheadReader | None:
     """Start to fetch what steps read; see `dataload.types.ReadsAhead`.
 
@@ -35,6 +36,7 @@ def read_ahead(
         steps: The steps.
         fields: Fields that are read; None means all.
         here: Whether this process reads them.
+        share: Part of the cache's budget that may be used.
     """
     from dataload.storage.remote.ahead import Shards  # most data are local
     from dataload.storage.remote.ranges_ahead import RangesAhead
@@ -53,7 +55,7 @@ def read_ahead(
         of_shard = np.array([numbers.get(file, -1) for file in files])
         never_by_range = frozenset(number for file, number in numbers.items() if whole[file])
         shards = Shards([*kept], [storage.version(file) for file in kept], never_by_range)
-        return storage.read_ahead(shards, shard_uses(steps, opened.ends, of_shard))
+        return storage.read_ahead(shards, shard_uses(steps, opened.ends, of_shard), share)
     if not here:
         return None
     versions = {file: storage.version(file) for file in whole if is_url(file)}
@@ -101,10 +103,12 @@ def shard_uses(steps: Iterator[StepsAhead], ends: Int64Array, numbers: Int64Arra
         order = np.argsort(first)
         keys, counts = keys[order], counts[order]
         stop = count + len(rows)
-        yield [
+        uses = [
             Use(count + at * together, min(count + (at + 1) * together, stop) - 1, block.epoch, shard, number)
             for at, shard, number in zip(
                 (keys // shards).tolist(), (keys % shards).tolist(), counts.tolist(), strict=True
             )
         ]
+        if uses:
+            yield uses
         count = stop

@@ -1,6 +1,6 @@
 """Concatenation of sources."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ from dataload._util.indexing import split_by_shard
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
 from dataload.sources.base import Location, Source, shard_of
-from dataload.types import Batch, FieldSpec, Int64Array
+from dataload.sources.parts_ahead import SeveralAhead, StepsByPart
+from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 
 
 class ConcatSource(Source[Any]):
@@ -52,6 +53,27 @@ class ConcatSource(Source[Any]):
             for part, local, where in split_by_shard(self._bounds(), indices)
         )
         return scatter_columns(pieces, len(indices))
+
+    def read_ahead(
+        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
+    ) -> AheadReader | None:
+        """See `dataload.types.ReadsAhead`; sources share the cache by their numbers of records."""
+        ends = self._bounds()
+        parts = StepsByPart(steps, ends)
+        found: list[AheadReader] = []
+        try:
+            for part, source in enumerate(self._sources):
+                part_share = share * max(1, len(source)) / max(1, len(self))
+                reader = source.read_ahead(parts.of(part), fields, here=here, share=min(1.0, part_share))
+                if reader is None:
+                    parts.drop(part)
+                else:
+                    found.append(reader)
+        except BaseException:
+            for reader in found:
+                reader.close()
+            raise
+        return SeveralAhead(found) if found else None
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:

@@ -130,7 +130,9 @@ class FileSource(Source[T_co]):
         most_open = most_open_shards()
         if self._known is not None:
             ends = np.cumsum(self._known.lengths, dtype=np.int64)
-            return OpenShards(ends, self._known.fields, [None] * len(ends), self._open_known, most_open)
+            return OpenShards(
+                ends, self._known.fields, [None] * len(ends), self._open_known, most_open, self._reading_threads
+            )
         # Those of objects are sent with `Remote`.
         files = [self._data_file(path) for path in self._paths if not is_url(path)]
         inherited = self._versions
@@ -142,7 +144,7 @@ class FileSource(Source[T_co]):
         ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
         recent = OrderedDict.fromkeys(range(min(len(readers), most_open)))
         known = self._known_fields(readers, fields)
-        return OpenShards(ends, known, list(readers), self._open_reader, most_open, recent)
+        return OpenShards(ends, known, list(readers), self._open_reader, most_open, self._reading_threads, recent)
 
     def _open_reader(self, shard: int) -> ShardReader[T_co]:
         with reading_tables(), file_errors(self._paths[shard]):
@@ -193,6 +195,11 @@ class FileSource(Source[T_co]):
     @property
     def _opening_threads(self) -> int:
         return _OPENING_THREADS if self._remote is None else self._remote.options.connections
+
+    def _reading_threads(self) -> int:
+        """Return the number of shards to read at the same time: one, unless each read is a request."""
+        far = self._remote is not None and is_url(self._paths[0]) and not self._remote.reads_ahead
+        return self._opening_threads if far else 1
 
     def _readers(self) -> list[ShardReader[T_co]]:
         """Return the readers of all shards, which are opened if needed."""
@@ -264,7 +271,7 @@ class FileSource(Source[T_co]):
         return fields
 
     def read_ahead(
-        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool
+        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
         """See `dataload.types.ReadsAhead`: files at URLs are fetched before they are read."""
         if self._remote is None or not any(map(is_url, self._paths)):
@@ -272,7 +279,7 @@ class FileSource(Source[T_co]):
         opened = self._data_set()
         files = [self._data_file(path) for path in self._paths]
         chosen = self._choose(None if fields is None else tuple(fields), opened)
-        return read_ahead(files, opened, self._remote, steps, chosen, here=here)
+        return read_ahead(files, opened, self._remote, steps, chosen, here=here, share=share)
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""

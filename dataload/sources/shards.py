@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -129,6 +130,7 @@ class OpenShards(Generic[T_co]):
             keep their files open.
         open: Opens a shard.
         most_open: Maximum number of shards with open files.
+        threads: Returns the number of shards to read at the same time.
         recent: Shards with open files, the most recently used last; unused if there are at most `most_open` shards.
     """
 
@@ -137,18 +139,29 @@ class OpenShards(Generic[T_co]):
     readers: list[ShardReader[T_co] | None]
     open: Callable[[int], ShardReader[T_co]]
     most_open: int
+    threads: Callable[[], int]
     recent: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
     lock: threading.Lock = field(default_factory=threading.Lock)
     opening: dict[int, threading.Lock] = field(default_factory=dict[int, threading.Lock])
 
     def read(self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]) -> Iterator[tuple[Any, T]]:
         """Yield, for each shard in the request, the rows that it serves and the result of `read`."""
-        for shard, local, rows in split_by_shard(self.ends, indices):
-            try:
-                yield rows, read(self.reader(shard), local)
-            finally:
-                if len(self.readers) > self.most_open:
-                    self._release_if_evicted(shard)
+        parts = list(split_by_shard(self.ends, indices))
+        threads = min(self.threads(), len(parts))
+        if threads <= 1:
+            for shard, local, rows in parts:
+                yield rows, self._read_part(shard, local, read)
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            shards, locals_, rows = zip(*parts, strict=True)
+            yield from zip(rows, pool.map(self._read_part, shards, locals_, repeat(read)), strict=True)
+
+    def _read_part(self, shard: int, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]) -> T:
+        try:
+            return read(self.reader(shard), indices)
+        finally:
+            if len(self.readers) > self.most_open:
+                self._release_if_evicted(shard)
 
     def _release_if_evicted(self, shard: int) -> None:
         """Close a shard that other threads evicted before a read opened it again."""

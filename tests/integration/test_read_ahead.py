@@ -19,6 +19,7 @@ import dataload
 from dataload.convert.manifest import index_shards
 from dataload.errors import ConfigError, CorruptFileError, WorkerError
 from dataload.samplers import PoolShuffle, ShardSequential
+from dataload.sources.concat import ConcatSource
 
 pytestmark = pytest.mark.slow
 
@@ -187,6 +188,35 @@ def test_ranges(shards, bucket, proxy, name, workers, shuffle):
         with dataload.Loader(source, **settings, **WORKERS[workers]) as loader:
             assert [plain(list(loader)) for _ in range(2)] == expected
         assert not any(thread.name.startswith("dataload-ahead-range") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("remote", [{"mode": "ranges"}, {"mode": "shards", "budget": 700_000}])
+def test_sources_of_sources_are_fetched_ahead(shards, bucket, proxy, tmp_path, remote):
+    def parts(open_one):
+        return ConcatSource([open_one("syr")[::2], open_one("uncompressed"), open_one("syr")[3:200]])
+
+    settings = {"batch_size": 16, "shuffle": "global", "seed": 3}
+    with parts(lambda name: dataload.open(str(shards[name] / pattern(name)), **FORMATS[name][2])) as source:
+        expected = [plain(batch) for batch in dataload.Loader(source, epochs=1, **settings)]
+    remote = {"cache": tmp_path, **remote} if remote["mode"] == "shards" else remote
+    with parts(lambda name: opened(proxy, bucket, name, **remote)) as source:
+        with dataload.Loader(source, epochs=2, **settings) as loader:
+            assert [plain(batch) for batch in loader] == expected
+            iterator = iter(loader)
+            next(iterator)
+            running = [thread.name for thread in threading.enumerate() if "ahead" in thread.name]
+            assert sum(name.endswith(("plan-0", "ranges-0")) for name in running) == 3
+        assert not any("ahead" in thread.name for thread in threading.enumerate())
+
+
+def test_the_shards_of_one_batch_are_read_at_the_same_time(bucket, proxy):
+    with opened(proxy, bucket, "syr", mode="ranges") as source:
+        len(source)
+        proxy.reset()
+        proxy.faults = Faults(latency=0.05)
+        batch = source.read_batch(np.arange(SHARDS) * RECORDS)
+    assert batch["n"].ravel().tolist() == [shard * RECORDS for shard in range(SHARDS)]
+    assert proxy.counts.most_at_once > SHARDS // 2
 
 
 @pytest.mark.parametrize("workers", ["serial", "threads"])

@@ -70,10 +70,17 @@ class ShardsAhead:
         remote: How they are read.
         cache: Where they are kept.
         directory: Where the `Board` is.
+        share: Part of the cache that may be used.
     """
 
     def __init__(
-        self, shards: Shards, uses: Iterator[Sequence[Use]], remote: Remote, cache: ShardCache, directory: str
+        self,
+        shards: Shards,
+        uses: Iterator[Sequence[Use]],
+        remote: Remote,
+        cache: ShardCache,
+        directory: str,
+        share: float = 1.0,
     ) -> None:
         self._shards = shards
         self._uses = uses
@@ -95,7 +102,8 @@ class ShardsAhead:
         present = cache.names()
         resident = [shard for shard, name in enumerate(names) if name in present]
         sizes = [version.size for version in shards.versions]
-        budget = cache.limit()
+        limit = cache.limit()
+        budget = max(int(share * limit), min(limit, max(sizes)))
         self._plan = ShardPlan(sizes, budget, resident, whole=shards.whole)
         soon = next(uses, ())
         check_fit(soon, sizes, budget, shards.whole)

@@ -244,6 +244,11 @@ class Remote:
     ranges: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     clients: PerProcess[dict[str, Any]] = field(default_factory=PerProcess[dict[str, Any]], compare=False, repr=False)
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether data are fetched before they are read."""
+        return bool(self.boards or self.ranges)
+
     def expect(self, url: str, size: int, etag: str) -> None:
         """Have an object read at a version that is known from elsewhere, unless the version was looked up before."""
         self.versions.setdefault(url, ObjectVersion(size, etag, has_etag=True))

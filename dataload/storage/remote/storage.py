@@ -262,10 +262,10 @@ class RemoteStorage:
         """Return whether a file is read through the cache; `whole` says that it cannot be read by range."""
         return is_url(path) and self._uses_shards(whole=whole, path=path)
 
-    def read_ahead(self, shards: Shards, uses: Iterator[Sequence[Use]]) -> ShardsAhead:
-        """Download shards into the cache before they are read; see `ShardsAhead`."""
+    def read_ahead(self, shards: Shards, uses: Iterator[Sequence[Use]], share: float) -> ShardsAhead:
+        """Download shards into a part of the cache before they are read; see `ShardsAhead`."""
         cache = self._shards
-        return ShardsAhead(shards, uses, self._remote, cache, os.path.join(cache.root, "plans"))
+        return ShardsAhead(shards, uses, self._remote, cache, os.path.join(cache.root, "plans"), share)
 
     @cached_property
     def _shards(self) -> ShardCache:

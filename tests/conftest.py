@@ -75,6 +75,24 @@ def object_server():
         yield server
 
 
+@pytest.fixture(scope="session")
+def azure_server():
+    """An Azure server; each process of pytest-xdist has its own."""
+    import object_server
+
+    if reason := object_server.why_no_azure():
+        pytest.skip(reason)
+    with object_server.AzureServer() as server:
+        server.store(server.bucket()).put("x", b"")  # starts obstore's threads, which live as long as the process
+        yield server
+
+
+@pytest.fixture(scope="session", params=["object_server", pytest.param("azure_server", marks=pytest.mark.remote)])
+def server(request):
+    """A server of each kind."""
+    return request.getfixturevalue(request.param)
+
+
 def _held() -> set[str]:
     return {*_descriptors(), *map(_name_of, threading.enumerate()), *_children()}
 

@@ -41,7 +41,7 @@ $(AZURITE): | $(INSTALLED)
 	mkdir -p $(@D) && touch $@
 
 test-remote: $(INSTALLED) $(CORE) $(AZURITE)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 600 -m remote tests/integration
+	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 600 -o faulthandler_timeout=170 -m remote tests/integration
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

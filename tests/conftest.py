@@ -38,6 +38,12 @@ def pytest_runtest_makereport(item, call):
     return (yield)
 
 
+def pytest_collection_finish():
+    """Spare each later collection of garbage the modules and the thousands of tests, which are most of the heap."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request):
     """Descriptors, threads and child processes that a test leaves behind fail it."""

@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 CORE := $(VENV)/.core
 
-.PHONY: demo test check format bench readme-table fuzz kills sanitize clean
+.PHONY: demo test test-remote check format bench readme-table fuzz kills sanitize clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -33,6 +33,15 @@ demo: $(DEMO_INSTALLED) $(CORE)
 
 test: $(INSTALLED) $(CORE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The tests of data at URLs that take long, or need a server that PyPI does not have. Without npm, those are skipped.
+AZURITE := $(VENV)/azurite/.installed
+$(AZURITE): | $(INSTALLED)
+	-npm install --silent --no-audit --no-fund --no-package-lock --prefix $(VENV)/azurite azurite
+	mkdir -p $(@D) && touch $@
+
+test-remote: $(INSTALLED) $(CORE) $(AZURITE)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 600 -o faulthandler_timeout=170 -m remote tests/integration
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

@@ -22,6 +22,7 @@ from dataload.errors import (
     SourceError,
     SourceNotFoundError,
     StateMismatchError,
+    StoreError,
     UnsupportedFormatError,
     WorkerError,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "SourceNotFoundError",
     "StateMismatchError",
     "Statistics",
+    "StoreError",
     "StreamContext",
     "TokenSource",
     "UnsupportedFormatError",

@@ -7,7 +7,8 @@ DataloadError
 │   ├── SourceNotFoundError (FileNotFoundError)  there is nothing at that path
 │   ├── UnsupportedFormatError (ValueError)      the content is in no known format
 │   ├── CorruptFileError (ValueError)            a file is damaged or contradicts its format
-│   └── ClosedSourceError (ValueError)           a source was used after it was closed
+│   ├── ClosedSourceError (ValueError)           a source was used after it was closed
+│   └── StoreError                               an object store refuses, or does not answer in time
 ├── StateMismatchError (ValueError)          a saved state belongs to other data or another order
 ├── WorkerError (RuntimeError)               loading a step failed
 └── MissingDependencyError (ImportError)     an optional package is not installed
@@ -35,6 +36,7 @@ __all__ = [
     "SourceError",
     "SourceNotFoundError",
     "StateMismatchError",
+    "StoreError",
     "UnsupportedFormatError",
     "WorkerError",
     "closest",
@@ -153,6 +155,10 @@ class CorruptFileError(SourceError, ValueError):
 
 class ClosedSourceError(SourceError, ValueError):
     """A source was used after it was closed."""
+
+
+class StoreError(SourceError):
+    """An object store refuses a request, or does not answer it in time. No record is at fault, so none is skipped."""
 
 
 class StateMismatchError(DataloadError, ValueError):

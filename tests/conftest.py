@@ -38,6 +38,12 @@ def pytest_runtest_makereport(item, call):
     return (yield)
 
 
+def pytest_collection_finish():
+    """Spare each later collection of garbage the modules and the thousands of tests, which are most of the heap."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request):
     """Descriptors, threads and child processes that a test leaves behind fail it."""
@@ -73,6 +79,24 @@ def object_server():
     with object_server.ObjectServer() as server:
         server.bucket()  # starts obstore's threads, which live as long as the process
         yield server
+
+
+@pytest.fixture(scope="session")
+def azure_server():
+    """An Azure server; each process of pytest-xdist has its own."""
+    import object_server
+
+    if reason := object_server.why_no_azure():
+        pytest.skip(reason)
+    with object_server.AzureServer() as server:
+        server.store(server.bucket()).put("x", b"")  # starts obstore's threads, which live as long as the process
+        yield server
+
+
+@pytest.fixture(scope="session", params=["object_server", pytest.param("azure_server", marks=pytest.mark.remote)])
+def server(request):
+    """A server of each kind."""
+    return request.getfixturevalue(request.param)
 
 
 def _held() -> set[str]:

@@ -11,8 +11,9 @@ PUBLIC = {
         BatchReader ClosedSourceError Codec Collate ColumnReader ConcatSource ConfigError CorruptFileError
         DataloadError FieldSpec Loader MemorySource MissingDependencyError MultiStreamLoader Pack Ragged
         RandomAccessSource RangeSource RecordWriter RemoteOptions SampleContext Sampler Sharded SourceError
-        SourceNotFoundError StateMismatchError Statistics StreamContext TokenSource UnsupportedFormatError
-        WorkerError create decoding default_collate from_config live_view open record_timeline sequence_lengths
+        SourceNotFoundError StateMismatchError Statistics StoreError StreamContext TokenSource
+        UnsupportedFormatError WorkerError create decoding default_collate from_config live_view open record_timeline
+        sequence_lengths
     """,
     "dataload.samplers": """
         BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport

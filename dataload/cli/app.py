@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from dataload.cli.bench import bench_command
+from dataload.cli.cache import cache_app
 from dataload.cli.convert import convert_command
 from dataload.cli.index import index_command
 from dataload.cli.inspect import inspect_command
@@ -122,6 +123,7 @@ for _command in (
     schema_command,
 ):
     app.command(_command.__name__.removesuffix("_command"))(_command)
+app.add_typer(cache_app, name="cache")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -20,6 +20,7 @@ from dataload.errors import (
     ConfigError,
     MissingDependencyError,
     SourceError,
+    StoreError,
     WorkerError,
     message_of,
     printable,
@@ -48,8 +49,8 @@ _RAISE = opmap["RAISE_VARARGS"]
 class ErrorPolicy:
     """The treatment of records that fail.
 
-    Only reading and transforming are a record's own fault. A failing collate or batch transform, a closed source and
-    a missing package are raised whatever `action` is.
+    Only reading and transforming are a record's own fault. A failing collate or batch transform, a closed source, a
+    missing package and a store that does not answer are raised whatever `action` is.
 
     Attributes:
         action: `raise` ends the iteration. `skip` leaves the row out; a step without a good record gives a batch
@@ -101,7 +102,7 @@ class StageError(Exception):
         return (
             self.stage.startswith(("read", "transform"))
             and isinstance(self.error, Exception)
-            and not isinstance(self.error, (ClosedSourceError, MissingDependencyError))
+            and not isinstance(self.error, (ClosedSourceError, MissingDependencyError, StoreError))
         )
 
 

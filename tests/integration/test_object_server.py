@@ -22,64 +22,66 @@ SUPPORT = str(Path(servers.__file__).parent)
 
 
 @pytest.fixture(scope="session")
-def bucket(object_server):
-    return object_server.bucket()
+def bucket(server):
+    return server.bucket()
 
 
-def test_ranges(object_server, bucket):
-    store = object_server.store(bucket)
-    object_server.put(bucket, "a/b", DATA)
+def test_ranges(server, bucket):
+    store = server.store(bucket)
+    server.put(bucket, "a/b", DATA)
     assert bytes(store.get_range("a/b", start=7, end=300)) == DATA[7:300]
     found = store.get_ranges("a/b", starts=[5, 255_000, 0], ends=[6, 256_000, 1000], coalesce=0)
     assert [bytes(part) for part in found] == [DATA[5:6], DATA[255_000:], DATA[:1000]]
-    assert bytes(store.get("a/b", options={"range": {"suffix": 3}}).bytes()) == DATA[-3:]
+    if server.scheme == "s3":  # Azure has no such ranges
+        assert bytes(store.get("a/b", options={"range": {"suffix": 3}}).bytes()) == DATA[-3:]
     assert store.head("a/b")["size"] == len(DATA)
 
 
-def test_a_changed_object_is_refused(object_server, bucket):
-    store = object_server.store(bucket)
-    before = object_server.put(bucket, "changing", DATA)
+def test_a_changed_object_is_refused(server, bucket):
+    store = server.store(bucket)
+    before = server.put(bucket, "changing", DATA)
     assert bytes(store.get("changing", options={"if_match": before}).bytes()) == DATA
-    after = object_server.put(bucket, "changing", DATA[1:])
+    after = server.put(bucket, "changing", DATA[1:])
     assert store.head("changing")["e_tag"] == after != before
     with pytest.raises(obstore.exceptions.PreconditionError):
         store.get("changing", options={"if_match": before})
 
 
-def test_nothing_is_overwritten_unasked(object_server, bucket):
-    store = object_server.store(bucket)
+def test_nothing_is_overwritten_unasked(server, bucket):
+    store = server.store(bucket)
     store.put("once", b"1", mode="create")
     with pytest.raises(obstore.exceptions.AlreadyExistsError):
         store.put("once", b"2", mode="create")
     assert bytes(store.get("once").bytes()) == b"1"
 
 
-def test_multipart(object_server, bucket):
-    store = object_server.store(bucket)
+def test_multipart(server, bucket):
+    store = server.store(bucket)
     data = DATA * 50  # 12.8 MB
     store.put("large", data, use_multipart=True, chunk_size=5 << 20)
     assert store.head("large")["size"] == len(data)
-    assert store.head("large")["e_tag"].endswith('-3"')
+    assert server.scheme == "az" or store.head("large")["e_tag"].endswith('-3"')
     assert bytes(store.get_range("large", start=5 << 20, end=(5 << 20) + 999)) == data[5 << 20 :][:999]
 
 
-def test_listing(object_server, tmp_path):
-    bucket = object_server.bucket()
+def test_listing(server, tmp_path):
+    bucket = server.bucket()
     (tmp_path / "sub").mkdir()
     for name in ("b", "a", "sub/c"):
         (tmp_path / name).write_text(name)
-    assert object_server.put_directory(bucket, tmp_path, "d/") == ["d/a", "d/b", "d/sub/c"]
-    store = object_server.store(bucket)
+    assert server.put_directory(bucket, tmp_path, "d/") == ["d/a", "d/b", "d/sub/c"]
+    store = server.store(bucket)
     listed = [entry for page in store.list("d", chunk_size=2) for entry in page]
     assert sorted((entry["path"], entry["size"]) for entry in listed) == [("d/a", 1), ("d/b", 1), ("d/sub/c", 5)]
     assert store.list_with_delimiter("d")["common_prefixes"] == ["d/sub"]
 
 
-def test_other_keys_are_refused(object_server, bucket):
-    object_server.put(bucket, "secret", b"x")
-    stranger = object_server.store(bucket, secret_access_key="other")
-    with pytest.raises(obstore.exceptions.PermissionDeniedError):
-        stranger.get("secret")
+def test_other_keys_are_refused(server, bucket):
+    server.put(bucket, "secret", b"x")
+    name = "account_key" if server.scheme == "az" else "secret_access_key"
+    for other in ({name: "b3RoZXI="}, {"skip_signature": True}):
+        with pytest.raises(obstore.exceptions.PermissionDeniedError):
+            server.store(bucket, **other).get("secret")
 
 
 def test_a_killed_test_process_leaves_no_server(object_server):
@@ -113,7 +115,7 @@ def test_a_server_that_does_not_start(monkeypatch, tmp_path):
     program.write_text("#!/bin/sh\necho no room; exit 3\n")
     program.chmod(0o755)
     monkeypatch.setattr(servers, "weed", lambda: program)
-    with pytest.raises(ChildProcessError, match="the S3 server ended with 3:\nno room"):
+    with pytest.raises(ChildProcessError, match="the s3 server ended with 3:\nno room"):
         servers.ObjectServer()
 
 

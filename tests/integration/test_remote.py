@@ -1,4 +1,4 @@
-"""Every format on an S3 server gives what local files give; and forks, faults, changes, secrets, several processes."""
+"""Every format on a server gives what local files give; and forks, faults, changes, secrets, several processes."""
 
 from __future__ import annotations
 
@@ -65,29 +65,25 @@ def shards(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def bucket(object_server, shards):
-    name = object_server.bucket()
+def bucket(server, shards):
+    """The URL of a bucket with all of them."""
+    name = server.bucket()
     for number, directory in enumerate(shards.values()):
-        object_server.put_directory(name, directory, f"{number}/")
-    return name
+        server.put_directory(name, directory, f"{number}/")
+    return server.url(name)
 
 
 @pytest.fixture
-def environment(object_server, monkeypatch):
+def environment(server, monkeypatch):
     """Credentials in the environment, for other processes too."""
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": object_server.access_key,
-        "AWS_SECRET_ACCESS_KEY": object_server.secret_key,
-        "AWS_ENDPOINT": object_server.endpoint,
-        "AWS_REGION": "us-east-1",
-    }.items():
+    for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
 
 
 def paths(shards, bucket, name):
     suffix = FORMATS[name][0]
     pattern = f"part-{{0,1}}.{suffix}"
-    return str(shards[name] / pattern), f"s3://{bucket}/{[*FORMATS].index(name)}/{pattern}"
+    return str(shards[name] / pattern), f"{bucket}/{[*FORMATS].index(name)}/{pattern}"
 
 
 def same(one, other):
@@ -108,17 +104,17 @@ def options_of(mode, tmp_path):
 
 @pytest.mark.parametrize("mode", ["ranges", "shards"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_records_and_fingerprint(object_server, shards, bucket, tmp_path, name, mode):
+def test_records_and_fingerprint(server, shards, bucket, tmp_path, name, mode):
     local_path, url = paths(shards, bucket, name)
     if name in ("torchrecord", "lmdb", "array_record") and mode == "ranges":
         with pytest.raises(ConfigError, match=r"can only be read as a whole: set remote.mode to 'shards' or 'auto'"):
-            dataload.open(url, storage_options=object_server.storage_options(), remote={"mode": mode})
+            dataload.open(url, storage_options=server.storage_options(), remote={"mode": mode})
         return
     options = FORMATS[name][2]
     with (
         dataload.open(local_path, **options) as local,
         dataload.open(
-            url, storage_options=object_server.storage_options(), remote=options_of(mode, tmp_path), **options
+            url, storage_options=server.storage_options(), remote=options_of(mode, tmp_path), **options
         ) as remote,
     ):
         assert len(remote) == len(local) > 0
@@ -128,7 +124,7 @@ def test_records_and_fingerprint(object_server, shards, bucket, tmp_path, name, 
         order = np.random.default_rng(1).permutation(len(local))
         assert same(remote.read(order), local.read(order))
         assert same(remote.read_batch(order), local.read_batch(order))
-        assert object_server.secret_key not in repr(remote) + repr(vars(remote)) + str(remote.options)
+        assert server.secret_key not in repr(remote) + repr(vars(remote)) + str(remote.options)
 
 
 @pytest.mark.parametrize("mode", ["ranges", "shards"])
@@ -157,10 +153,10 @@ def test_batches_and_states(shards, bucket, environment, tmp_path, workers, mode
             assert len(list(loader)) == len(expected) - 3
 
 
-def test_patterns_lists_and_directories(object_server, shards, bucket):
-    storage = object_server.storage_options()
-    root = f"s3://{bucket}/{[*FORMATS].index('syr')}"
-    for wanted in (f"{root}/*.syr", f"{root}/", root, f"syrah:{root}/part-?.syr", f"s3://{bucket}/[0]/p*"):
+def test_patterns_lists_and_directories(server, shards, bucket):
+    storage = server.storage_options()
+    root = f"{bucket}/{[*FORMATS].index('syr')}"
+    for wanted in (f"{root}/*.syr", f"{root}/", root, f"syrah:{root}/part-?.syr", f"{bucket}/[0]/p*"):
         with dataload.open(wanted, storage_options=storage) as source:
             assert source.paths == (f"{root}/part-0.syr", f"{root}/part-1.syr")
     with dataload.open([f"{root}/part-1.syr", f"{root}/part-0.syr"], storage_options=storage) as source:
@@ -176,16 +172,16 @@ def test_patterns_lists_and_directories(object_server, shards, bucket):
             dataload.open(missing, storage_options=storage)
 
 
-def test_selections_of_records(object_server, shards, bucket):
+def test_selections_of_records(server, shards, bucket):
     url = paths(shards, bucket, "uncompressed")[1].replace("{0,1}", "0")
-    with dataload.open(f"{url}[2:5]", codec="msgpack", storage_options=object_server.storage_options()) as source:
+    with dataload.open(f"{url}[2:5]", codec="msgpack", storage_options=server.storage_options()) as source:
         assert [record["n"] for record in source] == [4, 6, 8]
 
 
-def test_one_object_is_not_listed(object_server, shards, bucket):
-    with FaultProxy(object_server.endpoint) as proxy:
+def test_one_object_is_not_listed(server, shards, bucket):
+    with FaultProxy(server.endpoint) as proxy:
         url = paths(shards, bucket, "uncompressed")[1].replace("{0,1}", "0")
-        with dataload.open(url, storage_options=object_server.storage_options(proxy.endpoint)) as source:
+        with dataload.open(url, storage_options=server.storage_options(proxy.endpoint)) as source:
             source.read([0])
         assert not proxy.counts.lists
         assert sum(count for (method, _), count in proxy.counts.requests.items() if method == "HEAD") == 1
@@ -202,8 +198,8 @@ def test_web_servers(shards):
             dataload.open(f"{server.endpoint}/none.syr")
 
 
-def test_writing(object_server, tmp_path):
-    root, storage = f"s3://{object_server.bucket()}", object_server.storage_options()
+def test_writing(server, tmp_path):
+    root, storage = server.url(server.bucket()), server.storage_options()
     remote = {"cache": str(tmp_path)}
     for name, (suffix, options, reading) in FORMATS.items():
         if suffix == "npy":
@@ -224,8 +220,8 @@ def test_writing(object_server, tmp_path):
     assert not list((tmp_path / "uploads").iterdir())
 
 
-def test_a_race_of_two_writers(object_server, tmp_path):
-    url, storage = f"s3://{object_server.bucket()}/x.syr", object_server.storage_options()
+def test_a_race_of_two_writers(server, tmp_path):
+    url, storage = f"{server.url(server.bucket())}/x.syr", server.storage_options()
     with dataload.create(url, storage_options=storage, remote={"cache": tmp_path}) as late:
         late.extend(records(2))
         with dataload.create(url, storage_options=storage, remote={"cache": tmp_path / "other"}) as writer:
@@ -237,15 +233,15 @@ def test_a_race_of_two_writers(object_server, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["ranges", "shards"])
-def test_a_changed_object(object_server, tmp_path, mode):
-    bucket, storage = object_server.bucket(), object_server.storage_options()
+def test_a_changed_object(server, tmp_path, mode):
+    bucket, storage = server.bucket(), server.storage_options()
     for number in (40, 41):
         with dataload.create(tmp_path / f"{number}.syr") as writer:
             writer.extend(records(number))
-    object_server.put(bucket, "x.syr", tmp_path / "40.syr")
-    url, remote = f"s3://{bucket}/x.syr", options_of(mode, tmp_path)
+    server.put(bucket, "x.syr", tmp_path / "40.syr")
+    url, remote = f"{server.url(bucket)}/x.syr", options_of(mode, tmp_path)
     with dataload.open(url, storage_options=storage, remote=remote) as source:
-        object_server.put(bucket, "x.syr", tmp_path / "41.syr")
+        server.put(bucket, "x.syr", tmp_path / "41.syr")
         with pytest.raises(CorruptFileError, match=f"{url}: the file has been rewritten since it was opened"):
             source.read([1, 2])
     with dataload.open(url, storage_options=storage, remote=remote) as source:
@@ -257,20 +253,20 @@ FAULTS = [Faults(busy=0.3), Faults(cut=0.3), Faults(short=0.3), Faults(stall=0.1
 
 @pytest.mark.parametrize("mode", ["ranges", "shards"])
 @pytest.mark.parametrize("faults", FAULTS, ids=["busy", "cut", "short", "stall"])
-def test_faults_are_repaired(object_server, shards, bucket, tmp_path, faults, mode):
+def test_faults_are_repaired(server, shards, bucket, tmp_path, faults, mode):
     local_path, url = paths(shards, bucket, "syr")
-    with FaultProxy(object_server.endpoint, faults) as proxy:
+    with FaultProxy(server.endpoint, faults) as proxy:
         remote = {**options_of(mode, tmp_path), "timeout": 12, "part_bytes": 10_000}
-        storage = object_server.storage_options(proxy.endpoint)
+        storage = server.storage_options(proxy.endpoint)
         with dataload.open(url, storage_options=storage, remote=remote) as source, dataload.open(local_path) as local:
             assert same(source.read_batch(range(RECORDS)), local.read_batch(range(RECORDS)))
         assert proxy.counts.faults.total() > 0
 
 
-def test_what_cannot_be_repaired(object_server, shards, bucket):
+def test_what_cannot_be_repaired(server, shards, bucket):
     url = paths(shards, bucket, "syr")[1].replace("{0,1}", "0")
-    with FaultProxy(object_server.endpoint) as proxy:
-        storage = object_server.storage_options(proxy.endpoint)
+    with FaultProxy(server.endpoint) as proxy:
+        storage = server.storage_options(proxy.endpoint)
         begun = time.monotonic()
         with dataload.open(url, storage_options=storage, remote={"timeout": 2, "retries": 2}) as source:
             proxy.outage()
@@ -278,15 +274,16 @@ def test_what_cannot_be_repaired(object_server, shards, bucket):
             with pytest.raises(SourceError, match=match) as caught:
                 source.read([3])
             assert time.monotonic() - begun < 2
-            assert object_server.secret_key not in repr(caught.value) + str(caught.getrepr(showlocals=False))
+            assert server.secret_key not in repr(caught.value) + str(caught.getrepr(showlocals=False))
 
 
-def test_wrong_credentials(object_server, bucket):
-    secret = "a-secret-that-is-wrong"
-    storage = {**object_server.storage_options(), "secret_access_key": secret}
+def test_wrong_credentials(server, bucket):
+    secret = "a5secret5that5is5wrong=="
+    name = "account_key" if server.scheme == "az" else "secret_access_key"
+    storage = {**server.storage_options(), name: secret}
     begun = time.monotonic()
     with pytest.raises(SourceError, match=r"cannot look up .*403") as caught:
-        dataload.open(f"s3://{bucket}/0/part-0.syr", storage_options=storage)
+        dataload.open(f"{bucket}/0/part-0.syr", storage_options=storage)
     assert time.monotonic() - begun < 5  # not repeated
     assert secret not in str(caught.value) + repr(vars(caught.value)) + repr(caught.value.__cause__)
     with pytest.raises(ConfigError, match=r"storage_options do not fit s3://b: .*'wrong'") as caught:
@@ -294,27 +291,33 @@ def test_wrong_credentials(object_server, bucket):
     assert secret not in str(caught.value) + repr(vars(caught.value))
 
 
-def test_worker_processes_get_no_secrets(object_server, shards, bucket):
+def test_without_credentials(server, bucket):
+    storage = {name: value for name, value in server.storage_options().items() if "key" not in name}
+    with pytest.raises(SourceError, match=r"cannot look up .*403"):
+        dataload.open(f"{bucket}/0/part-0.syr", storage_options={**storage, "skip_signature": True})
+
+
+def test_worker_processes_get_no_secrets(server, shards, bucket):
     url = paths(shards, bucket, "syr")[1]
-    match = r"storage_options has access_key_id, secret_access_key, which may be secret.*environment"
-    with dataload.open(url, storage_options=object_server.storage_options()) as source:
+    names = ", ".join(sorted(name for name in server.storage_options() if "key" in name))
+    match = rf"storage_options has {names}, which may be secret.*environment"
+    with dataload.open(url, storage_options=server.storage_options()) as source:
         with pytest.raises(ConfigError, match=match) as caught:
             list(dataload.Loader(source, batch_size=5, num_workers=2, executor="processes"))
-        assert object_server.secret_key not in repr(caught.value) + repr(vars(caught.value))
+        assert server.secret_key not in repr(caught.value) + repr(vars(caught.value))
 
 
 @pytest.mark.parametrize("provider", ["text", "function"])
-def test_credentials_that_expire(object_server, shards, bucket, tmp_path, monkeypatch, provider):
-    monkeypatch.setenv("TEST_ACCESS_KEY", object_server.access_key)
-    monkeypatch.setenv("TEST_SECRET_KEY", object_server.secret_key)
+def test_credentials_that_expire(server, shards, bucket, tmp_path, monkeypatch, provider):
+    monkeypatch.setenv("TEST_CREDENTIALS", json.dumps(server.credentials()))
     monkeypatch.setenv("TEST_CALLS", str(tmp_path / "calls"))
-    storage = {name: value for name, value in object_server.storage_options().items() if "key" not in name}
+    storage = {name: value for name, value in server.storage_options().items() if "key" not in name}
     storage["credential_provider"] = "credentials:short_lived" if provider == "text" else credentials.short_lived
     with dataload.open(paths(shards, bucket, "syr")[1], storage_options=storage) as source:
-        assert object_server.secret_key.encode() not in pickle.dumps(source)
+        assert server.secret_key.encode() not in pickle.dumps(source)
         with dataload.Loader(source, batch_size=5) as loader:
             assert len(list(loader)) == RECORDS // 5
-            assert object_server.secret_key not in json.dumps(loader.state_dict(), default=repr)
+            assert server.secret_key not in json.dumps(loader.state_dict(), default=repr)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             assert pool.apply(operator.getitem, (source, 3))["n"] == source[3]["n"]
             pool.close()
@@ -364,15 +367,16 @@ with dataload.open(url, remote={"cache": cache, "part_bytes": "64KiB"}) as sourc
 """
 
 
-def test_eight_processes_download_each_byte_once(object_server, tmp_path, monkeypatch, environment):
-    bucket = object_server.bucket()
+def test_eight_processes_download_each_byte_once(server, tmp_path, monkeypatch, environment):
+    bucket = server.bucket()
     with dataload.create(tmp_path / "x.syr") as writer:
         writer.extend({"x": np.full(100_000, row, np.uint8), "n": row} for row in range(80))
-    object_server.put(bucket, "x.syr", tmp_path / "x.syr")
+    server.put(bucket, "x.syr", tmp_path / "x.syr")
     size = os.path.getsize(tmp_path / "x.syr")
-    with FaultProxy(object_server.endpoint) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT", proxy.endpoint)
-        command = [sys.executable, "-c", READER, f"s3://{bucket}/x.syr", str(tmp_path / "cache")]
+    with FaultProxy(server.endpoint) as proxy:
+        for name, value in server.environment(proxy.endpoint).items():
+            monkeypatch.setenv(name, value)
+        command = [sys.executable, "-c", READER, f"{server.url(bucket)}/x.syr", str(tmp_path / "cache")]
         readers = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(8)
         ]
@@ -383,9 +387,9 @@ def test_eight_processes_download_each_byte_once(object_server, tmp_path, monkey
 
 
 @pytest.mark.parametrize("name", ["syr", "lmdb"])
-def test_a_budget_of_one_shard(object_server, shards, bucket, tmp_path, name):
+def test_a_budget_of_one_shard(server, shards, bucket, tmp_path, name):
     local_path, url = paths(shards, bucket, name)
-    storage, options = object_server.storage_options(), FORMATS[name][2]
+    storage, options = server.storage_options(), FORMATS[name][2]
     size = max(path.stat().st_size for path in Path(shards[name]).rglob("*") if path.is_file())
     remote = {"cache": str(tmp_path), "budget": int(1.5 * size)}
     with (
@@ -400,21 +404,23 @@ def test_a_budget_of_one_shard(object_server, shards, bucket, tmp_path, name):
         dataload.open(url, storage_options=storage, remote={**remote, "budget": 1000, "mode": "shards"}, **options)
 
 
-def test_tables_are_kept_in_the_cache(object_server, tmp_path):
-    bucket, storage = object_server.bucket(), object_server.storage_options()
+def test_tables_are_kept_in_the_cache(server, tmp_path):
+    bucket, storage = server.bucket(), server.storage_options()
     remote = {"cache": str(tmp_path / "cache")}
     with dataload.create(tmp_path / "x.tar", index=False) as writer:
         writer.extend({"__key__": f"{row:06d}", "cls": row} for row in range(3000))
-    object_server.put(bucket, "x.tar", tmp_path / "x.tar")
+    server.put(bucket, "x.tar", tmp_path / "x.tar")
     for _ in range(2):
-        with dataload.open(f"s3://{bucket}/x.tar", storage_options=storage, remote=remote, decode="auto") as source:
+        with dataload.open(
+            f"{server.url(bucket)}/x.tar", storage_options=storage, remote=remote, decode="auto"
+        ) as source:
             assert source[1234] == {"__key__": "001234", "cls": 1234}
         assert len(list((tmp_path / "cache" / "tables").iterdir())) == 1
 
 
-def test_configs(object_server, shards, bucket, tmp_path):
-    storage = object_server.storage_options()
-    lines = ["[source]", f'path = "s3://{bucket}/0/*.syr"', "[source.storage]"]
+def test_configs(server, shards, bucket, tmp_path):
+    storage = server.storage_options()
+    lines = ["[source]", f'path = "{bucket}/0/*.syr"', "[source.storage]"]
     lines += [f"{name} = {json.dumps(value)}" for name, value in storage.items() if isinstance(value, str)]
     lines += ["[source.storage.client_options]", "allow_http = true", "[remote]", 'cache = "kept"', 'budget = "1GB"']
     (tmp_path / "c.toml").write_text("\n".join([*lines, "[loader]", "batch_size = 20"]))
@@ -426,7 +432,7 @@ def test_configs(object_server, shards, bucket, tmp_path):
             dataload.from_config(tmp_path / "c.toml", overrides=[change])
 
 
-def test_commands(object_server, shards, bucket, environment):
+def test_commands(server, shards, bucket, environment):
     url = paths(shards, bucket, "syr")[1]
     facts = json.loads(CliRunner().invoke(app, ["inspect", url, "--json"]).stdout)
     assert (facts["records"], facts["format"]) == (RECORDS, "syrah")

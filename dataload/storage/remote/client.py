@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from dataload._util.optional import load_optional
 from dataload._util.per_process import PerProcess, first_process
-from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, printable
+from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, StoreError, printable
 from dataload.storage.errors import rewritten_error
 from dataload.storage.remote.settings import ObjectVersion, Remote, RemoteOptions
 
@@ -157,7 +157,7 @@ class ObjectClient:
 
         Raises:
             CorruptFileError: The object is now another version.
-            SourceError: A piece has not arrived in time, or not after all retries.
+            StoreError: A piece has not arrived in time, or not after all retries.
         """
 
         def get(piece: Piece) -> None:
@@ -263,10 +263,10 @@ class ObjectClient:
             except Exception as error:
                 reason, permanent = self._reason(error), self._is_permanent(error)
             if permanent:
-                raise SourceError(f"cannot {what}: {reason}", path=url)
+                raise StoreError(f"cannot {what}: {reason}", path=url)
             wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (attempts - 1)) * random.uniform(0.5, 1)
             if attempts > self._options.retries or time.monotonic() + wait > last:
-                raise SourceError(
+                raise StoreError(
                     f"cannot {what}: {reason} ({attempts} attempts in {time.monotonic() - begun:.1f} s; the options "
                     "timeout and retries of remote allow more)",
                     path=url,

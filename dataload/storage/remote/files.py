@@ -117,8 +117,7 @@ class _OpenShards:
     def touch(self, file: ReopenedFile[Any] | ShardFile) -> None:
         """Make a file the most recently used."""
         with self._lock:
-            if id(file) not in self._files:
-                self._files[id(file)] = weakref.ref(file)
+            self._files[id(file)] = weakref.ref(file)  # always: the number may be that of a file that has gone
             self._files.move_to_end(id(file))
 
     def release_deleted(self) -> None:

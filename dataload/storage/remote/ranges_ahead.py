@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dataload.errors import StoreError
 from dataload.storage.ranges import Runs, merge_ranges
 from dataload.storage.remote.ahead import Stopped
 from dataload.storage.remote.client import GAP, Piece, client_of, cut
@@ -54,7 +55,7 @@ class _Fetched:
         self.left = np.zeros(len(lengths), np.int64)  # pieces that have not arrived, by run
         for piece in self.pieces:
             self.left[self._run_of(piece)] += 1
-        self.failed = False
+        self.errors: list[Exception] = []  # of requests
 
     def _run_of(self, piece: Piece) -> int:
         return int(np.searchsorted(self.starts, piece.start, side="right")) - 1
@@ -144,6 +145,7 @@ class RangesAhead:
         ends = np.cumsum(stops - starts)
         targets = [buffer[end - size : end] for end, size in zip(ends.tolist(), (stops - starts).tolist(), strict=True)]
         missing = np.arange(len(starts))
+        failed: list[Int64Array] = []
         seen = -1
         while len(missing) and (seen := self._plan_beyond(seen)) is not None:
             with self._lock:
@@ -154,14 +156,17 @@ class RangesAhead:
                 found, runs = missing[inside], runs[inside]
                 if len(found) and self._wait(fetched, runs):
                     fetched.copy(runs, starts[found], stops[found], [targets[row] for row in found.tolist()])
-                    missing = missing[~inside]
-        return missing
+                else:
+                    failed.append(found)
+                missing = missing[~inside]
+        return np.concatenate([missing, *failed])
 
     def _plan_beyond(self, seen: int | None) -> int | None:
         """Return how many steps are planned, once that is more than `seen`; None if it never will be."""
         with self._lock:
-            if seen == self._planned and not self._ended and self._window < _MOST_BYTES:
-                self._grow()
+            if seen == self._planned and not self._ended and self._bytes <= _MOST_BYTES:
+                self._window = max(self._window, self._bytes)
+                self._planner.notify()
                 self._arrived.wait_for(lambda: self._stopped or self._ended or self._planned != seen)
             return None if self._stopped or self._planned == seen else self._planned
 
@@ -170,16 +175,30 @@ class RangesAhead:
         self._planner.notify()
 
     def _wait(self, fetched: _Fetched, runs: Int64Array) -> bool:
-        """Return whether runs have arrived."""
+        """Return whether runs have arrived. If that has failed before, their reader tries again.
+
+        Raises:
+            StoreError: A request has failed meanwhile.
+        """
         with self._lock:
-            if fetched.left[runs].any():
+            if fetched.left[runs].any() and not fetched.errors:
                 if not self._parts:  # all that is planned has been requested, so the requests began too late
                     self._grow()
-                self._arrived.wait_for(lambda: self._stopped or fetched.failed or not fetched.left[runs].any())
+                self._arrived.wait_for(lambda: self._stopped or fetched.errors or not fetched.left[runs].any())
+                for error in fetched.errors:
+                    if isinstance(error, StoreError) and fetched.left[runs].any():
+                        raise error
             return not fetched.left[runs].any()
 
     def _run(self) -> None:
-        """Plan requests."""
+        try:
+            self._plan_requests()
+        finally:
+            with self._lock:
+                self._ended = True  # nobody waits for a plan
+                self._arrived.notify_all()
+
+    def _plan_requests(self) -> None:
         while True:
             with self._lock:
                 while not self._stopped and not self._drop_received() and self._bytes > self._window:
@@ -191,7 +210,6 @@ class RangesAhead:
             fetched = [self._merge(url, ranges, last) for url, ranges in _by_url(group).items()]
             with self._lock:
                 self._planned += len(group)
-                self._ended = not group
                 self._window = self._window or 4 * sum(each.buffer.nbytes for each in fetched)
                 for each in fetched:
                     self._held.setdefault(each.url, deque()).append(each)
@@ -199,8 +217,8 @@ class RangesAhead:
                     self._parts.extend((each, piece) for piece in each.pieces)
                 self._part.notify_all()
                 self._arrived.notify_all()
-                if self._ended:
-                    return
+            if not group:
+                return
 
     def _next_group(self) -> list[StepRanges]:
         group: list[StepRanges] = []
@@ -243,11 +261,12 @@ class RangesAhead:
                 client, key = client_of(fetched.url, self._remote)
                 receive = functools.partial(fetched.write, piece)
                 client.stream(fetched.url, key, self._versions[fetched.url], piece, receive, self._check)
-            except Exception:  # the read that wants it tries again, and raises what is wrong
-                fetched.failed = True
-            with self._lock:
-                if not fetched.failed:
+            except Exception as error:  # the read that wants it tries again, and raises what is wrong
+                fetched.errors.append(error)
+            else:
+                with self._lock:
                     fetched.end(piece)
+            with self._lock:
                 self._arrived.notify_all()
             del fetched
 

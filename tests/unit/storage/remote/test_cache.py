@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import gc
+import hashlib
 import multiprocessing
 import os
+import re
 import signal
 import threading
 
@@ -246,3 +248,60 @@ def test_a_link_is_not_followed(tmp_path):
     with pytest.raises(OSError):
         cache.find(ShardCache.name(url("x"), version()))
     assert (tmp_path / "secret").read_bytes() == b"secret"
+
+
+def test_names_tell_length_and_md5():
+    md5 = "0123456789abcdef" * 2
+    for address, tag, expected in [
+        (url("x"), f'"{md5}"', f"~100~{md5}"),
+        ("az://c/x", f'"{md5}"', "~100"),
+        (url("x"), f'"{md5}-3"', "~100"),
+        (url("x"), f'W/"{md5}"', "~100"),
+    ]:
+        assert re.fullmatch(f"x~[0-9a-f]{{20}}{expected}", ShardCache.name(address, version(tag=tag)))
+
+
+def test_pruning_spares_what_is_used(tmp_path):
+    cache, download = ShardCache(str(tmp_path), None), Downloads()
+    for age, name in enumerate("abc"):
+        os.utime(cache.fetch(url(name), version(), download, never).path, ns=(age, age))
+    (tmp_path / "shards" / ".d~0.part").write_bytes(b"left over")
+    gc.collect()
+    held = cache.find(ShardCache.name(url("a"), version()))
+    os.utime(held.path, ns=(0, 0))
+    assert [file.is_used() for file in cache.files()] == [True, False, False, False]
+    assert [file.name.partition("~")[0] for file in cache.prune(200)] == [".d", "b"]
+    assert files(tmp_path) == ["a", "c"]
+    assert [file.name.partition("~")[0] for file in cache.prune()] == ["c"]
+    del held
+    assert len(cache.prune()) == 1
+    assert files(tmp_path) == []
+
+
+def test_checks(tmp_path):
+    content = bytes([1]) * 100
+    md5, sha256 = hashlib.md5(content).hexdigest(), hashlib.sha256(content).hexdigest()
+    cache = ShardCache(str(tmp_path), None)
+    for name, tag in [("plain", '"a"'), ("tagged", f'"{md5}"')]:
+        cache.fetch(url(name), version(tag=tag), Downloads(), never)
+    (tmp_path / "shards" / "unknown").touch()
+    found = {file.name.partition("~")[0]: file for file in cache.files()}
+    assert cache.check(found["plain"]).by == "length"
+    assert cache.check(found["plain"], sha256).by == "sha256"
+    assert cache.check(found["tagged"]).by == "md5"
+    assert cache.check(found["tagged"], md5=False).by == "length"
+    assert cache.check(found["unknown"]).by is None
+    assert not any(cache.check(file, sha256).problem for file in found.values())
+    for file in found.values():
+        with open(file.path, "r+b") as stream:
+            stream.write(b"\2")
+    wrong = hashlib.md5(b"\2" + content[1:]).hexdigest()
+    assert cache.check(found["tagged"]).problem == f"its MD5 is {wrong}, and that of the object is {md5}"
+    assert "its SHA256 is" in cache.check(found["plain"], sha256).problem
+    os.truncate(found["plain"].path, 60)
+    assert cache.check(found["plain"]).problem == "it has 60 bytes, and the object has 100"
+    for file in found.values():
+        cache.remove(file)
+        cache.remove(file)
+        assert cache.check(file) is None
+    assert files(tmp_path) == []

@@ -1,0 +1,294 @@
+"""Epochs of a loader whose data are behind faults: equal batches, or an error in time; and no secret anywhere."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import pickle
+import shutil
+import time
+import traceback
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from fault_proxy import FaultProxy, Faults
+from object_server import FileServer
+from typer.testing import CliRunner
+
+import dataload
+from dataload.cli.app import app
+from dataload.errors import ConfigError, CorruptFileError, DataloadError, StoreError, WorkerError
+
+pytestmark = pytest.mark.slow
+
+RECORDS = 96
+SETTINGS = {"batch_size": 8, "shuffle": True, "seed": 5, "num_workers": 2}
+FAULTS = {
+    "busy": Faults(busy=0.2),
+    "cut": Faults(cut=0.2),
+    "short": Faults(short=0.2),
+    "all": Faults(busy=0.1, cut=0.1, short=0.1, latency=0.01),
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Four shards with a manifest, of 20 kB records."""
+    path = tmp_path_factory.mktemp("data")
+    for shard in range(4):
+        with dataload.create(path / f"part-{shard}.syr") as writer:
+            rows = range(shard, RECORDS, 4)
+            writer.extend({"x": np.random.default_rng(row).bytes(20_000), "n": row} for row in rows)
+    assert CliRunner().invoke(app, ["index", "--manifest", str(path)]).exit_code == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(directory):
+    with dataload.open(directory) as source, dataload.Loader(source, **SETTINGS) as loader:
+        return [plain(batch) for batch in loader]
+
+
+@pytest.fixture(scope="module")
+def expected_in_order(directory):
+    with dataload.open(directory) as source, dataload.Loader(source, batch_size=8) as loader:
+        return [plain(batch) for batch in loader]
+
+
+@pytest.fixture(scope="module")
+def url(server, directory):
+    bucket = server.bucket()
+    server.put_directory(bucket, directory, "d/")
+    return f"{server.url(bucket)}/d"
+
+
+def plain(batch):
+    return [*map(bytes, batch["x"])], batch["n"].tolist()
+
+
+def options(mode, tmp_path, **others):
+    cache = {} if mode == "ranges" else {"cache": str(tmp_path / "cache")}
+    return {"mode": mode, "part_bytes": 40_000, **cache, **others}
+
+
+def epoch(server, proxy, url, remote, **settings):
+    storage = server.storage_options(proxy.endpoint)
+    with (
+        dataload.open(url, storage_options=storage, remote=remote) as source,
+        dataload.Loader(source, **{**SETTINGS, **settings}) as loader,
+    ):
+        return [plain(batch) for batch in loader]
+
+
+@contextmanager
+def begun_epoch(server, proxy, url, mode, tmp_path, timeout=120, **settings):
+    """Give the batches of an epoch in the order of the records; those of later shards take time to arrive."""
+    budget = {} if mode == "ranges" else {"budget": RECORDS // 4 * 30_000}  # one shard
+    remote, storage = options(mode, tmp_path, timeout=timeout, **budget), server.storage_options(proxy.endpoint)
+    with (
+        dataload.open(url, storage_options=storage, remote=remote) as source,
+        # A batch transform: batches that are read together are read once more, one by one, if that fails.
+        dataload.Loader(source, batch_size=8, batch_transform=dict, **settings) as loader,
+    ):
+        if mode == "ranges":
+            source.read(range(0, RECORDS, RECORDS // 4))  # opens all shards
+            proxy.faults = Faults(latency=0.1, keys="part-[1-3]")
+        yield iter(loader)
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+@pytest.mark.parametrize("faults", FAULTS)
+def test_an_epoch_behind_faults(server, url, expected, tmp_path, faults, mode):
+    with FaultProxy(server.endpoint, FAULTS[faults]) as proxy:
+        assert epoch(server, proxy, url, options(mode, tmp_path)) == expected
+        assert proxy.counts.faults.total() > 3
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+@pytest.mark.parametrize(
+    ("stall", "timeout"),
+    [(0.3, 1.8), pytest.param(3, 120, marks=pytest.mark.remote), pytest.param(3, 12, marks=pytest.mark.remote)],
+    ids=["ended", "waited for", "given up"],
+)
+def test_an_epoch_with_stalls(server, url, expected, tmp_path, stall, timeout, mode):
+    faults = Faults(stall=0.05, stall_seconds=stall)
+    with FaultProxy(server.endpoint, faults) as proxy:
+        assert epoch(server, proxy, url, options(mode, tmp_path, timeout=timeout)) == expected
+        assert proxy.counts.faults["stall"] > 0
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+@pytest.mark.parametrize(
+    ("seconds", "timeout"),
+    [(1, 8), pytest.param(60, 120, marks=[pytest.mark.remote, pytest.mark.timeout(180)])],
+    ids=["a second", "a minute"],
+)
+def test_an_outage_that_ends(server, url, expected_in_order, tmp_path, seconds, timeout, mode):
+    with FaultProxy(server.endpoint) as proxy, begun_epoch(server, proxy, url, mode, tmp_path, timeout) as batches:
+        found = [plain(next(batches))]
+        proxy.outage(seconds)
+        begun = time.monotonic()
+        found += [plain(batch) for batch in batches]
+        assert found == expected_in_order
+        assert proxy.counts.faults["outage"] > 0
+        assert time.monotonic() - begun >= 0.9 * seconds
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_an_outage_that_does_not_end(server, url, tmp_path, mode, on_error):
+    """No record is at fault, so none is skipped, and none is read once more to find the one that is."""
+    with (
+        FaultProxy(server.endpoint) as proxy,
+        begun_epoch(server, proxy, url, mode, tmp_path, 2, on_error=on_error) as batches,
+    ):
+        next(batches)
+        proxy.outage()
+        begun = time.monotonic()
+        match = rf"cannot read bytes \d+ to \d+ of {url}/part-\d.syr: .*\(\d+ attempts in .* s; the options timeout"
+        with pytest.raises(WorkerError, match=match) as caught:
+            list(batches)
+        assert type(caught.value.__cause__) is StoreError
+        assert time.monotonic() - begun < 3  # a second time would take 4
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+def test_an_object_that_changes_in_an_epoch(server, url, tmp_path, mode):
+    with FaultProxy(server.endpoint) as proxy, begun_epoch(server, proxy, url, mode, tmp_path) as batches:
+        next(batches)
+        proxy.faults = Faults(etag='"another"', keys="part-[23]")
+        proxy.drop_connections()
+        with pytest.raises(WorkerError, match=rf"{url}/part-[23].syr: the file has been rewritten since it") as caught:
+            list(batches)
+        assert type(caught.value.__cause__) is CorruptFileError
+
+
+# Behind the proxy, a server that takes any credentials.
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads_of_obstore():
+    """Start the threads of obstore, which live as long as the process."""
+    obstore = pytest.importorskip("obstore")
+    obstore.put(obstore.store.MemoryStore(), "x", b"")
+
+
+@pytest.fixture
+def open_server(directory, tmp_path):
+    root = tmp_path / "served"
+    for bucket in ("bucket", "account/bucket"):
+        shutil.copytree(directory, root / bucket / "d")
+    with FileServer(root) as server:
+        yield server
+
+
+def s3_options(proxy, **others):
+    return {"endpoint": proxy.endpoint, "region": "r", "client_options": {"allow_http": True}, **others}
+
+
+def test_credentials_that_expire_in_an_epoch(open_server, expected_in_order):
+    calls = []
+
+    def provider():
+        calls.append(datetime.now(UTC) + timedelta(seconds=0.4))
+        keys = {"access_key_id": "key", "secret_access_key": "secret", "token": str(calls[-1].timestamp())}
+        return {**keys, "expires_at": calls[-1]}
+
+    shards = "s3://bucket/d/part-{0,1,2,3}.syr"
+    with FaultProxy(open_server.endpoint, Faults(expiring=True, latency=0.05)) as proxy:
+        storage = s3_options(proxy, credential_provider=provider)
+        with dataload.open(shards, storage_options=storage) as source, dataload.Loader(source, batch_size=8) as loader:
+            assert [plain(batch) for batch in loader] == expected_in_order
+            assert len([expiry for expiry in calls if expiry < datetime.now(UTC)]) > 1
+        assert not proxy.counts.faults
+        storage = s3_options(proxy, access_key_id="key", secret_access_key="secret", token=str(calls[0].timestamp()))
+        with pytest.raises(StoreError, match=r"cannot look up .* 403 .*|ExpiredToken"):
+            dataload.open("s3://bucket/d/part-0.syr", storage_options=storage)
+        assert proxy.counts.faults["expired"] == 1  # not repeated
+
+
+SECRETS = {"access_key_id": "AKIA5RECOGNIZE", "secret_access_key": "5ecret-of-5ecrets", "token": "70ken-of-70kens"}
+SIGNATURE = "5igned-5ignature"
+STORES = {
+    "s3": ("s3://bucket/d/part-{0,1,2,3}.syr", lambda proxy: s3_options(proxy, **SECRETS)),
+    "az": (
+        "az://bucket/d/part-{0,1,2,3}.syr",
+        lambda proxy: {
+            "endpoint": f"{proxy.endpoint}/account",
+            "account_name": "account",
+            "sas_key": f"sv=2024&sp=r&sig={SIGNATURE}",
+            "client_options": {"allow_http": True},
+        },
+    ),
+}
+
+
+def texts_of(error):
+    """Return all that is told of an error, and of those behind it."""
+    found = "".join(traceback.format_exception(error))
+    while error is not None:
+        found += repr(error) + str(error) + repr(vars(error)) + repr(pickle.dumps(error))
+        error = error.__cause__ or error.__context__
+    return found
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+@pytest.mark.parametrize("given", ["options", "environment"])
+@pytest.mark.parametrize("store", STORES)
+def test_no_secret_is_told(open_server, tmp_path, monkeypatch, caplog, capfd, store, given, mode):
+    caplog.set_level(logging.DEBUG)
+    gc.collect()  # the clients of the test before, which have its environment
+    pattern, make_options = STORES[store]
+    told, remote = {}, options(mode, tmp_path, timeout=1.2, retries=3)
+
+    def failing(name, call, kind=DataloadError):
+        with pytest.raises(kind) as caught:
+            call()
+        told[name] = texts_of(caught.value)
+
+    with FaultProxy(open_server.endpoint) as proxy:
+        storage = make_options(proxy)
+        if given == "environment":
+            for name, secret in storage.items():
+                prefix = "AWS" if store == "s3" else "AZURE_STORAGE"
+                variable = {"token": "SESSION_TOKEN"}.get(name, name.upper())
+                monkeypatch.setenv(f"{prefix}_{variable}", str(secret))
+            storage = {"client_options": {"allow_http": True}}
+        with dataload.open(pattern, storage_options=storage, remote=remote) as source:
+            told["source"] = repr(source) + repr(vars(source)) + repr(source.options) + source.fingerprint()
+            with dataload.Loader(source, **SETTINGS) as loader, dataload.record_timeline(loader) as timeline:
+                assert len(list(loader)) == RECORDS // 8
+                timeline.save_trace(tmp_path / "timeline.json")
+                told["state"] = json.dumps(loader.state_dict(), default=repr)
+                told["loader"] = repr(loader) + repr(vars(loader)) + repr(loader.statistics())
+                told["timeline"] = (tmp_path / "timeline.json").read_text()
+            if given == "environment":
+                told["pickle"] = repr(pickle.dumps(source))
+            else:
+                failing("pickle", lambda: pickle.dumps(source), ConfigError)
+        for name, faults in {
+            "busy": Faults(busy=1),
+            "cut": Faults(cut=1),
+            "short": Faults(short=1),
+            "stall": Faults(stall=1),
+            "refused": Faults(expiring=True),
+        }.items():
+            proxy.faults = faults
+            again = {**remote, "mode": "ranges"}
+            failing(name, lambda: dataload.open(pattern, storage_options=storage, remote=again)[0])  # noqa: B023
+        proxy.outage()
+        failing("outage", lambda: dataload.open(pattern, storage_options=storage, remote=remote))
+        failing("wrong option", lambda: dataload.open(pattern, storage_options={**storage, "none": SIGNATURE}))
+        query = f"?X-Amz-Signature={SIGNATURE}"
+        failing("query", lambda: dataload.open(f"{proxy.endpoint}/bucket/d/part-0.syr{query}"), ConfigError)
+        failing("user", lambda: dataload.open(f"http://me:{SIGNATURE}@localhost/part-0.syr"), ConfigError)
+    told["log"], (told["stdout"], told["stderr"]) = caplog.text, capfd.readouterr()
+    for path in (tmp_path / "cache").rglob("*"):
+        told[str(path)] = repr(path.read_bytes()) if path.is_file() else ""
+    assert mode == "ranges" or len(told) > 18  # the cache too
+    for name, text in told.items():
+        for secret in (*SECRETS.values(), SIGNATURE):
+            assert secret not in text, f"{name} tells a secret"

@@ -207,11 +207,13 @@ class ObjectVersion:
         size: Size in bytes.
         tag: Its ETag, or the time of its last change if it has none.
         has_etag: Whether `tag` is an ETag that requests can demand.
+        listed: Whether this comes from a manifest rather than from the store.
     """
 
     size: int
     tag: str
     has_etag: bool
+    listed: bool = field(default=False, compare=False)
 
     @property
     def number(self) -> int:
@@ -240,6 +242,10 @@ class Remote:
     listings: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]], compare=False, repr=False)
 
     clients: PerProcess[dict[str, Any]] = field(default_factory=PerProcess[dict[str, Any]], compare=False, repr=False)
+
+    def expect(self, url: str, size: int, etag: str) -> None:
+        """Note the version of an object that a manifest lists, so that nobody asks the store."""
+        self.versions.setdefault(url, ObjectVersion(size, etag, True, listed=True))
 
     def release(self) -> None:
         """Close connections and threads that nobody else uses; the next use makes new ones."""

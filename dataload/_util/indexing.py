@@ -98,6 +98,7 @@ def split_by_shard(ends: Int64Array, indices: Int64Array) -> Iterator[tuple[int,
 
 
 _BRACE_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_PART = re.compile(r"(.*-)(\d{1,18})-of-(\d{1,18})(\D.*|)", re.DOTALL)
 _BRACE_LIST = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
@@ -124,6 +125,26 @@ def expand_braces(pattern: str) -> list[str]:
         choices = match.group(1).split(",")
     head, tail = pattern[: match.start()], expand_braces(pattern[match.end() :])
     return [f"{head}{choice}{rest}" for choice in choices for rest in tail]
+
+
+def missing_parts(names: Iterable[str]) -> tuple[str, int] | None:
+    """Return a missing name and the number of all, for files whose names tell how many there are; None if none is.
+
+    Example:
+        >>> missing_parts(["a-00000-of-00003.tar", "b-1-of-1.tar", "c-7.tar"])
+        ('a-00001-of-00003.tar', 2)
+    """
+    sets: dict[tuple[str, str, str, int], set[int]] = {}
+    for name in names:
+        if parts := _PART.fullmatch(name):
+            head, number, count, tail = parts.groups()
+            sets.setdefault((head, count, tail, len(number)), set()).add(int(number))
+    for (head, count, tail, width), numbers in sets.items():
+        if len(numbers) < int(count):
+            first = 1 if int(count) in numbers else 0  # some count from 1
+            number = next(number for number in itertools.count(first) if number not in numbers)
+            return f"{head}{number:0{width}d}-of-{count}{tail}", int(count) - len(numbers)
+    return None
 
 
 def even_split(total: int, parts: int) -> Sequence[tuple[int, int]]:

@@ -14,7 +14,7 @@ from dataload.sources.find import find_destination
 def convert_command(
     source: Annotated[str, typer.Argument(help="A path, pattern, directory, or format:path.", metavar="SRC")],
     destination: Annotated[
-        str, typer.Argument(help="A path or format:path. Shard names may contain {shard:05d}.", metavar="DST")
+        str, typer.Argument(help="A path, URL or format:path. Shard names may contain {shard:05d}.", metavar="DST")
     ],
     format: Annotated[  # noqa: A002 - the option's name
         str | None, typer.Option(help="Format to write. Default: detected from the suffix of DST.")
@@ -32,7 +32,10 @@ def convert_command(
     to_codec: Annotated[str | None, typer.Option(help="Codec for writing, if not the one for reading.")] = None,
     decode: Decode = None,
     option: Options = None,
-    to_option: Annotated[list[str] | None, typer.Option(help="Option of the writer, as key=value. Repeatable.")] = None,
+    to_option: Annotated[
+        list[str] | None,
+        typer.Option(help="Option of the writer, or storage_options.NAME of a URL, as key=value. Repeatable."),
+    ] = None,
 ) -> None:
     """Convert a data set to another format, in shards, keeping the order of its records.
 

@@ -6,12 +6,13 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from dataload.cli.options import Codec, Decode, Options, SourceFormat, SourceOptions
+from dataload.cli.options import Codec, Decode, Options, SourceFormat, SourceOptions, parse_options
 from dataload.cli.output import ProgressBar, count_of, print_error, print_line
 from dataload.convert.manifest import index_shards
 from dataload.errors import ConfigError, DataloadError
 from dataload.sources.find import find_shards
 from dataload.sources.registry import built_in_formats
+from dataload.storage import Remote, base_name
 
 
 def index_command(
@@ -48,10 +49,15 @@ def index_command(
         for path in paths:
             wanted = SourceOptions.parse(path, format=format, codec=codec, decode=decode, options=option)
             _write_manifest(wanted)
-    elif format or codec or decode or option:
-        raise ConfigError("--format, --codec, --decode and --option are for --manifest", key="manifest")
+    elif format or codec or decode:
+        raise ConfigError("--format, --codec and --decode are for --manifest", key="manifest")
     else:
-        _index_archives(paths, directory, strict=strict)
+        given = parse_options(option)
+        remote = Remote.of(given.pop("storage_options", None), given.pop("remote", None))
+        if given:
+            message = f"without --manifest, --option takes storage_options and remote only, got {min(given)!r}"
+            raise ConfigError(message, key="option")
+        _index_archives(paths, directory, remote, strict=strict)
 
 
 def _write_manifest(wanted: SourceOptions) -> None:
@@ -64,7 +70,7 @@ def _write_manifest(wanted: SourceOptions) -> None:
         print_line(f"{count_of(report.resumed, 'shard')} from an earlier run")
 
 
-def _index_archives(archives: list[str], directory: str | None, *, strict: bool) -> None:
+def _index_archives(archives: list[str], directory: str | None, remote: Remote, *, strict: bool) -> None:
     entry = next(entry for entry in built_in_formats() if entry.index_writer is not None)
     if directory is not None and not os.path.isdir(directory):
         raise ConfigError(f"there is no directory {directory}", key="directory", value=directory)
@@ -72,7 +78,7 @@ def _index_archives(archives: list[str], directory: str | None, *, strict: bool)
     failed, samples = 0, 0
     for pattern in archives:
         try:
-            found += find_shards(pattern, entry.name, manifests=False).files
+            found += find_shards(pattern, entry.name, manifests=False, remote=remote).files
         except DataloadError as error:
             failed += 1
             print_error(str(error))
@@ -82,8 +88,8 @@ def _index_archives(archives: list[str], directory: str | None, *, strict: bool)
             try:
                 index = None
                 if directory is not None:
-                    index = os.path.join(directory, os.path.splitext(os.path.basename(archive))[0] + ".idx")
-                count = entry.write_index(archive, index, overwrite=True, strict=strict)
+                    index = os.path.join(directory, os.path.splitext(base_name(archive))[0] + ".idx")
+                count = entry.write_index(archive, index, overwrite=True, strict=strict, remote=remote)
             except (DataloadError, OSError) as error:
                 failed += 1
                 with bar.hidden():

@@ -17,21 +17,22 @@ takes shards, format and codec from there.
 """
 
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from dataload._util.fingerprint import identify
 from dataload.convert.blocks import read_ahead
-from dataload.convert.journal import FinishedShard, Journal
-from dataload.convert.manifest import fields_of, pattern_of, update_manifest
+from dataload.convert.journal import FinishedShard, Journal, JournalFile
+from dataload.convert.manifest import etag_of, fields_of, pattern_of, update_manifest
 from dataload.convert.plan import Shard, journal_path, plan_shards, summarize_paths
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.sources.find import find_destination, read_manifest
 from dataload.sources.format import Format
 from dataload.sources.manifest import DataSetEntry, ShardEntry
-from dataload.storage import parent, storage_of
+from dataload.storage import Remote, RemoteOptions, is_url, parent, storage_of
 from dataload.storage.local.parts import remove_leftovers
 from dataload.types import FieldSpec, RandomAccessSource
 
@@ -85,6 +86,8 @@ def convert(
     resume: bool = False,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    remote: RemoteOptions | Remote | Mapping[str, Any] | None = None,
 ) -> ConvertReport:
     """Write the records of a source, in index order, as files of another format.
 
@@ -97,7 +100,8 @@ def convert(
         source: What `dataload.open` returns, or any object with ``__len__`` and ``__getitem__``.
         destination: A path in an existing directory. With `shards` or `records_per_shard`, ``-00000-of-00008`` goes
             before its suffix unless the name contains ``{shard}`` (and ``{shards}``), as in
-            ``"train-{shard:05d}.tar"``. LMDB shards are directories.
+            ``"train-{shard:05d}.tar"``. LMDB shards are directories. At a URL, each shard is written to a local file
+            and then uploaded.
         format: Name of the format; by default the suffix of `destination` decides.
         writer_options: Options of the format's writer, such as ``codec``.
         shards: Number of files. Records are split evenly: the counts differ by at most one.
@@ -107,25 +111,33 @@ def convert(
             If there was no such run, start from the beginning.
         overwrite: Replace existing files, each once its new content is complete.
         progress: Called with (records done, total records) at the start and after each block.
+        storage_options: Arguments of obstore's stores for a destination at a URL; see `dataload.open`.
+        remote: Settings for a destination at a URL; see `dataload.RemoteOptions`. Shards are written in its `cache`.
 
     Raises:
         ConfigError: The destination exists; a record does not fit the format; or, with `resume`, the source or the
             plan has changed since the conversion began (one line per difference).
         SourceNotFoundError: The destination's directory does not exist.
-        SourceError: The source cannot be read, or another process is converting to the same destination.
+        SourceError: The source cannot be read, the destination cannot be written, or another process is converting to
+            the same destination.
     """
     destination = os.fspath(destination)
     if resume and overwrite:
         raise ConfigError("resume keeps existing files, overwrite replaces them: pass only one", key="overwrite")
     entry, destination = find_destination(destination, format)
     plan = plan_shards(destination, entry, len(source), shards=shards, records_per_shard=records_per_shard)
-    writing = _prepare(source, entry, dict(writer_options or {}), keep_key)
+    options = dict(writer_options or {})
+    place = options.pop("storage_options", None) or storage_options, options.pop("remote", None) or remote
+    writing = _prepare(source, entry, options, keep_key)
+    if is_url(destination):
+        writing = writing.to_store(destination, *place)
     requested = Journal(
         source=identify(source),
         records=len(source),
         format=entry.name,
         options={name: _describe(value) for name, value in {**writing.options, "keep_key": keep_key}.items()},
         shards=tuple((shard.name, shard.start, shard.stop) for shard in plan),
+        run=secrets.token_hex(8) if is_url(destination) else "",
     )
     path = journal_path(destination)
     notes = list(writing.notes)
@@ -139,15 +151,19 @@ def convert(
 
     _check_directory(path)
     directory = parent(path)
-    with storage_of(path).lock(path):
-        read_manifest(directory)  # a damaged one is better known now
-        remove_leftovers(path)
-        journal = _without_damaged(_begin(path, requested, plan, resume=resume, overwrite=overwrite), plan, notes)
+    with storage_of(path, writing.remote).lock(path):
+        read_manifest(directory, writing.remote)  # a damaged one is better known now
+        if not is_url(path):
+            remove_leftovers(path)
+        file = JournalFile(path, writing.remote)
+        begun = _begin(file, path, requested, plan, writing.remote, resume=resume, overwrite=overwrite)
+        journal = replace(_without_damaged(begun, plan, notes, writing.remote), run=requested.run)
         todo = [shard for shard in plan if shard.name not in journal.finished]
         resumed = len(source) - sum(shard.stop - shard.start for shard in todo)
         advance(resumed)
-        journal = _write_shards(source, todo, writing, journal, path, overwrite=resume or overwrite, advance=advance)
-        manifest = update_manifest(directory, [_manifest_entry(plan, journal, writing)])
+        replaced = _replaced(plan, begun, writing.remote, resume=resume, overwrite=overwrite)
+        journal = _write_shards(source, todo, writing, journal, file, replaced=replaced, advance=advance)
+        manifest = update_manifest(directory, [_manifest_entry(plan, journal, writing)], remote=writing.remote)
     return ConvertReport(
         paths=tuple(shard.path for shard in plan),
         format=entry.name,
@@ -169,6 +185,25 @@ class _Writing:
     counts: bool  # whether the writer wants to know the number of records in advance
     adapt: Callable[[Any, int], Any]
     notes: tuple[str, ...]
+    remote: Remote | None = None  # for a destination at a URL
+
+    def to_store(self, url: str, storage_options: Any, remote: Any) -> Self:
+        """Return the same for a destination at a URL.
+
+        Raises:
+            ConfigError: The writer of the format does not write to URLs.
+        """
+        if "remote" not in self.entry.writer_options.names():
+            message = f"the writer of format {self.entry.name!r} has no option 'remote': write to a local directory"
+            raise ConfigError(message, key="destination", value=url)
+        found = Remote.of(storage_options, remote)
+        # What is known about objects may be out of date.
+        return replace(self, remote=Remote(found.store, found.options))
+
+    def options_for(self, records: int) -> dict[str, Any]:
+        """Return the writer's options for a shard of so many records."""
+        counted = {"num_records": records} if self.counts else {}
+        return {**self.options, **counted, **({} if self.remote is None else {"remote": self.remote})}
 
 
 def _prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, Any], keep_key: bool) -> _Writing:
@@ -206,14 +241,19 @@ def _manifest_entry(plan: Sequence[Shard], journal: Journal, writing: _Writing) 
     codec = writing.options.get("codec")
     known = isinstance(codec, str) and "codec" in writing.entry.reader_options.names()
     options = {"codec": codec} if known else {}
+    settings = {} if writing.remote is None else {"remote": writing.remote}
     fields: Mapping[str, FieldSpec] = {}
     with suppress(ConfigError):  # the reader of the format needs options that only its user knows
-        fields = fields_of(writing.entry, (shard.path for shard in plan if shard.stop > shard.start), options)
+        filled = (shard.path for shard in plan if shard.stop > shard.start)
+        fields = fields_of(writing.entry, filled, {**options, **settings})
     finished = [(shard, journal.finished[shard.name]) for shard in plan]
     return DataSetEntry.of(
         pattern_of([shard.name for shard in plan]),
         writing.entry.name,
-        [ShardEntry(shard.name, shard.stop - shard.start, of.bytes, None, of.sha256) for shard, of in finished],
+        [
+            ShardEntry(shard.name, shard.stop - shard.start, of.bytes, etag_of(writing.entry, of), of.sha256)
+            for shard, of in finished
+        ],
         fields=fields,
         options=options,
     )
@@ -228,35 +268,73 @@ def _describe(option: Any) -> str:
 
 
 def _check_directory(path: str) -> None:
-    directory = os.path.dirname(path) or "."
-    if not os.path.isdir(directory):
+    directory = parent(path)
+    if not is_url(path) and not os.path.isdir(directory):
         raise SourceNotFoundError(f"there is no directory {directory} to write to", path=directory)
 
 
-def _begin(path: str, requested: Journal, plan: Sequence[Shard], *, resume: bool, overwrite: bool) -> Journal:
-    """Return the journal at `path` if it can be resumed, else `requested`."""
+def _begin(
+    file: JournalFile,
+    path: str,
+    requested: Journal,
+    plan: Sequence[Shard],
+    remote: Remote | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> Journal:
+    """Return the journal in `file` if it can be resumed, else `requested`."""
     if overwrite:
+        file.skip()
         return requested
-    begun = Journal.load(path)
+    begun = file.load()
     if begun is not None and resume:
         if differences := "".join(f"\n  {line}" for line in begun.differences(requested)):
             message = f"cannot resume: {path} is the journal of a different conversion{differences}"
             raise ConfigError(message, key="resume")
         return begun
-    if taken := [shard.path for shard in plan if os.path.exists(shard.path)]:
+    unfinished = begun is not None and len(begun.finished) < len(begun.shards)
+    taken = _existing(plan, remote)
+    if not taken and unfinished and is_url(path):  # its run may live: no lock says so
+        message = (
+            f"{path} is the journal of an unfinished conversion: pass resume=True to continue it, or overwrite=True"
+        )
+        raise ConfigError(f"{message} to start over", key="resume", value=path)
+    if taken:
         several = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
-        unfinished = begun is not None and len(begun.finished) < len(begun.shards)
         resuming = "resume=True to continue the interrupted conversion, or " if unfinished else ""
         message = f"{taken[0]} exists{several}: choose another name, or pass {resuming}overwrite=True to replace it"
         raise ConfigError(message, key="overwrite", value=taken[0])
     return requested
 
 
-def _without_damaged(journal: Journal, plan: Sequence[Shard], notes: list[str]) -> Journal:
+def _existing(plan: Sequence[Shard], remote: Remote | None) -> list[str]:
+    """Return the paths of the plan at which there is something."""
+    if not is_url(plan[0].path):
+        return [shard.path for shard in plan if os.path.exists(shard.path)]
+    directory = parent(plan[0].path)
+    names: set[str] = set()
+    with suppress(SourceNotFoundError):
+        names.update(storage_of(directory, remote).list(directory))  # at once, which also tells the versions
+    return [shard.path for shard in plan if shard.name in names]
+
+
+def _replaced(
+    plan: Sequence[Shard], begun: Journal, remote: Remote | None, *, resume: bool, overwrite: bool
+) -> set[str]:
+    """Return the paths that may be replaced."""
+    if overwrite or (resume and remote is None):
+        return {shard.path for shard in plan}
+    # Without a lock, another run may be writing what is not there yet.
+    known = {shard.path for shard in plan if shard.name in begun.finished}
+    return known.union(_existing(plan, remote)) if resume else set()
+
+
+def _without_damaged(journal: Journal, plan: Sequence[Shard], notes: list[str], remote: Remote | None) -> Journal:
     """Return `journal` without the shards that have changed since they were finished, and note each."""
     intact = dict(journal.finished)
     for shard in plan:
-        if shard.name in intact and not intact[shard.name].matches(shard.path):
+        if shard.name in intact and not intact[shard.name].matches(shard.path, remote):
             del intact[shard.name]
             notes.append(f"{shard.path} has changed since it was finished and was written again")
     return replace(journal, finished=intact)
@@ -267,32 +345,35 @@ def _write_shards(
     shards: Sequence[Shard],
     writing: _Writing,
     journal: Journal,
-    path: str,
+    file: JournalFile,
     *,
-    overwrite: bool,
+    replaced: set[str],
     advance: Callable[[int], None],
 ) -> Journal:
-    """Write the shards one after another, entering each in the journal at `path` once it has its final name."""
+    """Write the shards one after another, entering each in the journal once it has its final name."""
     if not shards:
         return journal
-    journal.save(path)
+    file.save(journal)
     try:
         for shard in shards:
-            _write_shard(source, shard, writing, overwrite, advance)
-            journal = replace(journal, finished={**journal.finished, shard.name: FinishedShard.of(shard.path)})
-            journal.save(path)
+            finished = _write_shard(source, shard, writing, shard.path in replaced, advance)
+            journal = replace(journal, finished={**journal.finished, shard.name: finished})
+            file.save(journal)
     except BaseException:
         if not journal.finished:  # there is nothing to resume
-            os.unlink(path)
+            file.remove()
         raise
     return journal
 
 
 def _write_shard(
     source: RandomAccessSource[Any], shard: Shard, writing: _Writing, overwrite: bool, advance: Callable[[int], None]
-) -> None:
-    options = {**writing.options, **({"num_records": shard.stop - shard.start} if writing.counts else {})}
+) -> FinishedShard:
+    local: list[FinishedShard] = []
+    options = writing.options_for(shard.stop - shard.start)
     with writing.entry.create(shard.path, overwrite=overwrite, options=options) as writer:
+        if writing.remote is not None:
+            writer.before_publish = lambda path: local.append(FinishedShard.of(path))
         for first, records in read_ahead(source, shard.start, shard.stop):
             for index, record in enumerate(records, first):
                 try:
@@ -301,3 +382,4 @@ def _write_shard(
                     message = f"cannot write record {index} of the source to {shard.path}: {error}"
                     raise ConfigError(message, key=error.key, value=error.value) from error
             advance(len(records))
+    return local[0].as_uploaded(shard.path, writing.remote) if local else FinishedShard.of(shard.path)

@@ -10,35 +10,53 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dataload.errors import ConfigError
-from dataload.sources.find import LOCK_FILE
-from dataload.storage import storage_of
-from dataload.storage.errors import file_errors
-from dataload.storage.local.parts import write_errors
-from dataload.storage.local.text import read_text
+from dataload.errors import ConfigError, SourceError
+from dataload.sources.shard_files import LOCK_FILE, shard_bytes
+from dataload.storage import Remote, is_url, storage_of
 
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedShard:
-    """Size, hash and time of the last modification of a complete shard: of its file, or of all in its directory."""
+    """Size, hash and version of a complete shard: of its file, or of all in its directory.
+
+    Attributes:
+        bytes: Its size.
+        sha256: SHA-256 of its content.
+        mtime_ns: Time of the last modification; 0 in an object store.
+        etag: See `Storage.etag`.
+    """
 
     bytes: int
     sha256: str
     mtime_ns: int
+    etag: str | None = None
 
     @classmethod
     def of(cls, path: str) -> Self:
-        """Describe a shard that was just written."""
-        return cls(_size(path), _sha256(path), _mtime_ns(path))
+        """Describe a local shard that was just written."""
+        return cls.of_files(_files(path))
 
-    def matches(self, path: str) -> bool:
+    @classmethod
+    def of_files(cls, files: Sequence[str]) -> Self:
+        """Describe a shard of these local files, in order of name."""
+        return cls(_size(files), _sha256(files), _mtime_ns(files))
+
+    def as_uploaded(self, url: str, remote: Remote | None) -> Self:
+        """Describe the same shard after it was uploaded."""
+        return dataclasses.replace(self, mtime_ns=0, etag=storage_of(url, remote).etag(url))
+
+    def matches(self, path: str, remote: Remote | None = None) -> bool:
         """Return whether `path` is still the shard described here. Its content is read only if its mtime differs."""
         try:
-            if _size(path) != self.bytes:
+            if is_url(path):
+                storage = storage_of(path, remote)
+                return shard_bytes(path, remote) == self.bytes and storage.etag(path) == self.etag
+            files = _files(path)
+            if _size(files) != self.bytes:
                 return False
-            return _mtime_ns(path) == self.mtime_ns or _sha256(path) == self.sha256
+            return _mtime_ns(files) == self.mtime_ns or _sha256(files) == self.sha256
         except OSError:
             return False
 
@@ -54,6 +72,7 @@ class Journal:
     shards: tuple[tuple[str, int, int], ...]  # (file name, first record, last record + 1)
     finished: dict[str, FinishedShard] = dataclasses.field(default_factory=dict[str, FinishedShard])  # by file name
     version: int = _VERSION
+    run: str = ""  # of a journal in an object store: random, so that the journals of two runs always differ
 
     def __post_init__(self) -> None:
         # A saved journal may have been damaged, or made up.
@@ -76,34 +95,82 @@ class Journal:
         if self.shards != now.shards:
             yield f"shards: {_summary(self.shards)} when it began, {_summary(now.shards)} now"
 
-    def save(self, path: str) -> None:
-        """Replace the file in one step: readers see either the old journal or the new one."""
-        with write_errors(path), storage_of(path).create(path, overwrite=True) as part:
-            with part.create() as stream:
-                stream.write(json.dumps(dataclasses.asdict(self), indent=1).encode())
-            part.publish()
+    def to_bytes(self) -> bytes:
+        """Return what `parse` reads."""
+        table = dataclasses.asdict(self)
+        if not self.run:  # of local files, for which releases before URLs know neither
+            del table["run"]
+            for shard in table["finished"].values():
+                del shard["etag"]
+        return json.dumps(table, indent=1).encode()
 
     @classmethod
-    def load(cls, path: str) -> Self | None:
-        """Read a saved journal; return None if there is no such file.
+    def parse(cls, data: bytes, path: str) -> Self:
+        """Parse a journal; `path` is for messages.
 
         Raises:
-            ConfigError: The file is not a journal, or its version is unknown.
-            SourceError: The file cannot be read.
+            ConfigError: It is not a journal, or its version is unknown.
         """
         try:
-            with file_errors(path):
-                table: dict[str, Any] = json.loads(read_text(path))
+            table: dict[str, Any] = json.loads(data)
             if table["version"] != _VERSION:
                 raise ValueError(f"its version is {table['version']!r}, this release reads {_VERSION}")
             finished = {str(name): FinishedShard(**shard) for name, shard in table.pop("finished").items()}
             shards = tuple((str(name), int(start), int(stop)) for name, start, stop in table.pop("shards"))
             return cls(**table, shards=shards, finished=finished)
-        except FileNotFoundError:
-            return None
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             message = f"{path} is not a conversion journal ({error}): delete it, or pass overwrite=True to start over"
             raise ConfigError(message, key="resume", value=path) from error
+
+
+class JournalFile:
+    """The file of a journal, of which no other run is to write a newer version.
+
+    Args:
+        path: The file.
+        remote: The settings of data at URLs.
+    """
+
+    def __init__(self, path: str, remote: Remote | None = None) -> None:
+        self._path = path
+        self._storage = storage_of(path, remote)
+        self._version: Any = None
+
+    def load(self) -> Journal | None:
+        """Return the journal; None if there is no such file.
+
+        Raises:
+            ConfigError: The file is not a journal, or its version is unknown.
+            SourceError: The file cannot be read.
+        """
+        found = self._storage.load(self._path)
+        if found is None:
+            return None
+        self._version = found[1]
+        return Journal.parse(found[0], self._path)
+
+    def skip(self) -> None:
+        """Prepare to replace the file, whatever it contains."""
+        found = self._storage.load(self._path)
+        self._version = None if found is None else found[1]
+
+    def save(self, journal: Journal) -> None:
+        """Replace the file in one step: readers see either the old journal or the new one.
+
+        Raises:
+            SourceError: Another run has replaced or removed it since it was loaded or saved.
+        """
+        try:
+            self._version = self._storage.replace(self._path, journal.to_bytes(), self._version)
+        except FileExistsError:
+            message = f"another conversion has taken over {self._path}: wait until it has ended"
+            raise SourceError(message, path=self._path) from None
+
+    def remove(self) -> None:
+        """Delete the file, unless another run has replaced it."""
+        found = self._storage.load(self._path)
+        if found is not None and found[1] == self._version:
+            self._storage.remove(self._path)
 
 
 def _summary(shards: Sequence[tuple[str, int, int]]) -> str:
@@ -118,17 +185,17 @@ def _files(path: str) -> list[str]:
     return [os.path.join(path, name) for name in names]
 
 
-def _size(path: str) -> int:
-    return sum(os.stat(file).st_size for file in _files(path))
+def _size(files: Sequence[str]) -> int:
+    return sum(os.stat(file).st_size for file in files)
 
 
-def _mtime_ns(path: str) -> int:
-    return max((os.stat(file).st_mtime_ns for file in _files(path)), default=0)
+def _mtime_ns(files: Sequence[str]) -> int:
+    return max((os.stat(file).st_mtime_ns for file in files), default=0)
 
 
-def _sha256(path: str) -> str:
+def _sha256(files: Sequence[str]) -> str:
     digest = hashlib.sha256()
-    for file in _files(path):
+    for file in files:
         with open(file, "rb") as stream:
             hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any, Self, cast
 
+from dataload._util.fingerprint import digest
 from dataload._util.machine import usable_cpus
 from dataload.convert.journal import FinishedShard
 from dataload.convert.plan import summarize_paths
@@ -22,10 +23,12 @@ from dataload.sources.find import find_shards, harmless_options, read_manifest, 
 from dataload.sources.format import Format
 from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, ShardEntry
 from dataload.sources.manifest_checks import STORED_OPTIONS
-from dataload.storage import base_name, join, parent, storage_of
+from dataload.sources.shard_files import LOCK_FILE, shard_bytes
+from dataload.storage import Remote, base_name, is_url, join, parent, storage_of
 from dataload.storage.errors import file_errors
 from dataload.storage.local.parts import remove_leftovers, write_errors
 from dataload.storage.local.text import read_text
+from dataload.storage.table_cache import node_directory
 from dataload.types import FieldSpec
 
 _LOCK_SECONDS = 10
@@ -55,15 +58,17 @@ def index_shards(
     options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> IndexReport:
-    """Write or renew the manifest of the directory of local shards; other data sets in it keep their entries.
+    """Write or renew the manifest of the directory of shards; other data sets in it keep their entries.
 
-    An interrupted run continues where it stopped: it keeps a hidden journal beside the manifest.
+    An interrupted run continues where it stopped: it keeps a hidden journal beside the manifest or, for shards at URLs,
+    in the node's cache. Each of those is downloaded once, and deleted again unless ``remote`` sets a cache.
 
     Args:
         path: A directory, or a pattern or file in one. A directory without a manifest is a single data set; of one with
             a manifest, each data set is renewed.
         format: Name of the format; by default suffix and content decide.
-        options: The reader's options. Those in `STORED_OPTIONS` become part of the manifest.
+        options: The reader's options. Those in `STORED_OPTIONS` become part of the manifest; ``storage_options`` and
+            ``remote`` do not.
         progress: Called with (shards done, shards) at the start and after each shard.
 
     Raises:
@@ -71,9 +76,13 @@ def index_shards(
             the directory's data sets.
         SourceError: A shard cannot be read, or another process is indexing the directory.
     """
-    directory, planned, gone = _plan(path, format, dict(options or {}))
+    given = dict(options or {})
+    remote = Remote.of(given.pop("storage_options", None), given.pop("remote", None))
+    # Whole shards, at their present versions.
+    remote = Remote(remote.store, dataclasses.replace(remote.options, mode="shards"))
+    directory, planned, gone = _plan(path, format, given, remote)
     total = sum(len(each.names) for each in planned)
-    journal = join(directory, f".{MANIFEST_NAME}.index")
+    journal = _journal_path(directory, remote)
     with storage_of(journal).lock(journal):
         known = _Described.load(journal)
         entries: list[DataSetEntry] = []
@@ -92,38 +101,53 @@ def index_shards(
             for each in planned:
                 shards = _describe_all(directory, each, known, stream, advance)
                 entries.append(each.entry(directory, shards))
-        manifest = update_manifest(directory, entries, gone)
+        manifest = update_manifest(directory, entries, gone, remote=remote)
         storage_of(journal).remove(journal)
     return IndexReport(manifest, tuple(entries), resumed)
 
 
-def update_manifest(directory: str, entries: Iterable[DataSetEntry], gone: Iterable[str] = ()) -> str:
+def update_manifest(
+    directory: str, entries: Iterable[DataSetEntry], gone: Iterable[str] = (), *, remote: Remote | None = None
+) -> str:
     """Put data sets into the manifest of a directory, in one step, and return its path.
 
     Args:
         directory: Where the shards are.
         entries: The data sets.
         gone: Names of shards that exist no longer: data sets that have such ones are taken out.
+        remote: The settings of data at URLs.
 
     Raises:
         CorruptFileError: The present manifest is damaged.
         SourceError: The manifest cannot be written, or other processes have been writing it for too long.
     """
     path = join(directory, MANIFEST_NAME)
-    with _locked(path):
-        remove_leftovers(path)  # of a process that was killed when its manifest had just appeared
-        before = read_manifest(directory)
-        missing = {*gone}
-        kept = [entry for entry in (before or Manifest()).data_sets if missing.isdisjoint(entry.names)]
-        after = Manifest(tuple(kept))
-        for entry in entries:
-            after = after.with_data_set(entry)
-        if after != before:
-            with write_errors(path), storage_of(path).create(path, overwrite=True) as part:
-                with part.create() as stream:
-                    stream.write(after.to_bytes())
-                part.publish()
-    return path
+    added, missing, storage = tuple(entries), {*gone}, storage_of(path, remote)
+    deadline = time.monotonic() + _LOCK_SECONDS
+    with _locked(path, remote):
+        if not is_url(path):
+            remove_leftovers(path)  # of a process that was killed when its manifest had just appeared
+        while True:
+            found = storage.load(path)
+            before = None if found is None else Manifest.parse(found[0], path)
+            kept = [entry for entry in (before or Manifest()).data_sets if missing.isdisjoint(entry.names)]
+            after = Manifest(tuple(kept))
+            for entry in added:
+                after = after.with_data_set(entry)
+            try:
+                if after != before:
+                    storage.replace(path, after.to_bytes(), None if found is None else found[1])
+            except FileExistsError:  # other nodes take no notice of the lock
+                if time.monotonic() > deadline:
+                    message = f"other processes have been writing {path} for {_LOCK_SECONDS} seconds: try again"
+                    raise SourceError(message, path=path) from None
+            else:
+                return path
+
+
+def etag_of(entry: Format, shard: FinishedShard) -> str | None:
+    """Return the ETag for the manifest; None for a shard that is a directory, which has none."""
+    return shard.etag if entry.directory_file is None else None
 
 
 def fields_of(entry: Format, paths: Iterable[str], options: Mapping[str, Any]) -> Mapping[str, FieldSpec]:
@@ -148,13 +172,13 @@ def pattern_of(names: Sequence[str], typed: str = "") -> str:
 
 
 @contextmanager
-def _locked(path: str) -> Generator[None]:
+def _locked(path: str, remote: Remote | None) -> Generator[None]:
     """Hold the lock of a manifest, which others hold only for moments."""
     deadline = time.monotonic() + _LOCK_SECONDS
     with ExitStack() as entered:
         while True:
             try:
-                entered.enter_context(storage_of(path).lock(path))
+                entered.enter_context(storage_of(path, remote).lock(path))
                 break
             except SourceError:
                 if time.monotonic() > deadline:
@@ -171,6 +195,7 @@ class _Planned:
     format: Format
     names: tuple[str, ...]
     options: Mapping[str, Any]
+    remote: Remote
 
     @property
     def stored(self) -> dict[str, Any]:
@@ -182,36 +207,54 @@ class _Planned:
         """Text for the format and the options that decide the number of records."""
         return f"{self.format.name} {sorted(self.stored.items())!r}"
 
+    def options_for(self, path: str) -> dict[str, Any]:
+        """Return the reader's options for a shard or its directory."""
+        return {**self.options, **({"remote": self.remote} if is_url(path) else {})}
+
     def entry(self, directory: str, shards: Sequence[ShardEntry]) -> DataSetEntry:
         filled = (join(directory, shard.name) for shard in shards if shard.records)
-        fields = fields_of(self.format, filled, self.options)
+        fields = fields_of(self.format, filled, self.options_for(directory))
         return DataSetEntry.of(self.pattern, self.format.name, shards, fields=fields, options=self.stored)
 
 
-def _plan(path: str, format_name: str | None, options: dict[str, Any]) -> tuple[str, list[_Planned], set[str]]:
+def _journal_path(directory: str, remote: Remote) -> str:
+    if not is_url(directory):
+        return join(directory, f".{MANIFEST_NAME}.index")
+    node = node_directory(remote)
+    if node is None:
+        raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")
+    folder = os.path.join(node, "indexing")
+    with write_errors(folder):
+        os.makedirs(folder, 0o700, exist_ok=True)
+    return os.path.join(folder, f"{digest(directory)}.journal")
+
+
+def _plan(
+    path: str, format_name: str | None, options: dict[str, Any], remote: Remote
+) -> tuple[str, list[_Planned], set[str]]:
     """Return the directory, the data sets to describe, and the shards in its manifest that exist no longer."""
     entry, path = split_format(path, format_name)
     path = path.rstrip("/") or "/"
-    found = find_shards(path, entry.name if entry is not None else None, manifests=False)
+    found = find_shards(path, entry.name if entry is not None else None, manifests=False, remote=remote)
     directories = {parent(file) for file in found.files}
     if len(directories) > 1:
         message = f"a manifest lists the shards of one directory, got shards of {', '.join(sorted(directories))}"
         raise ConfigError(f"{message}: index them one by one", key="paths", value=path)
     directory = directories.pop()
     for file in found.files:
-        storage_of(file).identity(file)  # raises for a selection of records, which is no file
+        shard_bytes(file, remote)  # raises for a selection of records, which is no file
     names = tuple(map(base_name, found.files))
     if unstored := [name for name in options if not _can_store(found.format, name, options[name])]:
         message = f"the option {unstored[0]}={options[unstored[0]]!r} cannot be stored in a manifest: pass it to open"
         raise ConfigError(message, key=unstored[0], value=options[unstored[0]])
-    is_directory = {*names} != {base_name(path)} and storage_of(path).is_directory(path)
-    manifest = read_manifest(directory) if is_directory else None
+    is_directory = {*names} != {base_name(path)} and storage_of(path, remote).is_directory(path)
+    manifest = read_manifest(directory, remote) if is_directory else None
     listed = manifest.data_sets if manifest is not None else ()
     if len(listed) < 2:
         order = listed[0].names if listed and {*listed[0].names} == {*names} else names
         options = {**(listed[0].options if listed and listed[0].format == found.format.name else {}), **options}
         typed = f"*{os.path.splitext(names[0])[1]}" if is_directory else base_name(path)
-        return directory, [_Planned(pattern_of(order, typed), found.format, order, options)], set()
+        return directory, [_Planned(pattern_of(order, typed), found.format, order, options, remote)], set()
     present = {*names}
     if extra := present.difference(*(entry.names for entry in listed)):
         message = f"{min(extra)} is in none of the {len(listed)} data sets of {directory}: index a pattern that has it"
@@ -221,7 +264,7 @@ def _plan(path: str, format_name: str | None, options: dict[str, Any]) -> tuple[
         left = tuple(name for name in entry.names if name in present)
         if left:
             given = {**(entry.options if entry.format == found.format.name else {}), **options}
-            planned.append(_Planned(pattern_of(left, entry.pattern), found.format, left, given))
+            planned.append(_Planned(pattern_of(left, entry.pattern), found.format, left, given, remote))
     return directory, planned, {name for entry in listed for name in entry.names}.difference(names)
 
 
@@ -247,9 +290,9 @@ class _Described:
         with suppress(OSError, UnicodeDecodeError):
             for line in read_text(path).splitlines():
                 with suppress(ValueError, TypeError, RecursionError):  # the last one may have been cut off
-                    name, key, records, size, sha256, mtime_ns = found = json.loads(line)
-                    if [*map(type, found)] == [str, str, int, int, str, int]:
-                        known[name, key] = cls(records, FinishedShard(size, sha256, mtime_ns))
+                    name, key, records, size, sha256, mtime_ns, *etag = found = json.loads(line)
+                    if [*map(type, found[:6])] == [str, str, int, int, str, int]:
+                        known[name, key] = cls(records, FinishedShard(size, sha256, mtime_ns, *etag))
         return known
 
 
@@ -275,7 +318,7 @@ def _describe_all(
     def describe(name: str) -> ShardEntry:
         path = join(directory, name)
         described = known.get((name, data_set.key))
-        resumes = described is not None and described.shard.matches(path)
+        resumes = described is not None and described.shard.matches(path, data_set.remote)
         if not resumes or described is None:
             described = _describe(data_set, path)
         with lock:
@@ -283,7 +326,8 @@ def _describe_all(
                 line = [name, data_set.key, described.records, *dataclasses.astuple(described.shard)]
                 journal.write(json.dumps(line).encode() + b"\n")
             advance(resumes)
-        return ShardEntry(name, described.records, described.shard.bytes, None, described.shard.sha256)
+        shard = described.shard
+        return ShardEntry(name, described.records, shard.bytes, etag_of(data_set.format, shard), shard.sha256)
 
     with ThreadPoolExecutor(min(_MOST_THREADS, usable_cpus())) as pool:
         futures = [pool.submit(describe, name) for name in data_set.names]
@@ -295,7 +339,23 @@ def _describe_all(
 
 
 def _describe(data_set: _Planned, path: str) -> _Described:
-    with file_errors(path):
-        finished = FinishedShard.of(path)
-    with data_set.format.open([path], options=_without_cache(data_set.format, data_set.options)) as source:
-        return _Described(len(source), finished)
+    remote = data_set.remote
+    if not is_url(path):
+        with file_errors(path):
+            finished = FinishedShard.of(path)
+        return _Described(_count(data_set, path), finished)
+    storage = storage_of(path, remote)
+    files = [join(path, name) for name in storage.list(path)] if storage.is_directory(path) else [path]
+    leases = [storage.lease(file) for file in files if base_name(file) != LOCK_FILE]  # reading finds the copies
+    finished = FinishedShard.of_files([lease.path for lease in leases]).as_uploaded(path, remote)
+    described = _Described(_count(data_set, path), finished)
+    if remote.options.cache is None:  # nobody has asked to keep them
+        for lease in leases:
+            storage_of(lease.path).remove(lease.path)
+    return described
+
+
+def _count(data_set: _Planned, path: str) -> int:
+    options = _without_cache(data_set.format, data_set.options_for(path))
+    with data_set.format.open([path], options=options) as source:
+        return len(source)

@@ -9,6 +9,7 @@ from dataload._util.checks import check_count
 from dataload._util.indexing import even_split, expand_braces
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
+from dataload.storage import base_name, is_url, join, parent
 
 _PLACEHOLDER = re.compile(r"\{shards?(:\d*d)?\}")
 _DEFAULT_NAME = "-{shard:05d}-of-{shards:05d}"
@@ -25,7 +26,7 @@ class Shard:
     @property
     def name(self) -> str:
         """The name of the file."""
-        return os.path.basename(self.path)
+        return base_name(self.path)
 
 
 def plan_shards(
@@ -40,10 +41,10 @@ def plan_shards(
             would have the same name.
     """
     count = _count_shards(length, shards, records_per_shard)
-    directory, name = os.path.split(os.path.normpath(destination))
+    directory, name = _split(destination)
     if not _PLACEHOLDER.search(name):
         if count is None:
-            return (Shard(os.path.join(directory, name), 0, length),)
+            return (Shard(join(directory, name), 0, length),)
         suffix = next((s for s in entry.suffixes if name.lower().endswith(s)), "")
         stem = name[: len(name) - len(suffix)]
         name = f"{_literal(stem)}{_DEFAULT_NAME}{_literal(name[len(stem) :])}"
@@ -52,7 +53,7 @@ def plan_shards(
         message = f"all {len(names)} shards would be called {names[0]!r}: put {{shard:05d}} into the name"
         raise ConfigError(message, key="destination", value=destination)
     spans = even_split(length, len(names))
-    return tuple(Shard(os.path.join(directory, path), *span) for path, span in zip(names, spans, strict=True))
+    return tuple(Shard(join(directory, path), *span) for path, span in zip(names, spans, strict=True))
 
 
 def _count_shards(length: int, shards: int | None, records_per_shard: int | None) -> int | None:
@@ -65,6 +66,12 @@ def _count_shards(length: int, shards: int | None, records_per_shard: int | None
         message = f"cannot split {length} records into {shards} shards: each needs at least one record"
         raise ConfigError(message, key="shards", value=shards)
     return shards
+
+
+def _split(destination: str) -> tuple[str, str]:
+    if is_url(destination):
+        return parent(destination), base_name(destination)
+    return os.path.split(os.path.normpath(destination))
 
 
 def _literal(name: str) -> str:
@@ -82,8 +89,8 @@ def _fill(name: str, shard: int, shards: int) -> str:
 
 def journal_path(destination: str) -> str:
     """Return the path of the journal: beside the destination, and hidden so that no shard pattern matches it."""
-    directory, name = os.path.split(os.path.normpath(destination))
-    return os.path.join(directory, f".{_PLACEHOLDER.sub('N', name)}.convert.json")
+    directory, name = _split(destination)
+    return join(directory, f".{_PLACEHOLDER.sub('N', name)}.convert.json")
 
 
 def summarize_paths(paths: Sequence[str]) -> str:

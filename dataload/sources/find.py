@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from dataload._util.indexing import expand_braces
-from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
+from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.format import Format
 from dataload.sources.head import describe_head
 from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest, renewal
 from dataload.sources.registry import added_formats, built_in_formats, by_suffix, get_format
+from dataload.sources.shard_files import check_complete, shard_bytes
 from dataload.sources.shards import KnownShards
 from dataload.storage import (
-    LocalStorage,
     Remote,
     base_name,
     has_wildcards,
@@ -30,9 +30,6 @@ from dataload.storage import (
 
 HEAD_BYTES = 512
 """Number of bytes at the start of a file from which its format is detected."""
-
-LOCK_FILE = "lock.mdb"
-"""Name of a file in directories of LMDB, which rewrites it whenever the environment is opened."""
 
 _SHOWN_PATTERNS = 10
 _PATTERN = re.compile(r"[*?[{]")
@@ -204,11 +201,8 @@ def _expand(
 ) -> tuple[list[str], DataSetEntry | None]:
     """Return all shards that a path or pattern names, and the entry of the manifest from which they are."""
     storage = storage_of(path, remote)
-    if manifests and is_url(path) and not _PATTERN.search(path) and by_suffix(path, built_in_formats()) is None:
-        # The name of a directory, whose manifest is one request, or of a file without a suffix, which is rare.
-        listed = _listed(path, entry, remote)
-        if listed is not None:
-            return [join(path, name) for name in listed.names], listed
+    if manifests and (listed := _listed_at_url(path, entry, remote)):
+        return [join(path, name) for name in listed.names], listed
     # Nobody asks a store for an object whose name is a pattern: each question is a request.
     if not (is_url(path) and _PATTERN.search(path)) and storage.exists(path):
         if storage.is_directory(path):
@@ -226,6 +220,18 @@ def _expand(
         if entry is None and _is_selection(path, added_formats(), remote):
             return [path], None
         raise
+
+
+def _listed_at_url(path: str, entry: Format | None, remote: Remote | None) -> DataSetEntry | None:
+    """Ask for the manifest before anything else if `path` may be a directory, since one request may tell everything."""
+    if not is_url(path) or path.startswith("http") or _PATTERN.search(path) or by_suffix(path) is not None:
+        return None
+    try:
+        return _listed(path, entry, remote)
+    except CorruptFileError:
+        raise
+    except SourceError:  # a store may answer that what does not exist is forbidden
+        return None
 
 
 def _listed(directory: str, entry: Format | None, remote: Remote | None) -> DataSetEntry | None:
@@ -247,13 +253,12 @@ def _listed(directory: str, entry: Format | None, remote: Remote | None) -> Data
         more = ", ..." if len(several) > _SHOWN_PATTERNS else ""
         message = f"{directory} has {len(several)} data sets: {patterns}{more}; open one of these patterns, or a list"
         raise ConfigError(message, key="paths", value=directory)
-    if isinstance(storage_of(directory, remote), LocalStorage):
+    if not is_url(directory):
         _check_files(directory, several[0], manifest, entry)
-    elif remote is not None:  # a request that finds another version fails
-        found = several[0]
-        for name, size, etag in zip(found.names, found.bytes, found.etags, strict=True):
-            if etag is not None:
-                remote.expect(join(directory, name), size, etag)
+    elif remote is not None:  # the ETag in every request tells
+        for shard in several[0].shards:
+            if shard.etag is not None:
+                remote.expect(join(directory, shard.name), shard.bytes, shard.etag)
     return several[0]
 
 
@@ -272,14 +277,6 @@ def _check_files(directory: str, listed: DataSetEntry, manifest: Manifest, entry
         several = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         message = f"the manifest is stale: {problems[0]}{several}; {renewal(directory)}"
         raise CorruptFileError(message, path=join(directory, MANIFEST_NAME))
-
-
-def shard_bytes(path: str) -> int:
-    """Return the size of a shard: of a file, or of all visible files in a directory except LMDB's lock."""
-    storage = storage_of(path)
-    if not storage.is_directory(path):
-        return storage.size(path)
-    return sum(storage.size(join(path, name)) for name in storage.list(path) if name != LOCK_FILE)
 
 
 def _is_selection(path: str, known: Iterable[Format], remote: Remote | None) -> bool:
@@ -322,6 +319,7 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None)
     if not found:
         wanted = f"of format {entry.name!r} " if entry is not None else ""
         raise SourceNotFoundError(f"the directory {path} contains no shard {wanted}by its suffix", path=path)
+    check_complete(path, [base_name(file) for file in found], remote)
     return found
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -26,6 +26,9 @@ class Writer(ABC):
         overwrite: Replace an existing destination, which is otherwise an error.
         options: Options of the format's writer; see `options_type`.
 
+    Attributes:
+        before_publish: Called with the path of the complete temporary, which is on this machine for URLs, too.
+
     Raises:
         ConfigError: The destination exists and `overwrite` is False, or an option is unknown or out of range.
         SourceNotFoundError: The directory of the destination does not exist.
@@ -35,6 +38,7 @@ class Writer(ABC):
     options_type: ClassVar[type[Options]] = Options
 
     def __init__(self, path: str | PathLike[str], *, overwrite: bool = False, **options: Any) -> None:
+        self.before_publish: Callable[[str], None] | None = None
         self._state = "refused"  # -> "open" -> "closed" | "aborted"
         self._count = 0
         self._pid = os.getpid()
@@ -101,6 +105,8 @@ class Writer(ABC):
         try:
             with write_errors(self.path):
                 self._finish()
+                if self.before_publish is not None:
+                    self.before_publish(self._part.temporary)
                 self._part.publish()
         except BaseException:
             self.abort()

@@ -106,12 +106,37 @@ class Storage(Protocol):
         """Start a file or directory that appears at `path` only when it is published."""
         ...
 
+    def load(self, path: str) -> tuple[bytes, Any] | None:
+        """Return what a small file contains now, and its version for `replace`; None if there is no such file."""
+        ...
+
+    def replace(self, path: str, data: bytes, version: Any) -> Any:
+        """Write a small file in one step, and return its version.
+
+        Args:
+            path: The file.
+            data: Its content.
+            version: What it replaces: what `load` or `replace` has returned, None if there is no such file. Local
+                files are replaced whatever they are, so hold their lock.
+
+        Raises:
+            FileExistsError: The file is another version now.
+        """
+        ...
+
+    def etag(self, path: str) -> str | None:
+        """Return the ETag of an object; None if it has none, or is a local file."""
+        ...
+
     def remove(self, path: str) -> None:
         """Delete a file or directory, if it exists."""
         ...
 
     def lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold an exclusive lock named after `path`; raise a `SourceError` that names the holder if it is taken."""
+        """Hold an exclusive lock named after `path`; raise a `SourceError` that names the holder if it is taken.
+
+        The lock of a URL excludes the other processes of this node; `replace` excludes those of other nodes.
+        """
         ...
 
 

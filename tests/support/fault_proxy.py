@@ -169,7 +169,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             super().finish()
 
     def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)
+        if len(body) < length:  # the client has gone away, and the server would wait for the rest
+            return self._drop()
         url = urlsplit(self.path)
         key, span = unquote(url.path).strip("/"), self.headers.get("Range", "")
         proxy, method = self.server, self.command

@@ -13,7 +13,7 @@ from dataload.sources.tar.header import BLOCK, END, Member, build_header, padded
 from dataload.sources.tar.index import build_head, build_line, index_path
 from dataload.sources.tar.samples import decode_name, split_name
 from dataload.sources.writer import Writer, require_fields
-from dataload.storage import storage_of
+from dataload.storage import Remote, storage_of
 
 
 class TarWriter(Writer):
@@ -178,6 +178,7 @@ def write_index(
     *,
     overwrite: bool = True,
     strict: bool = True,
+    remote: Remote | None = None,
 ) -> int:
     """Write DALI's index of an archive, and check the archive on the way.
 
@@ -190,6 +191,7 @@ def write_index(
         strict: Refuse an archive in which files would be lost or samples split: a sample that continues after another
             one, or has two files with the same extension. If False, the index lists adjacent files, as DALI's own
             tool does.
+        remote: The settings of data at URLs.
 
     Returns:
         The number of samples.
@@ -201,9 +203,10 @@ def write_index(
         SourceNotFoundError: The archive does not exist.
     """
     archive = fspath(path)
-    with _IndexWriter(index_path(archive) if index is None else fspath(index), overwrite=overwrite) as writer:
+    target = index_path(archive) if index is None else fspath(index)
+    with _IndexWriter(target, overwrite=overwrite, remote=remote) as writer:
         seen: set[bytes] | None = set() if strict else None
-        for key, members in _samples(archive):
+        for key, members in _samples(archive, remote):
             if seen is not None:
                 _check_sample(key, members, seen, archive)
             try:
@@ -215,9 +218,9 @@ def write_index(
         return len(writer)
 
 
-def _samples(path: str) -> Iterator[tuple[bytes, list[Member]]]:
+def _samples(path: str, remote: Remote | None) -> Iterator[tuple[bytes, list[Member]]]:
     """Yield the key and the members of each sample."""
-    with storage_of(path).open(path) as file:
+    with storage_of(path, remote).open(path, whole=True) as file:
         members = scan(file.read, file.size, path, warn_without_end=True)
         pairs = ((parts[0], member) for member in members if (parts := split_name(member.name)))
         for key, group in groupby(pairs, key=lambda pair: pair[0]):

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dataload.errors import SourceError, printable
+from dataload.errors import SourceError, SourceNotFoundError, printable
 from dataload.storage.core import can_map
 from dataload.storage.errors import file_errors
 from dataload.storage.local.mapped import MappedFile
-from dataload.storage.local.parts import Part, remove
+from dataload.storage.local.parts import Part, remove, write_errors
 from dataload.storage.local.regular import open_regular
 from dataload.storage.local.reopened import FileIdentity
 from dataload.storage.local.unmapped import UnmappedFile
@@ -140,6 +140,24 @@ class LocalStorage:
         """See `Storage.create`."""
         return Part(path, overwrite=overwrite)
 
+    def load(self, path: str) -> tuple[bytes, None] | None:
+        """See `Storage.load`."""
+        try:
+            return self.read(path), None
+        except SourceNotFoundError:
+            return None
+
+    def replace(self, path: str, data: bytes, version: Any) -> None:  # noqa: ARG002 - the lock makes it needless
+        """See `Storage.replace`."""
+        with write_errors(path), Part(path, overwrite=True) as part:
+            with part.create() as stream:
+                stream.write(data)
+            part.publish()
+
+    def etag(self, path: str) -> None:  # noqa: ARG002 - for storage that has them
+        """See `Storage.etag`."""
+        return
+
     def remove(self, path: str) -> None:
         """See `Storage.remove`."""
         remove(path)
@@ -148,12 +166,19 @@ class LocalStorage:
     def lock(self, path: str) -> Generator[None]:
         """See `Storage.lock`. The lock ends with the process, even if that is killed."""
         name = os.path.join(os.path.dirname(path), f".{os.path.basename(path).lstrip('.')}.lock")
-        descriptor = _lock_file(name, path)
-        try:
+        with lock_file(name, path):
             yield
-        finally:
-            remove(name)
-            os.close(descriptor)
+
+
+@contextmanager
+def lock_file(name: str, path: str) -> Generator[None]:
+    """Hold the lock of `path`, whose file is `name`."""
+    descriptor = _lock_file(name, path)
+    try:
+        yield
+    finally:
+        remove(name)
+        os.close(descriptor)
 
 
 def _lock_file(name: str, path: str) -> int:

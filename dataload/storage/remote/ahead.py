@@ -18,9 +18,10 @@ from dataload.errors import DataloadError, SourceError
 from dataload.storage.local.files import open_files_limit
 from dataload.storage.remote.board import Board, Coming
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
-from dataload.storage.remote.client import Piece, client_of, cut
+from dataload.storage.remote.client import client_of
 from dataload.storage.remote.files import open_shards
 from dataload.storage.remote.plan import Download, Evict, ShardPlan, Use, check_fit
+from dataload.storage.remote.requests import Piece, cut
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 
 _SHARDS_AT_ONCE = 4  # the last parts of one overlap the first ones of the next

@@ -6,25 +6,29 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
 from weakref import WeakValueDictionary
 
 from dataload._util.optional import load_optional
 from dataload._util.per_process import PerProcess, first_process
-from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, StoreError, printable
+from dataload.errors import (
+    ConfigError,
+    CorruptFileError,
+    DataloadError,
+    SourceError,
+    SourceNotFoundError,
+    StoreError,
+    printable,
+)
 from dataload.storage.errors import rewritten_error
+from dataload.storage.remote.requests import Piece, split_url
 from dataload.storage.remote.settings import ObjectVersion, Remote, RemoteOptions
 
 T = TypeVar("T")
-
-GAP = 1 << 16
-"""Bytes between two ranges that are fetched too, because another request would take longer."""
-
-SCHEMES = ("s3", "gs", "az", "http", "https", "memory")
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between attempts
 _REQUESTS_IN_TIMEOUT = 4  # the last attempt has to end before the time-out
@@ -36,55 +40,6 @@ _PERMANENT = re.compile(
 )
 _QUERY = re.compile(r"\?[^\s\"'<>)]*")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A range of one object, at most one request.
-
-    Attributes:
-        start: Its first byte.
-        stop: The byte after its last.
-        at: Where the receiver wants it.
-    """
-
-    start: int
-    stop: int
-    at: int
-
-
-def cut(starts: Iterable[int], stops: Iterable[int], most: int, first: int = 0) -> list[Piece]:
-    """Cut ranges into pieces of at most `most` bytes, to be received one after another from `first`."""
-    pieces: list[Piece] = []
-    for start, stop in zip(starts, stops, strict=True):
-        for begin in range(start, stop, most):
-            end = min(begin + most, stop)
-            pieces.append(Piece(begin, end, first))
-            first += end - begin
-    return pieces
-
-
-def split_url(url: str) -> tuple[str, str]:
-    """Return the URL of the store, and the key of the object in it.
-
-    Raises:
-        ConfigError: The scheme is unknown, or the URL holds what may be a secret, which the message does not repeat.
-    """
-    parts = urlsplit(url, allow_fragments=False)
-    scheme = parts.scheme.lower()
-    if scheme not in SCHEMES:
-        known = ", ".join(f"{name}://" for name in (*SCHEMES, "file"))
-        raise ConfigError(f"{url}: URLs begin with one of {known}", key="paths", value=url)
-    web = scheme in ("http", "https")
-    if "@" in parts.netloc or (web and parts.query):
-        raise ConfigError(
-            f"a {scheme}:// URL has a user, a password or a query, which may be secret: leave it out, and give "
-            "credentials in storage_options or the environment",
-            key="paths",
-        )
-    query = f"?{parts.query}" if parts.query else ""
-    key = f"{parts.path}{query}".strip("/")
-    return f"{scheme}://{parts.netloc}", unquote(key) if web else key
 
 
 class ObjectClient:
@@ -100,14 +55,22 @@ class ObjectClient:
         self._secrets = [text for _, text in remote.store.secrets() if len(text) > 3]
         self._obstore: Any = load_optional("obstore", needed_by=f"{base.partition(':')[0]}:// URLs", extra="remote")
         self._errors: Any = load_optional("obstore.exceptions", needed_by="URLs", extra="remote")
-        self._store = self._make_store(base, remote)
+        self._base, self._given = base, remote.store
+        self._store = self._make_store({"max_retries": 0})
         self._pool = ThreadPoolExecutor(self._options.connections, "dataload-remote")
 
-    def _make_store(self, base: str, remote: Remote) -> Any:
+    @cached_property
+    def _upload_store(self) -> Any:
+        """The store for uploads in parts, each of which obstore repeats by itself."""
+        timeout = timedelta(seconds=self._options.timeout)
+        return self._make_store({"max_retries": self._options.retries, "retry_timeout": timeout})
+
+    def _make_store(self, retries: Mapping[str, Any]) -> Any:
+        base = self._base
         stores: Any = load_optional("obstore.store", needed_by="URLs", extra="remote")
         if base.startswith("memory:"):
             return _memories.get(dict).setdefault(base, stores.MemoryStore())
-        given = remote.store.arguments()
+        given = self._given.arguments()
         timeout = self._options.timeout
         client = {
             "timeout": f"{int(1000 * timeout / _REQUESTS_IN_TIMEOUT)}ms",
@@ -116,7 +79,7 @@ class ObjectClient:
             **({"allow_http": True} if _is_plain(base, given) else {}),
             **given.pop("client_options", {}),
         }
-        retry = given.pop("retry_config", {"max_retries": 0})
+        retry = given.pop("retry_config", retries)
         try:
             return stores.from_url(base, client_options=client, retry_config=retry, **given)
         except Exception as error:
@@ -129,20 +92,6 @@ class ObjectClient:
             return version_of(self._attempt(f"look up {url}", url, lambda: self._obstore.head(self._store, key)))
         except SourceNotFoundError:
             return None
-
-    def read_start(self, url: str, key: str, length: int) -> tuple[ObjectVersion, bytes]:
-        """Return the version of an object and its first bytes, at most `length`, usually by one request."""
-
-        def get() -> tuple[ObjectVersion, bytes]:
-            result = self._obstore.get(self._store, key)
-            version = version_of(result.meta)
-            if version.size > length:
-                return version, bytes(self._get(url, key, version, Piece(0, length, 0)))
-            data = bytes(result.bytes())
-            _check_length(len(data), Piece(0, version.size, 0))
-            return version, data
-
-        return self._attempt(f"read {url}", url, get)
 
     def list(self, url: str, key: str) -> tuple[list[str], list[tuple[str, ObjectVersion]]]:
         """Return the names of directories and of objects, with their versions, in a directory."""
@@ -206,20 +155,85 @@ class ObjectClient:
 
         self._attempt(f"read bytes {piece.start} to {piece.stop} of {url}", url, get)
 
-    def put(self, url: str, key: str, file: Any, *, overwrite: bool) -> None:
-        """Store a file-like object or bytes, which must not exist yet unless `overwrite`.
+    def read(self, url: str, key: str, most: int) -> tuple[bytes, ObjectVersion, Any]:
+        """Return an object or its first bytes, its version, and what `put` takes to replace this version only.
+
+        It takes one request, unless there are more bytes than `most`.
+        """
+
+        def get() -> tuple[bytes, ObjectVersion, Any]:
+            result = self._obstore.get(self._store, key)
+            version = version_of(result.meta)
+            if version.size > most:
+                return bytes(self._get(url, key, version, Piece(0, most, 0))), version, _condition(result.meta)
+            data = bytes(result.bytes())
+            _check_length(len(data), Piece(0, version.size, 0))
+            return data, version, _condition(result.meta)
+
+        return self._attempt(f"read {url}", url, get)
+
+    def put(self, url: str, key: str, data: bytes, mode: Any) -> tuple[ObjectVersion | None, Any]:
+        """Store an object in one request; return its version, None if unknown, and what replaces this version only.
+
+        Args:
+            url: Its URL.
+            key: Its key.
+            data: Its content.
+            mode: "create", "overwrite", or what `read` or `put` has returned.
+
+        Raises:
+            FileExistsError: The object exists, or is another version now.
+        """
+        attempts = 0
+
+        def put() -> Any:
+            nonlocal attempts
+            attempts += 1
+            try:
+                return self._obstore.put(self._store, key, data, mode=mode, use_multipart=False)
+            except self._errors.NotFoundError:
+                if isinstance(mode, str):  # there is no bucket
+                    raise
+                raise FileExistsError(url) from None
+            except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
+                # The answer to an earlier attempt, which succeeded, may have been lost.
+                if attempts > 1:
+                    result = self._obstore.get(self._store, key)
+                    if result.meta["size"] == len(data) and bytes(result.bytes()) == data:
+                        return result.meta
+                raise FileExistsError(url) from None
+
+        result = self._attempt(f"write {url}", url, put)
+        return version_of({**result, "size": len(data)}) if result["e_tag"] else None, _condition(result)
+
+    def put_parts(
+        self, url: str, key: str, read: Callable[[], Iterator[bytes]], part_bytes: int, *, overwrite: bool
+    ) -> ObjectVersion | None:
+        """Store a large object in parts, which must not exist yet unless `overwrite`, and return its version.
+
+        It exists once its last part has arrived. A failure deletes the parts.
 
         Raises:
             FileExistsError: The object exists.
         """
-        mode = {} if overwrite else {"mode": "create"}
 
-        def put() -> None:
-            if hasattr(file, "seek"):
-                file.seek(0)
-            self._obstore.put(self._store, key, file, **mode)
+        def check() -> None:
+            if not overwrite and self.head(url, key) is not None:
+                raise FileExistsError(url)
+
+        def parts() -> Iterator[bytes]:
+            yield from read()
+            # Again, because an upload takes long, and obstore cannot make its end conditional. It cannot be called
+            # from inside a call either.
+            self._pool.submit(check).result()
+
+        def put() -> Any:
+            most = {"chunk_size": part_bytes, "max_concurrency": self._options.connections}
+            check()
+            return self._obstore.put(self._upload_store, key, parts(), **most)
 
         self._attempt(f"write {url}", url, put)
+        return self.head(url, key)
 
     def delete(self, url: str, keys: Sequence[str]) -> None:
         """Delete objects."""
@@ -238,9 +252,16 @@ class ObjectClient:
         # A weak ETag never matches by the rules of HTTP, so it is only compared below.
         if version.has_etag and not version.tag.startswith("W/"):
             options["if_match"] = version.tag
-        result = self._obstore.get(self._store, key, options=options)
+        try:
+            result = self._obstore.get(self._store, key, options=options)
+        except self._errors.PreconditionError:
+            raise _changed(url, version) from None
+        except (self._errors.NotFoundError, FileNotFoundError):
+            if version.listed:
+                raise _changed(url, version) from None
+            raise
         if not _same(version_of(result.meta), version):  # a server may ignore the condition
-            raise rewritten_error(url)
+            raise _changed(url, version)
         return result
 
     def _attempt(self, what: str, url: str, call: Callable[[], T]) -> T:
@@ -258,7 +279,7 @@ class ObjectClient:
                 raise SourceNotFoundError(f"there is no {url}", path=url) from None
             except self._errors.PreconditionError:
                 raise rewritten_error(url) from None
-            except self._errors.AlreadyExistsError:
+            except FileExistsError:
                 raise FileExistsError(url) from None
             except Exception as error:
                 reason, permanent = self._reason(error), self._is_permanent(error)
@@ -296,6 +317,11 @@ def _check_length(count: int, piece: Piece) -> None:
         raise OSError(f"{count} of {piece.stop - piece.start} bytes arrived")
 
 
+def _condition(meta: Any) -> Any:
+    """Return the mode of a put that replaces only the version described; Google's store knows it by a number."""
+    return {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
+
+
 def version_of(meta: Any) -> ObjectVersion:
     """Return the version in obstore's description of an object."""
     tag = meta["e_tag"]
@@ -311,6 +337,13 @@ def _is_plain(base: str, given: dict[str, Any]) -> bool:
                 return True
             endpoints += [value] if "ENDPOINT" in name else []
     return any(isinstance(endpoint, str) and endpoint.startswith("http://") for endpoint in endpoints)
+
+
+def _changed(url: str, version: ObjectVersion) -> CorruptFileError:
+    if not version.listed:
+        return rewritten_error(url)
+    message = "the object is not the one that the manifest of its directory lists; if the shards are right, run"
+    return CorruptFileError(f"{message} `dataload index --manifest {url.rpartition('/')[0]}`", path=url)
 
 
 def _same(found: ObjectVersion, wanted: ObjectVersion) -> bool:

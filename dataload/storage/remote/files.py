@@ -18,7 +18,8 @@ from dataload.storage.local.unmapped import UnmappedFile
 from dataload.storage.ranges import Runs
 from dataload.storage.records import MergedReads, RecordFile, is_reading_tables
 from dataload.storage.remote.cache import CacheFullError, Lease
-from dataload.storage.remote.client import GAP, Piece, client_of, cut
+from dataload.storage.remote.client import client_of
+from dataload.storage.remote.requests import GAP, Piece, cut
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 from dataload.types import Array, BytesArray, Int64Array
 

@@ -16,7 +16,8 @@ import numpy as np
 from dataload.errors import StoreError
 from dataload.storage.ranges import Runs, merge_ranges
 from dataload.storage.remote.ahead import Stopped
-from dataload.storage.remote.client import GAP, Piece, client_of, cut
+from dataload.storage.remote.client import client_of
+from dataload.storage.remote.requests import GAP, Piece, cut
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 from dataload.types import BytesArray, Int64Array
 

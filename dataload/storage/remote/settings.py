@@ -207,11 +207,13 @@ class ObjectVersion:
         size: Size in bytes.
         tag: Its ETag, or the time of its last change if it has none.
         has_etag: Whether `tag` is an ETag that requests can demand.
+        listed: Whether this comes from a manifest rather than from the store.
     """
 
     size: int
     tag: str
     has_etag: bool
+    listed: bool = field(default=False, compare=False)
 
     @property
     def number(self) -> int:
@@ -250,8 +252,8 @@ class Remote:
         return bool(self.boards or self.ranges)
 
     def expect(self, url: str, size: int, etag: str) -> None:
-        """Have an object read at a version that is known from elsewhere, unless the version was looked up before."""
-        self.versions.setdefault(url, ObjectVersion(size, etag, has_etag=True))
+        """Note the version of an object that a manifest lists, so that nobody asks the store."""
+        self.versions.setdefault(url, ObjectVersion(size, etag, True, listed=True))
 
     def release(self) -> None:
         """Close connections and threads that nobody else uses; the next use makes new ones."""

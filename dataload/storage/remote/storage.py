@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import hashlib
 import os
 import re
 import time
@@ -14,20 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from dataload.errors import ConfigError, SourceError, SourceNotFoundError
+from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.storage.core import can_map
-from dataload.storage.local.files import LocalFile
-from dataload.storage.local.parts import Part, exists_error
+from dataload.storage.local.files import LocalFile, lock_file
+from dataload.storage.local.parts import Part, exists_error, write_errors
 from dataload.storage.local.reopened import FileIdentity, ReopenedFile
 from dataload.storage.paths import has_wildcards, is_url, join
 from dataload.storage.records import RecordFile
 from dataload.storage.remote.ahead import Shards, ShardsAhead, write
 from dataload.storage.remote.board import Coming, wait_for
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
-from dataload.storage.remote.client import client_of, cut, split_url
+from dataload.storage.remote.client import client_of
 from dataload.storage.remote.files import RemoteFile, RemoteStream, ShardFile, fetch, local_copy, open_shards
-from dataload.storage.remote.part import RemotePart
+from dataload.storage.remote.part import LARGEST_PUT, RemotePart
 from dataload.storage.remote.plan import Use
+from dataload.storage.remote.requests import cut, split_url
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 from dataload.storage.table_cache import node_directory
 from dataload.types import Int64Array
@@ -99,9 +101,13 @@ class RemoteStorage:
 
     def read_ranges(self, path: str, offsets: Int64Array, lengths: Int64Array) -> Sequence[bytes]:
         """See `Storage.read_ranges`."""
-        if path not in self._remote.versions and offsets.tolist() == [0]:
+        if len(offsets) == 1 and offsets[0] == 0 and self._is_unknown(path):
             client, key = client_of(path, self._remote)
-            self._remote.versions[path], data = client.read_start(path, key, int(lengths[0]))
+            try:  # in one request
+                data, self._remote.versions[path], _ = client.read(path, key, int(lengths[0]))
+            except SourceNotFoundError:
+                self._remote.versions[path] = None
+                raise
             return [data]
         version = self.version(path)
         starts = np.clip(offsets, 0, version.size)
@@ -164,6 +170,27 @@ class RemoteStorage:
             raise exists_error(path)
         return RemotePart(path, self._remote, node_directory(self._remote), overwrite=overwrite)
 
+    def load(self, path: str) -> tuple[bytes, Any] | None:
+        """See `Storage.load`."""
+        client, key = client_of(path, self._remote)
+        try:
+            data, _, condition = client.read(path, key, LARGEST_PUT)
+        except SourceNotFoundError:
+            return None
+        return data, condition
+
+    def replace(self, path: str, data: bytes, version: Any) -> Any:
+        """See `Storage.replace`."""
+        client, key = client_of(path, self._remote)
+        self._forget(path)
+        return client.put(path, key, data, "create" if version is None else version)[1]
+
+    def etag(self, path: str) -> str | None:
+        """See `Storage.etag`. That of a directory joins those of its objects."""
+        objects = [join(path, name) for name in self.list(path)] if self.is_directory(path) else [path]
+        versions = [self.version(url) for url in objects]
+        return " ".join(version.tag for version in versions) if all(each.has_etag for each in versions) else None
+
     def remove(self, path: str) -> None:
         """See `Storage.remove`."""
         client, key = client_of(path, self._remote)
@@ -177,8 +204,16 @@ class RemoteStorage:
     @contextmanager
     def lock(self, path: str) -> Generator[None]:
         """See `Storage.lock`."""
-        raise SourceError(f"{path} cannot be locked: write to a local directory, and copy the files", path=path)
-        yield
+        root = node_directory(self._remote)
+        if root is None:
+            yield
+            return
+        directory = os.path.join(root, "locks")
+        with write_errors(directory):
+            os.makedirs(directory, 0o700, exist_ok=True)
+        name = hashlib.blake2b(path.encode(), digest_size=10).hexdigest()
+        with lock_file(os.path.join(directory, f"{name}.lock"), path):
+            yield
 
     def version(self, path: str) -> ObjectVersion:
         """Return the version of a file.
@@ -199,6 +234,15 @@ class RemoteStorage:
             absent = not key or path.endswith("/") or (listed is not None and key.rpartition("/")[2] not in listed)
             known[path] = None if absent else client.head(path, key)
         return known[path]
+
+    def _is_unknown(self, path: str) -> bool:
+        """Return whether nothing is known about an object, not even by a listing of its directory."""
+        known = self._remote
+        return path not in known.versions and path.rpartition("/")[0] not in known.listings and bool(split_url(path)[1])
+
+    def _forget(self, path: str) -> None:
+        self._remote.versions.pop(path, None)
+        self._remote.listings.pop(path.rpartition("/")[0], None)
 
     def _names(self, path: str) -> tuple[str, ...]:
         """Return the sorted names in a directory, and remember the versions of its objects."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload._util.indexing import as_indices, check_index, even_split, expand_braces, split_by_shard
+from dataload._util.indexing import as_indices, check_index, even_split, expand_braces, missing_parts, split_by_shard
 
 
 class Index:
@@ -201,3 +201,22 @@ def test_even_split_covers_everything_in_nearly_equal_parts(total, parts):
     assert spans[-1][1] == total
     assert all(a[1] == b[0] for a, b in itertools.pairwise(spans))
     assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], None),
+        (["a.tar", "a-3.tar", "-of-.tar"], None),
+        (["a-0-of-2.tar", "a-1-of-2.tar"], None),
+        (["a-1-of-2.tar", "a-2-of-2.tar"], None),
+        (["a-1-of-2.tar"], ("a-0-of-2.tar", 1)),
+        (["a-00000-of-00003.tar", "a-00002-of-00003.tar"], ("a-00001-of-00003.tar", 1)),
+        (["a-00001-of-00003.tar", "a-00003-of-00003.tar"], ("a-00002-of-00003.tar", 1)),
+        (["a-0-of-2.tar", "a-1-of-2.idx"], ("a-1-of-2.tar", 1)),
+        (["a-0-of-1", "b-0-of-1", "c-01-of-05"], ("c-00-of-05", 4)),
+        (["a-0-of-999999999999999999.tar"], ("a-1-of-999999999999999999.tar", 999999999999999998)),
+    ],
+)
+def test_missing_parts(names, expected):
+    assert missing_parts(names) == expected

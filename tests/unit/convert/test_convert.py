@@ -12,7 +12,7 @@ import pytest
 import dataload
 from dataload.convert import convert
 from dataload.convert.blocks import read_ahead
-from dataload.convert.journal import FinishedShard, Journal
+from dataload.convert.journal import FinishedShard, Journal, JournalFile
 from dataload.convert.plan import journal_path, plan_shards, summarize_paths
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.registry import get_format
@@ -184,9 +184,9 @@ def test_a_journal_of_version_0_1_loads(tmp_path):
         '["a-1", 2, 5]], "finished": {"a-0": {"bytes": 3, "sha256": "ab", "mtime_ns": 17}}, "version": 1}'
     )
     expected = journal(finished={"a-0": FinishedShard(3, "ab", 17)})
-    assert Journal.load(str(path)) == expected
-    expected.save(str(path))
-    assert Journal.load(str(path)) == expected
+    assert JournalFile(str(path)).load() == expected
+    JournalFile(str(path)).save(expected)
+    assert JournalFile(str(path)).load() == expected
     assert os.listdir(tmp_path) == ["m"]
 
 
@@ -220,7 +220,7 @@ def test_differences_are_a_line_each():
 def test_what_is_not_a_journal(tmp_path, text):
     (tmp_path / "m").write_text(text)
     with pytest.raises(ConfigError, match=r"m is not a conversion journal \(.*\): delete it, or pass overwrite=True"):
-        Journal.load(str(tmp_path / "m"))
+        JournalFile(str(tmp_path / "m")).load()
 
 
 FINISHED = {"bytes": 3, "sha256": "ab", "mtime_ns": 17}
@@ -237,7 +237,7 @@ FINISHED = {"bytes": 3, "sha256": "ab", "mtime_ns": 17}
 def test_a_journal_that_contradicts_itself(tmp_path, change, problem):
     (tmp_path / "m").write_text(json.dumps({**asdict(journal()), **change}))
     with pytest.raises(ConfigError, match=rf"m is not a conversion journal \({re.escape(problem)}\): delete it"):
-        Journal.load(str(tmp_path / "m"))
+        JournalFile(str(tmp_path / "m")).load()
 
 
 def test_a_journal_is_not_written_through_a_link(tmp_path):
@@ -245,17 +245,17 @@ def test_a_journal_is_not_written_through_a_link(tmp_path):
     victim.write_text("precious")
     (tmp_path / "m").symlink_to(victim)
     (tmp_path / "m.tmp").symlink_to(victim)
-    journal().save(str(tmp_path / "m"))
+    JournalFile(str(tmp_path / "m")).save(journal())
     assert victim.read_text() == "precious"
-    assert Journal.load(str(tmp_path / "m")) == journal()
+    assert JournalFile(str(tmp_path / "m")).load() == journal()
 
 
 def test_a_journal_that_cannot_be_read_or_written(tmp_path):
     (tmp_path / "m").mkdir()
     with pytest.raises(SourceError, match=r"cannot read .*m: Is a directory"):
-        Journal.load(str(tmp_path / "m"))
+        JournalFile(str(tmp_path / "m")).load()
     with pytest.raises(SourceError, match=r"cannot write .*m: Is a directory"):
-        journal().save(str(tmp_path / "m"))
+        JournalFile(str(tmp_path / "m")).save(journal())
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])

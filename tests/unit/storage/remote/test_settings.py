@@ -9,7 +9,7 @@ import pytest
 
 from dataload.errors import ConfigError
 from dataload.storage import Remote, RemoteOptions
-from dataload.storage.remote.client import cut, split_url
+from dataload.storage.remote.requests import cut, split_url
 from dataload.storage.remote.settings import ObjectVersion, StoreOptions, parse_bytes
 
 SECRET = "tops3cret-value"

@@ -35,7 +35,7 @@ def root():
 
 def put(url, data):
     client, key = client_of(url, Remote())
-    client.put(url, key, data, overwrite=True)
+    client.put(url, key, data, "overwrite")
 
 
 def opened(root, **options):
@@ -132,8 +132,8 @@ def test_writing_and_deleting(root):
     storage.remove(f"{root}/a")
     storage.remove(f"{root}/a")
     assert not opened(root).exists(f"{root}/a")
-    with pytest.raises(SourceError, match="cannot be locked: write to a local directory"), storage.lock(url):
-        pass
+    with storage.lock(url), pytest.raises(SourceError, match=f"another process is writing to {url}"):
+        storage.lock(url).__enter__()
 
 
 def test_one_writer_does_not_delete_what_another_has_written(root, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import re
@@ -18,6 +19,7 @@ from dataload._util.per_process import PerProcess, first_process
 from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, printable
 from dataload.storage.errors import rewritten_error
 from dataload.storage.remote.settings import ObjectVersion, Remote, RemoteOptions
+from dataload.storage.remote.traffic import Request, Traffic
 
 T = TypeVar("T")
 
@@ -34,6 +36,7 @@ _CHUNK_BYTES = 1 << 20
 _PERMANENT = re.compile(
     r"status(?: code:)? 4(?!08|29)\d\d|non-partial|NotImplemented|InvalidToken|builder error|NotSupported"
 )
+_THROTTLED = re.compile(r"status(?: code:)? (?:429|503)")
 _QUERY = re.compile(r"\?[^\s\"'<>)]*")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 
@@ -102,6 +105,14 @@ class ObjectClient:
         self._errors: Any = load_optional("obstore.exceptions", needed_by="URLs", extra="remote")
         self._store = self._make_store(base, remote)
         self._pool = ThreadPoolExecutor(self._options.connections, "dataload-remote")
+        self._traffic = Traffic()
+        self._shared: ObjectClient | None = None  # kept alive for those who ask for it
+
+    def counted(self, traffic: Traffic) -> ObjectClient:
+        """Return the same client, which counts into `traffic`."""
+        found = copy.copy(self)
+        found._traffic, found._shared = traffic, self
+        return found
 
     def _make_store(self, base: str, remote: Remote) -> Any:
         stores: Any = load_optional("obstore.store", needed_by="URLs", extra="remote")
@@ -138,7 +149,9 @@ class ObjectClient:
             version = version_of(result.meta)
             if version.size > length:
                 return version, bytes(self._get(url, key, version, Piece(0, length, 0)))
+            begun = time.perf_counter()
             data = bytes(result.bytes())
+            self._arrived(len(data), begun, used=len(data) == version.size)
             _check_length(len(data), Piece(0, version.size, 0))
             return version, data
 
@@ -197,12 +210,16 @@ class ObjectClient:
         def get() -> None:
             check()
             result = self._request(url, key, version, piece)
-            at = piece.start
-            for data in result.stream(min_chunk_size=_CHUNK_BYTES):
-                check()
-                receive(at, data)
-                at += len(data)
-            _check_length(at - piece.start, piece)
+            at, begun, whole = piece.start, time.perf_counter(), False
+            try:
+                for data in result.stream(min_chunk_size=_CHUNK_BYTES):
+                    at += len(data)
+                    check()
+                    receive(at - len(data), data)
+                _check_length(at - piece.start, piece)
+                whole = True
+            finally:
+                self._arrived(at - piece.start, begun, used=whole)
 
         self._attempt(f"read bytes {piece.start} to {piece.stop} of {url}", url, get)
 
@@ -227,7 +244,10 @@ class ObjectClient:
 
     def _get(self, url: str, key: str, version: ObjectVersion, piece: Piece) -> Any:
         def get() -> Any:
-            data = self._request(url, key, version, piece).bytes()
+            result = self._request(url, key, version, piece)
+            begun = time.perf_counter()
+            data = result.bytes()
+            self._arrived(len(data), begun, used=len(data) == piece.stop - piece.start)
             _check_length(len(data), piece)
             return data
 
@@ -243,6 +263,11 @@ class ObjectClient:
             raise rewritten_error(url)
         return result
 
+    def _arrived(self, nbytes: int, begun: float, *, used: bool) -> None:
+        self._traffic.add(
+            nbytes=nbytes, wasted_bytes=0 if used else nbytes, transfer_seconds=time.perf_counter() - begun
+        )
+
     def _attempt(self, what: str, url: str, call: Callable[[], T]) -> T:
         """Call, again after failures that may pass, and translate errors; their own texts may hold secrets."""
         begun, attempts = time.monotonic(), 0
@@ -251,7 +276,7 @@ class ObjectClient:
             attempts += 1
             try:
                 _check_process()
-                return call()
+                return self._counted(what, call, again=attempts > 1)
             except DataloadError:
                 raise
             except (self._errors.NotFoundError, FileNotFoundError):
@@ -272,6 +297,19 @@ class ObjectClient:
                     path=url,
                 )
             time.sleep(wait)
+
+    def _counted(self, what: str, call: Callable[[], T], *, again: bool) -> T:
+        begun, failed, throttled = time.perf_counter(), True, False
+        try:
+            result = call()
+            failed = False
+        except Exception as error:
+            throttled = _THROTTLED.search(str(error)) is not None
+            raise
+        finally:
+            request = Request(what, begun, time.perf_counter(), failed)
+            self._traffic.requested(request, again=again, throttled=throttled)
+        return result
 
     def _is_permanent(self, error: Exception) -> bool:
         kinds = ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError", "InvalidPathError")
@@ -348,5 +386,6 @@ def client_of(url: str, remote: Remote) -> tuple[ObjectClient, str]:
         options = remote.options
         name = (base, remote.store.digest(), options.connections, options.timeout, options.retries)
         shared = _clients.get(WeakValueDictionary)
-        client = own[base] = shared.get(name) or shared.setdefault(name, ObjectClient(base, remote))
+        found = shared.get(name) or shared.setdefault(name, ObjectClient(base, remote))
+        client = own[base] = found.counted(remote.traffic)
     return client, key

@@ -13,6 +13,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
 from dataload._util.checks import check_choice, check_count, check_seconds
 from dataload._util.per_process import PerProcess
 from dataload.errors import ConfigError, closest
+from dataload.storage.remote.traffic import Traffic
 
 Mode: TypeAlias = Literal["auto", "ranges", "shards"]
 
@@ -232,6 +233,7 @@ class Remote:
         boards: What the plan that downloads ahead says about shards, if there is one.
         ranges: What fetches ranges ahead in this process, if anything does.
         clients: The clients that this process has made, by store; they end with this object or by `release`.
+        traffics: What this process has downloaded; see `traffic`.
     """
 
     store: StoreOptions = field(default_factory=lambda: StoreOptions({}))
@@ -243,6 +245,12 @@ class Remote:
     boards: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     ranges: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     clients: PerProcess[dict[str, Any]] = field(default_factory=PerProcess[dict[str, Any]], compare=False, repr=False)
+    traffics: PerProcess[Traffic] = field(default_factory=PerProcess[Traffic], compare=False, repr=False)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this process has downloaded."""
+        return self.traffics.get(lambda: Traffic(self.options.connections))
 
     def expect(self, url: str, size: int, etag: str) -> None:
         """Have an object read at a version that is known from elsewhere, unless the version was looked up before."""

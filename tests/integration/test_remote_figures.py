@@ -1,4 +1,4 @@
-"""What a loader says about its downloads, beside what a proxy has counted."""
+"""What a loader says about its downloads, beside what a proxy has counted; and what looking at data at URLs costs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import json
 import numpy as np
 import pytest
 from fault_proxy import FaultProxy, Faults
+from typer.testing import CliRunner
 
 import dataload
 from dataload.analysis.timeline import record_timeline
+from dataload.cli.app import app
 from dataload.convert.manifest import index_shards
 from dataload.samplers import ShardSequential
 
@@ -215,3 +217,58 @@ def test_the_timeline_has_the_requests(bucket, proxy, tmp_path, workers, mode):
     with opened(proxy, url_of(bucket)) as other:
         other[0]
     assert len(timeline.requests) == before
+
+
+def inspect(proxy, monkeypatch, cache, url, *arguments):
+    monkeypatch.setenv("AWS_ENDPOINT", proxy.endpoint)
+    options = ["-o", f"remote.cache={cache}", "-o", "remote.budget=1GB"]
+    proxy.reset()
+    result = CliRunner().invoke(app, ["inspect", url, *options, *arguments])
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("listed", [True, False])
+def test_inspect_costs_a_handful_of_requests(bucket, proxy, tmp_path, monkeypatch, name, listed):
+    if listed and name == "tokens":
+        pytest.skip("manifests list no tokens")
+    url = f"s3://{bucket}/{name}-listed" if listed else url_of(bucket, name)
+    arguments = [] if listed else FORMATS[name][2]
+    facts = json.loads(inspect(proxy, monkeypatch, tmp_path, url, *arguments, "--json"))
+    size = max(facts["shards"][0]["bytes"], 1 << 16)
+    assert facts["bytes"] == sum(shard["bytes"] for shard in facts["shards"]) > 0
+    assert (facts["fingerprint"], facts["remote"]["mode"], facts["remote"]["budget"]) == (None, "auto", 10**9)
+    assert facts["remote"]["cache"] == str(tmp_path)
+    requests = proxy.counts.requests.total() + proxy.counts.lists.total()
+    lists = 2000 * proxy.counts.lists.total()  # bytes of answers that hold no data
+    assert facts["remote"]["requests"] == requests
+    assert 0 <= proxy.counts.bytes.total() - facts["remote"]["bytes"] <= lists
+    if listed:
+        touched = {key for _, key in proxy.counts.requests} | {*proxy.counts.lists}
+        assert not any(f"part-{shard:02}" in key for key in touched for shard in range(1, SHARDS))
+        assert requests <= 8
+        assert proxy.counts.bytes.total() < 4 * size  # the tables of some formats are read beside the shard
+    else:
+        assert requests <= 6 * SHARDS + 2
+
+
+def test_inspect_says_where_data_come_from_and_computes_the_fingerprint_on_request(
+    bucket, proxy, object_server, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    secret = ["-o", f"storage_options.secret_access_key={object_server.secret_key}"]
+    url = f"s3://{bucket}/syr-listed"
+    text = inspect(proxy, monkeypatch, tmp_path, url, *secret)
+    count = proxy.counts.requests.total()
+    cost = f"{count} requests, {proxy.counts.bytes.total() / 1000:.1f} kB"
+    assert text.splitlines()[2] == f"remote: mode auto, cache {tmp_path}, budget 1.0 GB; this took {cost}"
+    assert "fingerprint" not in text
+    facts = json.loads(inspect(proxy, monkeypatch, tmp_path, url, *secret, "--json", "--fingerprint"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", object_server.secret_key)
+    with opened(proxy, url_of(bucket), mode="ranges") as source:
+        assert facts["fingerprint"] == source.fingerprint()
+    assert object_server.secret_key not in text + json.dumps(facts)
+    text = inspect(proxy, monkeypatch, tmp_path, url, *secret, "-o", "remote.mode=ranges", "--fingerprint")
+    assert "\nremote: mode ranges; this took " in text
+    assert f"fingerprint {facts['fingerprint']};" in text

@@ -1,7 +1,8 @@
-"""The part of a read that is spent decoding, as the code that decodes reports it.
+"""The parts of a read that are spent decoding and waiting for downloads, as the code that does it reports them.
 
 A loader measures how long a read takes, but not when the bytes are in memory and decoding begins. It therefore makes a
-`DecodeClock` the current one of its thread while it reads, and whatever decodes enters `decoding`.
+`DecodeClock` the current one of its thread while it reads, and whatever decodes enters `decoding`; whatever waits for
+bytes from another machine enters `downloading`.
 """
 
 from contextvars import ContextVar, Token
@@ -11,19 +12,27 @@ _CURRENT: ContextVar["DecodeClock | None"] = ContextVar("dataload.decode_clock",
 
 
 class DecodeClock:
-    """Adds up the seconds that the current thread spends decoding, within ``with clock:``."""
+    """Adds up the seconds that the current thread spends decoding or waiting for downloads, within ``with clock:``."""
 
-    __slots__ = ("_token", "runs", "seconds")
+    __slots__ = ("_token", "reads", "runs", "seconds", "waited", "waits")
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = 0.0  # of decoding
+        self.waited = 0.0  # seconds
         self.runs = False  # whether something is being decoded
+        self.waits = False  # whether it waits for a download
+        self.reads = False  # whether that is interrupted by `reading`
         self._token: Token[DecodeClock | None] | None = None
 
     def take_seconds(self) -> float:
-        """Return the seconds since the last call."""
+        """Return the seconds of decoding since the last call."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
+
+    def take_wait(self) -> float:
+        """Return the seconds of waiting since the last call."""
+        waited, self.waited = self.waited, 0.0
+        return waited
 
     def __enter__(self) -> None:
         self._token = _CURRENT.set(self)
@@ -73,9 +82,34 @@ class reading:
 
     def __enter__(self) -> None:
         clock = _CURRENT.get()
-        self._clock = clock if clock is not None and clock.runs else None
-        self._begun = perf_counter()
+        self._clock = clock if clock is not None and clock.runs and not clock.reads else None
+        if self._clock is not None:
+            self._clock.reads = True
+            self._begun = perf_counter()
 
     def __exit__(self, *_: object) -> None:
         if self._clock is not None:
             self._clock.seconds -= perf_counter() - self._begun  # `decoding` adds all of its time when it ends
+            self._clock.reads = False
+
+
+class downloading:
+    """Counts the time within ``with downloading():`` as waiting for a download. May be nested."""
+
+    __slots__ = ("_begun", "_clock")
+
+    def __enter__(self) -> None:
+        clock = _CURRENT.get()
+        self._clock = None if clock is None or clock.waits else clock
+        if self._clock is not None:
+            self._clock.waits = True
+            self._begun = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        clock = self._clock
+        if clock is not None:
+            clock.waits = False
+            waited = perf_counter() - self._begun
+            clock.waited += waited
+            if clock.runs and not clock.reads:
+                clock.seconds -= waited

@@ -26,6 +26,7 @@ _DOTS = 5_000
 _BINS = 50
 _FOUND, _IDEAL = {"color": "tab:blue", "label": "this order"}, {"color": "tab:orange", "label": "uniform shuffle"}
 _COLOURS = {
+    "download": "tab:olive",
     "read": "tab:blue",
     "decode": "tab:cyan",
     "transform": "tab:orange",
@@ -34,6 +35,7 @@ _COLOURS = {
     "consumer waits": "tab:red",
     "consumer works": "tab:green",
 }
+_CONNECTIONS = "downloads"
 _NUMBERED_STEPS = 60
 _ROWS = 64
 _ROW_BEGINNINGS = 10  # per row, approximately; with more, the picture would be all lines
@@ -146,9 +148,11 @@ def stream_figure(planner: StreamPlanner, report: StreamReport, title: str) -> F
 def timeline_figure(timeline: Timeline, title: str) -> Figure:
     """Draw who worked when: a line per worker, coloured by stage, and the consumer's line below them.
 
-    Batches that the consumer makes itself are drawn on its own line, over its wait.
+    Batches that the consumer makes itself are drawn on its own line, over its wait. Requests to object stores are on a
+    line at the bottom, one above another if there are several at once.
     """
-    names = [*timeline.workers, CONSUMER]
+    connections = timeline.connections
+    names = [*timeline.workers, CONSUMER, *([_CONNECTIONS] if connections else [])]
     figure = new_figure(_WIDTH, 2 + 0.5 * len(names))
     axes = figure.subplots()
     heights = {name: len(names) - 1 - number for number, name in enumerate(names)}
@@ -171,6 +175,13 @@ def timeline_figure(timeline: Timeline, title: str) -> Figure:
                 label=what,
                 linewidth=0,
             )
+    for number, line in enumerate(connections):
+        axes.broken_barh(
+            [(request.begun - origin, request.ended - request.begun) for request in line],
+            (heights[_CONNECTIONS] - 0.4 + 0.8 * number / len(connections), 0.8 / len(connections)),
+            color=["tab:red" if request.failed else _COLOURS["download"] for request in line],
+            linewidth=0,
+        )
     for step in timeline.steps if len(timeline.steps) <= _NUMBERED_STEPS else ():
         if step.spans:
             middle = (step.spans[0][1] + step.spans[-1][2]) / 2 - origin

@@ -12,6 +12,7 @@ from dataload.loader.base import LoaderBase
 from dataload.loader.fetch import StageSpan
 from dataload.loader.recorder import Recorder
 from dataload.loader.step import StepResult
+from dataload.storage.remote.traffic import Request
 
 CONSUMER = "consumer"
 """The name of the consumer's thread in a timeline."""
@@ -53,14 +54,18 @@ class Timeline:
         steps: The steps, in the order in which the consumer received them. A step that several workers made together
             (see `MultiStreamLoader`) has one entry for each.
         work: Begin and end of the consumer's work between steps.
+        requests: Requests for data at URLs, in the order in which they ended; of each worker process at most the last
+            256 before each step.
     """
 
     def __init__(self) -> None:
         self.steps: list[TimelineStep] = []
         self.work: list[tuple[float, float]] = []
+        self.requests: list[Request] = []
 
     def waited(self, step: StepResult, asked: float, received: float) -> None:
         """Add a step; called by the loader."""
+        self.requests += step.downloads.requests if step.downloads is not None else ()
         for worker, rows, spans in step.shares or [(step.worker, step.rows, step.spans)]:
             self.steps.append(
                 TimelineStep(
@@ -87,9 +92,22 @@ class Timeline:
         return sorted({step.worker for step in self.steps} - {CONSUMER}, key=_by_number)
 
     @property
+    def connections(self) -> list[list[Request]]:
+        """The requests, dealt to as few lines as have one at a time, each in the order of their begins."""
+        lines: list[list[Request]] = []
+        for request in sorted(self.requests, key=lambda each: each.begun):
+            line = next((line for line in lines if line[-1].ended <= request.begun), None)
+            if line is None:
+                lines.append([request])
+            else:
+                line.append(request)
+        return lines
+
+    @property
     def begun(self) -> float:
         """Time of the first event, which for prefetched steps is before the first request; 0 if empty."""
         starts = [step.asked for step in self.steps] + [begun for begun, _ in self.work]
+        starts += [request.begun for request in self.requests]
         return min(starts + [begun for step in self.steps for _, begun, _ in step.spans], default=0.0)
 
     @property
@@ -118,15 +136,21 @@ class Timeline:
                 for step in self.steps
             ],
             "work": [[begun - origin, ended - origin] for begun, ended in self.work],
+            "connections": [
+                [[each.what, each.begun - origin, each.ended - origin, each.failed] for each in line]
+                for line in self.connections
+            ],
         }
 
     def to_trace(self) -> dict[str, Any]:
         """Return a trace in Chrome's JSON format, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-        It has one line for the consumer, with its waits and its work, and one for each worker, with its steps and
-        their stages. Times are in microseconds since the first event.
+        It has one line for the consumer, with its waits and its work, one for each worker, with its steps and their
+        stages, and one for each connection to an object store, with its requests. Times are in microseconds since the
+        first event.
         """
-        lines = {name: number for number, name in enumerate([CONSUMER, *self.workers])}
+        connections = {f"connection {number}": line for number, line in enumerate(self.connections)}
+        lines = {name: number for number, name in enumerate([CONSUMER, *self.workers, *connections])}
         process, origin = os.getpid(), self.begun
         events: list[dict[str, Any]] = [
             {"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": "dataload"}}
@@ -155,6 +179,9 @@ class Timeline:
                 add(step.worker, stage, "stage", begun, ended, **facts)
         for begun, ended in self.work:
             add(CONSUMER, "work", "work", begun, ended)
+        for name, line in connections.items():
+            for request in line:
+                add(name, request.what, "request", request.begun, request.ended, failed=request.failed)
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
@@ -195,10 +222,15 @@ def record_timeline(loader: LoaderBase[Any]) -> Generator[Timeline]:
     if recorder.listener is not None:
         raise RuntimeError("a timeline of this loader is already being recorded: use that one, or end it first")
     timeline = recorder.listener = Timeline()
+    add = timeline.requests.append
+    for traffic in recorder.traffics:
+        traffic.listeners.append(add)
     try:
         yield timeline
     finally:
         recorder.listener = None
+        for traffic in recorder.traffics:
+            traffic.listeners.remove(add)
 
 
 def _by_number(name: str) -> tuple[str, int]:

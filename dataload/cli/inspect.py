@@ -15,6 +15,7 @@ from dataload.sources.find import FoundShards
 from dataload.sources.manifest import MANIFEST_NAME
 from dataload.storage import Remote, storage_of
 from dataload.storage.core import core_name
+from dataload.storage.table_cache import node_directory
 from dataload.types import BatchReader, ColumnReader, Sharded
 
 _PROTOCOLS: tuple[type[Any], ...] = (BatchReader, ColumnReader, Sharded)
@@ -24,19 +25,31 @@ _SHOWN_CHARACTERS = 60
 
 
 def inspect_command(
-    path: Annotated[str, typer.Argument(help="A path, pattern, directory, or format:path.", metavar="PATH")],
+    path: Annotated[str, typer.Argument(help="A path, URL, pattern, directory, or format:path.", metavar="PATH")],
     format: SourceFormat = None,  # noqa: A002 - the option's name
     field: Fields = None,
     codec: Codec = None,
     decode: Decode = None,
     option: Options = None,
+    fingerprint: Annotated[
+        bool,
+        typer.Option(
+            "--fingerprint", help="Compute the fingerprint of data at URLs, too, which takes requests for each shard."
+        ),
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Show the fields, dtypes, shapes, size, shards and first record of a data set."""
+    """Show the fields, dtypes, shapes, size, shards and first record of a data set.
+
+    At a URL with a manifest, that takes a handful of requests; without one, the end of each shard is read. Formats that
+    can only be read as a whole are downloaded into the cache, with a manifest the first shard alone.
+    """
     wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
     found = wanted.shards()
     with wanted.open() as source:
-        facts = _facts(source, found.format.name, found.files, wanted.remote)
+        facts = _facts(source, found, wanted.remote)
+        facts["fingerprint"] = source.fingerprint() if fingerprint or wanted.remote is None else None
+    facts["remote"] = _remote(wanted.remote)
     facts["manifest"] = _manifest(found)
     if json:
         print_json(facts)
@@ -44,7 +57,7 @@ def inspect_command(
         _print(facts)
 
 
-def _facts(source: Source[Any], format_name: str, paths: list[str], remote: Remote | None) -> dict[str, Any]:
+def _facts(source: Source[Any], found: FoundShards, remote: Remote | None) -> dict[str, Any]:
     """Return everything that ``--json`` prints."""
     first = sample = None
     try:
@@ -54,26 +67,42 @@ def _facts(source: Source[Any], format_name: str, paths: list[str], remote: Remo
     except DataloadError as error:  # the other facts are still worth showing
         sample = f"cannot be read: {error}"
     lengths = source.shard_lengths
-    names = paths if len(paths) == len(lengths) else [repr(source)] * len(lengths)
+    names = found.files if len(found.files) == len(lengths) else [repr(source)] * len(lengths)
+    listed = [size for entry in found.listed for size in entry.bytes]
+    if remote is None or len(listed) != len(names):  # otherwise that would take requests for each shard
+        listed = [_size(name, remote) for name in names]
     shards: list[dict[str, Any]] = [
-        {"path": name, "records": length, "bytes": _size(name, remote)}
-        for name, length in zip(names, lengths, strict=True)
+        {"path": name, "records": length, "bytes": size}
+        for name, length, size in zip(names, lengths, listed, strict=True)
     ]
     specs = source.fields
     if not specs and isinstance(first, Mapping):
         specs = {name: spec_of(value) for name, value in cast("Mapping[str, Any]", first).items()}
     key_order = getattr(source, "key_order", None)
     return {
-        "format": format_name,
+        "format": found.format.name,
         "core": core_name(),
         "records": len(source),
         "bytes": sum(shard["bytes"] for shard in shards),
         "fields": {name: {"dtype": spec.dtype, "shape": spec.shape} for name, spec in specs.items()},
         "protocols": [protocol.__name__ for protocol in _PROTOCOLS if isinstance(source, protocol)],
         "notes": [] if key_order is None else [f"records are ordered by key, compared by {key_order}"],
-        "fingerprint": source.fingerprint(),
         "shards": shards,
         "sample": sample,
+    }
+
+
+def _remote(remote: Remote | None) -> dict[str, Any] | None:
+    """Describe how data at URLs are read, without what may be secret, and what this command downloaded."""
+    if remote is None:
+        return None
+    options, downloads = remote.options, remote.traffic.total()
+    return {
+        "mode": options.mode,
+        "cache": node_directory(remote),
+        "budget": options.budget,
+        "requests": downloads.requests,
+        "bytes": downloads.nbytes,
     }
 
 
@@ -112,7 +141,13 @@ def _print(facts: dict[str, Any]) -> None:
     counts = f"{count_of(facts['records'], 'record')} in {count_of(len(shards), 'shard')}"
     print_line(f"{facts['format']}: {counts}, {decimal(facts['bytes'])}", "bold")
     protocols = ", ".join(facts["protocols"]) or "none"
-    print_line(f"protocols: {protocols}; fingerprint {facts['fingerprint']}; {facts['core']} core")
+    known = "" if facts["fingerprint"] is None else f" fingerprint {facts['fingerprint']};"
+    print_line(f"protocols: {protocols};{known} {facts['core']} core")
+    if remote := facts["remote"]:
+        budget = "" if remote["budget"] is None else f", budget {decimal(remote['budget'])}"
+        cache = "" if remote["mode"] == "ranges" else f", cache {remote['cache']}{budget}"
+        cost = f"{count_of(remote['requests'], 'request')}, {decimal(remote['bytes'])}"
+        print_line(f"remote: mode {remote['mode']}{cache}; this took {cost}")
     for listed in facts["manifest"]:
         given = "".join(f", {name}={value!r}" for name, value in listed["options"].items())
         print_line(f"{MANIFEST_NAME}: {listed['pattern']}{given}")

@@ -27,8 +27,8 @@ class Trace:
     """The progress of one step: its stages, how long each took, and its bad records.
 
     Attributes:
-        clock: Counts the part of a stage that is spent decoding. It becomes a span of its own at the end of the stage,
-            because a read may switch between the two often.
+        clock: Counts the parts of a stage that are spent decoding and waiting for downloads. They become spans of their
+            own at the ends of the stage, because a read may switch between them often.
     """
 
     __slots__ = ("_begun", "bad", "clock", "index", "spans", "stage", "status", "transform")
@@ -47,8 +47,11 @@ class Trace:
         """End the stage in progress, and begin another one."""
         now = perf_counter()
         if self.stage:
-            decoded = self.clock.take_seconds()
-            self.spans.append((self.stage, self._begun, now - decoded))
+            decoded, begun = self.clock.take_seconds(), self._begun
+            if waited := self.clock.take_wait():
+                self.spans.append(("download", begun, begun + waited))
+                begun += waited
+            self.spans.append((self.stage, begun, now - decoded))
             if decoded:
                 self.spans.append(("decode", now - decoded, now))
         self.stage, self.index, self.transform, self._begun = stage, index, "", now

@@ -28,7 +28,7 @@ from dataload.loader.step import StepResult, StepWork
 from dataload.loader.workers import ExecutorName, make_executor, parts_of_work
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
-from dataload.sources.base import Source
+from dataload.sources.base import Source, traffics_of
 from dataload.transforms import compose
 from dataload.types import RandomAccessSource, Sampler, Transform
 
@@ -194,7 +194,9 @@ class Loader(LoaderBase[BatchT]):
         self._ahead = ReadAhead(source, fetch.fields, here=not workers or executor == "threads")
         self._opened = ExitStack()  # exits the source, if the loader has entered it
         super().__init__(
-            recorder=Recorder(executor if workers else "serial", tuple(step.name for step in fetch.transform)),
+            recorder=Recorder(
+                executor if workers else "serial", tuple(step.name for step in fetch.transform), traffics_of(source)
+            ),
             workers=workers,
             epochs=epochs,
             release=functools.partial(_release, self._ahead, self._executor, self._opened),

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from dataload._util.machine import cpu_demand, usable_cpus
 from dataload.loader.statistics import StageStatistics, Statistics, Workplace
 from dataload.loader.step import StepResult
+from dataload.storage.remote.traffic import Downloads, Traffic
 
 _MAX_REQUESTS = 4096
 _PAUSE, _PAUSE_SECONDS = 8, 0.1  # times the usual work of a consumer, and seconds more: longer work is a pause
@@ -35,6 +36,7 @@ class Recorder:
 
     executor: Workplace = "serial"  # where batches are made
     transforms: tuple[str, ...] = ()
+    traffics: Sequence[Traffic] = ()  # what this process downloads for the source; empty if no data are remote
     clock: Callable[[], float] = perf_counter  # the clock of the steps' spans
     cpu_clock: Callable[[], float] = cpu_demand
     listener: Listener | None = None
@@ -62,6 +64,10 @@ class Recorder:
     _delivered: float | None = field(default=None, init=False)
     _cpu_read: tuple[float, float] | None = field(default=None, init=False)
     _cpu_pause: float = field(default=_CPU_CLOCK_SECONDS, init=False)
+    _downloads: Downloads = field(default_factory=Downloads, init=False)  # of other processes, less those before
+
+    def __post_init__(self) -> None:
+        self._downloads -= self._downloaded_here()
 
     @property
     def work_seconds(self) -> float:
@@ -107,6 +113,8 @@ class Recorder:
             entry = stages[stage]
             entry[0] += 1
             entry[1] += made - begun
+        if step.downloads is not None:
+            self._downloads += step.downloads.downloads
         if self.listener is not None:
             self.listener.waited(step, asked[-1], now)
         if step.error is not None:
@@ -153,6 +161,9 @@ class Recorder:
         self._cpu_read = now, used
         self._cpu_pause = max(_CPU_CLOCK_SECONDS, (self.clock() - now) / _CPU_CLOCK_COST)
 
+    def _downloaded_here(self) -> Downloads:
+        return sum((traffic.total() for traffic in self.traffics), Downloads())
+
     def snapshot(self, workers: int, allowed: int | None = None) -> Statistics:
         """Return the totals so far, for the workers in use and those allowed, by default the same number."""
         here = self.executor != "processes"
@@ -172,6 +183,7 @@ class Recorder:
             transforms=self.transforms,
             bad=self._bad,
             retries=self._retries,
+            downloads=self._downloaded_here() + self._downloads if self.traffics else None,
             depth=self._ready / self.steps if self.steps else 0.0,
             cpus=self._cpus,
             cpu_seconds=self.cpu_seconds if here else 0.0,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeAlias
 
 from dataload.loader.prediction import Loop, predict
+from dataload.storage.remote.traffic import Downloads
 
 Workplace: TypeAlias = Literal["serial", "threads", "processes"]
 """Where batches are made; `serial` is the consumer's thread."""
@@ -22,6 +23,10 @@ _BUSY = 0.6  # part of the time: workers that work less are not the limit
 _QUICK = 2e-4  # seconds: for batches that take less, the hand-over matters
 _MOST_WAITING = 4  # times as many workers are worth a try if they mostly wait
 _WORTH_SAYING = 1.1  # times as much
+_THROTTLED = 0.01  # part of the requests: a store that refuses more of them is the limit
+_AGAIN = 0.1  # part of the downloads of shards: if more are repeated, the cache is too small
+_CONNECTED = 0.5  # part of the time: connections that are used less are idle
+_TRANSFER = 0.5  # part of the time of requests: if bytes flow for less of it, they mostly wait for answers
 _COPYING = ("read", "collate")  # stages that may be limited by the memory
 
 
@@ -52,8 +57,9 @@ class Statistics:
         wait_seconds: Time that the consumer waited for them.
         first_wait_seconds: The part of it for the first batch, while workers start and files are opened.
         consumer_seconds: Time that the consumer spent between batches.
-        stages: The work on these batches, by stage: read, decode, transform, collate, batch_transform. In a source of
-            your own, decoding counts as reading unless the source enters `dataload.decoding`.
+        stages: The work on these batches, by stage: download, read, decode, transform, collate, batch_transform.
+            ``download`` is the time that readers waited for data at URLs. In a source of your own, decoding counts as
+            reading unless the source enters `dataload.decoding`.
         workers: Number of workers in use now; 0 for the consumer's thread.
         workers_allowed: Number of workers that may be used. Fewer are in use where another one does not help.
         worker_seconds: Length of the loop times the workers that were in use.
@@ -66,6 +72,8 @@ class Statistics:
         cpu_seconds: Time that the threads of this process used a CPU or waited for one during `cpu_clock_seconds`; 0 if
             unknown, or if the work is done in processes.
         cpu_clock_seconds: Length of that measurement.
+        downloads: What was downloaded for the source, also by other loaders of the same source in this process, and by
+            worker processes for batches that were received; None if no data are at URLs. See `Downloads`.
     """
 
     steps: int
@@ -86,6 +94,7 @@ class Statistics:
     cpus: int = field(metadata=_NOT_COUNTED)
     cpu_seconds: float = 0.0
     cpu_clock_seconds: float = 0.0
+    downloads: Downloads | None = None
 
     @property
     def work_seconds(self) -> float:
@@ -134,7 +143,15 @@ class Statistics:
         4. Otherwise the stage with the most work. ``read`` is called storage, without the decoding that sources do;
            ``transform`` is shown by the names of its functions.
 
-        If the limit is a stage, the first rule that applies decides what would help:
+        If the limit is ``download``, the first rule that applies decides what would help:
+
+        1. More than 1% of the requests were answered with 429 or 503: fewer connections.
+        2. More than 10% of the downloads of whole shards were of shards that had been evicted: a larger cache.
+        3. Less than half of the connections are in use on average: bytes are requested too late, or too many at once.
+        4. Bytes flow for less than half of the time of requests: latency.
+        5. Otherwise: bandwidth.
+
+        If it is another stage, the first rule that applies decides what would help:
 
         1. Threads are busy together, but use only one of several CPUs, so they hold the GIL: processes.
         2. Fewer workers are in use than are allowed, because more were not faster when they were tried.
@@ -209,6 +226,8 @@ class Statistics:
 
     def _advice(self, stage: str) -> str:
         """Return what would help if a stage is the limit."""
+        if stage == "download" and self.downloads is not None:
+            return self._download_advice(self.downloads)
         loop = self._loop
         if loop.takes_turns:
             return self._turns("it holds the GIL or waits" if stage == "read" else "it holds the GIL")
@@ -226,6 +245,38 @@ class Statistics:
         if not possible:
             return self._no_more(stage) + takes
         return f"{self._more(possible)} would give{self._gain(stage, possible, ' ')}{takes}"
+
+    def _download_advice(self, found: Downloads) -> str:
+        by_range = not found.shards_downloaded
+        if found.throttled > _THROTTLED * found.requests:
+            return (
+                f"the store throttles, {found.throttled:,} of {found.requests:,} answers were 429 or 503: allow fewer "
+                "remote.connections, or shuffle in a pool of more shards"
+            )
+        if found.shards_again > _AGAIN * found.shards_downloaded:
+            return (
+                f"the cache is too small, {found.shards_again:,} of {found.shards_downloaded:,} downloads of shards "
+                "were of evicted ones: raise remote.budget, or shuffle in a pool of fewer shards"
+            )
+        seconds = self.wait_seconds + self.consumer_seconds
+        used = _ratio(found.request_seconds, seconds)
+        if used < _CONNECTED * found.connections:
+            late = f"{used:.1f} of {found.connections} connections are in use: "
+            if not by_range:
+                return f"{late}raise remote.budget, to download further ahead, or lower remote.part_bytes"
+            if self.executor == "processes":
+                return (
+                    f"{late}worker processes fetch no ranges ahead, so use threads, or whole shards in a remote.cache"
+                )
+            return f"{late}the order or the consumer asks too late; whole shards in a remote.cache may help"
+        rate = f"{used:.1f} connections bring {_ratio(found.nbytes, seconds) / 1e6:,.1f} MB/s"
+        if found.transfer_seconds < _TRANSFER * found.request_seconds:
+            wait = 1e3 * _ratio(found.request_seconds - found.transfer_seconds, found.requests)
+            fewer = "keep whole shards in a remote.cache" if by_range else "raise remote.part_bytes"
+            wasted = f", {_ratio(found.wasted_bytes, found.nbytes):.0%} of it wasted" if by_range else ""
+            return f"{rate}{wasted}, and answers take {wait:.0f} ms to begin: {fewer}, or allow more remote.connections"
+        kept = "keep shards in a remote.cache" if by_range else "raise remote.budget, which keeps more shards"
+        return f"{rate}: allow more remote.connections if the network has more, or {kept}"
 
     def _gain(self, stage: str, more: int, before: str) -> str:
         """Return the predicted effect of more workers, in words."""
@@ -288,8 +339,9 @@ class Statistics:
             if f.type in (int, float, "int", "float") and f.metadata.get("counted", True)
         }
         stages = {name: stage - earlier.stages.get(name, StageStatistics()) for name, stage in self.stages.items()}
+        downloads = self.downloads and self.downloads - (earlier.downloads or Downloads())
         depth = _ratio(self.depth * self.steps - earlier.depth * earlier.steps, totals["steps"])
-        return dataclasses.replace(self, **totals, stages=stages, depth=depth)
+        return dataclasses.replace(self, **totals, stages=stages, depth=depth, downloads=downloads)
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of numbers and text."""
@@ -315,6 +367,8 @@ class Statistics:
         for name, stage in self.stages.items():
             share, each = _ratio(stage.seconds, self.work_seconds), 1e3 * _ratio(stage.seconds, stage.runs)
             lines.append(f"  {name:<16}{stage.seconds:8.2f} s {share:4.0%} {stage.runs:8,} times {each:10.3f} ms each")
+        if self.downloads is not None:
+            lines.append(str(self.downloads))
         if self.bad:
             lines.append(f"{self.bad:,} bad records; {self.retries:,} steps made again, record by record")
         return "\n".join([*lines, self.verdict])

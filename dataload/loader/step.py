@@ -3,6 +3,7 @@
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from os import getpid
 from time import perf_counter
 from typing import Any, NamedTuple, cast
 
@@ -17,6 +18,8 @@ from dataload.loader.fetch import Fetcher, StageSpan, Trace
 from dataload.loader.order import BlockedPlans
 from dataload.loader.rescue import is_for_consumer, step_error
 from dataload.samplers import BatchPlan, BatchPlanner
+from dataload.sources.base import traffics_of
+from dataload.storage.remote.traffic import Downloads, Report
 
 
 class StepRange(NamedTuple):
@@ -42,6 +45,7 @@ class StepResult(NamedTuple):
     worker: str
     # Of a step that several workers made together, for each its name, its rows and its spans.
     shares: Sequence[tuple[str, int, list[StageSpan]]] = ()
+    downloads: Report | None = None  # of a worker process, since its last step that has one
 
 
 class JobResult(NamedTuple):
@@ -62,6 +66,7 @@ class StepWork:
         self.fetch = fetch
         self.planner = planner
         self._reseeds = reseeds
+        self._pid = getpid()  # of the consumer
         self._plans: Memo[BlockedPlans] = Memo()  # of two epochs, because prefetching crosses from one to the next
 
     def __call__(self, job: StepRange, status: WorkerStatus) -> JobResult:
@@ -77,7 +82,17 @@ class StepWork:
             loaded.append(self._load(job, step, Trace(status)))
             if loaded[-1].error is not None:
                 break
+        if loaded and getpid() != self._pid:
+            loaded[-1] = loaded[-1]._replace(downloads=self._report())
         return JobResult(loaded, perf_counter() - begun)
+
+    def _report(self) -> Report | None:
+        """Return what this process has downloaded since the last report; None if nothing."""
+        reports = [report for traffic in traffics_of(self.fetch.source) if (report := traffic.report()) is not None]
+        if not reports:
+            return None
+        downloads = sum((report.downloads for report in reports), Downloads())
+        return Report(downloads, [request for report in reports for request in report.requests])
 
     def _load(self, job: StepRange, step: int, trace: Trace) -> StepResult:
         """Return the result of one step, whether it fails or not."""

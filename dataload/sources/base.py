@@ -13,6 +13,7 @@ from dataload._util.fingerprint import digest
 from dataload._util.indexing import as_indices, check_index
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, closest
+from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 
 T_co = TypeVar("T_co", covariant=True)
@@ -93,6 +94,10 @@ class Source(ABC, Generic[T_co]):
         This is a property of the data, not of the machine, because the default order depends on it.
         """
         return False
+
+    def _traffics(self) -> Sequence[Traffic]:
+        """Return what counts the downloads of this source in this process; nothing if no data are remote."""
+        return ()
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -230,6 +235,9 @@ class SliceSource(Source[T_co]):
         """See `Source.fingerprint`."""
         return digest("slice", self._parent.fingerprint(), self._span.start, self._span.stop, self._span.step)
 
+    def _traffics(self) -> Sequence[Traffic]:
+        return self._parent._traffics()
+
     def close(self) -> None:
         """Close the parent too, because the user may only have the slice."""
         self._parent.close()
@@ -248,6 +256,11 @@ def locate(source: Any, index: int) -> Location:
             if isinstance(found, Location):
                 return found
     return Location(None, index, None)
+
+
+def traffics_of(source: Any) -> Sequence[Traffic]:
+    """Return what counts the downloads of any source in this process; nothing if no data are remote."""
+    return source._traffics() if isinstance(source, Source) else ()  # pyright: ignore[reportPrivateUsage] # for sources
 
 
 def shard_of(ends: Int64Array, index: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
 from dataload.sources.base import Location, Source, shard_of
 from dataload.sources.parts_ahead import SeveralAhead, StepsByPart
+from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 
 
@@ -93,6 +94,10 @@ class ConcatSource(Source[Any]):
     def reads_in_order(self) -> bool:
         """See `Source.reads_in_order`: whether it is true of any source."""
         return any(source.reads_in_order for source in self._sources)
+
+    def _traffics(self) -> Sequence[Traffic]:
+        # Sources may share one.
+        return [*{id(each): each for source in self._sources for each in source._traffics()}.values()]
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`."""

@@ -24,6 +24,7 @@ from dataload.sources.shards import KnownShards, OpenShards, ShardReader, most_o
 from dataload.sources.versions import check_versions, ends_of_file, versions_of
 from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
 from dataload.storage.errors import file_errors
+from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 
 __all__ = ["FileSource", "ShardReader"]
@@ -280,6 +281,9 @@ class FileSource(Source[T_co]):
         files = [self._data_file(path) for path in self._paths]
         chosen = self._choose(None if fields is None else tuple(fields), opened)
         return read_ahead(files, opened, self._remote, steps, chosen, here=here, share=share)
+
+    def _traffics(self) -> Sequence[Traffic]:
+        return () if self._remote is None or not any(map(is_url, self._paths)) else (self._remote.traffic,)
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""

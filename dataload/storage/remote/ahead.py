@@ -102,6 +102,8 @@ class ShardsAhead:
         self._names = names
         present = cache.names()
         resident = [shard for shard, name in enumerate(names) if name in present]
+        self._present = {*resident}  # in the cache before the plan wanted them
+        self._arrived: set[int] = set()  # downloaded by this process, until `_keep`
         sizes = [version.size for version in shards.versions]
         limit = cache.limit()
         budget = max(int(share * limit), min(limit, max(sizes)))
@@ -196,11 +198,17 @@ class ShardsAhead:
                 self._check()
                 self._planner.wait()
             self._leases.pop(shard, None)
+        self._present.discard(shard)
+        if action.unread:
+            self._remote.traffic.add(wasted_bytes=self._shards.versions[shard].size)
         self._cache.evict(self._names[shard])
 
     def _extend(self, uses: Sequence[Use]) -> None:
         self._plan.extend(uses)
         for shard in {use.shard for use in uses}:
+            if shard in self._present:
+                self._present.remove(shard)
+                self._remote.traffic.found(self._names[shard])
             if not self._plan.is_by_range(shard):
                 self._board.set(shard, Coming.SOON)
 
@@ -228,6 +236,11 @@ class ShardsAhead:
                         self._planner.notify()
 
     def _keep(self, shard: int, lease: Lease | None) -> None:
+        if lease is not None:
+            if shard in self._arrived:
+                self._arrived.remove(shard)
+            else:
+                self._remote.traffic.found(self._names[shard])  # another process has downloaded it
         with self._lock:
             if lease is not None and not self._stopped:
                 self._leases[shard] = lease
@@ -270,6 +283,8 @@ class ShardsAhead:
                 job.changed.wait(_LONGEST_PAUSE)
         if job.errors:
             raise job.errors.pop()
+        self._arrived.add(shard)
+        self._remote.traffic.downloaded(self._names[shard])
 
     def _is_next(self, shard: int) -> bool:
         return all(earlier in self._asked for earlier in itertools.takewhile(shard.__ne__, self._running))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,29 +17,23 @@ from dataload._util.optional import load_optional
 from dataload._util.per_process import PerProcess, first_process
 from dataload.errors import (
     ConfigError,
-    CorruptFileError,
     DataloadError,
     SourceError,
     SourceNotFoundError,
     StoreError,
-    printable,
 )
 from dataload.storage.errors import rewritten_error
+from dataload.storage.remote.failures import failure_reason, is_permanent, is_throttled
 from dataload.storage.remote.requests import Piece, split_url
-from dataload.storage.remote.settings import ObjectVersion, Remote, RemoteOptions
+from dataload.storage.remote.settings import ObjectVersion, Remote, RemoteOptions, is_plain
+from dataload.storage.remote.traffic import Request, Traffic
 
 T = TypeVar("T")
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between attempts
 _REQUESTS_IN_TIMEOUT = 4  # the last attempt has to end before the time-out
 _STALLS_IN_TIMEOUT = 12
-_LONGEST_REASON = 300
 _CHUNK_BYTES = 1 << 20
-_PERMANENT = re.compile(
-    r"status(?: code:)? 4(?!08|29)\d\d|non-partial|NotImplemented|InvalidToken|builder error|NotSupported"
-)
-_QUERY = re.compile(r"\?[^\s\"'<>)]*")
-_CODE = re.compile(r"<Code>(\w+)</Code>")
 
 
 class ObjectClient:
@@ -58,6 +52,14 @@ class ObjectClient:
         self._base, self._given = base, remote.store
         self._store = self._make_store({"max_retries": 0})
         self._pool = ThreadPoolExecutor(self._options.connections, "dataload-remote")
+        self._traffic = Traffic()
+        self._shared: ObjectClient | None = None  # kept alive for those who ask for it
+
+    def counted(self, traffic: Traffic) -> ObjectClient:
+        """Return the same client, which counts into `traffic`."""
+        found = copy.copy(self)
+        found._traffic, found._shared = traffic, self
+        return found
 
     @cached_property
     def _upload_store(self) -> Any:
@@ -76,14 +78,16 @@ class ObjectClient:
             "timeout": f"{int(1000 * timeout / _REQUESTS_IN_TIMEOUT)}ms",
             "read_timeout": f"{int(1000 * timeout / _STALLS_IN_TIMEOUT)}ms",
             "connect_timeout": f"{int(1000 * timeout / _STALLS_IN_TIMEOUT)}ms",
-            **({"allow_http": True} if _is_plain(base, given) else {}),
+            **({"allow_http": True} if is_plain(base, given) else {}),
             **given.pop("client_options", {}),
         }
         retry = given.pop("retry_config", retries)
         try:
             return stores.from_url(base, client_options=client, retry_config=retry, **given)
-        except Exception as error:
-            message = f"storage_options do not fit {base}: {self._reason(error)}"
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            message = f"storage_options do not fit {base}: {failure_reason(error, self._secrets)}"
             raise ConfigError(message, key="storage_options") from None
 
     def head(self, url: str, key: str) -> ObjectVersion | None:
@@ -146,12 +150,16 @@ class ObjectClient:
         def get() -> None:
             check()
             result = self._request(url, key, version, piece)
-            at = piece.start
-            for data in result.stream(min_chunk_size=_CHUNK_BYTES):
-                check()
-                receive(at, data)
-                at += len(data)
-            _check_length(at - piece.start, piece)
+            at, begun, whole = piece.start, time.perf_counter(), False
+            try:
+                for data in result.stream(min_chunk_size=_CHUNK_BYTES):
+                    at += len(data)
+                    check()
+                    receive(at - len(data), data)
+                _check_length(at - piece.start, piece)
+                whole = True
+            finally:
+                self._arrived(at - piece.start, begun, used=whole)
 
         self._attempt(f"read bytes {piece.start} to {piece.stop} of {url}", url, get)
 
@@ -166,7 +174,9 @@ class ObjectClient:
             version = version_of(result.meta)
             if version.size > most:
                 return bytes(self._get(url, key, version, Piece(0, most, 0))), version, _condition(result.meta)
+            begun = time.perf_counter()
             data = bytes(result.bytes())
+            self._arrived(len(data), begun, used=len(data) == version.size)
             _check_length(len(data), Piece(0, version.size, 0))
             return data, version, _condition(result.meta)
 
@@ -241,7 +251,10 @@ class ObjectClient:
 
     def _get(self, url: str, key: str, version: ObjectVersion, piece: Piece) -> Any:
         def get() -> Any:
-            data = self._request(url, key, version, piece).bytes()
+            result = self._request(url, key, version, piece)
+            begun = time.perf_counter()
+            data = result.bytes()
+            self._arrived(len(data), begun, used=len(data) == piece.stop - piece.start)
             _check_length(len(data), piece)
             return data
 
@@ -264,6 +277,11 @@ class ObjectClient:
             raise _changed(url, version)
         return result
 
+    def _arrived(self, nbytes: int, begun: float, *, used: bool) -> None:
+        self._traffic.add(
+            nbytes=nbytes, wasted_bytes=0 if used else nbytes, transfer_seconds=time.perf_counter() - begun
+        )
+
     def _attempt(self, what: str, url: str, call: Callable[[], T]) -> T:
         """Call, again after failures that may pass, and translate errors; their own texts may hold secrets."""
         begun, attempts = time.monotonic(), 0
@@ -272,7 +290,7 @@ class ObjectClient:
             attempts += 1
             try:
                 _check_process()
-                return call()
+                return self._counted(what, call, again=attempts > 1)
             except DataloadError:
                 raise
             except (self._errors.NotFoundError, FileNotFoundError):
@@ -282,7 +300,7 @@ class ObjectClient:
             except FileExistsError:
                 raise FileExistsError(url) from None
             except Exception as error:
-                reason, permanent = self._reason(error), self._is_permanent(error)
+                reason, permanent = failure_reason(error, self._secrets), is_permanent(error, self._errors)
             if permanent:
                 raise StoreError(f"cannot {what}: {reason}", path=url)
             wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (attempts - 1)) * random.uniform(0.5, 1)
@@ -294,22 +312,18 @@ class ObjectClient:
                 )
             time.sleep(wait)
 
-    def _is_permanent(self, error: Exception) -> bool:
-        kinds = ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError", "InvalidPathError")
-        kinds += ("UnknownConfigurationKeyError",)
-        permanent = isinstance(error, (ValueError, TypeError, *(getattr(self._errors, kind) for kind in kinds)))
-        return permanent or _PERMANENT.search(str(error)) is not None
-
-    def _reason(self, error: Exception) -> str:
-        """Return a short text without secrets for an error of obstore."""
-        text = str(error)
-        code = _CODE.search(text)
-        # An answer of the server, which may repeat parts of the request, follows.
-        text = " ".join(re.split(r"\n\s*\n|<\?xml|<Error>|: <", text)[0].split())
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        text = printable(_QUERY.sub("?...", text), _LONGEST_REASON, kept="")
-        return f"{text or type(error).__name__}{f' ({code[1]})' if code else ''}"
+    def _counted(self, what: str, call: Callable[[], T], *, again: bool) -> T:
+        begun, failed, throttled = time.perf_counter(), True, False
+        try:
+            result = call()
+            failed = False
+        except Exception as error:
+            throttled = is_throttled(error)
+            raise
+        finally:
+            request = Request(what, begun, time.perf_counter(), failed)
+            self._traffic.requested(request, again=again, throttled=throttled)
+        return result
 
 
 def _check_length(count: int, piece: Piece) -> None:
@@ -326,17 +340,6 @@ def version_of(meta: Any) -> ObjectVersion:
     """Return the version in obstore's description of an object."""
     tag = meta["e_tag"]
     return ObjectVersion(int(meta["size"]), tag or meta["last_modified"].isoformat(), bool(tag))
-
-
-def _is_plain(base: str, given: dict[str, Any]) -> bool:
-    """Return whether the user has named an http:// server; client options of ours replace those of the environment."""
-    endpoints = [base, *(value for name, value in given.items() if "endpoint" in name.lower())]
-    for name, value in os.environ.items():
-        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
-            if name.endswith("_ALLOW_HTTP") and value.lower() in ("1", "true"):
-                return True
-            endpoints += [value] if "ENDPOINT" in name else []
-    return any(isinstance(endpoint, str) and endpoint.startswith("http://") for endpoint in endpoints)
 
 
 def _changed(url: str, version: ObjectVersion) -> CorruptFileError:
@@ -381,5 +384,6 @@ def client_of(url: str, remote: Remote) -> tuple[ObjectClient, str]:
         options = remote.options
         name = (base, remote.store.digest(), options.connections, options.timeout, options.retries)
         shared = _clients.get(WeakValueDictionary)
-        client = own[base] = shared.get(name) or shared.setdefault(name, ObjectClient(base, remote))
+        found = shared.get(name) or shared.setdefault(name, ObjectClient(base, remote))
+        client = own[base] = found.counted(remote.traffic)
     return client, key

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from dataload._util.decoding import downloading
 from dataload._util.per_process import PerProcess
 from dataload.storage.local.mapped import MappedFile, Mapping
 from dataload.storage.local.reopened import FileIdentity, Handle, ReopenedFile
@@ -43,13 +44,22 @@ class RemoteFile(MergedReads):
         self._version = version
         self._remote = remote
 
+    def _load(self, offsets: Int64Array, lengths: Int64Array | int) -> tuple[BytesArray, Int64Array]:
+        data, positions = super()._load(offsets, lengths)
+        if self._remote.ranges.get("ahead") is None:
+            wanted = lengths * len(offsets) if isinstance(lengths, int) else int(lengths.sum())
+            self._remote.traffic.add(wasted_bytes=max(0, len(data) - wanted))
+        return data, positions
+
     def _fill(self, buffer: BytesArray, runs: Runs) -> None:
         ahead = self._remote.ranges.get("ahead")
         if ahead is None or is_reading_tables():
             fetch(self.path, self._version, self._remote, runs.starts.tolist(), runs.stops.tolist(), buffer)
             return
         ends = np.cumsum(runs.stops - runs.starts)
-        for run in ahead.fill(self.path, buffer, runs.starts, runs.stops).tolist():
+        with downloading():
+            missing = ahead.fill(self.path, buffer, runs.starts, runs.stops)
+        for run in missing.tolist():
             start, stop, end = int(runs.starts[run]), int(runs.stops[run]), int(ends[run])
             fetch(self.path, self._version, self._remote, [start], [stop], buffer[end - (stop - start) : end])
 
@@ -68,7 +78,8 @@ def fetch(
     pieces = cut(starts, stops, parse_bytes("part_bytes", remote.options.part_bytes))
     if pieces:
         client, key = client_of(url, remote)
-        client.fetch(url, key, version, pieces, receive)
+        with downloading():
+            client.fetch(url, key, version, pieces, receive)
 
 
 class RemoteStream:
@@ -256,7 +267,7 @@ class ShardFile(RecordFile):
         return local
 
     def _open(self) -> RecordFile | None:
-        with self._lock:
+        with downloading(), self._lock:
             if self._local is None and is_reading_tables():
                 self._local = self._find()
             elif self._local is None and time.monotonic() >= self._next_try:

@@ -41,10 +41,14 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Delete a shard, if it is there; with `by_range`, the rest of the epoch reads its remaining records by range."""
+    """Delete a shard, if it is there; with `by_range`, the rest of the epoch reads its remaining records by range.
+
+    `unread` says that nothing has been read of its last download.
+    """
 
     shard: int
     by_range: bool
+    unread: bool = False
 
 
 def check_fit(uses: Sequence[Use], sizes: Sequence[int], budget: int | None, whole: Iterable[int]) -> None:
@@ -101,6 +105,7 @@ class ShardPlan:
         self._planned: Counter[tuple[int, int]] = Counter()  # rows of a shard in an epoch
         self._left: Counter[tuple[int, int]] = Counter()  # rows of those that were not received
         self._fetched: dict[int, int] = {}  # the epoch for which a shard was made resident
+        self._unread: set[int] = set()  # downloaded, and nothing of them was received
         self._by_range: dict[int, int] = {}  # the epoch in which a shard is read by range
         self._ended = False
 
@@ -151,6 +156,7 @@ class ShardPlan:
         self._used += self._sizes[shard]
         self._by_range.pop(shard, None)
         self._fetched[shard] = wanted.epoch
+        self._unread.add(shard)
         return Download(shard)
 
     def lose(self, shard: int) -> None:
@@ -207,11 +213,13 @@ class ShardPlan:
                 if not by_range:
                     return self._skip(wanted) if urgent else None
                 self._by_range[victim] = self._uses[victim][0].epoch
+        unread = victim in self._unread
         self._remove(victim)
-        return Evict(victim, by_range)
+        return Evict(victim, by_range, unread)
 
     def _remove(self, shard: int) -> None:
         self.resident.remove(shard)
+        self._unread.discard(shard)
         self._used -= self._sizes[shard]
 
     def _next_use(self, shard: int, after: int = -1) -> float:
@@ -220,6 +228,7 @@ class ShardPlan:
 
     def _end(self, use: Use) -> None:
         self._uses[use.shard].popleft()
+        self._unread.discard(use.shard)
         self._left[use.shard, use.epoch] -= use.rows
         if use.epoch > self._epoch:
             self._epoch = use.epoch

@@ -239,7 +239,9 @@ class RangesAhead:
         useful = (offsets >= 0) & (lengths > 0) & (lengths <= self._versions[url].size - offsets)
         none = np.empty(0, np.int64)
         runs = merge_ranges(offsets[useful], lengths[useful], GAP) if useful.any() else Runs(none, none, none)
-        return _Fetched(url, runs, self._part_bytes, last)
+        fetched = _Fetched(url, runs, self._part_bytes, last)
+        self._remote.traffic.add(wasted_bytes=max(0, fetched.buffer.nbytes - int(lengths[useful].sum())))
+        return fetched
 
     def _drop_received(self) -> bool:
         """Forget what was read; return whether something was."""

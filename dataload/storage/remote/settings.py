@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -13,6 +14,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
 from dataload._util.checks import check_choice, check_count, check_seconds
 from dataload._util.per_process import PerProcess
 from dataload.errors import ConfigError, closest
+from dataload.storage.remote.traffic import Traffic
 
 Mode: TypeAlias = Literal["auto", "ranges", "shards"]
 
@@ -234,6 +236,7 @@ class Remote:
         boards: What the plan that downloads ahead says about shards, if there is one.
         ranges: What fetches ranges ahead in this process, if anything does.
         clients: The clients that this process has made, by store; they end with this object or by `release`.
+        traffics: What this process has downloaded; see `traffic`.
     """
 
     store: StoreOptions = field(default_factory=lambda: StoreOptions({}))
@@ -245,6 +248,12 @@ class Remote:
     boards: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     ranges: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     clients: PerProcess[dict[str, Any]] = field(default_factory=PerProcess[dict[str, Any]], compare=False, repr=False)
+    traffics: PerProcess[Traffic] = field(default_factory=PerProcess[Traffic], compare=False, repr=False)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this process has downloaded."""
+        return self.traffics.get(lambda: Traffic(self.options.connections))
 
     @property
     def reads_ahead(self) -> bool:
@@ -276,3 +285,14 @@ class Remote:
                 raise ConfigError(f"{name} must be a table of options, got {type(value).__name__}", key=name)
         store = storage_options if isinstance(storage_options, StoreOptions) else StoreOptions(storage_options or {})
         return cls(store, remote if isinstance(remote, RemoteOptions) else RemoteOptions.parse(remote or {}))
+
+
+def is_plain(base: str, given: dict[str, Any]) -> bool:
+    """Return whether the user has named an http:// server; client options of ours replace those of the environment."""
+    endpoints = [base, *(value for name, value in given.items() if "endpoint" in name.lower())]
+    for name, value in os.environ.items():
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
+            if name.endswith("_ALLOW_HTTP") and value.lower() in ("1", "true"):
+                return True
+            endpoints += [value] if "ENDPOINT" in name else []
+    return any(isinstance(endpoint, str) and endpoint.startswith("http://") for endpoint in endpoints)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.decoding import downloading
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.storage.core import can_map
 from dataload.storage.local.files import LocalFile, lock_file
@@ -281,21 +282,26 @@ class RemoteStorage:
 
     def _take(self, path: str, version: ObjectVersion, *, by_range: bool = False) -> Lease | None:
         """Return a lease; None if the file may be read by range, and should be by the plan that downloads ahead."""
+        name, traffic = ShardCache.name(path, version), self._remote.traffic
 
         def download(descriptor: int) -> None:
             client, key = client_of(path, self._remote)
             pieces = cut([0], [version.size], parse_bytes("part_bytes", self._remote.options.part_bytes))
             client.fetch(path, key, version, pieces, lambda piece, data: write(descriptor, piece.start, data))
+            traffic.downloaded(name)
 
-        board = self._remote.boards.get("board")
-        if board is not None:
-            name = ShardCache.name(path, version)
-            found = wait_for(board, path, lambda: self._shards.find(name), lambda: self._shards.is_arriving(name))
-            if isinstance(found, Lease):
-                return found
-            if found is Coming.NEVER and by_range:
-                return None
-        return self._shards.fetch(path, version, download, open_shards().give_up)
+        with downloading():
+            board = self._remote.boards.get("board")
+            if board is not None:
+                found = wait_for(board, path, lambda: self._shards.find(name), lambda: self._shards.is_arriving(name))
+                if isinstance(found, Lease):
+                    return found
+                if found is Coming.NEVER and by_range:
+                    return None
+            lease = self._shards.fetch(path, version, download, open_shards().give_up)
+        if not traffic.knows(name):
+            traffic.found(name)
+        return lease
 
     def _keeps_lease(self, path: str) -> bool:
         """Return whether no plan protects a shard from eviction as long as it is wanted."""

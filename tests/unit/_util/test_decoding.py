@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from dataload._util import decoding as module
-from dataload._util.decoding import DecodeClock, decoding, reading
+from dataload._util.decoding import DecodeClock, decoding, downloading, reading
 
 
 @pytest.fixture
@@ -40,6 +40,25 @@ def test_nested_decoding_counts_once(tick):
             tick(2)
         tick(4)
     assert clock.take_seconds() == 7
+
+
+def test_waiting_for_downloads_is_no_decoding(tick):
+    clock = DecodeClock()
+    with clock:
+        with downloading(), downloading():
+            tick(1)
+        with decoding():
+            tick(2)
+            with downloading():
+                tick(4)
+            with reading():
+                tick(8)
+                with downloading():
+                    tick(16)
+    with downloading():
+        tick(32)
+    assert (clock.take_seconds(), clock.take_wait()) == (2, 21)
+    assert (clock.take_seconds(), clock.take_wait()) == (0, 0)
 
 
 def test_a_decoder_that_raises_is_counted_and_the_next_one_too(tick):

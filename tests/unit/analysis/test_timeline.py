@@ -16,10 +16,12 @@ from dataload import Loader, MissingDependencyError, RangeSource, WorkerError
 from dataload.analysis import live as live_module
 from dataload.analysis import timeline as timeline_module
 from dataload.analysis.live import describe, live_view
+from dataload.analysis.pictures import timeline_figure
 from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
 from dataload.loader.base import Progress
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import StageStatistics, Statistics
+from dataload.storage.remote.traffic import Downloads, Report, Request
 from dataload.streams import MultiStreamLoader
 
 
@@ -28,7 +30,7 @@ class Step:
 
     def __init__(self, step, worker, *spans, error=None, bad=()):
         self.epoch, self.step, self.worker, self.spans, self.error, self.bad = 2, step, worker, spans, error, bad
-        self.rows, self.nbytes, self.batch, self.shares = 4, 32, object(), ()
+        self.rows, self.nbytes, self.batch, self.shares, self.downloads = 4, 32, object(), (), None
 
 
 def scripted():
@@ -92,9 +94,36 @@ def test_as_json():
     assert data["work"][0] == [3.0, 3.5]
 
 
+def test_requests_are_dealt_to_as_few_lines_as_have_one_at_a_time():
+    timeline = scripted()
+    for begun, ended, failed in ((9.0, 10.0, True), (9.5, 12.0, False), (10.0, 14.0, False), (11.0, 11.5, False)):
+        timeline.requests.append(Request(f"at {begun}", begun, ended, failed))
+    found = [[(each.begun, each.ended) for each in line] for line in timeline.connections]
+    assert found == [[(9.0, 10.0), (10.0, 14.0)], [(9.5, 12.0)], [(11.0, 11.5)]]
+    assert timeline.begun == 9.0
+    assert timeline.to_json()["connections"][1] == [["at 9.5", 0.5, 3.0, False]]
+    names, events = check_trace(timeline.to_trace())
+    assert [names[line] for line in (3, 4, 5)] == ["connection 0", "connection 1", "connection 2"]
+    assert [(each["name"], each["ts"], each["dur"], each["args"]) for each in events if each["cat"] == "request"] == [
+        ("at 9.0", 0.0, 1e6, {"failed": True}),
+        ("at 10.0", 1e6, 4e6, {"failed": False}),
+        ("at 9.5", 0.5e6, 2.5e6, {"failed": False}),
+        ("at 11.0", 2e6, 0.5e6, {"failed": False}),
+    ]
+    labels = [label.get_text() for label in timeline_figure(timeline, "").axes[0].get_yticklabels()]
+    assert labels == ["dataload-9", "dataload-10", CONSUMER, "downloads"]
+
+
+def test_requests_of_worker_processes_come_with_their_steps():
+    timeline, step = Timeline(), Step(0, "dataload-0", ("read", 1.0, 2.0))
+    step.downloads = Report(Downloads(requests=1), [Request("read", 1.0, 1.5, False)])
+    timeline.waited(step, 0.0, 3.0)
+    assert timeline.requests == step.downloads.requests
+
+
 def test_nothing_recorded():
     timeline = Timeline()
-    assert timeline.to_json() == {"seconds": 0.0, "workers": [], "steps": [], "work": []}
+    assert timeline.to_json() == {"seconds": 0.0, "workers": [], "steps": [], "work": [], "connections": []}
     assert [event["ph"] for event in timeline.to_trace()["traceEvents"]] == ["M", "M", "M"]
 
 

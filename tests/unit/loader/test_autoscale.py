@@ -265,6 +265,7 @@ class Step(NamedTuple):
     bad: tuple = ()
     error: None = None
     worker: str = "dataload-0"
+    downloads: object = None
 
 
 class Simulation:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import StageStatistics, Statistics
+from dataload.storage.remote.traffic import Downloads, Report, Request, Traffic
 
 
 class Step(NamedTuple):
@@ -26,6 +27,7 @@ class Step(NamedTuple):
     epoch: int = 0
     step: int = 0
     worker: str = "dataload-0"
+    downloads: object = None
 
 
 class Clock:
@@ -327,6 +329,55 @@ def test_frozen_and_as_json_and_as_text():
     assert "work in the consumer's thread, of 8 CPUs (1.5" in str(replace(found, workers=0, executor="serial"))
 
 
+# Downloads
+
+
+def test_downloads_of_this_process_and_of_workers_since_the_loader_was_built():
+    clock, traffic = Clock(), Traffic(16)
+    traffic.add(requests=5, nbytes=500)
+    made = recorder(clock, traffics=(traffic,))
+    made.resume()
+    assert made.snapshot(1).downloads == Downloads(connections=16)
+    traffic.requested(Request("read", 1.0, 1.5, failed=True), again=False, throttled=True)
+    traffic.add(nbytes=10, wasted_bytes=4)
+    report = Report(Downloads(requests=2, nbytes=7, request_seconds=0.25, connections=16), [])
+    consume(made, clock, 0.0, 1.0, Step(downloads=report))
+    found = made.snapshot(1)
+    assert found.downloads == Downloads(3, 0, 1, 17, 4, 0.75, connections=16)
+    consume(made, clock, 2.0, 3.0, Step(downloads=report))
+    assert made.snapshot(1).since(found).downloads == report.downloads
+    assert recorder(clock).snapshot(1).downloads is None
+    assert recorder(clock).snapshot(1).since(recorder(clock).snapshot(1)).downloads is None
+
+
+def test_shards_are_found_or_downloaded_or_downloaded_again():
+    traffic = Traffic()
+    for shard in ("a", "b"):
+        traffic.found(shard)
+    for shard in ("a", "c", "c", "d"):
+        traffic.downloaded(shard)
+    assert [traffic.knows(shard) for shard in "abcde"] == [True, True, True, True, False]
+    assert traffic.total() == Downloads(shards_found=2, shards_downloaded=4, shards_again=2)
+    requests = [Request("read", 0.0, 1.0, failed=False)] * 3
+    for request in requests:
+        traffic.requested(request, again=False, throttled=False)
+    assert traffic.report() == (traffic.total(), requests)
+    assert traffic.report() is None
+    traffic.add(nbytes=3)
+    assert traffic.report() == (Downloads(nbytes=3), [])
+
+
+def test_downloads_as_text_and_as_json():
+    found = statistics(downloads=Downloads(1200, 30, 4, 2_500_000, 500_000, connections=16))
+    line = "downloaded 2.5 MB, 20% of it wasted, by 1,200 requests; 30 were repeated, 4 throttled"
+    assert str(found).splitlines()[-2] == line
+    assert json.loads(json.dumps(found.to_json()))["downloads"]["wasted_bytes"] == 500_000
+    assert str(Downloads(shards_found=3, shards_downloaded=2, shards_again=1)) == (
+        "downloaded 0.0 MB, none of it wasted, by 0 requests; 0 were repeated, 0 throttled; "
+        "3 shards were in the cache, 2 were downloaded, 1 of them again"
+    )
+
+
 # The verdict
 
 
@@ -575,6 +626,115 @@ VERDICTS |= {
         "transform (83% of worker time)",
         HALF,
         "another worker cannot help: this process may use 8 CPUs",
+    ),
+}
+
+
+def downloading(waited=30.0, executor="threads", **figures):
+    """100 batches in 20 s, whose readers waited for downloads: 16 connections in use, mostly for bytes."""
+    given = {
+        "requests": 1000,
+        "nbytes": 400_000_000,
+        "request_seconds": 320.0,
+        "transfer_seconds": 300.0,
+        "shards_downloaded": 100,
+        "connections": 16,
+    }
+    found = statistics(transform=0.0, executor=executor, downloads=Downloads(**{**given, **figures}))
+    return replace(found, stages={"download": StageStatistics(100, waited), **found.stages})
+
+
+BY_RANGE = {"shards_downloaded": 0}
+LINE = "download (83% of worker time)"
+VERDICTS |= {
+    "downloads that nobody waits for": (
+        replace(downloading(), wait_seconds=0.2, consumer_seconds=19.8),
+        "the consumer",
+        "it waits 1% of the time",
+    ),
+    "downloads that take less than decoding": (
+        replace(downloading(1.0), stages={"download": StageStatistics(9, 1.0), **statistics().stages}),
+        "transform (81% of worker time)",
+        HALF,
+        "2 more workers would feed it: up to 2.0 times as much",
+    ),
+    "throttled": (
+        downloading(throttled=11, shards_again=90, transfer_seconds=0.0),
+        LINE,
+        HALF,
+        (
+            "the store throttles, 11 of 1,000 answers were 429 or 503: allow fewer remote.connections, or shuffle"
+            " in a pool of more shards"
+        ),
+    ),
+    "throttled once, and a cache that is too small": (
+        downloading(throttled=10, shards_again=11, transfer_seconds=0.0),
+        LINE,
+        HALF,
+        (
+            "the cache is too small, 11 of 100 downloads of shards were of evicted ones: raise remote.budget, or "
+            "shuffle in a pool of fewer shards"
+        ),
+    ),
+    "a few downloaded again, too late": (
+        downloading(shards_again=10, request_seconds=159.0, transfer_seconds=0.0),
+        LINE,
+        HALF,
+        "8.0 of 16 connections are in use: raise remote.budget, to download further ahead, or lower remote.part_bytes",
+    ),
+    "ranges too late": (
+        downloading(request_seconds=20.0, **BY_RANGE),
+        LINE,
+        HALF,
+        (
+            "1.0 of 16 connections are in use: the order or the consumer asks too late; whole shards in a "
+            "remote.cache may help"
+        ),
+    ),
+    "ranges of processes": (
+        downloading(request_seconds=20.0, executor="processes", **BY_RANGE),
+        LINE,
+        HALF,
+        (
+            "1.0 of 16 connections are in use: worker processes fetch no ranges ahead, so use threads, or whole "
+            "shards in a remote.cache"
+        ),
+    ),
+    "latency of ranges": (
+        downloading(request_seconds=160.0, transfer_seconds=79.0, wasted_bytes=100_000_000, **BY_RANGE),
+        LINE,
+        HALF,
+        (
+            "8.0 connections bring 20.0 MB/s, 25% of it wasted, and answers take 81 ms to begin: keep whole "
+            "shards in a remote.cache, or allow more remote.connections"
+        ),
+    ),
+    "latency of shards": (
+        downloading(transfer_seconds=100.0),
+        LINE,
+        HALF,
+        (
+            "16.0 connections bring 20.0 MB/s, and answers take 220 ms to begin: raise remote.part_bytes, or "
+            "allow more remote.connections"
+        ),
+    ),
+    "bandwidth of shards": (
+        downloading(),
+        LINE,
+        HALF,
+        (
+            "16.0 connections bring 20.0 MB/s: allow more remote.connections if the network has more, or raise "
+            "remote.budget, which keeps more shards"
+        ),
+    ),
+    "bandwidth of ranges": (
+        downloading(**BY_RANGE),
+        LINE,
+        HALF,
+        (
+            "16.0 connections bring 20.0 MB/s: allow more remote.connections if the network has more, or keep "
+            "shards in a remote.cache"
+        ),
     ),
 }
 

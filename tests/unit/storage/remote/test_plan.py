@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, ShardSequential
-from dataload.storage.remote.plan import Download, ShardPlan, Use, check_fit
+from dataload.storage.remote.plan import Download, Evict, ShardPlan, Use, check_fit
 
 
 def uses_of(steps, start=0):
@@ -60,6 +60,19 @@ def run(plan, steps, uses):
                 downloads.append(action.shard)
         by_range += sum(shard not in plan.resident for shard in shards)
     return downloads, by_range
+
+
+def test_an_eviction_says_whether_anything_was_read_since_the_download():
+    plan = ShardPlan([1, 1], 1, whole=(0, 1))
+    plan.extend(Use(step, step, 0, shard, 1) for step, shard in ((0, 0), (0, 1), (1, 0), (1, 1)))
+    assert plan.next() == Download(0)
+    assert plan.next(urgent=True) == Evict(0, by_range=False, unread=True)
+    assert plan.next() == Download(1)
+    plan.receive(1)
+    assert plan.next(urgent=True) == Evict(1, by_range=False, unread=False)
+    resident = ShardPlan([1, 1], 1, [0], whole=(0, 1))  # found, not downloaded
+    resident.extend([Use(0, 0, 0, 0, 1), Use(0, 0, 0, 1, 1)])
+    assert resident.next(urgent=True) == Evict(0, by_range=False, unread=False)
 
 
 @pytest.mark.parametrize("part", [0.1, 0.25, 0.5, 0.75, 1])

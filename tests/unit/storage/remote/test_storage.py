@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from dataload.errors import ConfigError, CorruptFileError, MissingDependencyErro
 from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, reading_tables, storage_of
 from dataload.storage.remote import files
 from dataload.storage.remote.cache import CacheFullError
-from dataload.storage.remote.client import client_of
+from dataload.storage.remote.client import Piece, client_of
 from dataload.storage.remote.settings import ObjectVersion
 
 obstore = pytest.importorskip("obstore")
@@ -278,6 +279,54 @@ def test_an_answer_that_is_too_short(client, monkeypatch):
     monkeypatch.setattr(client._obstore, "get", lambda *_, **__: Short())
     with pytest.raises(SourceError, match="cannot read bytes 0 to 5 of memory://failing/x: 4 of 5 bytes arrived"):
         storage_of("memory://failing/x", Remote.of(None, {"retries": 1})).read("memory://failing/x")
+
+
+def test_requests_are_counted_for_the_source_that_makes_them(monkeypatch):
+    monkeypatch.setattr("dataload.storage.remote.client.time.sleep", lambda _: None)
+    url, seen = "memory://counted/x", []
+    put(url, b"0123456789")
+    remotes = [Remote(), Remote()]
+    remotes[0].traffic.listeners.append(seen.append)
+    assert storage_of(url, remotes[0]).read(url) == b"0123456789"
+    found = remotes[0].traffic.total()
+    assert (found.requests, found.nbytes, found.wasted_bytes, found.retries, found.throttled) == (2, 10, 0, 0, 0)
+    assert found.request_seconds > found.transfer_seconds > 0
+    assert [request.what for request in seen] == [f"look up {url}", f"read bytes 0 to 10 of {url}"]
+    assert [each.ended - each.begun for each in seen] == pytest.approx([found.request_seconds / 2] * 2, abs=1)
+    assert remotes[1].traffic.total().requests == 0
+    clients = [client_of(url, remote)[0] for remote in remotes]
+    assert clients[0]._pool is clients[1]._pool  # and still one client
+    call = Failing(obstore.exceptions.GenericError("Server returned non-2xx status code: 503 Service Unavailable"), 2)
+    clients[1]._attempt("read", url, call)
+    found = remotes[1].traffic.total()
+    assert (found.requests, found.retries, found.throttled) == (3, 2, 2)
+    assert pickle.loads(pickle.dumps(remotes[0])).traffic.total().requests == 0
+
+
+def test_answers_that_fail_are_wasted(monkeypatch):
+    url, parts, calls = "memory://counted/y", [b"01234", b"56789"], []
+    put(url, b"".join(parts))
+    remote = Remote()
+    client, key = client_of(url, remote)
+    version = client.head(url, key)
+    meta = obstore.get(client._store, key).meta
+
+    class Breaking:
+        def __init__(self):
+            self.meta = meta
+
+        def stream(self, **_):
+            calls.append(None)
+            yield parts[0]
+            if len(calls) == 1:
+                raise OSError("connection closed")
+            yield parts[1]
+
+    monkeypatch.setattr("dataload.storage.remote.client.time.sleep", lambda _: None)
+    monkeypatch.setattr(client._obstore, "get", lambda *_, **__: Breaking())
+    client.stream(url, key, version, Piece(0, 10, 0), lambda *_: None, lambda: None)
+    found = remote.traffic.total()
+    assert (found.requests, found.retries, found.nbytes, found.wasted_bytes) == (3, 1, 15, 5)
 
 
 def test_versions_without_etags(root):

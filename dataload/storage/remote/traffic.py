@@ -1,0 +1,159 @@
+"""Figures of what a process downloads on behalf of a source, and its last requests."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, field, replace
+from typing import NamedTuple, Self
+
+_KEPT = 256  # requests until the next report
+
+
+@dataclass(frozen=True, slots=True)
+class Downloads:
+    """Data that were downloaded from object stores and web servers.
+
+    Attributes:
+        requests: Requests, with those that were repeated.
+        retries: Requests that repeated one that had failed.
+        throttled: Answers with the status 429 or 503, by which a store asks for fewer requests.
+        nbytes: Bytes of objects that arrived. Of an answer that broke off, they are counted in blocks of a mebibyte if
+            it was fetched ahead, and not at all otherwise.
+        wasted_bytes: Bytes of them that nobody used: between ranges that were merged, of answers that failed, and of
+            shards that this process evicted before they were read.
+        request_seconds: Time of all requests together.
+        transfer_seconds: The part of it from the beginnings of the answers to their ends.
+        shards_found: Shards that were in the cache when they were first wanted.
+        shards_downloaded: Downloads of whole shards into the cache.
+        shards_again: Those of them of a shard that had been in the cache before, and was evicted.
+        connections: Most requests at once that the settings allow; no total.
+    """
+
+    requests: int = 0
+    retries: int = 0
+    throttled: int = 0
+    nbytes: int = 0
+    wasted_bytes: int = 0
+    request_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    shards_found: int = 0
+    shards_downloaded: int = 0
+    shards_again: int = 0
+    connections: int = 0
+
+    def __add__(self, other: Self) -> Self:
+        return self._combined(other, 1)
+
+    def __sub__(self, earlier: Self) -> Self:
+        return self._combined(earlier, -1)
+
+    def _combined(self, other: Self, sign: int) -> Self:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        connections = max(self.connections, other.connections)
+        return replace(type(self)(*(one + sign * more for one, more in pairs)), connections=connections)
+
+    def __str__(self) -> str:
+        wasted = f"{self.wasted_bytes / self.nbytes:.0%} of it wasted" if self.nbytes else "none of it wasted"
+        line = (
+            f"downloaded {self.nbytes / 1e6:,.1f} MB, {wasted}, by {self.requests:,} requests; "
+            f"{self.retries:,} were repeated, {self.throttled:,} throttled"
+        )
+        if self.shards_found or self.shards_downloaded:
+            line += (
+                f"; {self.shards_found:,} shards were in the cache, {self.shards_downloaded:,} were downloaded, "
+                f"{self.shards_again:,} of them again"
+            )
+        return line
+
+
+class Request(NamedTuple):
+    """A request, in seconds of `time.perf_counter`.
+
+    Attributes:
+        what: What it asked for.
+        begun: Its begin.
+        ended: Its end.
+        failed: Whether it failed.
+    """
+
+    what: str
+    begun: float
+    ended: float
+    failed: bool
+
+
+class Report(NamedTuple):
+    """What a worker process has downloaded since its last report.
+
+    Attributes:
+        downloads: The figures.
+        requests: The last requests.
+    """
+
+    downloads: Downloads
+    requests: list[Request]
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Adds up `Downloads` in one process. Thread-safe.
+
+    Attributes:
+        connections: See `Downloads`.
+        listeners: Called with each request when it ends, by the thread that made it.
+    """
+
+    connections: int = 0
+    listeners: list[Callable[[Request], None]] = field(default_factory=list[Callable[[Request], None]])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _figures: Counter[str] = field(default_factory=Counter[str])
+    _shards: set[str] = field(default_factory=set[str])  # that were found or downloaded
+    _last: deque[Request] = field(default_factory=lambda: deque[Request](maxlen=_KEPT))
+    _reported: Downloads = field(default_factory=Downloads)
+
+    def add(self, **figures: float) -> None:
+        """Add to figures of `Downloads`."""
+        with self._lock:
+            self._figures.update(figures)  # pyright: ignore[reportArgumentType] # seconds may be fractions
+
+    def requested(self, request: Request, *, again: bool, throttled: bool) -> None:
+        """Count a request that has ended."""
+        self.add(
+            requests=1, retries=again, throttled=throttled, request_seconds=max(0.0, request.ended - request.begun)
+        )
+        self._last.append(request)
+        for listener in tuple(self.listeners):
+            listener(request)
+
+    def downloaded(self, shard: str) -> None:
+        """Count the download of a shard into the cache."""
+        with self._lock:
+            again = shard in self._shards
+            self._shards.add(shard)
+        self.add(shards_downloaded=1, shards_again=again)
+
+    def found(self, shard: str) -> None:
+        """Count a shard that is in the cache."""
+        with self._lock:
+            self._shards.add(shard)
+        self.add(shards_found=1)
+
+    def knows(self, shard: str) -> bool:
+        """Return whether a shard was counted."""
+        return shard in self._shards
+
+    def total(self) -> Downloads:
+        """Return the figures so far."""
+        with self._lock:
+            return Downloads(**self._figures, connections=self.connections)  # pyright: ignore[reportArgumentType]
+
+    def report(self) -> Report | None:
+        """Return what is new since the last call; None if nothing is."""
+        now = self.total()
+        if now == replace(self._reported, connections=now.connections):
+            return None
+        found = Report(now - self._reported, [self._last.popleft() for _ in range(len(self._last))])
+        self._reported = now
+        return found

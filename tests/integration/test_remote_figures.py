@@ -1,0 +1,276 @@
+"""What a loader says about its downloads, beside what a proxy has counted; and what looking at data at URLs costs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from fault_proxy import FaultProxy, Faults
+from typer.testing import CliRunner
+
+import dataload
+from dataload.analysis.timeline import record_timeline
+from dataload.cli.app import app
+from dataload.convert.manifest import index_shards
+from dataload.samplers import ShardSequential
+
+pytestmark = pytest.mark.slow
+
+SHARDS, RECORDS, BYTES = 6, 40, 2000
+FORMATS = {
+    "syr": ("syr", {}, []),
+    "tar": ("tar", {}, ["--decode", "auto"]),
+    "torchrecord": ("torchrecord", {}, []),
+    "lmdb": ("lmdb", {"codec": "msgpack"}, ["--codec", "msgpack"]),
+    "array_record": ("array_record", {"codec": "msgpack", "options": "group_size:1"}, ["--codec", "msgpack"]),
+    "uncompressed": (
+        "array_record",
+        {"codec": "msgpack", "options": "group_size:1,uncompressed"},
+        ["--codec", "msgpack"],
+    ),
+    "tokens": ("npy", {}, ["--format", "tokens", "-o", "window=16"]),
+}
+WORKERS = {
+    "serial": {},
+    "threads": {"num_workers": 2},
+    # A fork server that another test started has its environment.
+    "processes": {"num_workers": 2, "executor": "processes", "start_method": "spawn"},
+}
+
+
+def write(directory, suffix, options):
+    random = np.random.default_rng(0)
+    for shard in range(SHARDS):
+        path = directory / f"part-{shard:02}.{suffix}"
+        if suffix == "npy":
+            np.save(path, random.integers(0, 60000, 16 * RECORDS).astype(np.uint16))
+            continue
+        with dataload.create(path, **options) as writer:
+            for row in range(RECORDS):
+                writer.write({"x": random.integers(0, 255, BYTES).astype(np.uint8), "n": shard * RECORDS + row})
+
+
+@pytest.fixture(scope="module")
+def bucket(object_server, tmp_path_factory):
+    """A bucket with a directory of shards for each format, by its name; and again with a manifest."""
+    bucket = object_server.bucket()
+    for name, (suffix, options, _) in FORMATS.items():
+        directory = tmp_path_factory.mktemp("shards")
+        write(directory, suffix, options)
+        object_server.put_directory(bucket, directory, f"{name}/")
+        if suffix != "npy":
+            index_shards(str(directory))
+            object_server.put_directory(bucket, directory, f"{name}-listed/")
+    return bucket
+
+
+@pytest.fixture
+def proxy(object_server, monkeypatch):
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": object_server.access_key,
+        "AWS_SECRET_ACCESS_KEY": object_server.secret_key,
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with FaultProxy(object_server.endpoint) as proxy:
+        yield proxy
+
+
+def opened(proxy, url, **remote):
+    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
+    return dataload.open(url, storage_options=storage, remote=remote)
+
+
+def url_of(bucket, name="syr"):
+    return f"s3://{bucket}/{name}/part-{{00..{SHARDS - 1:02}}}.{FORMATS[name][0]}"
+
+
+def in_order(**settings):
+    return {"batch_size": 16, "epochs": 1, "sampler": ShardSequential((RECORDS,) * SHARDS, 3), **settings}
+
+
+def check_counts(found, proxy):
+    """All that went through the proxy since its reset is counted."""
+    assert found.requests == proxy.counts.requests.total() > 0
+    assert found.nbytes == proxy.counts.bytes.total() > 0
+    assert 0 < found.transfer_seconds < found.request_seconds
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_counts_are_those_of_the_server(bucket, proxy, tmp_path, workers, mode):
+    remote = {"mode": "ranges"} if mode == "ranges" else {"cache": tmp_path}
+    with opened(proxy, url_of(bucket), **remote) as source:
+        proxy.reset()
+        with dataload.Loader(source, **in_order(**WORKERS[workers])) as loader:
+            nbytes = sum(batch["x"].nbytes for batch in loader)
+            found = loader.statistics().downloads
+    check_counts(found, proxy)
+    assert found.nbytes >= nbytes
+    assert (found.retries, found.throttled, found.shards_found, found.shards_again) == (0, 0, 0, 0)
+    assert found.shards_downloaded == (SHARDS if mode == "shards" else 0)
+    assert found.connections == 16
+    used = found.nbytes - found.wasted_bytes
+    assert 0 <= used - nbytes < 0.1 * nbytes  # other fields, and in shards the tables
+
+
+def test_nothing_is_counted_where_nothing_is_remote(tmp_path):
+    write(tmp_path, "syr", {})
+    with dataload.open(tmp_path) as source, dataload.Loader(source, batch_size=16) as loader:
+        list(loader)
+        assert loader.statistics().downloads is None
+        assert "download" not in loader.statistics().stages
+
+
+@pytest.mark.parametrize("name", ["syr", "lmdb"])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_shards_that_are_in_the_cache(bucket, proxy, tmp_path, workers, name):
+    found = []
+    for _ in range(2):
+        with opened(proxy, url_of(bucket, name), cache=tmp_path) as source:
+            for _ in range(2):
+                with dataload.Loader(source, **in_order(**WORKERS[workers])) as loader:
+                    list(loader)
+                    found.append(loader.statistics().downloads)
+    first = 0 if name == "syr" else SHARDS  # LMDB is downloaded when it is opened
+    assert (found[0].shards_found, found[0].shards_downloaded) == (first, SHARDS - first)
+    assert [(each.shards_found, each.shards_downloaded) for each in found[1:]] == [(SHARDS, 0)] * 3
+    assert [(each.requests, each.nbytes) for each in found[1:]] == [(0, 0)] * 3
+
+
+def test_slices_and_concatenations_are_counted_once(bucket, proxy):
+    with opened(proxy, url_of(bucket), mode="ranges") as source:
+        both = dataload.ConcatSource([source[:20], source[20:]])
+        proxy.reset()
+        with dataload.Loader(both, batch_size=8) as loader:
+            list(loader)
+            check_counts(loader.statistics().downloads, proxy)
+
+
+@pytest.mark.parametrize("kind", ["busy", "cut", "short"])
+def test_faults(bucket, proxy, tmp_path, kind):
+    with opened(proxy, url_of(bucket), cache=tmp_path, part_bytes=20_000) as source:
+        proxy.reset()
+        proxy.faults = Faults(**{kind: 0.3})
+        with dataload.Loader(source, **in_order()) as loader:
+            list(loader)
+            found = loader.statistics()
+    counted = proxy.counts.faults[kind]
+    assert found.downloads.retries == counted > 3
+    assert found.downloads.throttled == (counted if kind == "busy" else 0)
+    assert (found.downloads.wasted_bytes > 0) == (kind == "short")  # of small answers that are cut, nothing arrives
+    if kind == "busy" and found.wait_share > 0.05:
+        assert "the store throttles" in found.verdict
+
+
+def test_a_cache_that_is_too_small(bucket, proxy, tmp_path):
+    with (
+        opened(proxy, url_of(bucket), cache=tmp_path, budget=3 * 100_000) as source,
+        dataload.Loader(source, **in_order(epochs=3)) as loader,
+    ):
+        for _ in range(3):
+            list(loader)
+        found = loader.statistics().downloads
+    assert (found.shards_found, found.shards_downloaded - found.shards_again) == (0, SHARDS)
+    assert found.shards_again >= SHARDS  # at most three of six stay from epoch to epoch
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_slow_network_is_the_limit(bucket, proxy, tmp_path, workers, mode):
+    # With room for all shards, they would be there before worker processes are.
+    remote = {"mode": "ranges"} if mode == "ranges" else {"cache": tmp_path, "budget": 200_000}
+    with opened(proxy, url_of(bucket), **remote, connections=2) as source:
+        proxy.faults = Faults(rate=200_000)
+        with dataload.Loader(source, **in_order(**WORKERS[workers])) as loader:
+            list(loader)
+            found = loader.statistics()
+    assert found.stages["download"].seconds > 0.5 * found.wait_seconds
+    assert found.verdict.startswith("limit: download (")
+    assert "connections" in found.verdict
+    text = str(found)
+    assert "\n  download " in text
+    assert f"\n{found.downloads}\n" in text
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_timeline_has_the_requests(bucket, proxy, tmp_path, workers, mode):
+    remote = {"mode": "ranges"} if mode == "ranges" else {"cache": tmp_path / "cache"}
+    with (
+        opened(proxy, url_of(bucket), **remote, connections=3) as source,
+        dataload.Loader(source, **in_order(**WORKERS[workers])) as loader,
+    ):
+        with record_timeline(loader) as timeline:
+            list(loader)
+        found = loader.statistics().downloads
+    assert len(timeline.requests) == found.requests
+    assert sum(each.ended - each.begun for each in timeline.requests) == pytest.approx(found.request_seconds)
+    assert not any(each.failed for each in timeline.requests)
+    timeline.save_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
+    requests = [each for each in events if each.get("cat") == "request"]
+    assert len(requests) == found.requests
+    assert {names[each["tid"]] for each in requests} == {f"connection {n}" for n in range(len(timeline.connections))}
+    assert all(each["name"].startswith("read bytes ") and bucket in each["name"] for each in requests)
+    before = len(timeline.requests)
+    with opened(proxy, url_of(bucket)) as other:
+        other[0]
+    assert len(timeline.requests) == before
+
+
+def inspect(proxy, monkeypatch, cache, url, *arguments):
+    monkeypatch.setenv("AWS_ENDPOINT", proxy.endpoint)
+    options = ["-o", f"remote.cache={cache}", "-o", "remote.budget=1GB"]
+    proxy.reset()
+    result = CliRunner().invoke(app, ["inspect", url, *options, *arguments])
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("listed", [True, False])
+def test_inspect_costs_a_handful_of_requests(bucket, proxy, tmp_path, monkeypatch, name, listed):
+    if listed and name == "tokens":
+        pytest.skip("manifests list no tokens")
+    url = f"s3://{bucket}/{name}-listed" if listed else url_of(bucket, name)
+    arguments = [] if listed else FORMATS[name][2]
+    facts = json.loads(inspect(proxy, monkeypatch, tmp_path, url, *arguments, "--json"))
+    size = max(facts["shards"][0]["bytes"], 1 << 16)
+    assert facts["bytes"] == sum(shard["bytes"] for shard in facts["shards"]) > 0
+    assert (facts["fingerprint"], facts["remote"]["mode"], facts["remote"]["budget"]) == (None, "auto", 10**9)
+    assert facts["remote"]["cache"] == str(tmp_path)
+    requests = proxy.counts.requests.total() + proxy.counts.lists.total()
+    lists = 2000 * proxy.counts.lists.total()  # bytes of answers that hold no data
+    assert facts["remote"]["requests"] == requests
+    assert 0 <= proxy.counts.bytes.total() - facts["remote"]["bytes"] <= lists
+    if listed:
+        touched = {key for _, key in proxy.counts.requests} | {*proxy.counts.lists}
+        assert not any(f"part-{shard:02}" in key for key in touched for shard in range(1, SHARDS))
+        assert requests <= 8
+        assert proxy.counts.bytes.total() < 4 * size  # the tables of some formats are read beside the shard
+    else:
+        assert requests <= 6 * SHARDS + 2
+
+
+def test_inspect_says_where_data_come_from_and_computes_the_fingerprint_on_request(
+    bucket, proxy, object_server, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    secret = ["-o", f"storage_options.secret_access_key={object_server.secret_key}"]
+    url = f"s3://{bucket}/syr-listed"
+    text = inspect(proxy, monkeypatch, tmp_path, url, *secret)
+    count = proxy.counts.requests.total()
+    cost = f"{count} requests, {proxy.counts.bytes.total() / 1000:.1f} kB"
+    assert text.splitlines()[2] == f"remote: mode auto, cache {tmp_path}, budget 1.0 GB; this took {cost}"
+    assert "fingerprint" not in text
+    facts = json.loads(inspect(proxy, monkeypatch, tmp_path, url, *secret, "--json", "--fingerprint"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", object_server.secret_key)
+    with opened(proxy, url_of(bucket), mode="ranges") as source:
+        assert facts["fingerprint"] == source.fingerprint()
+    assert object_server.secret_key not in text + json.dumps(facts)
+    text = inspect(proxy, monkeypatch, tmp_path, url, *secret, "-o", "remote.mode=ranges", "--fingerprint")
+    assert "\nremote: mode ranges; this took " in text
+    assert f"fingerprint {facts['fingerprint']};" in text

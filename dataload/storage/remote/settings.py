@@ -49,11 +49,14 @@ class RemoteOptions:
     """Settings for reading data at URLs.
 
     Attributes:
-        cache: Directory for whole shards, shared by the processes of a node. By default formats that need whole shards
-            use the user's cache directory, and others none.
-        budget: Most bytes that the cache takes, such as ``"500GB"``; by default all but a twentieth of the disk.
+        cache: Directory for whole shards, shared by the processes of a node; by default ``dataload`` in the user's
+            cache directory.
+        budget: Most bytes that the cache takes, such as ``"500GB"``. By default it leaves a twentieth of the disk free
+            if `cache` is given; in the user's cache directory it takes a tenth of the bytes that are free.
         mode: ``"shards"`` downloads whole shards into the cache, ``"ranges"`` fetches the bytes of the records that are
-            read, ``"auto"`` takes shards if a cache is given or the format needs them, and otherwise ranges.
+            read. With ``"auto"`` a loader chooses when it starts, by the order, the sizes and the budget (see
+            `dataload.storage.remote.choice.choose`), refuses what neither serves, and logs its choice; without a loader
+            shards are taken if a cache is given or the format needs them, and otherwise ranges.
         connections: Most requests at once in a process.
         part_bytes: Most bytes of one request, such as ``"8MiB"``.
         timeout: Seconds in which a range has to arrive, with all retries.
@@ -229,7 +232,8 @@ class Remote:
         versions: Versions of objects by URL, None for one that does not exist. What a source has opened stays at the
             version found first; an object that changes afterwards is an error.
         listings: Names in directories by URL.
-        boards: What the plan that downloads ahead says about shards, if there is one.
+        boards: What loaders tell the readers: ``"board"``, what the plan that downloads ahead says about shards, and
+            ``"mode"``, what the mode ``"auto"`` stands for since the last loader has started.
         ranges: What fetches ranges ahead in this process, if anything does.
         clients: The clients that this process has made, by store; they end with this object or by `release`.
     """

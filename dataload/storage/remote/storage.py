@@ -7,7 +7,9 @@ import functools
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -19,7 +21,7 @@ from dataload.storage.core import can_map
 from dataload.storage.local.files import LocalFile
 from dataload.storage.local.parts import Part, exists_error
 from dataload.storage.local.reopened import FileIdentity, ReopenedFile
-from dataload.storage.paths import has_wildcards, is_url, join
+from dataload.storage.paths import has_wildcards, join, parent
 from dataload.storage.records import RecordFile
 from dataload.storage.remote.ahead import Shards, ShardsAhead, write
 from dataload.storage.remote.board import Coming, wait_for
@@ -33,6 +35,8 @@ from dataload.storage.table_cache import node_directory
 from dataload.types import Int64Array
 
 _SECONDS_BETWEEN_TRIES = 0.1
+_FEWEST_LISTED = 100  # a LIST answers for 1,000 objects
+_SHARE_OF_HOME = 1 / 10  # of its free bytes, for the user's cache directory, which nobody has named
 
 
 class RemoteStorage:
@@ -124,9 +128,10 @@ class RemoteStorage:
         """See `Storage.map`."""
         version = self.version(path)
         ranged = RemoteFile(path, version, self._remote)
-        if not self._uses_shards(whole=whole, path=path):
+        if self._never_uses_shards(whole=whole, path=path):
             return ranged
-        self._shards.check_size(path, version.size)
+        if self._uses_shards(whole=whole):
+            self._shards.check_size(path, version.size)
         mapped = mapped and can_map()
         name = ShardCache.name(path, version)
         keeps_lease = functools.partial(self._keeps_lease, path)
@@ -150,12 +155,15 @@ class RemoteStorage:
             )
 
         return ShardFile(
-            ranged, lambda: local(self._shards.find(name)), lambda: local(self._take(path, version, by_range=True))
+            ranged,
+            lambda: local(self._shards.find(name)),
+            lambda: local(self._take(path, version, by_range=True)),
+            lambda: self._uses_shards(whole=False),
         )
 
     def lease(self, path: str) -> Lease:
         """See `Storage.lease`."""
-        self._uses_shards(whole=True, path=path)
+        self._never_uses_shards(whole=True, path=path)
         return self._wait(path, self.version(path))
 
     def create(self, path: str, *, overwrite: bool = False) -> Part:
@@ -209,17 +217,22 @@ class RemoteStorage:
                 raise ConfigError(f"{path}: web servers do not list files, so name them: {{000..127}}", key="paths")
             directories, objects = client.list(path, key)
             for name, version in objects:
-                self._remote.versions[join(url, name)] = version
+                if self._remote.versions.get(join(url, name)) is None:  # what is known stays
+                    self._remote.versions[join(url, name)] = version
             self._remote.listings[url] = tuple(sorted({*directories, *(name for name, _ in objects)}))
         return self._remote.listings[url]
 
-    def _uses_shards(self, *, whole: bool, path: str = "") -> bool:
+    def _uses_shards(self, *, whole: bool) -> bool:
         options = self._remote.options
-        if whole and options.mode == "ranges":
+        mode = self._remote.boards.get("mode", "auto") if options.mode == "auto" else options.mode
+        return whole or mode == "shards" or (mode == "auto" and options.cache is not None)
+
+    def _never_uses_shards(self, *, whole: bool, path: str) -> bool:
+        if whole and self._remote.options.mode == "ranges":
             raise ConfigError(
                 f"{path} can only be read as a whole: set remote.mode to 'shards' or 'auto'", key="remote.mode"
             )
-        return whole or options.mode == "shards" or (options.mode == "auto" and options.cache is not None)
+        return self._remote.options.mode == "ranges"
 
     def _wait(self, path: str, version: ObjectVersion) -> Lease:
         """Return a lease, for which other processes may have to end theirs."""
@@ -258,9 +271,33 @@ class RemoteStorage:
         board = self._remote.boards.get("board")
         return board is None or board.look(path) is Coming.UNKNOWN
 
-    def uses_shards(self, path: str, whole: bool) -> bool:
-        """Return whether a file is read through the cache; `whole` says that it cannot be read by range."""
-        return is_url(path) and self._uses_shards(whole=whole, path=path)
+    def versions(self, paths: Sequence[str]) -> list[ObjectVersion]:
+        """Return the versions of files, with few requests: some at once, or a list of the directory of many."""
+        unknown = [path for path in paths if path not in self._remote.versions]
+        for directory, count in Counter(map(parent, unknown)).items():
+            if count >= _FEWEST_LISTED and not directory.startswith("http"):
+                self._names(directory)
+        unknown = [path for path in unknown if path not in self._remote.versions]
+        if len(unknown) > 1:
+            with ThreadPoolExecutor(min(len(unknown), self._remote.options.connections)) as pool:
+                list(pool.map(self._version, unknown))
+        return [self.version(path) for path in paths]
+
+    def budget(self) -> int:
+        """Return the bytes that shards may take in the cache; 0 if there can be no cache where none was named."""
+        try:
+            return self._shards.limit()
+        except (ConfigError, SourceError):
+            if self._remote.options.cache is not None:
+                raise
+            return 0
+
+    def check_sizes(self, paths: Sequence[str]) -> None:
+        """Raise a ConfigError if one of the files is larger than what the cache may take."""
+        largest = max(paths, key=lambda path: self.version(path).size)
+        size, limit = self.version(largest).size, self._shards.limit()
+        if size > limit:
+            raise self._shards.too_small(largest, size, limit)
 
     def read_ahead(self, shards: Shards, uses: Iterator[Sequence[Use]]) -> ShardsAhead:
         """Download shards into the cache before they are read; see `ShardsAhead`."""
@@ -272,5 +309,6 @@ class RemoteStorage:
         directory = node_directory(self._remote)
         if directory is None:
             raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")
-        budget = self._remote.options.budget
-        return ShardCache(directory, None if budget is None else parse_bytes("budget", budget))
+        budget, named = self._remote.options.budget, self._remote.options.cache is not None
+        parsed = None if budget is None else parse_bytes("budget", budget)
+        return ShardCache(directory, parsed, share=1 if named else _SHARE_OF_HOME)

@@ -25,7 +25,7 @@ from typing import Any
 from dataload._util.fingerprint import identify
 from dataload.convert.blocks import read_ahead
 from dataload.convert.journal import FinishedShard, Journal
-from dataload.convert.manifest import fields_of, pattern_of, update_manifest
+from dataload.convert.manifest import fields_of, pattern_of, update_manifest, with_identities
 from dataload.convert.plan import Shard, journal_path, plan_shards, summarize_paths
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.sources.find import find_destination, read_manifest
@@ -207,13 +207,15 @@ def _manifest_entry(plan: Sequence[Shard], journal: Journal, writing: _Writing) 
     known = isinstance(codec, str) and "codec" in writing.entry.reader_options.names()
     options = {"codec": codec} if known else {}
     fields: Mapping[str, FieldSpec] = {}
+    finished = [(shard, journal.finished[shard.name]) for shard in plan]
+    shards = [ShardEntry(shard.name, shard.stop - shard.start, of.bytes, None, of.sha256) for shard, of in finished]
     with suppress(ConfigError):  # the reader of the format needs options that only its user knows
         fields = fields_of(writing.entry, (shard.path for shard in plan if shard.stop > shard.start), options)
-    finished = [(shard, journal.finished[shard.name]) for shard in plan]
+        shards = with_identities(writing.entry, os.path.dirname(plan[0].path), shards, options)
     return DataSetEntry.of(
         pattern_of([shard.name for shard in plan]),
         writing.entry.name,
-        [ShardEntry(shard.name, shard.stop - shard.start, of.bytes, None, of.sha256) for shard, of in finished],
+        shards,
         fields=fields,
         options=options,
     )

@@ -18,6 +18,7 @@ from dataload.convert.journal import FinishedShard
 from dataload.convert.plan import summarize_paths
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.base import spec_of
+from dataload.sources.files import FileSource
 from dataload.sources.find import find_shards, harmless_options, read_manifest, split_format
 from dataload.sources.format import Format
 from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, ShardEntry
@@ -139,6 +140,17 @@ def fields_of(entry: Format, paths: Iterable[str], options: Mapping[str, Any]) -
     return {}
 
 
+def with_identities(
+    entry: Format, directory: str, shards: Iterable[ShardEntry], options: Mapping[str, Any]
+) -> list[ShardEntry]:
+    """Return shards with what the fingerprint of the data set needs to know of their content."""
+    found = [*shards]
+    paths = [join(directory, shard.name) for shard in found]
+    with entry.open(paths, options=_without_cache(entry, options)) as source:
+        identities = source.shard_identities() if isinstance(source, FileSource) else [None] * len(found)
+    return [shard._replace(identity=identity) for shard, identity in zip(found, identities, strict=True)]
+
+
 def pattern_of(names: Sequence[str], typed: str = "") -> str:
     """Return the names in short: as a range if they are numbered, else as `typed`, what the user calls them."""
     found = summarize_paths(names)
@@ -185,6 +197,7 @@ class _Planned:
     def entry(self, directory: str, shards: Sequence[ShardEntry]) -> DataSetEntry:
         filled = (join(directory, shard.name) for shard in shards if shard.records)
         fields = fields_of(self.format, filled, self.options)
+        shards = with_identities(self.format, directory, shards, self.options)
         return DataSetEntry.of(self.pattern, self.format.name, shards, fields=fields, options=self.stored)
 
 

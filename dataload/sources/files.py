@@ -19,6 +19,7 @@ from dataload.collate import scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError, SourceError, closest
 from dataload.sources.ahead import read_ahead
 from dataload.sources.base import Location, Source, shard_of
+from dataload.sources.manifest_checks import ShardIdentity
 from dataload.sources.options import Options, describe_value
 from dataload.sources.shards import KnownShards, OpenShards, ShardReader, most_open_shards
 from dataload.sources.versions import check_versions, ends_of_file, versions_of
@@ -277,22 +278,29 @@ class FileSource(Source[T_co]):
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""
         if self._fingerprint is None:
+            names, counts = map(base_name, self._paths), self.shard_lengths
             shards = [
-                (
-                    base_name(path),
-                    *ends_of_file(self._data_file(path), self._remote),
-                    count,
-                    self._identity_of(shard),
-                )
-                for shard, (path, count) in enumerate(zip(self._paths, self.shard_lengths, strict=True))
+                (name, size, ends, count, identity)
+                for name, (size, ends, identity), count in zip(names, self.shard_identities(), counts, strict=True)
             ]
             options = sorted((name, describe_value(value)) for name, value in self._content.items())
             self._fingerprint = digest(self.format_name, shards, self._selected, options)
         return self._fingerprint
 
-    def _identity_of(self, shard: int) -> Any:
+    def shard_identities(self) -> Sequence[ShardIdentity]:
+        """Return what the fingerprint says of the content of each shard; a manifest may know it."""
+        if self._known is not None and self._known.identities is not None:
+            return self._known.identities
+        shards = range(len(self._paths))
+        if self._remote is None or not any(map(is_url, self._paths)):
+            return [*map(self._identity_of, shards)]
+        with ThreadPoolExecutor(self._opening_threads) as pool:  # most of the time is that of requests
+            return [*pool.map(self._identity_of, shards)]
+
+    def _identity_of(self, shard: int) -> ShardIdentity:
+        size, ends = ends_of_file(self._data_file(self._paths[shard]), self._remote)
         with reading_tables():
-            return self._data_set().reader(shard).identity()
+            return size, ends, self._data_set().reader(shard).identity()
 
     def close(self) -> None:
         """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""

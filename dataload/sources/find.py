@@ -94,7 +94,10 @@ class FoundShards:
         if len(names) != len(self.files) or {*given} - harmless_options(self.format):
             return None
         lengths = tuple(records for entry in self.listed for records in entry.records)
-        return KnownShards(lengths, next((entry.fields for entry in self.listed if entry.fields), {}), listed=True)
+        found = tuple(identity for entry in self.listed for identity in entry.identities if identity is not None)
+        identities = found if len(found) == len(names) else None
+        known = next((entry.fields for entry in self.listed if entry.fields), {})
+        return KnownShards(lengths, known, listed=True, identities=identities)
 
 
 def harmless_options(entry: Format) -> set[str]:

@@ -7,6 +7,7 @@ import multiprocessing
 import operator
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 
 import dataload
 from dataload.cli.app import app
+from dataload.convert.manifest import index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, WorkerError
 
 pytestmark = pytest.mark.slow
@@ -129,6 +131,38 @@ def test_records_and_fingerprint(object_server, shards, bucket, tmp_path, name, 
         assert same(remote.read(order), local.read(order))
         assert same(remote.read_batch(order), local.read_batch(order))
         assert object_server.secret_key not in repr(remote) + repr(vars(remote)) + str(remote.options)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_manifest_knows_the_fingerprint(object_server, shards, tmp_path, name):
+    directory, options = tmp_path / "data", FORMATS[name][2]
+    shutil.copytree(shards[name], directory)
+    bucket = object_server.bucket()
+    object_server.put_directory(bucket, directory, "without/")
+    stored = {key: value for key, value in options.items() if key != "format"}
+    index_shards(str(directory / f"part-*.{FORMATS[name][0]}"), format=options.get("format"), options=stored)
+    object_server.put_directory(bucket, directory, "with/")
+    cache = {"cache": str(tmp_path / "cache")}
+    with FaultProxy(object_server.endpoint) as proxy:
+        storage = object_server.storage_options(proxy.endpoint)
+        pattern = f"part-*.{FORMATS[name][0]}"
+        with (
+            dataload.open(str(directory / pattern), **options) as local,
+            dataload.open(f"s3://{bucket}/without/{pattern}", storage_options=storage, remote=cache, **options) as url,
+        ):
+            expected = local.fingerprint()
+            assert url.fingerprint() == expected
+        proxy.reset()
+        with dataload.open(f"s3://{bucket}/with", storage_options=storage, remote=cache) as source:
+            assert source.fingerprint() == expected
+            assert [*proxy.counts.requests.elements()] == [("GET", f"{bucket}/with/dataload.json")]
+        if "decode" in options or "window" in options:
+            other = {"decode": {}} if "decode" in options else {"window": 17}
+            with (
+                dataload.open(str(directory), **other) as local,
+                dataload.open(f"s3://{bucket}/with", storage_options=storage, remote=cache, **other) as source,
+            ):
+                assert source.fingerprint() == local.fingerprint() != expected
 
 
 @pytest.mark.parametrize("mode", ["ranges", "shards"])
@@ -310,7 +344,8 @@ def test_credentials_that_expire(object_server, shards, bucket, tmp_path, monkey
     monkeypatch.setenv("TEST_CALLS", str(tmp_path / "calls"))
     storage = {name: value for name, value in object_server.storage_options().items() if "key" not in name}
     storage["credential_provider"] = "credentials:short_lived" if provider == "text" else credentials.short_lived
-    with dataload.open(paths(shards, bucket, "syr")[1], storage_options=storage) as source:
+    url, remote = paths(shards, bucket, "syr")[1], {"mode": "ranges"}
+    with dataload.open(url, storage_options=storage, remote=remote) as source:
         assert object_server.secret_key.encode() not in pickle.dumps(source)
         with dataload.Loader(source, batch_size=5) as loader:
             assert len(list(loader)) == RECORDS // 5
@@ -325,7 +360,7 @@ def test_credentials_that_expire(object_server, shards, bucket, tmp_path, monkey
 
 def test_a_forked_child_is_refused(shards, bucket, environment):
     url = paths(shards, bucket, "syr")[1]
-    with dataload.open(url) as source:
+    with dataload.open(url, remote={"mode": "ranges"}) as source:
         context = multiprocessing.get_context("fork")
         answers = context.SimpleQueue()
 

@@ -1,10 +1,12 @@
 """Sources in files, whose shards are opened lazily in the process that reads them."""
 
+import sys
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from os import PathLike, fspath
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
@@ -29,11 +31,13 @@ from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 
 __all__ = ["FileSource", "ShardReader"]
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start
 _OPENING_THREADS = 4
 _SLOW_SECONDS = 0.01  # a shard that takes longer waits for the disk, or releases the GIL; others are slower in threads
+_SECONDS_UNSHOWN = 2.0
 _REPR_CHARACTERS = 190
 _OPTION_CHARACTERS = 60
 
@@ -136,7 +140,8 @@ class FileSource(Source[T_co]):
         files = [self._data_file(path) for path in self._paths if not is_url(path)]
         inherited = self._versions
         versions = versions_of(files) if inherited is None else inherited
-        readers, fields = zip(*self._open_readers(most_open), strict=True)
+        with nullcontext() if self._remote is None else self._remote.learning(self._paths):
+            readers, fields = zip(*self._open_readers(most_open), strict=True)
         if inherited is not None:
             check_versions(files, inherited)
         self._versions = versions
@@ -182,11 +187,11 @@ class FileSource(Source[T_co]):
             if is_url(self._paths[shard]) or perf_counter() - begun > _SLOW_SECONDS:
                 break
         if len(self._paths) - len(found) < _FEWEST_OPENED_IN_PARALLEL:
-            return [*found, *map(opened, shards)]
+            return [*found, *_shown([partial(opened, shard) for shard in shards], len(self._paths))]
         with ThreadPoolExecutor(self._opening_threads) as pool:
             futures = [pool.submit(opened, shard) for shard in shards]
             try:
-                return [*found, *(future.result() for future in futures)]
+                return [*found, *_shown([future.result for future in futures], len(self._paths))]
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -337,6 +342,18 @@ class FileSource(Source[T_co]):
         while options and len(", ".join([*parts, *options])) > _REPR_CHARACTERS - len(type(self).__name__):
             options[-2:] = ["..."] if options[-1] == "..." else [*options[-2:-1], "..."]
         return f"{type(self).__name__}({', '.join([*parts, *options])})"
+
+
+def _shown(results: Sequence[Callable[[], T]], total: int) -> list[T]:
+    """Return the results of opening the last shards; if that takes long, a terminal shows how many are open."""
+    begun, found = perf_counter(), list[T]()
+    for result in results:
+        found.append(result())
+        if perf_counter() - begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
+            done = total - len(results) + len(found)
+            sys.stderr.write(f"\r{done:,} of {total:,} shards are open" + ("\n" if done == total else ""))
+            sys.stderr.flush()
+    return found
 
 
 def _brief(text: str) -> str:

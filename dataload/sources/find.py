@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
 from itertools import chain
 from os import PathLike, fspath
@@ -348,7 +348,8 @@ def _common_format(files: Sequence[str], remote: Remote | None) -> Format:
     # Looking for added formats takes long, so it is done once, and only if a built-in suffix does not decide.
     plain = all(by_suffix(file, built_in_formats()) for file in files)
     known = [*(built_in_formats() if plain else _all_formats())]
-    found = {file: _format_of(file, known, remote) for file in files}
+    with nullcontext() if remote is None else remote.learning(files):
+        found = {file: _format_of(file, known, remote) for file in files}
     names = sorted({entry.name for entry in found.values()})
     if len(names) > 1:
         examples = ", ".join(f"{next(f for f, e in found.items() if e.name == name)} ({name})" for name in names)

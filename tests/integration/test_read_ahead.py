@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -224,6 +226,47 @@ def test_a_budget_below_one_shard_is_refused_at_the_start(bucket, proxy, tmp_pat
 
     with pytest.raises(ConfigError, match=match):
         read()
+
+
+REQUESTS = {"syr": 2 + 2, "tar": 1 + 2 + 2 + 1, "uncompressed": 4 + 1}
+"""GETs for one shard that a manifest lists, for its table and one record: the last summand, in tar after those that
+compare members with the index, and those of the headers of .npy files. Fields that lie apart are separate requests."""
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_table_takes_few_requests(object_server, proxy, shards, tmp_path, name):
+    directory = tmp_path / "data"
+    shutil.copytree(shards[name], directory)
+    index_shards(str(directory), options=FORMATS[name][2])
+    bucket = object_server.bucket()
+    object_server.put_directory(bucket, directory, "set/")
+    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
+    with dataload.open(f"s3://{bucket}/set", storage_options=storage, remote={"mode": "ranges"}) as source:
+        source[0]
+        proxy.reset()
+        assert source[RECORDS]["n"] == RECORDS
+        made = Counter(method for method, _ in proxy.counts.requests.elements())
+        assert made == {"GET": REQUESTS[name], "HEAD": 1 + (name == "tar")}  # which a manifest with ETags saves
+
+
+@pytest.mark.parametrize("suffix", ["syr", "tar"])
+def test_versions_of_many_shards_take_few_requests(object_server, proxy, tmp_path, suffix):
+    """Manifests of local files know no ETags."""
+    for shard in range(120):
+        with dataload.create(tmp_path / f"part-{shard:03}.{suffix}") as writer:
+            writer.extend({"n": np.array(3 * shard + row)} for row in range(3))
+    index_shards(str(tmp_path))
+    bucket = object_server.bucket()
+    object_server.put_directory(bucket, tmp_path, "set/")
+    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
+    proxy.reset()
+    with (
+        dataload.open(f"s3://{bucket}/set", storage_options=storage, remote={"mode": "ranges"}) as source,
+        dataload.Loader(source, batch_size=60, shuffle="global", epochs=1) as loader,
+    ):
+        assert sum(len(batch) for batch in loader) > 0
+    heads = sum(count for (method, _), count in proxy.counts.requests.items() if method == "HEAD")
+    assert (heads, proxy.counts.lists.total()) == (1 + (suffix == "tar"), 1)  # of the first shard, opened before
 
 
 RANGED = ("syr", "tar", "uncompressed", "tokens")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from os import PathLike, fspath
@@ -13,6 +14,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
 from dataload._util.checks import check_choice, check_count, check_seconds
 from dataload._util.per_process import PerProcess
 from dataload.errors import ConfigError, closest
+from dataload.storage.paths import is_url
 
 Mode: TypeAlias = Literal["auto", "ranges", "shards"]
 
@@ -57,6 +59,8 @@ class RemoteOptions:
             read. With ``"auto"`` a loader chooses when it starts, by the order, the sizes and the budget (see
             `dataload.storage.remote.choice.choose`), refuses what neither serves, and logs its choice; without a loader
             shards are taken if a cache is given or the format needs them, and otherwise ranges.
+        scan: Most bytes that opening a data set may download, such as ``"1GB"``, where only whole shards tell how many
+            records they have: tar archives without an index, LMDB, compressed ArrayRecord. A manifest tells it, too.
         connections: Most requests at once in a process.
         part_bytes: Most bytes of one request, such as ``"8MiB"``.
         timeout: Seconds in which a range has to arrive, with all retries.
@@ -66,6 +70,7 @@ class RemoteOptions:
     cache: str | PathLike[str] | None = None
     budget: int | str | None = None
     mode: Mode = "auto"
+    scan: int | str = 10**9
     connections: int = 16
     part_bytes: int | str = 8 << 20
     timeout: float = 120.0
@@ -77,6 +82,7 @@ class RemoteOptions:
         if self.budget is not None:
             object.__setattr__(self, "budget", parse_bytes("budget", self.budget))
         check_choice("mode", self.mode, get_args(Mode))
+        object.__setattr__(self, "scan", parse_bytes("scan", self.scan))
         object.__setattr__(self, "connections", check_count("connections", self.connections, least=1))
         object.__setattr__(self, "part_bytes", parse_bytes("part_bytes", self.part_bytes))
         object.__setattr__(self, "timeout", check_seconds("timeout", self.timeout))
@@ -235,6 +241,7 @@ class Remote:
         boards: What loaders tell the readers: ``"board"``, what the plan that downloads ahead says about shards, and
             ``"mode"``, what the mode ``"auto"`` stands for since the last loader has started.
         ranges: What fetches ranges ahead in this process, if anything does.
+        opening: The URLs of the shards of a data set that is being opened, if their format or lengths are unknown.
         clients: The clients that this process has made, by store; they end with this object or by `release`.
     """
 
@@ -246,11 +253,21 @@ class Remote:
     listings: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]], compare=False, repr=False)
     boards: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     ranges: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
+    opening: list[str] = field(default_factory=list[str], compare=False, repr=False)
     clients: PerProcess[dict[str, Any]] = field(default_factory=PerProcess[dict[str, Any]], compare=False, repr=False)
 
     def expect(self, url: str, size: int, etag: str) -> None:
         """Have an object read at a version that is known from elsewhere, unless the version was looked up before."""
         self.versions.setdefault(url, ObjectVersion(size, etag, has_etag=True))
+
+    @contextmanager
+    def learning(self, paths: Iterable[str]) -> Generator[None]:
+        """Let nothing be downloaded, beyond the option `scan`, only to learn what shards contain."""
+        self.opening[:] = (path for path in paths if is_url(path))
+        try:
+            yield
+        finally:
+            self.opening.clear()
 
     def release(self) -> None:
         """Close connections and threads that nobody else uses; the next use makes new ones."""

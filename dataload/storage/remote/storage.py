@@ -118,7 +118,10 @@ class RemoteStorage:
     def open(self, path: str, *, whole: bool = False) -> RemoteStream | LocalFile:
         """See `Storage.open`."""
         version = self.version(path)
-        if self._uses_shards(whole=False):
+        cached = self._uses_shards(whole=False)
+        if whole:
+            self._check_scan(path, version, cached=cached)
+        if cached:
             lease = self._take(path, version) if whole else self._shards.find(ShardCache.name(path, version))
             if lease is not None:
                 return LocalFile(lease.path, name=path)  # stays open if it is evicted
@@ -236,6 +239,7 @@ class RemoteStorage:
 
     def _wait(self, path: str, version: ObjectVersion) -> Lease:
         """Return a lease, for which other processes may have to end theirs."""
+        self._check_scan(path, version, cached=True)
         deadline = time.monotonic() + self._remote.options.timeout
         while True:
             try:
@@ -247,6 +251,21 @@ class RemoteStorage:
             else:
                 assert lease is not None, "only what may be read by range can do without"
                 return lease
+
+    def _check_scan(self, path: str, version: ObjectVersion, *, cached: bool) -> None:
+        """Refuse to read whole shards only to learn how many records they have, if that takes too many bytes."""
+        opening, limit = self._remote.opening, parse_bytes("scan", self._remote.options.scan)
+        found = (self._remote.versions.get(url) or version for url in opening)  # others have about this size
+        total = sum(each.size for each in found)
+        if total <= limit or (cached and self._shards.holds(ShardCache.name(path, version))):
+            return
+        raise ConfigError(
+            f"{path} is read as a whole only to learn what it contains, and of all {len(opening)} shards up to "
+            f"{total:,} bytes are downloaded, more than the {limit:,} that remote.scan allows: run `dataload index "
+            f"--manifest` for {parent(path)} once, or raise remote.scan",
+            key="remote.scan",
+            value=limit,
+        )
 
     def _take(self, path: str, version: ObjectVersion, *, by_range: bool = False) -> Lease | None:
         """Return a lease; None if the file may be read by range, and should be by the plan that downloads ahead."""

@@ -117,7 +117,8 @@ class _OpenShards:
     def touch(self, file: ReopenedFile[Any] | ShardFile) -> None:
         """Make a file the most recently used."""
         with self._lock:
-            if id(file) not in self._files:
+            known = self._files.get(id(file))
+            if known is None or known() is not file:  # the address may be that of a file that is gone
                 self._files[id(file)] = weakref.ref(file)
             self._files.move_to_end(id(file))
 

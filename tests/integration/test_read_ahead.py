@@ -182,13 +182,14 @@ def test_auto_chooses_says_so_and_readers_follow(bucket, proxy, tmp_path, shards
     with dataload.open(path) as source, dataload.Loader(source, **settings) as loader:
         expected = plain(list(loader))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    start = {"start_method": "spawn"} if workers == "processes" else {}  # a fork server may have another environment
     caplog.set_level("INFO", "dataload")
     total = sum(sizes(shards["syr"]))
     with opened(proxy, bucket, "syr", budget=total) as source:
         source[0]
         assert not (tmp_path / "home").exists()
         proxy.reset()
-        with dataload.Loader(source, **settings, **WORKERS[workers]) as loader:
+        with dataload.Loader(source, **settings, **WORKERS[workers], **start) as loader:
             assert plain(list(loader)) == expected
         assert total <= proxy.counts.bytes.total() < 1.2 * total  # tables, too
     assert sum(sizes(tmp_path / "home" / "dataload" / "shards")) == total
@@ -198,13 +199,13 @@ def test_auto_chooses_says_so_and_readers_follow(bucket, proxy, tmp_path, shards
     ]
     with (
         opened(proxy, bucket, "syr", budget=total // 4) as source,
-        dataload.Loader(source, **settings, **WORKERS[workers]) as loader,
+        dataload.Loader(source, **settings, **WORKERS[workers], **start) as loader,
         pytest.raises(ConfigError, match=r"records of about 2,0\d\d bytes are read in an order .* shuffle in a pool"),
     ):
         next(iter(loader))
     with (
         opened(proxy, bucket, "syr", budget=total // 4) as source,
-        dataload.Loader(source, **{**settings, "shuffle": False}, **WORKERS[workers]) as loader,
+        dataload.Loader(source, **{**settings, "shuffle": False}, **WORKERS[workers], **start) as loader,
     ):
         assert len(list(loader)) == len(expected)
     assert sum(sizes(tmp_path / "home" / "dataload" / "shards")) <= total

@@ -257,11 +257,13 @@ class StepsAhead:
         epoch: Number of the epoch.
         indices: (rows,) int64, the indices of all records that they read on this rank, step after step.
         ends: (steps,) int64, where each step's indices end.
+        epoch_steps: Number of steps in the whole epoch.
     """
 
     epoch: int
     indices: Int64Array
     ends: Int64Array
+    epoch_steps: int
 
 
 class AheadReader(Protocol):

@@ -26,7 +26,7 @@ from typing import Any, Self
 from dataload._util.fingerprint import identify
 from dataload.convert.blocks import read_ahead
 from dataload.convert.journal import FinishedShard, Journal, JournalFile
-from dataload.convert.manifest import etag_of, fields_of, pattern_of, update_manifest
+from dataload.convert.manifest import etag_of, fields_of, pattern_of, update_manifest, with_identities
 from dataload.convert.plan import Shard, journal_path, plan_shards, summarize_paths
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.sources.find import find_destination, read_manifest
@@ -243,17 +243,21 @@ def _manifest_entry(plan: Sequence[Shard], journal: Journal, writing: _Writing) 
     options = {"codec": codec} if known else {}
     settings = {} if writing.remote is None else {"remote": writing.remote}
     fields: Mapping[str, FieldSpec] = {}
+    finished = [(shard, journal.finished[shard.name]) for shard in plan]
+    shards = [
+        ShardEntry(shard.name, shard.stop - shard.start, of.bytes, etag_of(writing.entry, of), of.sha256)
+        for shard, of in finished
+    ]
     with suppress(ConfigError):  # the reader of the format needs options that only its user knows
         filled = (shard.path for shard in plan if shard.stop > shard.start)
         fields = fields_of(writing.entry, filled, {**options, **settings})
-    finished = [(shard, journal.finished[shard.name]) for shard in plan]
+        if writing.remote is not None:  # shards that must be read as a whole are not downloaded for that
+            settings = {"remote": replace(writing.remote, options=replace(writing.remote.options, mode="ranges"))}
+        shards = with_identities(writing.entry, parent(plan[0].path), shards, {**options, **settings})
     return DataSetEntry.of(
         pattern_of([shard.name for shard in plan]),
         writing.entry.name,
-        [
-            ShardEntry(shard.name, shard.stop - shard.start, of.bytes, etag_of(writing.entry, of), of.sha256)
-            for shard, of in finished
-        ],
+        shards,
         fields=fields,
         options=options,
     )

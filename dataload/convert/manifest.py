@@ -19,10 +19,11 @@ from dataload.convert.journal import FinishedShard
 from dataload.convert.plan import summarize_paths
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.base import spec_of
+from dataload.sources.files import FileSource
 from dataload.sources.find import find_shards, harmless_options, read_manifest, split_format
 from dataload.sources.format import Format
 from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, ShardEntry
-from dataload.sources.manifest_checks import STORED_OPTIONS
+from dataload.sources.manifest_checks import STORED_OPTIONS, ShardIdentity, as_identity
 from dataload.sources.shard_files import LOCK_FILE, shard_bytes
 from dataload.storage import Remote, base_name, is_url, join, parent, storage_of
 from dataload.storage.errors import file_errors
@@ -32,6 +33,7 @@ from dataload.storage.table_cache import node_directory
 from dataload.types import FieldSpec
 
 _LOCK_SECONDS = 10
+_UNLIMITED = 1 << 60  # bytes to download: that is what indexing is for
 _SECONDS_BETWEEN_TRIES = 0.02
 _MOST_THREADS = 8  # they mostly hash, at about 1 GB/s each
 
@@ -79,7 +81,7 @@ def index_shards(
     given = dict(options or {})
     remote = Remote.of(given.pop("storage_options", None), given.pop("remote", None))
     # Whole shards, at their present versions.
-    remote = Remote(remote.store, dataclasses.replace(remote.options, mode="shards"))
+    remote = Remote(remote.store, dataclasses.replace(remote.options, mode="shards", scan=_UNLIMITED))
     directory, planned, gone = _plan(path, format, given, remote)
     total = sum(len(each.names) for each in planned)
     journal = _journal_path(directory, remote)
@@ -161,6 +163,17 @@ def fields_of(entry: Format, paths: Iterable[str], options: Mapping[str, Any]) -
                 known = cast("Mapping[str, Any]", record if isinstance(record, Mapping) else {})
                 return {name: spec_of(value) for name, value in known.items()}
     return {}
+
+
+def with_identities(
+    entry: Format, directory: str, shards: Iterable[ShardEntry], options: Mapping[str, Any]
+) -> list[ShardEntry]:
+    """Return shards with what the fingerprint of the data set needs to know of their content."""
+    found = [*shards]
+    paths = [join(directory, shard.name) for shard in found]
+    with entry.open(paths, options=_without_cache(entry, options)) as source:
+        identities = source.shard_identities() if isinstance(source, FileSource) else [None] * len(found)
+    return [shard._replace(identity=identity) for shard, identity in zip(found, identities, strict=True)]
 
 
 def pattern_of(names: Sequence[str], typed: str = "") -> str:
@@ -282,6 +295,7 @@ class _Described:
 
     records: int
     shard: FinishedShard
+    identity: ShardIdentity | None = None
 
     @classmethod
     def load(cls, path: str) -> dict[tuple[str, str], Self]:
@@ -290,9 +304,10 @@ class _Described:
         with suppress(OSError, UnicodeDecodeError):
             for line in read_text(path).splitlines():
                 with suppress(ValueError, TypeError, RecursionError):  # the last one may have been cut off
-                    name, key, records, size, sha256, mtime_ns, *etag = found = json.loads(line)
+                    name, key, records, size, sha256, mtime_ns, etag, identity = found = json.loads(line)
                     if [*map(type, found[:6])] == [str, str, int, int, str, int]:
-                        known[name, key] = cls(records, FinishedShard(size, sha256, mtime_ns, *etag))
+                        shard = FinishedShard(size, sha256, mtime_ns, etag)
+                        known[name, key] = cls(records, shard, None if identity is None else as_identity(identity))
         return known
 
 
@@ -323,11 +338,19 @@ def _describe_all(
             described = _describe(data_set, path)
         with lock:
             if not resumes:
-                line = [name, data_set.key, described.records, *dataclasses.astuple(described.shard)]
+                line = [
+                    name,
+                    data_set.key,
+                    described.records,
+                    *dataclasses.astuple(described.shard),
+                    described.identity,
+                ]
                 journal.write(json.dumps(line).encode() + b"\n")
             advance(resumes)
         shard = described.shard
-        return ShardEntry(name, described.records, shard.bytes, etag_of(data_set.format, shard), shard.sha256)
+        return ShardEntry(
+            name, described.records, shard.bytes, etag_of(data_set.format, shard), shard.sha256, described.identity
+        )
 
     with ThreadPoolExecutor(min(_MOST_THREADS, usable_cpus())) as pool:
         futures = [pool.submit(describe, name) for name in data_set.names]
@@ -343,19 +366,20 @@ def _describe(data_set: _Planned, path: str) -> _Described:
     if not is_url(path):
         with file_errors(path):
             finished = FinishedShard.of(path)
-        return _Described(_count(data_set, path), finished)
+        return _described(data_set, path, finished)
     storage = storage_of(path, remote)
     files = [join(path, name) for name in storage.list(path)] if storage.is_directory(path) else [path]
     leases = [storage.lease(file) for file in files if base_name(file) != LOCK_FILE]  # reading finds the copies
     finished = FinishedShard.of_files([lease.path for lease in leases]).as_uploaded(path, remote)
-    described = _Described(_count(data_set, path), finished)
+    described = _described(data_set, path, finished)
     if remote.options.cache is None:  # nobody has asked to keep them
         for lease in leases:
             storage_of(lease.path).remove(lease.path)
     return described
 
 
-def _count(data_set: _Planned, path: str) -> int:
+def _described(data_set: _Planned, path: str, finished: FinishedShard) -> _Described:
     options = _without_cache(data_set.format, data_set.options_for(path))
     with data_set.format.open([path], options=options) as source:
-        return len(source)
+        identity = source.shard_identities()[0] if isinstance(source, FileSource) else None
+        return _Described(len(source), finished, identity)

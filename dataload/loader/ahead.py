@@ -52,5 +52,5 @@ def steps_ahead(planners: EpochPlanners, start: Cursor, epochs: int | None) -> G
         blocks += [range(first, min(first + size, steps)) for first in range(step, steps, size)]
         for block in blocks:
             rows = [plan.indices for plan in planner.plans(block, epoch=epoch)]
-            yield StepsAhead(epoch, np.concatenate(rows), np.cumsum([len(indices) for indices in rows]))
+            yield StepsAhead(epoch, np.concatenate(rows), np.cumsum([len(indices) for indices in rows]), steps)
         epoch, step = epoch + 1, 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,14 @@ import numpy as np
 from dataload._util.indexing import split_by_shard
 from dataload.sources.shards import OpenShards
 from dataload.storage import Remote, is_url
+from dataload.storage.remote.choice import Choice, choose, measure
 from dataload.storage.remote.plan import Use
 from dataload.storage.remote.ranges_ahead import StepRanges
 from dataload.types import AheadReader, Int64Array, StepsAhead
 
+_log = logging.getLogger("dataload")
+
+_SAMPLE = 64  # records whose sizes are looked up
 _PARTS = 16  # a plan says which sixteenth of a shard's time is over; finer plans only take longer to make
 
 
@@ -49,17 +55,65 @@ def read_ahead(
         file: first.whole if reader is None else reader.whole
         for file, reader in zip(files, opened.readers, strict=True)
     }
-    kept = {file: None for file in whole if storage.uses_shards(file, whole[file])}
+    urls = [file for file in whole if is_url(file)]
+    versions = dict(zip(urls, storage.versions(urls), strict=True))
+    numbers = {file: number for number, file in enumerate(urls)}
+    of_shard = np.array([numbers.get(file, -1) for file in files])
+    mode: str = remote.options.mode
+    if mode == "auto":
+        block = next(steps, None)
+        if block is None:
+            return None
+        steps = chain([block], steps)
+        if remote.options.budget is not None:
+            storage.check_sizes(urls)
+        if all(whole[file] for file in urls):
+            choice = Choice("shards", "the format cannot be read by ranges")
+        else:
+            sizes = np.array([versions[file].size for file in urls])
+            choice = _choose(block, opened, of_shard, sizes, fields, storage.budget())
+        _log.info("%s and %d more are read as %s: %s", urls[0], len(urls) - 1, choice.mode, choice.reason)
+        mode = remote.boards["mode"] = choice.mode  # for the readers, in this process and in workers
+    kept = urls if mode == "shards" else [file for file in urls if whole[file]]
     if kept:
+        storage.check_sizes(kept)
         numbers = {file: number for number, file in enumerate(kept)}
         of_shard = np.array([numbers.get(file, -1) for file in files])
         never_by_range = frozenset(number for file, number in numbers.items() if whole[file])
-        shards = Shards([*kept], [storage.version(file) for file in kept], never_by_range)
+        shards = Shards(kept, [versions[file] for file in kept], never_by_range)
         return storage.read_ahead(shards, shard_uses(steps, opened.ends, of_shard), share)
     if not here:
         return None
-    versions = {file: storage.version(file) for file in whole if is_url(file)}
     return RangesAhead(versions, step_ranges(steps, files, opened, fields, remote.options.connections), remote)
+
+
+def _choose(
+    block: StepsAhead,
+    opened: OpenShards[Any],
+    of_shard: Int64Array,
+    sizes: Int64Array,
+    fields: tuple[str, ...] | None,
+    budget: int,
+) -> Choice:
+    """Return how to read files of which some can be read by range.
+
+    Args:
+        block: The first steps.
+        opened: The shards.
+        of_shard: (shards,) int64, the number of each one's file at a URL; -1 for a local one.
+        sizes: (files,) int64, their bytes.
+        fields: Fields that are read; None means all.
+        budget: Bytes that the cache may take.
+    """
+    lengths = np.diff(opened.ends, prepend=0)
+    record_bytes = float(sizes.sum()) / max(1, int(lengths[of_shard >= 0].sum()))
+    if lengths[0]:
+        # Of a part of a file, or of some of the fields, this is less.
+        sample = np.unique(np.linspace(0, lengths[0] - 1, _SAMPLE).astype(np.int64))
+        ranges = opened.reader(0).ranges(sample, fields)
+        if ranges is not None:
+            record_bytes = float(ranges[1].sum()) / len(sample)
+    return choose(measure(block, opened.ends, of_shard, sizes, record_bytes, budget), budget)
 
 
 def step_ranges(

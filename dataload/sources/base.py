@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, NamedTuple, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
@@ -228,7 +229,7 @@ class SliceSource(Source[T_co]):
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
         """See `dataload.types.ReadsAhead`."""
-        mapped = (StepsAhead(block.epoch, self._map(block.indices), block.ends) for block in steps)
+        mapped = (replace(block, indices=self._map(block.indices)) for block in steps)
         return self._parent.read_ahead(mapped, fields, here=here, share=share)
 
     def fingerprint(self) -> str:

@@ -1,10 +1,12 @@
 """Sources in files, whose shards are opened lazily in the process that reads them."""
 
+import sys
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from os import PathLike, fspath
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
@@ -19,6 +21,7 @@ from dataload.collate import scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError, SourceError, closest
 from dataload.sources.ahead import read_ahead
 from dataload.sources.base import Location, Source, shard_of
+from dataload.sources.manifest_checks import ShardIdentity
 from dataload.sources.options import Options, describe_value
 from dataload.sources.shards import KnownShards, OpenShards, ShardReader, most_open_shards
 from dataload.sources.versions import check_versions, ends_of_file, versions_of
@@ -29,11 +32,13 @@ from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 
 __all__ = ["FileSource", "ShardReader"]
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start
 _OPENING_THREADS = 4
 _SLOW_SECONDS = 0.01  # a shard that takes longer waits for the disk, or releases the GIL; others are slower in threads
+_SECONDS_UNSHOWN = 2.0
 _REPR_CHARACTERS = 190
 _OPTION_CHARACTERS = 60
 
@@ -138,7 +143,8 @@ class FileSource(Source[T_co]):
         files = [self._data_file(path) for path in self._paths if not is_url(path)]
         inherited = self._versions
         versions = versions_of(files) if inherited is None else inherited
-        readers, fields = zip(*self._open_readers(most_open), strict=True)
+        with nullcontext() if self._remote is None else self._remote.learning(self._paths):
+            readers, fields = zip(*self._open_readers(most_open), strict=True)
         if inherited is not None:
             check_versions(files, inherited)
         self._versions = versions
@@ -184,11 +190,11 @@ class FileSource(Source[T_co]):
             if is_url(self._paths[shard]) or perf_counter() - begun > _SLOW_SECONDS:
                 break
         if len(self._paths) - len(found) < _FEWEST_OPENED_IN_PARALLEL:
-            return [*found, *map(opened, shards)]
+            return [*found, *_shown([partial(opened, shard) for shard in shards], len(self._paths))]
         with ThreadPoolExecutor(self._opening_threads) as pool:
             futures = [pool.submit(opened, shard) for shard in shards]
             try:
-                return [*found, *(future.result() for future in futures)]
+                return [*found, *_shown([future.result for future in futures], len(self._paths))]
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -288,22 +294,29 @@ class FileSource(Source[T_co]):
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""
         if self._fingerprint is None:
+            names, counts = map(base_name, self._paths), self.shard_lengths
             shards = [
-                (
-                    base_name(path),
-                    *ends_of_file(self._data_file(path), self._remote),
-                    count,
-                    self._identity_of(shard),
-                )
-                for shard, (path, count) in enumerate(zip(self._paths, self.shard_lengths, strict=True))
+                (name, size, ends, count, identity)
+                for name, (size, ends, identity), count in zip(names, self.shard_identities(), counts, strict=True)
             ]
             options = sorted((name, describe_value(value)) for name, value in self._content.items())
             self._fingerprint = digest(self.format_name, shards, self._selected, options)
         return self._fingerprint
 
-    def _identity_of(self, shard: int) -> Any:
+    def shard_identities(self) -> Sequence[ShardIdentity]:
+        """Return what the fingerprint says of the content of each shard; a manifest may know it."""
+        if self._known is not None and self._known.identities is not None:
+            return self._known.identities
+        shards = range(len(self._paths))
+        if self._remote is None or not any(map(is_url, self._paths)):
+            return [*map(self._identity_of, shards)]
+        with ThreadPoolExecutor(self._opening_threads) as pool:  # most of the time is that of requests
+            return [*pool.map(self._identity_of, shards)]
+
+    def _identity_of(self, shard: int) -> ShardIdentity:
+        size, ends = ends_of_file(self._data_file(self._paths[shard]), self._remote)
         with reading_tables():
-            return self._data_set().reader(shard).identity()
+            return size, ends, self._data_set().reader(shard).identity()
 
     def close(self) -> None:
         """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""
@@ -340,6 +353,18 @@ class FileSource(Source[T_co]):
         while options and len(", ".join([*parts, *options])) > _REPR_CHARACTERS - len(type(self).__name__):
             options[-2:] = ["..."] if options[-1] == "..." else [*options[-2:-1], "..."]
         return f"{type(self).__name__}({', '.join([*parts, *options])})"
+
+
+def _shown(results: Sequence[Callable[[], T]], total: int) -> list[T]:
+    """Return the results of opening the last shards; if that takes long, a terminal shows how many are open."""
+    begun, found = perf_counter(), list[T]()
+    for result in results:
+        found.append(result())
+        if perf_counter() - begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
+            done = total - len(results) + len(found)
+            sys.stderr.write(f"\r{done:,} of {total:,} shards are open" + ("\n" if done == total else ""))
+            sys.stderr.flush()
+    return found
 
 
 def _brief(text: str) -> str:

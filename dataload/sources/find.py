@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
 from itertools import chain
 from os import PathLike, fspath
@@ -91,7 +91,10 @@ class FoundShards:
         if len(names) != len(self.files) or {*given} - harmless_options(self.format):
             return None
         lengths = tuple(records for entry in self.listed for records in entry.records)
-        return KnownShards(lengths, next((entry.fields for entry in self.listed if entry.fields), {}), listed=True)
+        found = tuple(identity for entry in self.listed for identity in entry.identities if identity is not None)
+        identities = found if len(found) == len(names) else None
+        known = next((entry.fields for entry in self.listed if entry.fields), {})
+        return KnownShards(lengths, known, listed=True, identities=identities)
 
 
 def harmless_options(entry: Format) -> set[str]:
@@ -343,7 +346,8 @@ def _common_format(files: Sequence[str], remote: Remote | None) -> Format:
     # Looking for added formats takes long, so it is done once, and only if a built-in suffix does not decide.
     plain = all(by_suffix(file, built_in_formats()) for file in files)
     known = [*(built_in_formats() if plain else _all_formats())]
-    found = {file: _format_of(file, known, remote) for file in files}
+    with nullcontext() if remote is None else remote.learning(files):
+        found = {file: _format_of(file, known, remote) for file in files}
     names = sorted({entry.name for entry in found.values()})
     if len(names) > 1:
         examples = ", ".join(f"{next(f for f, e in found.items() if e.name == name)} ({name})" for name in names)

@@ -16,7 +16,8 @@
     "records": [1500, 1500],
     "bytes": [4704000, 4704000],
     "etag": null,
-    "sha256": ["12ab...", "34cd..."]
+    "sha256": ["12ab...", "34cd..."],
+    "identity": [[4704000, "56ef...", "78ab..."], [4704000, "90cd...", "12ef..."]]
    }
   }
  ]
@@ -24,7 +25,8 @@
 ```
 
 Shards are in index order. ``etag`` and ``sha256`` are lists, in which null means unknown, or null if all are unknown.
-Columns parse several times faster than an object for each shard.
+``identity`` is what the fingerprint of the data set needs to know of the content, so that it reads no shard; it may be
+missing. Columns parse several times faster than an object for each shard.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ from dataload.sources.manifest_checks import (
     LARGEST,
     LONGEST_TEXT,
     STORED_OPTIONS,
+    ShardIdentity,
     as_column,
+    as_identity,
     as_object,
     as_table,
     check_name,
@@ -76,6 +80,7 @@ class ShardEntry(NamedTuple):
         bytes: Size.
         etag: Version of the object in its store; None if unknown, as for local files.
         sha256: SHA-256 of the content; None if unknown.
+        identity: See `FileSource.shard_identities`; None if unknown.
     """
 
     name: str
@@ -83,6 +88,7 @@ class ShardEntry(NamedTuple):
     bytes: int
     etag: str | None = None
     sha256: str | None = None
+    identity: ShardIdentity | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +103,7 @@ class DataSetEntry:
         bytes: Size of each.
         etags: See `ShardEntry.etag`.
         sha256: See `ShardEntry.sha256`.
+        identities: See `ShardEntry.identity`; empty if all are unknown.
         fields: Fields by name; empty if records are bytes.
         options: Options of the reader that decide how records are decoded; see `STORED_OPTIONS`.
 
@@ -111,6 +118,7 @@ class DataSetEntry:
     bytes: tuple[int, ...]
     etags: tuple[str | None, ...]
     sha256: tuple[str | None, ...]
+    identities: tuple[ShardIdentity | None, ...] = ()
     fields: Mapping[str, FieldSpec] = field(default_factory=dict[str, FieldSpec])
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -135,7 +143,7 @@ class DataSetEntry:
         options: Mapping[str, Any] | None = None,
     ) -> Self:
         """Build an entry from shards in index order."""
-        names, records, sizes, etags, hashes = tuple(zip(*shards, strict=True)) or ((),) * 5
+        names, records, sizes, etags, hashes, identities = tuple(zip(*shards, strict=True)) or ((),) * 6
         return cls(
             pattern=pattern,
             format=format,
@@ -144,6 +152,7 @@ class DataSetEntry:
             bytes=sizes,
             etags=etags,
             sha256=hashes,
+            identities=identities if any(identities) else (),
             fields=dict(fields or {}),
             options=dict(options or {}),
         )
@@ -151,7 +160,8 @@ class DataSetEntry:
     @property
     def shards(self) -> tuple[ShardEntry, ...]:
         """The shards, in index order."""
-        columns = self.names, self.records, self.bytes, self.etags, self.sha256
+        identities = self.identities or (None,) * len(self.names)
+        columns = self.names, self.records, self.bytes, self.etags, self.sha256, identities
         return tuple(map(ShardEntry._make, zip(*columns, strict=True)))
 
     def stale(self, found: Mapping[str, tuple[int, str | None]]) -> Iterator[str]:
@@ -185,6 +195,7 @@ class DataSetEntry:
                 "bytes": self.bytes,
                 "etag": self.etags if any(self.etags) else None,
                 "sha256": self.sha256 if any(self.sha256) else None,
+                **({"identity": self.identities} if self.identities else {}),
             },
         }
 
@@ -196,13 +207,14 @@ class DataSetEntry:
             ConfigError: See the class; or a key is missing or unknown, or the totals contradict the shards.
         """
         table = as_table(value, "data set", ("pattern", "format", "options", "fields", "records", "bytes", "shards"))
-        columns = as_table(table["shards"], "shards", ("name", "records", "bytes", "etag", "sha256"))
+        columns = as_table(table["shards"], "shards", ("name", "records", "bytes", "etag", "sha256"), ["identity"])
         names = as_column(columns["name"], "shards.name")
         unknown = (None,) * len(names)
         etags, hashes = (
             unknown if columns[name] is None else as_column(columns[name], f"shards.{name}")
             for name in ("etag", "sha256")
         )
+        identities = as_column(columns.get("identity", []), "shards.identity")
         entry = cls(
             pattern=table["pattern"],
             format=table["format"],
@@ -211,6 +223,7 @@ class DataSetEntry:
             bytes=as_column(columns["bytes"], "shards.bytes"),
             etags=etags,
             sha256=hashes,
+            identities=tuple(identity if identity is None else as_identity(identity) for identity in identities),
             fields={name: _parse_field(spec, name) for name, spec in as_object(table["fields"], "fields").items()},
             options=as_object(table["options"], "options"),
         )
@@ -310,6 +323,7 @@ def _joined(one: DataSetEntry, other: DataSetEntry) -> DataSetEntry:
 def _check_shards(entry: DataSetEntry) -> None:
     count = len(entry.names)
     columns = {"records": entry.records, "bytes": entry.bytes, "etag": entry.etags, "sha256": entry.sha256}
+    columns |= {"identity": entry.identities} if entry.identities else {}
     for name, column in columns.items():
         if len(column) != count:
             raise wrong_value(f"shards.{name}", f"{count} values, one for each name,", f"{len(column)} values")

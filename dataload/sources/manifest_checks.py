@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from dataload.codecs.codec import CODEC_NAMES
 from dataload.errors import ConfigError, closest, printable
@@ -12,7 +12,11 @@ from dataload.errors import ConfigError, closest, printable
 LARGEST = (1 << 63) - 1
 LONGEST_TEXT = 4096
 
+ShardIdentity: TypeAlias = tuple[int, str, Any]
+"""The size of a shard's file, a hash of both ends of it, and the `ShardReader.identity`."""
+
 _SHOWN_CHARACTERS = 80
+_MOST_HASHES = 16
 
 ETAG = re.compile(r"[\x21-\x7e]*")  # it goes into a header of HTTP
 HEX = re.compile(r"[0-9a-f]*")
@@ -121,6 +125,18 @@ def as_column(value: Any, where: str) -> tuple[Any, ...]:
     return tuple(cast("list[Any]", value))
 
 
+def as_identity(value: Any) -> ShardIdentity:
+    """Return what is stored of a shard's content: its size, a hash of the ends of its file, and a reader's identity."""
+    match value:
+        case [size, str() as ends, (None | str() | list()) as identity] if is_count(size) and _is_text(ends):
+            texts = cast("list[Any]", identity if isinstance(identity, list) else [identity or ""])
+            if len(texts) <= _MOST_HASHES and all(map(_is_text, texts)):
+                return size, ends, identity
+        case _:
+            pass
+    raise wrong_value("shards.identity", "a size, a text, and a text, a list of texts or null", value)
+
+
 def as_object(value: Any, where: str) -> dict[str, Any]:
     """Return a JSON object, checked to be one."""
     if type(value) is not dict:
@@ -128,13 +144,13 @@ def as_object(value: Any, where: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def as_table(value: Any, where: str, keys: Sequence[str]) -> dict[str, Any]:
-    """Return an object that has exactly these keys."""
+def as_table(value: Any, where: str, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
+    """Return an object that has exactly these keys, and maybe some of the optional ones."""
     table = as_object(value, where)
     for key in keys:
         if key not in table:
             raise wrong_value(where, f"the key {key!r}", f"only {', '.join(table) or 'none'}")
     for key in table:
-        if key not in keys:
+        if key not in keys and key not in optional:
             raise ConfigError(f"{where}: unknown key {shorten(key)}: {closest(shorten(key), keys)}", key=where)
     return table

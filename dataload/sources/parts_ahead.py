@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class StepsByPart:
             counts = np.cumsum(inside)
             ends = np.where(block.ends > 0, counts[block.ends - 1], 0) if len(counts) else block.ends
             unused = 0 if len(counts) and counts[-1] else unused + 1
-            yield StepsAhead(block.epoch, block.indices[inside] - start, ends)
+            yield replace(block, indices=block.indices[inside] - start, ends=ends)
         self.drop(part)
 
     def drop(self, part: int) -> None:

@@ -16,6 +16,7 @@ from dataload.collate import default_collate
 from dataload.errors import CorruptFileError
 from dataload.sources.base import spec_of
 from dataload.sources.manifest import MANIFEST_NAME, renewal
+from dataload.sources.manifest_checks import ShardIdentity
 from dataload.storage import base_name, join, parent
 from dataload.storage.errors import rewritten_error
 from dataload.storage.local.files import open_files_limit
@@ -97,11 +98,13 @@ class KnownShards:
         lengths: Number of records in each.
         fields: All fields of the records.
         listed: Whether that comes from a manifest.
+        identities: See `FileSource.shard_identities`; None if one is unknown.
     """
 
     lengths: tuple[int, ...]
     fields: Mapping[str, FieldSpec]
     listed: bool
+    identities: tuple[ShardIdentity, ...] | None = None
 
     def check(self, shard: int, path: str, records: int) -> None:
         """Compare the number of records of an opened shard.

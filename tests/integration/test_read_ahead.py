@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -156,7 +158,7 @@ def test_a_manifest_opens_any_number_of_shards_with_one_request(object_server, p
     object_server.put_directory(bucket, tmp_path, "set/")
     storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
     proxy.reset()
-    with dataload.open(f"s3://{bucket}/set", storage_options=storage) as source:
+    with dataload.open(f"s3://{bucket}/set", storage_options=storage, remote={"mode": "ranges"}) as source:
         assert (len(source), source.shard_lengths, [*source.fields]) == (120, (3,) * 40, ["n"])
         assert [*proxy.counts.requests] == [("GET", f"{bucket}/set/dataload.json")]
         assert (proxy.counts.requests.total(), proxy.counts.lists.total()) == (1, 0)
@@ -171,6 +173,102 @@ def test_a_manifest_opens_any_number_of_shards_with_one_request(object_server, p
         match = r"dataload\.json: part-00\.syr has 3 records, and 4 in the manifest: if the shards are right, run `data"
         with pytest.raises(CorruptFileError, match=match):
             source[0]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_auto_chooses_says_so_and_readers_follow(bucket, proxy, tmp_path, shards, workers, caplog, monkeypatch):
+    """The budget that is wanted for all shards, which the user's cache directory has."""
+    path = str(shards["syr"] / pattern("syr"))
+    settings = {"batch_size": 16, **order_of("global"), "epochs": 1}
+    with dataload.open(path) as source, dataload.Loader(source, **settings) as loader:
+        expected = plain(list(loader))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    start = {"start_method": "spawn"} if workers == "processes" else {}  # a fork server may have another environment
+    caplog.set_level("INFO", "dataload")
+    total = sum(sizes(shards["syr"]))
+    with opened(proxy, bucket, "syr", budget=total) as source:
+        source[0]
+        assert not (tmp_path / "home").exists()
+        proxy.reset()
+        with dataload.Loader(source, **settings, **WORKERS[workers], **start) as loader:
+            assert plain(list(loader)) == expected
+        assert total <= proxy.counts.bytes.total() < 1.2 * total  # tables, too
+    assert sum(sizes(tmp_path / "home" / "dataload" / "shards")) == total
+    first = f"s3://{bucket}/syr/part-00.syr"
+    assert [record.message for record in caplog.records] == [
+        f"{first} and 11 more are read as shards: the data take {total:,} bytes and fit into the budget of {total:,}"
+    ]
+    with (
+        opened(proxy, bucket, "syr", budget=total // 4) as source,
+        dataload.Loader(source, **settings, **WORKERS[workers], **start) as loader,
+        pytest.raises(ConfigError, match=r"records of about 2,0\d\d bytes are read in an order .* shuffle in a pool"),
+    ):
+        next(iter(loader))
+    with (
+        opened(proxy, bucket, "syr", budget=total // 4) as source,
+        dataload.Loader(source, **{**settings, "shuffle": False}, **WORKERS[workers], **start) as loader,
+    ):
+        assert len(list(loader)) == len(expected)
+    assert sum(sizes(tmp_path / "home" / "dataload" / "shards")) <= total
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_budget_below_one_shard_is_refused_at_the_start(bucket, proxy, tmp_path, shards, name):
+    largest = sizes(shards[name])[-1]
+    match = (
+        rf"part-\d\d\.{FORMATS[name][0]}.* has {largest} bytes, and the budget of the cache .* is {largest - 1}: raise"
+    )
+
+    def read():
+        with (
+            opened(proxy, bucket, name, budget=largest - 1, cache=tmp_path) as source,
+            dataload.Loader(source, batch_size=16) as loader,
+        ):
+            next(iter(loader))
+
+    with pytest.raises(ConfigError, match=match):
+        read()
+
+
+REQUESTS = {"syr": 2 + 2, "tar": 1 + 2 + 2 + 1, "uncompressed": 4 + 1}
+"""GETs for one shard that a manifest lists, for its table and one record: the last summand, in tar after those that
+compare members with the index, and those of the headers of .npy files. Fields that lie apart are separate requests."""
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_table_takes_few_requests(object_server, proxy, shards, tmp_path, name):
+    directory = tmp_path / "data"
+    shutil.copytree(shards[name], directory)
+    index_shards(str(directory), options=FORMATS[name][2])
+    bucket = object_server.bucket()
+    object_server.put_directory(bucket, directory, "set/")
+    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
+    with dataload.open(f"s3://{bucket}/set", storage_options=storage, remote={"mode": "ranges"}) as source:
+        source[0]
+        proxy.reset()
+        assert source[RECORDS]["n"] == RECORDS
+        made = Counter(method for method, _ in proxy.counts.requests.elements())
+        assert made == {"GET": REQUESTS[name], "HEAD": 1 + (name == "tar")}  # which a manifest with ETags saves
+
+
+@pytest.mark.parametrize("suffix", ["syr", "tar"])
+def test_versions_of_many_shards_take_few_requests(object_server, proxy, tmp_path, suffix):
+    """Manifests of local files know no ETags."""
+    for shard in range(120):
+        with dataload.create(tmp_path / f"part-{shard:03}.{suffix}") as writer:
+            writer.extend({"n": np.array(3 * shard + row)} for row in range(3))
+    index_shards(str(tmp_path))
+    bucket = object_server.bucket()
+    object_server.put_directory(bucket, tmp_path, "set/")
+    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
+    proxy.reset()
+    with (
+        dataload.open(f"s3://{bucket}/set", storage_options=storage, remote={"mode": "ranges"}) as source,
+        dataload.Loader(source, batch_size=60, shuffle="global", epochs=1) as loader,
+    ):
+        assert sum(len(batch) for batch in loader) > 0
+    heads = sum(count for (method, _), count in proxy.counts.requests.items() if method == "HEAD")
+    assert (heads, proxy.counts.lists.total()) == (1 + (suffix == "tar"), 1)  # of the first shard, opened before
 
 
 RANGED = ("syr", "tar", "uncompressed", "tokens")
@@ -227,7 +325,7 @@ def test_ranges_are_requested_ahead_and_once(object_server, proxy, tmp_path, wor
     object_server.put(bucket, "part-00.syr", tmp_path / "part-00.syr")
     proxy.faults = Faults(latency=0.05)
     storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
-    with dataload.open(f"s3://{bucket}/part-00.syr", storage_options=storage) as source:
+    with dataload.open(f"s3://{bucket}/part-00.syr", storage_options=storage, remote={"mode": "ranges"}) as source:
         len(source)
         proxy.reset()
         settings = {"batch_size": 2, "shuffle": "global", "seed": 3, "epochs": 1, **WORKERS[workers]}
@@ -348,7 +446,7 @@ INTERRUPTED = """
 import json, sys, dataload
 urls, endpoint, cache = json.loads(sys.argv[1])
 storage = {"endpoint": endpoint, "client_options": {"allow_http": True}}
-source = dataload.open(urls, storage_options=storage, remote={"cache": cache} if cache else {})
+source = dataload.open(urls, storage_options=storage, remote={"cache": cache} if cache else {"mode": "ranges"})
 loader = dataload.Loader(source, batch_size=1)
 iterator = iter(loader)
 next(iterator)

@@ -7,6 +7,7 @@ import multiprocessing
 import operator
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 
 import dataload
 from dataload.cli.app import app
+from dataload.convert.manifest import index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, WorkerError
 
 pytestmark = pytest.mark.slow
@@ -125,6 +127,38 @@ def test_records_and_fingerprint(server, shards, bucket, tmp_path, name, mode):
         assert same(remote.read(order), local.read(order))
         assert same(remote.read_batch(order), local.read_batch(order))
         assert server.secret_key not in repr(remote) + repr(vars(remote)) + str(remote.options)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_manifest_knows_the_fingerprint(object_server, shards, tmp_path, name):
+    directory, options = tmp_path / "data", FORMATS[name][2]
+    shutil.copytree(shards[name], directory)
+    bucket = object_server.bucket()
+    object_server.put_directory(bucket, directory, "without/")
+    stored = {key: value for key, value in options.items() if key != "format"}
+    index_shards(str(directory / f"part-*.{FORMATS[name][0]}"), format=options.get("format"), options=stored)
+    object_server.put_directory(bucket, directory, "with/")
+    cache = {"cache": str(tmp_path / "cache")}
+    with FaultProxy(object_server.endpoint) as proxy:
+        storage = object_server.storage_options(proxy.endpoint)
+        pattern = f"part-*.{FORMATS[name][0]}"
+        with (
+            dataload.open(str(directory / pattern), **options) as local,
+            dataload.open(f"s3://{bucket}/without/{pattern}", storage_options=storage, remote=cache, **options) as url,
+        ):
+            expected = local.fingerprint()
+            assert url.fingerprint() == expected
+        proxy.reset()
+        with dataload.open(f"s3://{bucket}/with", storage_options=storage, remote=cache) as source:
+            assert source.fingerprint() == expected
+            assert [*proxy.counts.requests.elements()] == [("GET", f"{bucket}/with/dataload.json")]
+        if "decode" in options or "window" in options:
+            other = {"decode": {}} if "decode" in options else {"window": 17}
+            with (
+                dataload.open(str(directory), **other) as local,
+                dataload.open(f"s3://{bucket}/with", storage_options=storage, remote=cache, **other) as source,
+            ):
+                assert source.fingerprint() == local.fingerprint() != expected
 
 
 @pytest.mark.parametrize("mode", ["ranges", "shards"])
@@ -313,7 +347,8 @@ def test_credentials_that_expire(server, shards, bucket, tmp_path, monkeypatch, 
     monkeypatch.setenv("TEST_CALLS", str(tmp_path / "calls"))
     storage = {name: value for name, value in server.storage_options().items() if "key" not in name}
     storage["credential_provider"] = "credentials:short_lived" if provider == "text" else credentials.short_lived
-    with dataload.open(paths(shards, bucket, "syr")[1], storage_options=storage) as source:
+    url, remote = paths(shards, bucket, "syr")[1], {"mode": "ranges"}
+    with dataload.open(url, storage_options=storage, remote=remote) as source:
         assert server.secret_key.encode() not in pickle.dumps(source)
         with dataload.Loader(source, batch_size=5) as loader:
             assert len(list(loader)) == RECORDS // 5
@@ -328,7 +363,7 @@ def test_credentials_that_expire(server, shards, bucket, tmp_path, monkeypatch, 
 
 def test_a_forked_child_is_refused(shards, bucket, environment):
     url = paths(shards, bucket, "syr")[1]
-    with dataload.open(url) as source:
+    with dataload.open(url, remote={"mode": "ranges"}) as source:
         context = multiprocessing.get_context("fork")
         answers = context.SimpleQueue()
 
@@ -437,3 +472,32 @@ def test_commands(server, shards, bucket, environment):
     facts = json.loads(CliRunner().invoke(app, ["inspect", url, "--json"]).stdout)
     assert (facts["records"], facts["format"]) == (RECORDS, "syrah")
     assert facts["bytes"] == sum(path.stat().st_size for path in Path(shards["syr"]).iterdir())
+
+
+@pytest.mark.parametrize("mode", ["ranges", "auto"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_downloaded_to_learn_lengths_is_limited(object_server, shards, bucket, tmp_path, name, mode):
+    url, storage = paths(shards, bucket, name)[1], object_server.storage_options()
+    remote = {"mode": mode, **({} if mode == "ranges" else {"cache": str(tmp_path / "cache")})}
+    scanned = name in ("tar without an index", "torchrecord", "lmdb", "array_record")
+    if mode == "ranges" and name in ("torchrecord", "lmdb", "array_record"):
+        return
+    with FaultProxy(object_server.endpoint) as proxy:
+        storage = object_server.storage_options(proxy.endpoint)
+
+        def open_source(scan):
+            return dataload.open(url, storage_options=storage, remote={**remote, "scan": scan}, **FORMATS[name][2])
+
+        if not scanned:
+            open_source(1).close()
+            return
+        match = (
+            r"part-0.* is read as a whole only to learn what it contains, and of all 2 shards up to [\d,]+ bytes "
+            r"are downloaded, more than the 1,000 that remote\.scan allows: run `dataload index --manifest` for s3://"
+        )
+        with pytest.raises(ConfigError, match=match):
+            open_source(1000)
+        assert (
+            proxy.counts.bytes.total() < 100_000
+        )  # of 300,000: heads, and what tells that a file has to be read as a whole
+        open_source("1MB").close()

@@ -18,7 +18,10 @@ NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"
 ETAGS = st.none() | st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=40)
 HASHES = st.none() | st.text("0123456789abcdef", min_size=64, max_size=64)
 COUNTS = st.integers(0, 1 << 50)
-SHARDS = st.builds(ShardEntry, NAMES, COUNTS, COUNTS, ETAGS, HASHES)
+IDENTITIES = st.none() | st.tuples(
+    COUNTS, st.text("0123456789abcdef"), st.none() | st.text(max_size=9) | st.lists(st.text(max_size=9), max_size=2)
+)
+SHARDS = st.builds(ShardEntry, NAMES, COUNTS, COUNTS, ETAGS, HASHES, IDENTITIES)
 SPECS = st.builds(
     FieldSpec,
     st.sampled_from(["float32", "bytes", "str", "unknown", "<U7", "datetime64[ns]"]),

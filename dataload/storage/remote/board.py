@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
 import tempfile
 import time
@@ -12,8 +11,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
-
-import numpy as np
 
 from dataload._util.per_process import PerProcess
 from dataload.storage.remote.cache import Lease
@@ -30,11 +27,15 @@ class Coming(IntEnum):
     NEVER = 2  # read it by range
 
 
+_KNOWN = frozenset(map(int, Coming))
+
+
 class Board:
     """What a plan says about each shard, for all processes that read on its behalf, and which ones they wait for.
 
-    It is a mapped file with two bytes for each shard, the second of which is not 0 while a reader waits.
-    The process that made it holds a lock on the file; what a killed one leaves is unlocked, and deleted by the next.
+    It is a file with two bytes for each shard, the second of which is not 0 while a reader waits. It is not mapped,
+    because whoever shortens a mapped file kills the process. The process that made it holds a lock on the file; what a
+    killed one leaves is unlocked, and deleted by the next.
 
     Args:
         directory: Where the file is.
@@ -52,27 +53,29 @@ class Board:
         fcntl.flock(file, fcntl.LOCK_EX)
         os.ftruncate(file, 2 * len(urls))
         self.numbers = {url: number for number, url in enumerate(urls)}
-        self._map = mmap.mmap(file, 2 * len(urls))
-        weakref.finalize(self, _delete, file, self._path, os.getpid())
+        self._file = file
+        weakref.finalize(self, _delete, self._path, os.getpid())
+        weakref.finalize(self, os.close, file).atexit = False  # threads use it to the end of the process
 
     def set(self, shard: int, coming: Coming) -> None:
         """Publish what is known about a shard."""
-        self._map[2 * shard] = coming
+        os.pwrite(self._file, bytes([coming]), 2 * shard)
 
     def take_waiting(self) -> list[int]:
         """Return the shards that a reader has waited for since the last call."""
-        waiting = np.frombuffer(self._map, np.uint8)[1::2].nonzero()[0].tolist()
+        found = os.pread(self._file, 2 * len(self.numbers), 0)[1::2]
+        waiting = [shard for shard, waits in enumerate(found) if waits] if found.strip(b"\0") else []
         for shard in waiting:
-            self._map[2 * shard + 1] = 0
+            os.pwrite(self._file, b"\0", 2 * shard + 1)
         return waiting
 
     def clear(self) -> None:
         """Tell all readers to help themselves."""
-        self._map[:] = bytes(len(self._map))
+        os.pwrite(self._file, bytes(2 * len(self.numbers)), 0)
 
     def look(self, url: str, *, waits: bool = False) -> Coming:
         """Return what the plan says about a shard."""
-        return _look(self._map, self.numbers.get(url), waits=waits)
+        return _look(self._file, self.numbers.get(url), waits=waits)
 
     def __reduce__(self) -> Any:
         return BoardReader, (self._path, self.numbers)
@@ -84,38 +87,39 @@ class BoardReader:
     def __init__(self, path: str, numbers: Mapping[str, int]) -> None:
         self._path = path
         self._numbers = numbers
-        self._map: PerProcess[mmap.mmap | None] = PerProcess()
+        self._file: PerProcess[int | None] = PerProcess()
 
     def look(self, url: str, *, waits: bool = False) -> Coming:
         """See `Board.look`."""
-        found = self._map.get(self._open)
+        found = self._file.get(self._open)
         return Coming.UNKNOWN if found is None else _look(found, self._numbers.get(url), waits=waits)
 
-    def _open(self) -> mmap.mmap | None:
+    def _open(self) -> int | None:
         try:
-            with open(self._path, "r+b") as file:
-                return mmap.mmap(file.fileno(), 0)
+            file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             return None  # its process is gone
+        weakref.finalize(self, os.close, file).atexit = False
+        return file
 
     def __reduce__(self) -> Any:
         return BoardReader, (self._path, self._numbers)
 
 
-def _look(found: mmap.mmap, number: int | None, *, waits: bool) -> Coming:
-    if number is None:
+def _look(file: int, number: int | None, *, waits: bool) -> Coming:
+    found = b"" if number is None else os.pread(file, 1, 2 * number)
+    if number is None or not found or found[0] not in _KNOWN:  # of no interest, or somebody else wrote to the file
         return Coming.UNKNOWN
-    coming = Coming(found[2 * number])
+    coming = Coming(found[0])
     if waits and coming is Coming.SOON:
-        found[2 * number + 1] = 1
+        os.pwrite(file, b"\1", 2 * number + 1)
     return coming
 
 
-def _delete(file: int, path: str, pid: int) -> None:
+def _delete(path: str, pid: int) -> None:
     if pid == os.getpid():
         with contextlib.suppress(OSError):
             os.unlink(path)
-    os.close(file)
 
 
 def wait_for(

@@ -101,14 +101,16 @@ class ShardCache:
     Args:
         root: The directory, which is created if needed.
         budget: Most bytes that shards take; None leaves a twentieth of the disk free.
+        share: Without a budget, the most that shards take of what would be free without them.
 
     Raises:
         ConfigError: Everybody may write to the directory.
         SourceError: The directory cannot be created.
     """
 
-    def __init__(self, root: str, budget: int | None) -> None:
+    def __init__(self, root: str, budget: int | None, *, share: float = 1) -> None:
         self.root = root
+        self._share = share
         self._directory = os.path.join(root, "shards")
         self._budget = budget
         try:
@@ -166,17 +168,23 @@ class ShardCache:
         if self._budget is not None:
             return self._budget
         disk = os.statvfs(self._directory)
-        return self._used() + (disk.f_bavail - disk.f_blocks // _SPARED) * disk.f_frsize
+        used, free = self._used(), disk.f_bavail * disk.f_frsize
+        spared = disk.f_blocks // _SPARED * disk.f_frsize
+        return max(0, min(used + free - spared, int(self._share * (used + free))))
 
     def check_size(self, url: str, size: int) -> None:
         """Raise a ConfigError if a shard can never be in the cache."""
         if self._budget is not None and size > self._budget:
-            raise ConfigError(
-                f"{url} has {size} bytes, and the budget of the cache {self._directory} is {self._budget}: raise "
-                "remote.budget to that of several shards, or choose remote.mode 'ranges'",
-                key="remote.budget",
-                value=self._budget,
-            )
+            raise self.too_small(url, size, self._budget)
+
+    def too_small(self, url: str, size: int, budget: int) -> ConfigError:
+        """Return the error of a shard that is larger than what the cache may take."""
+        return ConfigError(
+            f"{url} has {size} bytes, and the budget of the cache {self._directory} is {budget}: raise "
+            "remote.budget to that of several shards, or choose remote.mode 'ranges' if the format can be read so",
+            key="remote.budget",
+            value=budget,
+        )
 
     def fetch(
         self, url: str, version: ObjectVersion, download: Callable[[int], None], give_up: Callable[[], bool]

@@ -17,6 +17,7 @@ from dataload._util.optional import load_optional
 from dataload._util.per_process import PerProcess, first_process
 from dataload.errors import (
     ConfigError,
+    CorruptFileError,
     DataloadError,
     SourceError,
     SourceNotFoundError,

@@ -223,6 +223,7 @@ class ShardFile(RecordFile):
         ranged: The same file, read by ranges.
         find: Opens the local file if it is there.
         take: Downloads the file if it is not there, and opens it; None if it is to be read by ranges for now.
+        wants: Returns whether files are read through the cache now.
     """
 
     def __init__(
@@ -230,12 +231,14 @@ class ShardFile(RecordFile):
         ranged: RemoteFile,
         find: Callable[[], ReopenedFile[Any] | None],
         take: Callable[[], ReopenedFile[Any] | None],
+        wants: Callable[[], bool],
     ) -> None:
         self.path = ranged.path
         self.size = ranged.size
         self._ranged = ranged
         self._find = find
         self._take = take
+        self._wants = wants
         self._local: ReopenedFile[Any] | None = None
         self._next_try = 0.0
         self._lock = threading.Lock()
@@ -260,7 +263,7 @@ class ShardFile(RecordFile):
         return local is not None and local.is_deleted()
 
     def _chosen(self) -> RecordFile:
-        local = self._local or self._open()
+        local = (self._local or self._open()) if self._wants() else None
         if local is None:
             return self._ranged
         open_shards().touch(self)

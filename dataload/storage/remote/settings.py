@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from os import PathLike, fspath
@@ -14,6 +15,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
 from dataload._util.checks import check_choice, check_count, check_seconds
 from dataload._util.per_process import PerProcess
 from dataload.errors import ConfigError, closest
+from dataload.storage.paths import is_url
 from dataload.storage.remote.traffic import Traffic
 
 Mode: TypeAlias = Literal["auto", "ranges", "shards"]
@@ -51,11 +53,16 @@ class RemoteOptions:
     """Settings for reading data at URLs.
 
     Attributes:
-        cache: Directory for whole shards, shared by the processes of a node. By default formats that need whole shards
-            use the user's cache directory, and others none.
-        budget: Most bytes that the cache takes, such as ``"500GB"``; by default all but a twentieth of the disk.
+        cache: Directory for whole shards, shared by the processes of a node; by default ``dataload`` in the user's
+            cache directory.
+        budget: Most bytes that the cache takes, such as ``"500GB"``. By default it leaves a twentieth of the disk free
+            if `cache` is given; in the user's cache directory it takes a tenth of the bytes that are free.
         mode: ``"shards"`` downloads whole shards into the cache, ``"ranges"`` fetches the bytes of the records that are
-            read, ``"auto"`` takes shards if a cache is given or the format needs them, and otherwise ranges.
+            read. With ``"auto"`` a loader chooses when it starts, by the order, the sizes and the budget (see
+            `dataload.storage.remote.choice.choose`), refuses what neither serves, and logs its choice; without a loader
+            shards are taken if a cache is given or the format needs them, and otherwise ranges.
+        scan: Most bytes that opening a data set may download, such as ``"1GB"``, where only whole shards tell how many
+            records they have: tar archives without an index, LMDB, compressed ArrayRecord. A manifest tells it, too.
         connections: Most requests at once in a process.
         part_bytes: Most bytes of one request, such as ``"8MiB"``.
         timeout: Seconds in which a range has to arrive, with all retries.
@@ -65,6 +72,7 @@ class RemoteOptions:
     cache: str | PathLike[str] | None = None
     budget: int | str | None = None
     mode: Mode = "auto"
+    scan: int | str = 10**9
     connections: int = 16
     part_bytes: int | str = 8 << 20
     timeout: float = 120.0
@@ -76,6 +84,7 @@ class RemoteOptions:
         if self.budget is not None:
             object.__setattr__(self, "budget", parse_bytes("budget", self.budget))
         check_choice("mode", self.mode, get_args(Mode))
+        object.__setattr__(self, "scan", parse_bytes("scan", self.scan))
         object.__setattr__(self, "connections", check_count("connections", self.connections, least=1))
         object.__setattr__(self, "part_bytes", parse_bytes("part_bytes", self.part_bytes))
         object.__setattr__(self, "timeout", check_seconds("timeout", self.timeout))
@@ -233,8 +242,10 @@ class Remote:
         versions: Versions of objects by URL, None for one that does not exist. What a source has opened stays at the
             version found first; an object that changes afterwards is an error.
         listings: Names in directories by URL.
-        boards: What the plan that downloads ahead says about shards, if there is one.
+        boards: What loaders tell the readers: ``"board"``, what the plan that downloads ahead says about shards, and
+            ``"mode"``, what the mode ``"auto"`` stands for since the last loader has started.
         ranges: What fetches ranges ahead in this process, if anything does.
+        opening: The URLs of the shards of a data set that is being opened, if their format or lengths are unknown.
         clients: The clients that this process has made, by store; they end with this object or by `release`.
         traffics: What this process has downloaded; see `traffic`.
     """
@@ -247,6 +258,7 @@ class Remote:
     listings: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]], compare=False, repr=False)
     boards: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     ranges: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
+    opening: list[str] = field(default_factory=list[str], compare=False, repr=False)
     clients: PerProcess[dict[str, Any]] = field(default_factory=PerProcess[dict[str, Any]], compare=False, repr=False)
     traffics: PerProcess[Traffic] = field(default_factory=PerProcess[Traffic], compare=False, repr=False)
 
@@ -258,11 +270,20 @@ class Remote:
     @property
     def reads_ahead(self) -> bool:
         """Whether data are fetched before they are read."""
-        return bool(self.boards or self.ranges)
+        return "board" in self.boards or bool(self.ranges)
 
     def expect(self, url: str, size: int, etag: str) -> None:
         """Note the version of an object that a manifest lists, so that nobody asks the store."""
         self.versions.setdefault(url, ObjectVersion(size, etag, True, listed=True))
+
+    @contextmanager
+    def learning(self, paths: Iterable[str]) -> Generator[None]:
+        """Let nothing be downloaded, beyond the option `scan`, only to learn what shards contain."""
+        self.opening[:] = (path for path in paths if is_url(path))
+        try:
+            yield
+        finally:
+            self.opening.clear()
 
     def release(self) -> None:
         """Close connections and threads that nobody else uses; the next use makes new ones."""

@@ -8,7 +8,9 @@ import hashlib
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -16,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from dataload._util.decoding import downloading
-from dataload.errors import ConfigError, SourceNotFoundError
+from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 from dataload.storage.core import can_map
 from dataload.storage.local.files import LocalFile, lock_file
 from dataload.storage.local.parts import Part, exists_error, write_errors
 from dataload.storage.local.reopened import FileIdentity, ReopenedFile
-from dataload.storage.paths import has_wildcards, is_url, join
+from dataload.storage.paths import has_wildcards, join, parent
 from dataload.storage.records import RecordFile
 from dataload.storage.remote.ahead import Shards, ShardsAhead, write
 from dataload.storage.remote.board import Coming, wait_for
@@ -36,6 +38,8 @@ from dataload.storage.table_cache import node_directory
 from dataload.types import Int64Array
 
 _SECONDS_BETWEEN_TRIES = 0.1
+_FEWEST_LISTED = 100  # a LIST answers for 1,000 objects
+_SHARE_OF_HOME = 1 / 10  # of its free bytes, for the user's cache directory, which nobody has named
 
 
 class RemoteStorage:
@@ -121,7 +125,10 @@ class RemoteStorage:
     def open(self, path: str, *, whole: bool = False) -> RemoteStream | LocalFile:
         """See `Storage.open`."""
         version = self.version(path)
-        if self._uses_shards(whole=False):
+        cached = self._uses_shards(whole=False)
+        if whole:
+            self._check_scan(path, version, cached=cached)
+        if cached:
             lease = self._take(path, version) if whole else self._shards.find(ShardCache.name(path, version))
             if lease is not None:
                 return LocalFile(lease.path, name=path)  # stays open if it is evicted
@@ -131,9 +138,10 @@ class RemoteStorage:
         """See `Storage.map`."""
         version = self.version(path)
         ranged = RemoteFile(path, version, self._remote)
-        if not self._uses_shards(whole=whole, path=path):
+        if self._never_uses_shards(whole=whole, path=path):
             return ranged
-        self._shards.check_size(path, version.size)
+        if self._uses_shards(whole=whole):
+            self._shards.check_size(path, version.size)
         mapped = mapped and can_map()
         name = ShardCache.name(path, version)
         keeps_lease = functools.partial(self._keeps_lease, path)
@@ -157,12 +165,15 @@ class RemoteStorage:
             )
 
         return ShardFile(
-            ranged, lambda: local(self._shards.find(name)), lambda: local(self._take(path, version, by_range=True))
+            ranged,
+            lambda: local(self._shards.find(name)),
+            lambda: local(self._take(path, version, by_range=True)),
+            lambda: self._uses_shards(whole=False),
         )
 
     def lease(self, path: str) -> Lease:
         """See `Storage.lease`."""
-        self._uses_shards(whole=True, path=path)
+        self._never_uses_shards(whole=True, path=path)
         return self._wait(path, self.version(path))
 
     def create(self, path: str, *, overwrite: bool = False) -> Part:
@@ -254,20 +265,26 @@ class RemoteStorage:
                 raise ConfigError(f"{path}: web servers do not list files, so name them: {{000..127}}", key="paths")
             directories, objects = client.list(path, key)
             for name, version in objects:
-                self._remote.versions[join(url, name)] = version
+                if self._remote.versions.get(join(url, name)) is None:  # what is known stays
+                    self._remote.versions[join(url, name)] = version
             self._remote.listings[url] = tuple(sorted({*directories, *(name for name, _ in objects)}))
         return self._remote.listings[url]
 
-    def _uses_shards(self, *, whole: bool, path: str = "") -> bool:
+    def _uses_shards(self, *, whole: bool) -> bool:
         options = self._remote.options
-        if whole and options.mode == "ranges":
+        mode = self._remote.boards.get("mode", "auto") if options.mode == "auto" else options.mode
+        return whole or mode == "shards" or (mode == "auto" and options.cache is not None)
+
+    def _never_uses_shards(self, *, whole: bool, path: str) -> bool:
+        if whole and self._remote.options.mode == "ranges":
             raise ConfigError(
                 f"{path} can only be read as a whole: set remote.mode to 'shards' or 'auto'", key="remote.mode"
             )
-        return whole or options.mode == "shards" or (options.mode == "auto" and options.cache is not None)
+        return self._remote.options.mode == "ranges"
 
     def _wait(self, path: str, version: ObjectVersion) -> Lease:
         """Return a lease, for which other processes may have to end theirs."""
+        self._check_scan(path, version, cached=True)
         deadline = time.monotonic() + self._remote.options.timeout
         while True:
             try:
@@ -279,6 +296,21 @@ class RemoteStorage:
             else:
                 assert lease is not None, "only what may be read by range can do without"
                 return lease
+
+    def _check_scan(self, path: str, version: ObjectVersion, *, cached: bool) -> None:
+        """Refuse to read whole shards only to learn how many records they have, if that takes too many bytes."""
+        opening, limit = self._remote.opening, parse_bytes("scan", self._remote.options.scan)
+        found = (self._remote.versions.get(url) or version for url in opening)  # others have about this size
+        total = sum(each.size for each in found)
+        if total <= limit or (cached and self._shards.holds(ShardCache.name(path, version))):
+            return
+        raise ConfigError(
+            f"{path} is read as a whole only to learn what it contains, and of all {len(opening)} shards up to "
+            f"{total:,} bytes are downloaded, more than the {limit:,} that remote.scan allows: run `dataload index "
+            f"--manifest` for {parent(path)} once, or raise remote.scan",
+            key="remote.scan",
+            value=limit,
+        )
 
     def _take(self, path: str, version: ObjectVersion, *, by_range: bool = False) -> Lease | None:
         """Return a lease; None if the file may be read by range, and should be by the plan that downloads ahead."""
@@ -308,9 +340,33 @@ class RemoteStorage:
         board = self._remote.boards.get("board")
         return board is None or board.look(path) is Coming.UNKNOWN
 
-    def uses_shards(self, path: str, whole: bool) -> bool:
-        """Return whether a file is read through the cache; `whole` says that it cannot be read by range."""
-        return is_url(path) and self._uses_shards(whole=whole, path=path)
+    def versions(self, paths: Sequence[str]) -> list[ObjectVersion]:
+        """Return the versions of files, with few requests: some at once, or a list of the directory of many."""
+        unknown = [path for path in paths if path not in self._remote.versions]
+        for directory, count in Counter(map(parent, unknown)).items():
+            if count >= _FEWEST_LISTED and not directory.startswith("http"):
+                self._names(directory)
+        unknown = [path for path in unknown if path not in self._remote.versions]
+        if len(unknown) > 1:
+            with ThreadPoolExecutor(min(len(unknown), self._remote.options.connections)) as pool:
+                list(pool.map(self._version, unknown))
+        return [self.version(path) for path in paths]
+
+    def budget(self) -> int:
+        """Return the bytes that shards may take in the cache; 0 if there can be no cache where none was named."""
+        try:
+            return self._shards.limit()
+        except (ConfigError, SourceError):
+            if self._remote.options.cache is not None:
+                raise
+            return 0
+
+    def check_sizes(self, paths: Sequence[str]) -> None:
+        """Raise a ConfigError if one of the files is larger than what the cache may take."""
+        largest = max(paths, key=lambda path: self.version(path).size)
+        size, limit = self.version(largest).size, self._shards.limit()
+        if size > limit:
+            raise self._shards.too_small(largest, size, limit)
 
     def read_ahead(self, shards: Shards, uses: Iterator[Sequence[Use]], share: float) -> ShardsAhead:
         """Download shards into a part of the cache before they are read; see `ShardsAhead`."""
@@ -322,5 +378,6 @@ class RemoteStorage:
         directory = node_directory(self._remote)
         if directory is None:
             raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")
-        budget = self._remote.options.budget
-        return ShardCache(directory, None if budget is None else parse_bytes("budget", budget))
+        budget, named = self._remote.options.budget, self._remote.options.cache is not None
+        parsed = None if budget is None else parse_bytes("budget", budget)
+        return ShardCache(directory, parsed, share=1 if named else _SHARE_OF_HOME)

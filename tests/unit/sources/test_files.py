@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import pickle
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from line_source import LineBackend, LineFile, LineSource
 
+import dataload
 from dataload._util.per_process import pickling_for_worker
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources import files
@@ -405,3 +407,25 @@ def test_a_reader_without_columns_of_its_own_collates():
     assert reader.read_batch(np.array([2, 0]), None)["n"].tolist() == [2, 0]
     assert reader.fields == {}
     reader.close()
+
+
+@pytest.mark.parametrize(("terminal", "seconds"), [(True, 0), (True, 60), (False, 0)])
+@pytest.mark.parametrize("shards", [3, 12])
+def test_a_terminal_shows_how_many_shards_are_open(tmp_path, monkeypatch, shards, terminal, seconds):
+    class Stream(io.StringIO):
+        def isatty(self):
+            return terminal
+
+    for shard in range(shards):
+        with dataload.create(tmp_path / f"part-{shard:02}.syr") as writer:
+            writer.write({"n": shard})
+    monkeypatch.setattr(files, "_SECONDS_UNSHOWN", seconds)
+    monkeypatch.setattr(files, "_SLOW_SECONDS", 0)  # in threads, if there are enough
+    monkeypatch.setattr("sys.stderr", stream := Stream())
+    with dataload.open(str(tmp_path)) as source:
+        assert len(source) == shards
+    shown = stream.getvalue()
+    if terminal and not seconds:
+        assert shown.endswith(f"\r{shards - 1} of {shards} shards are open\r{shards} of {shards} shards are open\n")
+    else:
+        assert not shown

@@ -65,6 +65,30 @@ def test_unknown_etags_and_hashes_take_no_room():
     assert Manifest.parse(plain.to_bytes(), "m") == plain
 
 
+def test_what_the_fingerprint_needs_of_each_shard():
+    known = [shard._replace(identity=(5, "ab", identity)) for shard, identity in zip(SHARDS, ["x", ["y"]], strict=True)]
+    for shards in (known, [known[0], SHARDS[1]]):
+        manifest = Manifest((entry(shards),))
+        assert Manifest.parse(manifest.to_bytes(), "m") == manifest
+        assert [shard.identity for shard in manifest.data_sets[0].shards] == [shard.identity for shard in shards]
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        ([[1, "a", None]], "shards.identity: expected 2 values, one for each name, but found 1 values"),
+        (5, "shards.identity: expected a list but found 5"),
+        *(
+            ([wrong, None], "shards.identity: expected a size, a text, and a text, a list of texts or null but found ")
+            for wrong in (5, [], [-1, "a", "b"], [1, 2, "b"], [1, "a", 5], [1, "a", ["b"] * 17], [1, "a", [["b"]]])
+        ),
+    ],
+)
+def test_a_wrong_identity_is_refused(value, match):
+    with pytest.raises(CorruptFileError, match=match):
+        Manifest.parse(changed((*COLUMNS, "identity"), value), "m")
+
+
 def test_names_that_are_no_utf_8():
     manifest = Manifest((entry([ShardEntry("a\udcff.syr", 1, 2)], pattern="a"),))
     assert Manifest.parse(manifest.to_bytes(), "m") == manifest

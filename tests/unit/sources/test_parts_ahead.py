@@ -12,7 +12,7 @@ from dataload.types import StepsAhead
 
 def block(epoch, steps):
     indices = np.array([index for step in steps for index in step], np.int64)
-    return StepsAhead(epoch, indices, np.cumsum([len(step) for step in steps]).astype(np.int64))
+    return StepsAhead(epoch, indices, np.cumsum([len(step) for step in steps]).astype(np.int64), len(steps))
 
 
 def steps_of(blocks):

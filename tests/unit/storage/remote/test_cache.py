@@ -15,6 +15,7 @@ import pytest
 
 from dataload.errors import ConfigError, SourceError
 from dataload.storage.remote.cache import CacheFullError, ShardCache
+from dataload.storage.remote.files import open_shards
 from dataload.storage.remote.settings import ObjectVersion
 
 
@@ -170,6 +171,29 @@ def test_another_error_of_the_disk(tmp_path):
         ShardCache(str(tmp_path), 500).fetch(url("x"), version(), fail, never)
 
 
+class Opened:
+    def __init__(self):
+        self.released = False
+
+    def release(self):
+        self.released = True
+
+
+def test_an_open_shard_at_the_address_of_one_that_is_gone_is_given_up():
+    shards = open_shards()
+    while shards.give_up():
+        pass
+    first = Opened()
+    address = id(first)
+    shards.touch(first)
+    del first
+    second = Opened()
+    assert id(second) == address
+    shards.touch(second)
+    assert shards.give_up()
+    assert second.released
+
+
 def test_without_a_budget_the_disk_is_the_limit(tmp_path, monkeypatch):
     cache, download = ShardCache(str(tmp_path), None), Downloads()
     cache.fetch(url("a"), version(), download, never)
@@ -305,3 +329,15 @@ def test_checks(tmp_path):
         cache.remove(file)
         assert cache.check(file) is None
     assert files(tmp_path) == []
+
+
+def test_without_a_budget_the_users_cache_directory_takes_a_share_of_what_is_free(tmp_path, monkeypatch):
+    cache, real = ShardCache(str(tmp_path), None, share=0.1), os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((1, 1, 1000, 700, 700, *real[5:])))
+    assert cache.limit() == 70
+    (tmp_path / "shards" / "a~1").write_bytes(bytes(50))
+    assert cache.limit() == 75
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((1, 1, 1000, 10, 10, *real[5:])))
+    assert cache.limit() == 6
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((1, 1, 5000, 10, 10, *real[5:])))
+    assert cache.limit() == 0  # a twentieth of the disk stays free in any case

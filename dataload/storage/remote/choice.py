@@ -1,0 +1,150 @@
+"""Whether a loader reads data at URLs as whole shards or by ranges. Pure (no I/O)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dataload.errors import ConfigError
+from dataload.storage.remote.requests import GAP
+from dataload.types import Int64Array, StepsAhead
+
+LARGE_BYTES = 1 << 18
+"""Bytes of a range from which its request costs little."""
+
+FEW_USED = 1 / 4
+"""Part of the shards' bytes below which ranges are fetched, if these are large; if not, a smaller part."""
+
+FAR = 2
+"""Times the budget that shards may take which a loader reads together; the rest is read by range."""
+
+_POOL_PARTS = 4  # a pool spans more shards than hold its records, because some wait for long
+_STRETCH_PARTS = 4
+_MOST_ROWS = 9 / 10  # the last records of a shard in a pool are not worth to keep it
+_GROUP_BYTES, _GROUP_STEPS = 1 << 23, 32  # as ranges are merged when they are fetched ahead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """What a loader reads.
+
+    Attributes:
+        data_bytes: Bytes of all shards that it reads.
+        used: The part of them that is in its records.
+        together_bytes: Bytes of the shards that it reads at the same time. They are counted over as many records as
+            take a quarter of the budget, without the shards of the tenth of the records that come from the most shards.
+        record_bytes: Mean bytes of a record.
+        range_bytes: Mean bytes of the records in one request, if they are fetched by ranges.
+    """
+
+    data_bytes: int
+    used: float
+    together_bytes: int
+    record_bytes: int
+    range_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How data are read, and why.
+
+    Attributes:
+        mode: Whole shards, or ranges.
+        reason: The reason, for people.
+    """
+
+    mode: Literal["shards", "ranges"]
+    reason: str
+
+
+def measure(
+    steps: StepsAhead, ends: Int64Array, numbers: Int64Array, sizes: Int64Array, record_bytes: float, budget: int
+) -> Reads:
+    """Return what a loader reads, given its first steps.
+
+    Args:
+        steps: The steps.
+        ends: (parts,) int64, cumulative number of records.
+        numbers: (parts,) int64, the shard that each part is in; -1 if that is of no interest.
+        sizes: (shards,) int64, bytes of each shard.
+        record_bytes: Mean bytes that are read of a record.
+        budget: Bytes that the cache may take.
+    """
+    found = numbers[np.searchsorted(ends, steps.indices, side="right")]
+    indices, found = steps.indices[found >= 0], found[found >= 0]
+    rows, all_rows = len(found), round(len(found) * steps.epoch_steps / len(steps.ends))
+    touched = int(sizes[np.unique(found)].sum())
+    total = touched if rows >= all_rows else int(sizes.sum())
+    used = min(1.0, max(rows * record_bytes / max(1, touched), all_rows * record_bytes / max(1, total)))
+    per_step = max(1, rows // len(steps.ends))
+    stretch = max(per_step, int(budget / _STRETCH_PARTS * used / max(1.0, record_bytes)))
+    shards, counts = np.unique(found[:stretch], return_counts=True)
+    fullest = np.argsort(-counts, kind="stable")
+    needed = int(np.searchsorted(np.cumsum(counts[fullest]), _MOST_ROWS * counts.sum())) + 1
+    return Reads(
+        data_bytes=total,
+        used=used,
+        together_bytes=int(sizes[shards[fullest[:needed]]].sum()),
+        record_bytes=round(record_bytes),
+        range_bytes=round(record_bytes * rows / _requests(indices, ends, record_bytes, per_step)),
+    )
+
+
+def _requests(indices: Int64Array, ends: Int64Array, record_bytes: float, per_step: int) -> int:
+    """Return about how many requests fetch the records of steps, if neighbours are fetched together."""
+    if not len(indices):
+        return 1
+    group = max(per_step, min(_GROUP_STEPS * per_step, int(_GROUP_BYTES / max(1.0, record_bytes))))
+    length = int(ends[-1]) + 1
+    keys = np.sort(np.arange(len(indices)) // group * length + indices)
+    apart = np.diff(keys) > 1 + GAP / max(1.0, record_bytes)
+    parts = np.searchsorted(ends, keys % length, side="right")
+    groups = keys // length
+    return int((apart | (np.diff(parts) != 0) | (np.diff(groups) != 0)).sum()) + 1
+
+
+def choose(reads: Reads, budget: int) -> Choice:
+    """Choose how data are read.
+
+    The first of these rules that applies decides:
+
+    1. Less than a quarter of the shards' bytes is used: ranges. If requests are for less than 256 KiB, less must be
+       used in proportion, because small requests cost more than the bytes that they save.
+    2. The data, or the shards that are read together, fit into the budget: shards. The latter holds for orders by
+       shards and for pools.
+    3. Requests are for at least 256 KiB: ranges.
+    4. The data, or the shards that are read together, take less than twice the budget: shards.
+
+    Raises:
+        ConfigError: No rule applies, as for small records that are shuffled globally, far beyond the budget.
+    """
+    together = min(reads.data_bytes, reads.together_bytes)
+    if reads.used < FEW_USED * min(1.0, reads.range_bytes / LARGE_BYTES):
+        return Choice("ranges", f"{reads.used:.2%} of the shards' bytes are read")
+    if reads.data_bytes <= budget:
+        return Choice("shards", f"the data take {reads.data_bytes:,} bytes and fit into the budget of {budget:,}")
+    if together <= budget:
+        reason = f"the shards that are read together take {together:,} bytes and fit into the budget of {budget:,}"
+        return Choice("shards", reason)
+    if reads.range_bytes >= LARGE_BYTES:
+        return Choice(
+            "ranges", f"the shards do not fit into {budget:,} bytes, and a request is for {reads.range_bytes:,}"
+        )
+    if together <= FAR * budget:
+        return Choice("shards", f"the shards that are read together take {together:,} bytes, the budget is {budget:,}")
+    pool = int(budget / _POOL_PARTS / max(1, reads.record_bytes))
+    shuffle = (
+        f"shuffle in a pool: sampler=PoolShuffle(ShardSequential(source.shard_lengths, seed), {pool}, seed)"
+        if pool
+        else "give a cache directory with room (remote.cache, remote.budget)"
+    )
+    raise ConfigError(
+        f"records of about {reads.record_bytes:,} bytes are read in an order that needs shards of {together:,} bytes "
+        f"at the same time, and the cache may take {budget:,}: neither whole shards nor ranges of "
+        f"{reads.range_bytes:,} bytes are fast; {shuffle}, raise remote.budget, or set remote.mode to 'ranges' or "
+        "'shards' to read them nevertheless",
+        key="remote.mode",
+        value="auto",
+    )

@@ -1,0 +1,53 @@
+"""The board of a plan: what readers in other processes see of it, also if somebody shortens or overwrites its file."""
+
+import os
+import pickle
+
+from dataload.storage.remote.board import Board, Coming
+
+URLS = ["s3://bucket/0", "s3://bucket/1", "s3://bucket/2"]
+
+
+def looks(reader, **given):
+    return [reader.look(url, **given) for url in URLS]
+
+
+def test_what_readers_see_and_ask_for(tmp_path):
+    board = Board(str(tmp_path), URLS)
+    reader = pickle.loads(pickle.dumps(board))
+    board.set(0, Coming.SOON)
+    board.set(2, Coming.NEVER)
+    assert looks(reader) == looks(board) == [Coming.SOON, Coming.UNKNOWN, Coming.NEVER]
+    assert board.take_waiting() == []
+    assert looks(pickle.loads(pickle.dumps(reader)), waits=True)[0] is Coming.SOON
+    assert (board.take_waiting(), board.take_waiting()) == ([0], [])
+    assert reader.look("s3://bucket/3") is Coming.UNKNOWN
+    board.clear()
+    assert looks(reader) == [Coming.UNKNOWN] * 3
+
+
+def test_a_shortened_or_overwritten_file(tmp_path):
+    board = Board(str(tmp_path), URLS)
+    reader = pickle.loads(pickle.dumps(board))
+    for shard in range(3):
+        board.set(shard, Coming.SOON)
+    assert looks(reader) == [Coming.SOON] * 3
+    (path,) = tmp_path.iterdir()
+    os.truncate(path, 2)
+    assert looks(reader, waits=True) == looks(board) == [Coming.SOON, Coming.UNKNOWN, Coming.UNKNOWN]
+    assert board.take_waiting() == [0]
+    board.set(2, Coming.NEVER)
+    assert looks(reader) == [Coming.SOON, Coming.UNKNOWN, Coming.NEVER]
+    path.write_bytes(b"\xff" * 100)
+    assert looks(reader) == [Coming.UNKNOWN] * 3
+    assert board.take_waiting() == [0, 1, 2]
+
+
+def test_a_file_that_is_gone(tmp_path):
+    board = Board(str(tmp_path), URLS)
+    data = pickle.dumps(board)
+    del board
+    reader = pickle.loads(data)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert looks(reader, waits=True) == [Coming.UNKNOWN] * 3

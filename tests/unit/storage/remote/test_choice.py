@@ -1,0 +1,169 @@
+"""`auto` chooses shards or ranges from the order, the sizes and the budget, and refuses what neither serves."""
+
+import re
+
+import numpy as np
+import pytest
+
+from dataload.errors import ConfigError
+from dataload.loader.ahead import steps_ahead
+from dataload.loader.state import Cursor, EpochPlanners
+from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, Sequential, ShardSequential
+from dataload.storage.remote.choice import Reads, choose, measure
+
+KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
+
+
+def chosen(order, *, shards, records, record_bytes, budget, world_size=1, batch_size=64, epoch_steps=None):
+    """Return the mode for shards of so many records each; `order` is made of the lengths of the shards."""
+    lengths = (records,) * shards
+    sampler = order(lengths)
+    planner = BatchSampler(sampler=sampler, batch_size=batch_size, rank=0, world_size=world_size, tail="partial")
+    block = next(steps_ahead(EpochPlanners(planner), Cursor(0, 0), 1))
+    sizes = np.full(shards, records * record_bytes)
+    reads = measure(block, np.cumsum(lengths), np.arange(shards), sizes, record_bytes, budget)
+    return choose(reads, budget).mode
+
+
+def sequential(lengths):
+    return Sequential(sum(lengths))
+
+
+def by_shard(lengths):
+    return ShardSequential(lengths, 1)
+
+
+def pool(lengths):
+    return PoolShuffle(ShardSequential(lengths, 1), 2 * lengths[0], 1)
+
+
+def everything(lengths):
+    return GlobalShuffle(sum(lengths), 1)
+
+
+SMALL = {"shards": 100, "records": 1000, "record_bytes": 4 * KB}  # 400 MB, in one block of steps
+HUGE = {"shards": 1000, "records": 30_000, "record_bytes": 4 * KB}  # 115 GB, of which a block is half a percent
+MANY = {"shards": 50_000, "records": 100, "record_bytes": 4 * KB}  # 20 GB in shards of 400 KB
+LARGE = {"shards": 200, "records": 250, "record_bytes": 256 * KB}  # 13 GB
+
+
+@pytest.mark.parametrize(
+    ("order", "data", "budget", "expected"),
+    [
+        (sequential, SMALL, 40 * MB, "shards"),
+        (by_shard, SMALL, 40 * MB, "shards"),
+        (pool, SMALL, 40 * MB, "shards"),
+        (everything, SMALL, GB, "shards"),
+        (everything, SMALL, 250 * MB, "shards"),
+        (everything, SMALL, 100 * MB, None),
+        (sequential, HUGE, GB, "shards"),
+        (by_shard, HUGE, GB, "shards"),
+        (pool, HUGE, GB, "shards"),
+        (pool, HUGE, 100 * GB, "shards"),
+        (everything, HUGE, 120 * GB, "shards"),
+        (everything, HUGE, 70 * GB, "shards"),
+        (everything, HUGE, 20 * GB, None),
+        (everything, HUGE, GB, None),
+        (by_shard, MANY, GB, "shards"),
+        (pool, MANY, GB, "shards"),
+        (everything, MANY, GB, None),
+        (by_shard, LARGE, GB, "shards"),
+        (pool, LARGE, GB, "shards"),
+        (everything, LARGE, 20 * GB, "shards"),
+        (everything, LARGE, 5 * GB, "ranges"),
+        (everything, LARGE, 0, "ranges"),
+        (sequential, SMALL, 0, "ranges"),  # neighbours are fetched together
+        (everything, SMALL, 0, None),
+    ],
+)
+def test_orders_sizes_and_budgets(order, data, budget, expected):
+    if expected is not None:
+        assert chosen(order, **data, budget=budget) == expected
+        return
+    with pytest.raises(ConfigError, match="neither whole shards nor ranges of"):
+        chosen(order, **data, budget=budget)
+
+
+@pytest.mark.parametrize(
+    ("order", "data", "world_size", "expected"),
+    [
+        (pool, LARGE, 8, "ranges"),
+        (everything, LARGE, 8, "ranges"),
+        (pool, LARGE, 2, "shards"),
+        (pool, HUGE, 8, "shards"),  # small requests would cost more than seven eighths of the bytes
+        (by_shard, SMALL, 8, "ranges"),  # each batch is one range
+    ],
+)
+def test_ranks(order, data, world_size, expected):
+    assert chosen(order, **data, budget=20 * GB, world_size=world_size) == expected
+
+
+def test_a_selection_of_large_records():
+    def few(lengths):
+        return GlobalShuffle(sum(lengths) // 5, 1)
+
+    assert chosen(few, shards=20, records=500, record_bytes=MB, budget=100 * GB) == "shards"  # four shards, all of each
+
+    class Fifth:
+        def __init__(self, lengths):
+            self.order = GlobalShuffle(sum(lengths) // 5, 1)
+
+        def __len__(self):
+            return len(self.order)
+
+        def indices(self, positions, *, epoch):
+            return 5 * self.order.indices(positions, epoch=epoch)
+
+    assert chosen(Fifth, shards=20, records=500, record_bytes=MB, budget=100 * GB) == "ranges"
+
+
+def test_the_named_pool_is_one_that_is_chosen():
+    data = SMALL
+    with pytest.raises(ConfigError) as found:
+        chosen(everything, **data, budget=100 * MB)
+    assert found.value.key == "remote.mode"
+    match = re.search(
+        r"records of about 4,096 bytes .* shards of [\d,]+ bytes at the same time, and the cache may take 104,857,600: "
+        r".* shuffle in a pool: sampler=PoolShuffle\(ShardSequential\(source\.shard_lengths, seed\), (\d+), seed\), "
+        "raise remote.budget, or set remote.mode to 'ranges' or 'shards'",
+        str(found.value),
+    )
+    assert match is not None
+    size = int(match[1])
+    assert size == 6400
+    assert chosen(lambda lengths: PoolShuffle(by_shard(lengths), size, 1), **data, budget=100 * MB) == "shards"
+
+
+def test_without_a_cache_the_refusal_asks_for_one():
+    reads = Reads(data_bytes=GB, used=1, together_bytes=GB, record_bytes=4096, range_bytes=4096)
+    with pytest.raises(ConfigError, match=r"fast; give a cache directory with room \(remote\.cache, remote\.budget\)"):
+        choose(reads, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "budget", "mode", "reason"),
+    [
+        ({}, GB, "shards", "the data take 1,073,741,824 bytes and fit into the budget of 1,073,741,824"),
+        ({"together_bytes": MB}, MB, "shards", "the shards that are read together take 1,048,576 bytes and fit into"),
+        (
+            {},
+            GB // 2,
+            "shards",
+            "the shards that are read together take 1,073,741,824 bytes, the budget is 536,870,912",
+        ),
+        ({"used": 0.24, "range_bytes": 256 * KB}, GB, "ranges", r"24\.00% of the shards' bytes are read"),
+        ({"used": 0.24, "range_bytes": 128 * KB}, GB, "shards", "the data take"),
+        ({"used": 0.12, "range_bytes": 128 * KB}, GB, "ranges", r"12\.00% of the shards' bytes are read"),
+        (
+            {"range_bytes": 256 * KB},
+            GB - 1,
+            "ranges",
+            "do not fit into 1,073,741,823 bytes, and a request is for 262,144",
+        ),
+    ],
+)
+def test_thresholds_and_reasons(changes, budget, mode, reason):
+    reads = {"data_bytes": GB, "used": 1.0, "together_bytes": GB, "record_bytes": 4096, "range_bytes": 4096, **changes}
+    choice = choose(Reads(**reads), budget)
+    assert choice.mode == mode
+    assert re.search(reason, choice.reason)

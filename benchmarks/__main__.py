@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import adaptive, beside, cold, costs, execution, formats, harness, orders, samples, tokens
+from benchmarks import adaptive, beside, cold, costs, execution, formats, harness, orders, remote, samples, tokens
 from dataload.bench.results import Results
 from dataload.bench.runner import describe_run
 
@@ -30,6 +30,7 @@ CASES = {
     "first-batch": execution.first_batch,
     "memory": execution.memory,
     "adaptive": adaptive.adaptive,
+    "remote": remote.remote,
 }
 
 
@@ -37,6 +38,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *CASES], metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--size", default=remote.SIZE, help="bytes of the data of the case remote, such as 2GB")
     arguments = parser.parse_args()
     run = describe_run(shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]))
     machine = {"cpus": run["machine"]["cpus"], **run["versions"]}
@@ -49,7 +51,7 @@ def main():
     rows = []
     for name in arguments.names or CASES:
         begun = perf_counter()
-        rows += CASES[name]()
+        rows += CASES[name](size=arguments.size) if name == "remote" else CASES[name]()
         print(f"  [{name}: {perf_counter() - begun:.0f} s]", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(Results(**run, rows=tuple(rows)).to_json(), indent=1), "utf-8")

@@ -34,7 +34,7 @@ T = TypeVar("T")
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between attempts
 _REQUESTS_IN_TIMEOUT = 4  # the last attempt has to end before the time-out
 _STALLS_IN_TIMEOUT = 12
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 18  # larger buffers are returned to the system, and faulted in again
 
 
 class ObjectClient:

@@ -205,8 +205,12 @@ class ShardPlan:
             # Still, one shard should be on its way while others are read.
             if not urgent and any(map(self._is_untouched, self.resident)):
                 return None
-            if victim is None and wanted.shard in self._whole:
-                victim = max(later, key=later.__getitem__)
+            last = max(later, key=later.__getitem__)
+            if victim is not None and self._is_nearly_read(last):
+                victim, by_range = last, True  # its few records are less than the other's next download
+                self._by_range[victim] = self._uses[victim][0].epoch
+            elif victim is None and wanted.shard in self._whole:
+                victim = last
             elif victim is None:
                 victim = min(self.resident, key=self._rest)
                 by_range = self._is_nearly_read(victim)

@@ -87,6 +87,31 @@ def test_downloads_are_as_few_as_possible(part):
         assert len(downloads) <= shards * epochs
 
 
+@pytest.mark.parametrize("part", [0.25, 0.5])
+@pytest.mark.parametrize("ahead", [1, 8])
+def test_readers_that_wait_ahead_of_the_consumer_cost_no_downloads(part, ahead):
+    shards, records, epochs = 64, 200, 3
+    steps = list(pooled(shards, records, 2 * records, epochs, batch=32))
+    plan, uses = ShardPlan([1] * shards, int(part * shards)), uses_of(steps)
+    downloads = by_range = received = made = 0
+    while received < len(steps):
+        plan.receive(received)
+        rows = steps[made][1] if made < len(steps) else ()
+        waits = not all(shard in plan.resident or plan.is_by_range(shard) for shard in rows)
+        if plan.wants_more():
+            plan.extend([use for _, use in zip(range(50), uses, strict=False)])
+        elif (action := plan.next(urgent=waits)) is not None:
+            downloads += isinstance(action, Download)
+        elif not waits and made < min(received + ahead, len(steps)):
+            by_range += sum(shard not in plan.resident for shard in rows)
+            made += 1
+        else:
+            assert made > received, "no step can be made"
+            received += 1
+    assert downloads <= 1.01 * optimum(steps, int(part * shards))
+    assert by_range <= 0.02 * shards * records * epochs
+
+
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=8),
     st.integers(0, 20),

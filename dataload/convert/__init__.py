@@ -26,7 +26,7 @@ from typing import Any, Self
 from dataload._util.fingerprint import identify
 from dataload.convert.blocks import read_ahead
 from dataload.convert.journal import FinishedShard, Journal, JournalFile
-from dataload.convert.manifest import etag_of, fields_of, pattern_of, update_manifest, with_identities
+from dataload.convert.manifest import etag_of, fields_of, identities_of, pattern_of, update_manifest
 from dataload.convert.plan import Shard, journal_path, plan_shards, summarize_paths
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.sources.find import find_destination, read_manifest
@@ -200,6 +200,19 @@ class _Writing:
         # What is known about objects may be out of date.
         return replace(self, remote=Remote(found.store, found.options))
 
+    @property
+    def reader_options(self) -> dict[str, Any]:
+        """Options with which the records are read again."""
+        codec = self.options.get("codec")
+        return {"codec": codec} if isinstance(codec, str) and "codec" in self.entry.reader_options.names() else {}
+
+    def describe(self, path: str) -> FinishedShard:
+        """Describe a local shard that is about to be uploaded."""
+        found = FinishedShard.of(path)
+        with suppress(ConfigError):  # the reader of the format needs options that only its user knows
+            return replace(found, identity=identities_of(self.entry, [path], self.reader_options)[0])
+        return found
+
     def options_for(self, records: int) -> dict[str, Any]:
         """Return the writer's options for a shard of so many records."""
         counted = {"num_records": records} if self.counts else {}
@@ -238,22 +251,20 @@ def _prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, 
 
 
 def _manifest_entry(plan: Sequence[Shard], journal: Journal, writing: _Writing) -> DataSetEntry:
-    codec = writing.options.get("codec")
-    known = isinstance(codec, str) and "codec" in writing.entry.reader_options.names()
-    options = {"codec": codec} if known else {}
+    options = writing.reader_options
     settings = {} if writing.remote is None else {"remote": writing.remote}
     fields: Mapping[str, FieldSpec] = {}
     finished = [(shard, journal.finished[shard.name]) for shard in plan]
     shards = [
-        ShardEntry(shard.name, shard.stop - shard.start, of.bytes, etag_of(writing.entry, of), of.sha256)
+        ShardEntry(shard.name, shard.stop - shard.start, of.bytes, etag_of(writing.entry, of), of.sha256, of.identity)
         for shard, of in finished
     ]
     with suppress(ConfigError):  # the reader of the format needs options that only its user knows
         filled = (shard.path for shard in plan if shard.stop > shard.start)
         fields = fields_of(writing.entry, filled, {**options, **settings})
-        if writing.remote is not None:  # shards that must be read as a whole are not downloaded for that
-            settings = {"remote": replace(writing.remote, options=replace(writing.remote.options, mode="ranges"))}
-        shards = with_identities(writing.entry, parent(plan[0].path), shards, {**options, **settings})
+        if writing.remote is None:
+            identities = identities_of(writing.entry, [shard.path for shard in plan], options)
+            shards = [shard._replace(identity=found) for shard, found in zip(shards, identities, strict=True)]
     return DataSetEntry.of(
         pattern_of([shard.name for shard in plan]),
         writing.entry.name,
@@ -377,7 +388,7 @@ def _write_shard(
     options = writing.options_for(shard.stop - shard.start)
     with writing.entry.create(shard.path, overwrite=overwrite, options=options) as writer:
         if writing.remote is not None:
-            writer.before_publish = lambda path: local.append(FinishedShard.of(path))
+            writer.before_publish = lambda path: local.append(writing.describe(path))
         for first, records in read_ahead(source, shard.start, shard.stop):
             for index, record in enumerate(records, first):
                 try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from dataload.errors import ConfigError, SourceError
+from dataload.sources.manifest_checks import ShardIdentity, as_identity
 from dataload.sources.shard_files import LOCK_FILE, shard_bytes
 from dataload.storage import Remote, is_url, storage_of
 
@@ -26,12 +27,18 @@ class FinishedShard:
         sha256: SHA-256 of its content.
         mtime_ns: Time of the last modification; 0 in an object store.
         etag: See `Storage.etag`.
+        identity: See `ShardEntry.identity`; known of what is in an object store.
     """
 
     bytes: int
     sha256: str
     mtime_ns: int
     etag: str | None = None
+    identity: ShardIdentity | None = None
+
+    def __post_init__(self) -> None:
+        if self.identity is not None:  # from a saved journal
+            object.__setattr__(self, "identity", as_identity(self.identity))
 
     @classmethod
     def of(cls, path: str) -> Self:
@@ -101,7 +108,7 @@ class Journal:
         if not self.run:  # of local files, for which releases before URLs know neither
             del table["run"]
             for shard in table["finished"].values():
-                del shard["etag"]
+                del shard["etag"], shard["identity"]
         return json.dumps(table, indent=1).encode()
 
     @classmethod

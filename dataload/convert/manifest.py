@@ -23,7 +23,7 @@ from dataload.sources.files import FileSource
 from dataload.sources.find import find_shards, harmless_options, read_manifest, split_format
 from dataload.sources.format import Format
 from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, ShardEntry
-from dataload.sources.manifest_checks import STORED_OPTIONS, ShardIdentity, as_identity
+from dataload.sources.manifest_checks import STORED_OPTIONS, ShardIdentity
 from dataload.sources.shard_files import LOCK_FILE, shard_bytes
 from dataload.storage import Remote, base_name, is_url, join, parent, storage_of
 from dataload.storage.errors import file_errors
@@ -165,15 +165,10 @@ def fields_of(entry: Format, paths: Iterable[str], options: Mapping[str, Any]) -
     return {}
 
 
-def with_identities(
-    entry: Format, directory: str, shards: Iterable[ShardEntry], options: Mapping[str, Any]
-) -> list[ShardEntry]:
-    """Return shards with what the fingerprint of the data set needs to know of their content."""
-    found = [*shards]
-    paths = [join(directory, shard.name) for shard in found]
+def identities_of(entry: Format, paths: Sequence[str], options: Mapping[str, Any]) -> list[ShardIdentity | None]:
+    """Return what the fingerprint of a data set needs to know of the content of these shards."""
     with entry.open(paths, options=_without_cache(entry, options)) as source:
-        identities = source.shard_identities() if isinstance(source, FileSource) else [None] * len(found)
-    return [shard._replace(identity=identity) for shard, identity in zip(found, identities, strict=True)]
+        return [*source.shard_identities()] if isinstance(source, FileSource) else [None] * len(paths)
 
 
 def pattern_of(names: Sequence[str], typed: str = "") -> str:
@@ -295,7 +290,6 @@ class _Described:
 
     records: int
     shard: FinishedShard
-    identity: ShardIdentity | None = None
 
     @classmethod
     def load(cls, path: str) -> dict[tuple[str, str], Self]:
@@ -306,8 +300,7 @@ class _Described:
                 with suppress(ValueError, TypeError, RecursionError):  # the last one may have been cut off
                     name, key, records, size, sha256, mtime_ns, etag, identity = found = json.loads(line)
                     if [*map(type, found[:6])] == [str, str, int, int, str, int]:
-                        shard = FinishedShard(size, sha256, mtime_ns, etag)
-                        known[name, key] = cls(records, shard, None if identity is None else as_identity(identity))
+                        known[name, key] = cls(records, FinishedShard(size, sha256, mtime_ns, etag, identity))
         return known
 
 
@@ -338,19 +331,12 @@ def _describe_all(
             described = _describe(data_set, path)
         with lock:
             if not resumes:
-                line = [
-                    name,
-                    data_set.key,
-                    described.records,
-                    *dataclasses.astuple(described.shard),
-                    described.identity,
-                ]
+                line = [name, data_set.key, described.records, *dataclasses.astuple(described.shard)]
                 journal.write(json.dumps(line).encode() + b"\n")
             advance(resumes)
-        shard = described.shard
-        return ShardEntry(
-            name, described.records, shard.bytes, etag_of(data_set.format, shard), shard.sha256, described.identity
-        )
+        found = described.shard
+        etag = etag_of(data_set.format, found)
+        return ShardEntry(name, described.records, found.bytes, etag, found.sha256, found.identity)
 
     with ThreadPoolExecutor(min(_MOST_THREADS, usable_cpus())) as pool:
         futures = [pool.submit(describe, name) for name in data_set.names]
@@ -382,4 +368,4 @@ def _described(data_set: _Planned, path: str, finished: FinishedShard) -> _Descr
     options = _without_cache(data_set.format, data_set.options_for(path))
     with data_set.format.open([path], options=options) as source:
         identity = source.shard_identities()[0] if isinstance(source, FileSource) else None
-        return _Described(len(source), finished, identity)
+        return _Described(len(source), dataclasses.replace(finished, identity=identity))

@@ -119,10 +119,10 @@ class ShardCache:
         except OSError as error:
             raise SourceError(f"the cache {root} cannot be created: {error.strerror}", path=root) from error
         if mode & stat.S_IWOTH:
-            message = (
-                f"everybody may write to the cache {self._directory}: choose a directory that others cannot change"
+            problem = f"everybody may write to the cache {self._directory}"
+            raise ConfigError(
+                f"{problem}: choose a directory that others cannot change", key="remote.cache", value=root
             )
-            raise ConfigError(message, key="remote.cache", value=root)
 
     @staticmethod
     def name(url: str, version: ObjectVersion) -> str:
@@ -157,7 +157,7 @@ class ShardCache:
 
     def is_arriving(self, name: str) -> bool:
         """Return whether somebody downloads a shard."""
-        return os.path.exists(self._part(name))
+        return os.path.exists(os.path.join(self._directory, f".{name}.part"))
 
     def evict(self, name: str) -> None:
         """Delete a shard, if it is here and nobody has a lease of it."""
@@ -204,7 +204,7 @@ class ShardCache:
         """
         self.check_size(url, version.size)
         name = self.name(url, version)
-        path, part = os.path.join(self._directory, name), self._part(name)
+        path, part = os.path.join(self._directory, name), os.path.join(self._directory, f".{name}.part")
         while (lease := self.find(name)) is None:
             descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -276,9 +276,6 @@ class ShardCache:
                     path=url,
                 )
 
-    def _part(self, name: str) -> str:
-        return os.path.join(self._directory, f".{name}.part")
-
     def _used(self) -> int:
         return sum(file.size for file in self.files())
 
@@ -330,10 +327,8 @@ class ShardCache:
             if expected is None:
                 return Checked(file.path, "length")
             found = _digest(descriptor, by)
-            problem = (
-                None if found == expected else f"its {by.upper()} is {found}, and that of the object is {expected}"
-            )
-            return Checked(file.path, cast("Any", by), problem)
+            differs = f"its {by.upper()} is {found}, and that of the object is {expected}"
+            return Checked(file.path, cast("Any", by), None if found == expected else differs)
 
     def remove(self, file: CachedFile) -> None:
         """Delete a file, even if processes read it: they keep it, and the next one to open it downloads it again."""
@@ -377,11 +372,10 @@ def _digest(descriptor: int, algorithm: str) -> str:
 
 
 def _lock(descriptor: int, kind: int) -> bool:
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(descriptor, kind)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _is_at(descriptor: int, path: str) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -49,9 +51,14 @@ def read_ahead(
     from dataload.storage.remote.storage import RemoteStorage
 
     storage = RemoteStorage(remote)
-    first = opened.reader(0)
+    block = next(steps, None)
+    if block is None:
+        return None
+    steps = chain([block], steps)
+    wanted = int(np.searchsorted(opened.ends, block.indices[0], side="right")) if len(block.indices) else 0
+    first = opened.reader(wanted)
     whole = {
-        # Others are like the first, or are read as a whole without a plan.
+        # Others are like the first that is read, or are read as a whole without a plan.
         file: first.whole if reader is None else reader.whole
         for file, reader in zip(files, opened.readers, strict=True)
     }
@@ -61,17 +68,13 @@ def read_ahead(
     of_shard = np.array([numbers.get(file, -1) for file in files])
     mode: str = remote.options.mode
     if mode == "auto":
-        block = next(steps, None)
-        if block is None:
-            return None
-        steps = chain([block], steps)
         if remote.options.budget is not None:
             storage.check_sizes(urls)
         if all(whole[file] for file in urls):
             choice = Choice("shards", "the format cannot be read by ranges")
         else:
             sizes = np.array([versions[file].size for file in urls])
-            choice = _choose(block, opened, of_shard, sizes, fields, storage.budget())
+            choice = _choose(block, opened, wanted, of_shard, sizes, fields, int(share * storage.budget()))
         _log.info("%s and %d more are read as %s: %s", urls[0], len(urls) - 1, choice.mode, choice.reason)
         mode = remote.boards["mode"] = choice.mode  # for the readers, in this process and in workers
     kept = urls if mode == "shards" else [file for file in urls if whole[file]]
@@ -90,6 +93,7 @@ def read_ahead(
 def _choose(
     block: StepsAhead,
     opened: OpenShards[Any],
+    wanted: int,
     of_shard: Int64Array,
     sizes: Int64Array,
     fields: tuple[str, ...] | None,
@@ -100,6 +104,7 @@ def _choose(
     Args:
         block: The first steps.
         opened: The shards.
+        wanted: The shard that is read first.
         of_shard: (shards,) int64, the number of each one's file at a URL; -1 for a local one.
         sizes: (files,) int64, their bytes.
         fields: Fields that are read; None means all.
@@ -107,13 +112,21 @@ def _choose(
     """
     lengths = np.diff(opened.ends, prepend=0)
     record_bytes = float(sizes.sum()) / max(1, int(lengths[of_shard >= 0].sum()))
-    if lengths[0]:
+    if lengths[wanted]:
         # Of a part of a file, or of some of the fields, this is less.
-        sample = np.unique(np.linspace(0, lengths[0] - 1, _SAMPLE).astype(np.int64))
-        ranges = opened.reader(0).ranges(sample, fields)
+        sample = np.unique(np.linspace(0, lengths[wanted] - 1, _SAMPLE).astype(np.int64))
+        ranges = opened.reader(wanted).ranges(sample, fields)
         if ranges is not None:
             record_bytes = float(ranges[1].sum()) / len(sample)
-    return choose(measure(block, opened.ends, of_shard, sizes, record_bytes, budget), budget)
+    reads = measure(block, opened.ends, of_shard, sizes, record_bytes, budget)
+    # The other ranks of the node read other records of the same shards, from the same cache.
+    return choose(replace(reads, used=min(1.0, reads.used * _ranks_of_node())), budget)
+
+
+def _ranks_of_node() -> int:
+    """Return the number of ranks on this machine as torchrun tells it, else 1."""
+    found = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(found) if found.isdecimal() and int(found) else 1
 
 
 def step_ranges(

@@ -212,6 +212,25 @@ def test_auto_chooses_says_so_and_readers_follow(bucket, proxy, tmp_path, shards
     assert sum(sizes(tmp_path / "home" / "dataload" / "shards")) <= total
 
 
+@pytest.mark.parametrize(("local_ranks", "mode"), [(None, "ranges"), ("4", "shards"), ("nonsense", "ranges")])
+def test_the_ranks_of_a_node_share_its_cache(object_server, proxy, tmp_path, caplog, monkeypatch, local_ranks, mode):
+    """One rank of eight uses an eighth of the bytes of the shards, four of them on a node half."""
+    with dataload.create(tmp_path / "part.syr") as writer:
+        writer.extend({"x": np.full(300_000, row, np.uint8)} for row in range(8))
+    bucket = object_server.bucket()
+    object_server.put(bucket, "part.syr", tmp_path / "part.syr")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if local_ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local_ranks)
+    caplog.set_level("INFO", "dataload")
+    storage, cache = object_server.storage_options(proxy.endpoint), {"cache": tmp_path / "cache"}
+    with dataload.open(f"s3://{bucket}/part.syr", storage_options=storage, remote=cache) as source:
+        loader = dataload.Loader(source, batch_size=1, rank=3, world_size=8, shuffle=False, epochs=1)
+        with loader:
+            assert [int(batch["x"][0, 0]) for batch in loader] == [3]
+    assert f"part.syr and 0 more are read as {mode}: " in caplog.text
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_budget_below_one_shard_is_refused_at_the_start(bucket, proxy, tmp_path, shards, name):
     largest = sizes(shards[name])[-1]

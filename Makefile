@@ -37,11 +37,11 @@ test: $(INSTALLED) $(CORE)
 # The tests of data at URLs that take long, or need a server that PyPI does not have. Without npm, those are skipped.
 AZURITE := $(VENV)/azurite/.installed
 $(AZURITE): | $(INSTALLED)
-	-npm install --silent --no-audit --no-fund --no-package-lock --prefix $(VENV)/azurite azurite
+	-npm install --fetch-timeout 30000 --fetch-retries 1 --silent --no-audit --no-fund --no-package-lock --prefix $(VENV)/azurite azurite
 	mkdir -p $(@D) && touch $@
 
 test-remote: $(INSTALLED) $(CORE) $(AZURITE)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 600 -o faulthandler_timeout=170 -m remote tests/integration
+	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -o faulthandler_timeout=170 -m remote tests/integration
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

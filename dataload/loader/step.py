@@ -11,7 +11,7 @@ import numpy as np
 
 from dataload._util.memo import Memo
 from dataload._util.randomness import derive_key
-from dataload.errors import WorkerError
+from dataload.errors import StoreError, WorkerError
 from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.bad_records import BadRecord
 from dataload.loader.fetch import Fetcher, StageSpan, Trace
@@ -74,7 +74,8 @@ class StepWork:
         begun = perf_counter()
         together = self.fetch.reads_together and job.stop - job.start > 1
         loaded = self._load_together(job, status) if together else []
-        for step in range(job.start + len(loaded), job.stop):
+        failed = bool(loaded) and loaded[-1].error is not None
+        for step in () if failed else range(job.start + len(loaded), job.stop):
             if self._reseeds:
                 _reseed(self.fetch.seed, job.epoch, step)
             # No name in this frame may hold the error: its traceback refers to this frame, so the two would keep each
@@ -106,12 +107,17 @@ class StepWork:
         return StepResult(job.epoch, step, batch, None, rows, nbytes(batch), trace.spans, trace.bad, worker)
 
     def _load_together(self, job: StepRange, status: WorkerStatus) -> list[StepResult]:
-        """Return the results of all steps from one read; none if that is not possible or anything fails."""
+        """Return the results of all steps from one read, or a failure; none if they have to be read one by one."""
         trace, worker = Trace(status), worker_name()
         try:
             plans = [self._plan(job, step) for step in range(job.start, job.stop)]
             status.at(job.epoch, job.start)
             batches = self.fetch.load_together(plans, trace)
+        except StoreError as error:  # to ask a store again would take the time-out again
+            try:
+                raise step_error(job.start, job.epoch, "", error) from error
+            except WorkerError as failure:
+                return [StepResult(job.epoch, job.start, None, failure, 0, 0, trace.spans, [], worker)]
         except BaseException as error:
             if is_for_consumer(error):
                 raise

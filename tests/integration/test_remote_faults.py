@@ -90,8 +90,7 @@ def begun_epoch(server, proxy, url, mode, tmp_path, timeout=120, **settings):
     remote, storage = options(mode, tmp_path, timeout=timeout, **budget), server.storage_options(proxy.endpoint)
     with (
         dataload.open(url, storage_options=storage, remote=remote) as source,
-        # A batch transform: batches that are read together are read once more, one by one, if that fails.
-        dataload.Loader(source, batch_size=8, batch_transform=dict, **settings) as loader,
+        dataload.Loader(source, batch_size=8, **settings) as loader,
     ):
         if mode == "ranges":
             source.read(range(0, RECORDS, RECORDS // 4))  # opens all shards

@@ -99,6 +99,12 @@ def server(request):
     return request.getfixturevalue(request.param)
 
 
+@pytest.fixture(scope="module")
+def new_fork_server():
+    """End the fork server of earlier tests: its processes have the environment that was there when it started."""
+    forkserver._forkserver._stop()
+
+
 def _held() -> set[str]:
     return {*_descriptors(), *map(_name_of, threading.enumerate()), *_children()}
 

@@ -10,6 +10,7 @@ from functools import partial
 from os import PathLike, fspath
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -134,11 +135,11 @@ class FileSource(Source[T_co]):
         if self._closed:
             raise ClosedSourceError(f"{self!r} is closed: open it again to read", path=self._paths[0])
         most_open = most_open_shards()
+        far = self._remote if is_url(self._paths[0]) else None
         if self._known is not None:
             ends = np.cumsum(self._known.lengths, dtype=np.int64)
-            return OpenShards(
-                ends, self._known.fields, [None] * len(ends), self._open_known, most_open, self._reading_threads
-            )
+            open_shard = WeakMethod(self._open_known)
+            return OpenShards(ends, self._known.fields, [None] * len(ends), open_shard, most_open, far)
         # Those of objects are sent with `Remote`.
         files = [self._data_file(path) for path in self._paths if not is_url(path)]
         inherited = self._versions
@@ -151,7 +152,7 @@ class FileSource(Source[T_co]):
         ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
         recent = OrderedDict.fromkeys(range(min(len(readers), most_open)))
         known = self._known_fields(readers, fields)
-        return OpenShards(ends, known, list(readers), self._open_reader, most_open, self._reading_threads, recent)
+        return OpenShards(ends, known, list(readers), WeakMethod(self._open_reader), most_open, far, recent)
 
     def _open_reader(self, shard: int) -> ShardReader[T_co]:
         with reading_tables(), file_errors(self._paths[shard]):
@@ -202,11 +203,6 @@ class FileSource(Source[T_co]):
     @property
     def _opening_threads(self) -> int:
         return _OPENING_THREADS if self._remote is None else self._remote.options.connections
-
-    def _reading_threads(self) -> int:
-        """Return the number of shards to read at the same time: one, unless each read is a request."""
-        far = self._remote is not None and is_url(self._paths[0]) and not self._remote.reads_ahead
-        return self._opening_threads if far else 1
 
     def _readers(self) -> list[ShardReader[T_co]]:
         """Return the readers of all shards, which are opened if needed."""

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Generic, TypeVar
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from dataload.errors import CorruptFileError
 from dataload.sources.base import spec_of
 from dataload.sources.manifest import MANIFEST_NAME, renewal
 from dataload.sources.manifest_checks import ShardIdentity
-from dataload.storage import base_name, join, parent
+from dataload.storage import Remote, base_name, join, parent
 from dataload.storage.errors import rewritten_error
 from dataload.storage.local.files import open_files_limit
 from dataload.types import Batch, FieldSpec, Int64Array
@@ -131,18 +132,18 @@ class OpenShards(Generic[T_co]):
         fields: All fields.
         readers: Readers by shard, None for one that is opened on first use. All keep their tables; at most `most_open`
             keep their files open.
-        open: Opens a shard.
+        open: Opens a shard. Weak, because the source refers to this.
         most_open: Maximum number of shards with open files.
-        threads: Returns the number of shards to read at the same time.
+        remote: The settings, if shards are read at the same time because each read is a request; else None.
         recent: Shards with open files, the most recently used last; unused if there are at most `most_open` shards.
     """
 
     ends: Int64Array
     fields: Mapping[str, FieldSpec]
     readers: list[ShardReader[T_co] | None]
-    open: Callable[[int], ShardReader[T_co]]
+    open: WeakMethod[Callable[[int], ShardReader[T_co]]]
     most_open: int
-    threads: Callable[[], int]
+    remote: Remote | None
     recent: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
     lock: threading.Lock = field(default_factory=threading.Lock)
     opening: dict[int, threading.Lock] = field(default_factory=dict[int, threading.Lock])
@@ -150,7 +151,8 @@ class OpenShards(Generic[T_co]):
     def read(self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]) -> Iterator[tuple[Any, T]]:
         """Yield, for each shard in the request, the rows that it serves and the result of `read`."""
         parts = list(split_by_shard(self.ends, indices))
-        threads = min(self.threads(), len(parts))
+        remote = self.remote
+        threads = 1 if remote is None or remote.reads_ahead else min(remote.options.connections, len(parts))
         if threads <= 1:
             for shard, local, rows in parts:
                 yield rows, self._read_part(shard, local, read)
@@ -210,7 +212,9 @@ class OpenShards(Generic[T_co]):
         with lock:
             reader = self.readers[shard]
             if reader is None:
-                reader = self.readers[shard] = self.open(shard)
+                open_shard = self.open()
+                assert open_shard is not None, "a source is alive while it is read"
+                reader = self.readers[shard] = open_shard(shard)
             return reader
 
     def close(self) -> None:

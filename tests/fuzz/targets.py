@@ -457,10 +457,9 @@ def run_override(data):
 
 def run_journal(data):
     with suppress(DataloadError):
-        found = Journal.load(str(as_file(data, "x.json")))
-        if found is not None:
-            list(found.differences(found))
-            [shard.matches(str(directory() / "missing")) for shard in found.finished.values()]
+        found = Journal.parse(data, "x.json")
+        list(found.differences(found))
+        [shard.matches(str(directory() / "missing")) for shard in found.finished.values()]
 
 
 def run_manifest(data):

@@ -23,7 +23,7 @@ from dataload.errors import ConfigError, CorruptFileError, WorkerError
 from dataload.samplers import PoolShuffle, ShardSequential
 from dataload.sources.concat import ConcatSource
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 
 SHARDS, RECORDS, BYTES = 12, 40, 2000
 FORMATS = {

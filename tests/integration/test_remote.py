@@ -25,7 +25,7 @@ from dataload.cli.app import app
 from dataload.convert.manifest import index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, WorkerError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 
 RECORDS = 60
 FORMATS = {

@@ -22,7 +22,7 @@ import dataload
 from dataload.cli.app import app
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, StoreError, WorkerError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 
 RECORDS = 96
 SETTINGS = {"batch_size": 8, "shuffle": True, "seed": 5, "num_workers": 2}

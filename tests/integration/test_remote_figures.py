@@ -15,7 +15,7 @@ from dataload.cli.app import app
 from dataload.convert.manifest import index_shards
 from dataload.samplers import ShardSequential
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 
 SHARDS, RECORDS, BYTES = 6, 40, 2000
 FORMATS = {

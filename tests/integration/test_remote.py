@@ -476,14 +476,14 @@ def test_commands(server, shards, bucket, environment):
 
 @pytest.mark.parametrize("mode", ["ranges", "auto"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_downloaded_to_learn_lengths_is_limited(object_server, shards, bucket, tmp_path, name, mode):
-    url, storage = paths(shards, bucket, name)[1], object_server.storage_options()
+def test_what_is_downloaded_to_learn_lengths_is_limited(server, shards, bucket, tmp_path, name, mode):
+    url = paths(shards, bucket, name)[1]
     remote = {"mode": mode, **({} if mode == "ranges" else {"cache": str(tmp_path / "cache")})}
     scanned = name in ("tar without an index", "torchrecord", "lmdb", "array_record")
     if mode == "ranges" and name in ("torchrecord", "lmdb", "array_record"):
         return
-    with FaultProxy(object_server.endpoint) as proxy:
-        storage = object_server.storage_options(proxy.endpoint)
+    with FaultProxy(server.endpoint) as proxy:
+        storage = server.storage_options(proxy.endpoint)
 
         def open_source(scan):
             return dataload.open(url, storage_options=storage, remote={**remote, "scan": scan}, **FORMATS[name][2])
@@ -493,11 +493,10 @@ def test_what_is_downloaded_to_learn_lengths_is_limited(object_server, shards, b
             return
         match = (
             r"part-0.* is read as a whole only to learn what it contains, and of all 2 shards up to [\d,]+ bytes "
-            r"are downloaded, more than the 1,000 that remote\.scan allows: run `dataload index --manifest` for s3://"
+            r"are downloaded, more than the 1,000 that remote\.scan allows: run `dataload index --manifest` for "
         )
         with pytest.raises(ConfigError, match=match):
             open_source(1000)
-        assert (
-            proxy.counts.bytes.total() < 100_000
-        )  # of 300,000: heads, and what tells that a file has to be read as a whole
+        # Of 300,000: heads, and what tells that a file has to be read as a whole.
+        assert proxy.counts.bytes.total() < 100_000
         open_source("1MB").close()

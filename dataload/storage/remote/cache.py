@@ -228,6 +228,7 @@ class ShardCache:
                 with suppress(OSError):
                     if _is_at(descriptor, part):
                         os.unlink(part)
+                _lock(descriptor, fcntl.LOCK_UN)  # a thread that still writes may hold a duplicate of the descriptor
                 raise
             finally:
                 os.close(descriptor)

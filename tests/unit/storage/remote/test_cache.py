@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import threading
+import time
 
 import pytest
 
@@ -341,3 +342,21 @@ def test_without_a_budget_the_users_cache_directory_takes_a_share_of_what_is_fre
     assert cache.limit() == 6
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((1, 1, 5000, 10, 10, *real[5:])))
     assert cache.limit() == 0  # a twentieth of the disk stays free in any case
+
+
+def test_a_failed_download_is_not_waited_for_while_threads_still_write_to_it(tmp_path):
+    cache, kept = ShardCache(str(tmp_path), None), []
+    waiting = threading.Thread(target=cache.fetch, args=(url("a"), version(), Downloads(), never), daemon=True)
+
+    def fails(descriptor):
+        kept.append(os.dup(descriptor))
+        waiting.start()
+        time.sleep(0.2)  # it opens the part, and waits for its lock
+        raise SourceError("no answer")
+
+    with pytest.raises(SourceError, match="no answer"):
+        cache.fetch(url("a"), version(), fails, never)
+    waiting.join(10)
+    assert not waiting.is_alive()
+    os.close(kept.pop())
+    assert files(tmp_path) == ["a"]

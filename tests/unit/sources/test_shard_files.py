@@ -2,7 +2,6 @@
 
 import json
 
-import obstore
 import pytest
 
 import dataload
@@ -10,6 +9,14 @@ from dataload.errors import SourceNotFoundError
 from dataload.sources.shard_files import check_complete
 from dataload.storage import Remote
 from dataload.storage.remote.client import client_of
+
+obstore = pytest.importorskip("obstore")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads_of_obstore():
+    """Start the threads of obstore, which live as long as the process."""
+    obstore.store.MemoryStore().put("a", b"")
 
 
 def write(path, n):

@@ -41,16 +41,10 @@ class ReadAhead:
 
 def steps_ahead(planners: EpochPlanners, start: Cursor, epochs: int | None) -> Generator[StepsAhead]:
     """Yield the steps that a loader makes from `start`, in blocks; it ends like `StepDelivery`."""
-    epoch, step = start.epoch, start.step
-    while epochs is None or epoch < epochs:
-        planner = planners.of(epoch)
-        steps = planner.steps(epoch)
-        if not steps:
-            return
+    for epoch, planner, missing, steps in planners.epochs_from(start, epochs):
         size = max(1, _BLOCK_ROWS // planner.rows_per_step)
-        blocks = [range(missing, missing + 1) for missing in sorted(start.missing)] if epoch == start.epoch else []
-        blocks += [range(first, min(first + size, steps)) for first in range(step, steps, size)]
+        blocks = [range(step, step + 1) for step in missing]
+        blocks += [steps[first : first + size] for first in range(0, len(steps), size)]
         for block in blocks:
             rows = [plan.indices for plan in planner.plans(block, epoch=epoch)]
-            yield StepsAhead(epoch, np.concatenate(rows), np.cumsum([len(indices) for indices in rows]), steps)
-        epoch, step = epoch + 1, 0
+            yield StepsAhead(epoch, np.concatenate(rows), np.cumsum([len(indices) for indices in rows]), steps.stop)

@@ -306,17 +306,10 @@ def _tasks(
     budget: PrefetchBudget,
     groups: Callable[[range, Callable[[], int]], Iterator[range]],
 ) -> Generator[StepRange]:
-    epoch, step = start.epoch, start.step
-    while epochs is None or epoch < epochs:
-        planner = planners.of(epoch)
-        steps = planner.steps(epoch)
-        if not steps:
-            return
-        if epoch == start.epoch:
-            for missing in sorted(start.missing):
-                budget.steps += 1
-                yield StepRange(epoch, planner.origin, missing, missing + 1)
-        for group in groups(range(step, steps), budget.share):
+    for epoch, planner, missing, steps in planners.epochs_from(start, epochs):
+        for step in missing:
+            budget.steps += 1
+            yield StepRange(epoch, planner.origin, step, step + 1)
+        for group in groups(steps, budget.share):
             budget.steps += len(group)
             yield StepRange(epoch, planner.origin, group.start, group.stop)
-        epoch, step = epoch + 1, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self, cast
@@ -65,6 +65,23 @@ class EpochPlanners:
     def of(self, epoch: int) -> BatchPlanner:
         """Return the planner of an epoch."""
         return self._shifted if self._shifted is not None and epoch == self._epoch else self._planner
+
+    def epochs_from(
+        self, start: Cursor, epochs: int | None
+    ) -> Generator[tuple[int, BatchPlanner, Sequence[int], range]]:
+        """Yield the epochs from `start` up to `epochs`, or for ever; an epoch without steps ends them.
+
+        Yields:
+            The epoch, its planner, the steps that are missing before `start`, and the steps from there to its end.
+        """
+        epoch, step, missing = start.epoch, start.step, sorted(start.missing)
+        while epochs is None or epoch < epochs:
+            planner = self.of(epoch)
+            steps = planner.steps(epoch)
+            if not steps:
+                return
+            yield epoch, planner, missing, range(step, steps)
+            epoch, step, missing = epoch + 1, 0, []
 
     @classmethod
     def resume(cls, planner: BatchPlanner, state: LoaderState) -> tuple[Self, Cursor]:

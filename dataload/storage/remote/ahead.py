@@ -10,15 +10,16 @@ import time
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dataload.errors import DataloadError, SourceError
+from dataload.errors import SourceError
 from dataload.storage.local.files import open_files_limit
 from dataload.storage.remote.board import Board, Coming
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
 from dataload.storage.remote.client import client_of
+from dataload.storage.remote.fetcher import Fetcher, Stopped
 from dataload.storage.remote.files import open_shards
 from dataload.storage.remote.plan import Download, Evict, ShardPlan, Use, check_fit
 from dataload.storage.remote.requests import Piece, cut
@@ -26,11 +27,6 @@ from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 
 _SHARDS_AT_ONCE = 4  # the last parts of one overlap the first ones of the next
 _PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two looks at what the consumer has received
-_CLOSE_SECONDS = 1.0
-
-
-class Stopped(DataloadError):
-    """Reading ahead has ended; nobody sees this error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +56,8 @@ class _Job:
         self.errors: list[BaseException] = []
 
 
-class ShardsAhead:
+class ShardsAhead(Fetcher[_Job]):
     """Downloads shards into the cache in the background, and evicts what is wanted last.
-
-    Its threads are daemons: the end of the interpreter does not wait for a request.
 
     Args:
         shards: The shards.
@@ -83,20 +77,16 @@ class ShardsAhead:
         directory: str,
         share: float = 1.0,
     ) -> None:
+        super().__init__(remote)
         self._shards = shards
         self._uses = uses
-        self._remote = remote
         self._cache = cache
-        self._pid = os.getpid()
-        self._lock = threading.Lock()  # of all below
-        self._planner, self._shard, self._part = (threading.Condition(self._lock) for _ in range(3))
-        self._stopped = False
+        self._planner, self._shard = self._condition(), self._condition()
         self._received = 0
         self._wanted: deque[int] = deque()  # shards to download
         self._running: dict[int, None] = {}  # and those that are being downloaded, in the order of the plan
         self._asked: set[int] = set()  # those of them whose parts are queued
         self._failed: deque[int] = deque()
-        self._parts: deque[tuple[_Job, Piece]] = deque()
         self._leases: OrderedDict[int, Lease] = OrderedDict()
         names = [cache.name(url, version) for url, version in zip(shards.urls, shards.versions, strict=True)]
         self._names = names
@@ -115,39 +105,16 @@ class ShardsAhead:
             board = remote.boards["board"] = Board(directory, shards.urls)
         self._board = board  # the same for the life of the source, because worker processes know it
         self._extend(soon)
-        self._start()
-
-    def _start(self) -> None:
-        kinds: list[tuple[str, Callable[[], None], int]] = [
-            ("plan", self._run, 1),
-            ("shard", self._fetch_shards, min(_SHARDS_AT_ONCE, len(self._names))),
-            ("part", self._fetch_parts, self._remote.options.connections),
-        ]
-        self._threads = [
-            threading.Thread(target=target, name=f"dataload-ahead-{kind}-{number}", daemon=True)
-            for kind, target, count in kinds
-            for number in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._start(
+            "part", ("plan", self._run, 1), ("shard", self._fetch_shards, min(_SHARDS_AT_ONCE, len(self._names)))
+        )
 
     def received(self) -> None:
         """Say that the consumer has received another step. Only one thread may call this."""
         self._received += 1
 
-    def close(self) -> None:
-        """Stop downloading. May be called twice; a forked child may call it, too."""
-        if self._pid != os.getpid():
-            return
-        with self._lock:
-            self._stopped = True
-            for condition in (self._planner, self._shard, self._part):
-                condition.notify_all()
+    def _release(self) -> None:
         self._board.clear()
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
         self._leases.clear()
 
     def _run(self) -> None:
@@ -211,10 +178,6 @@ class ShardsAhead:
                 self._remote.traffic.found(self._names[shard])
             if not self._plan.is_by_range(shard):
                 self._board.set(shard, Coming.SOON)
-
-    def _check(self) -> None:
-        if self._stopped:
-            raise Stopped
 
     def _fetch_shards(self) -> None:
         with contextlib.suppress(Stopped):
@@ -289,31 +252,21 @@ class ShardsAhead:
     def _is_next(self, shard: int) -> bool:
         return all(earlier in self._asked for earlier in itertools.takewhile(shard.__ne__, self._running))
 
-    def _fetch_parts(self) -> None:
-        while True:
-            with self._lock:
-                while not (self._parts or self._stopped):
-                    self._part.wait()
-                if self._stopped:
-                    return
-                job, piece = self._parts.popleft()
-            if not job.errors:
-                self._fetch_part(job, piece)
-            del job
-
-    def _fetch_part(self, job: _Job, piece: Piece) -> None:
-        url, version = self._shards.urls[job.shard], self._shards.versions[job.shard]
+    def _fetch_part(self, owner: _Job, piece: Piece) -> None:
+        if owner.errors:
+            return
+        url, version = self._shards.urls[owner.shard], self._shards.versions[owner.shard]
         error: BaseException | None = None
         try:
             client, key = client_of(url, self._remote)
-            client.stream(url, key, version, piece, lambda at, data: write(job.descriptor, at, data), self._check)
+            client.stream(url, key, version, piece, lambda at, data: write(owner.descriptor, at, data), self._check)
         except BaseException as found:  # raised by the thread that waits for the shard
             error = found
         with self._lock:
-            job.left -= 1
+            owner.left -= 1
             if error is not None:
-                job.errors.append(error)
-            job.changed.notify()
+                owner.errors.append(error)
+            owner.changed.notify()
 
 
 def write(descriptor: int, offset: int, data: Any) -> None:

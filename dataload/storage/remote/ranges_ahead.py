@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +12,14 @@ import numpy as np
 
 from dataload.errors import StoreError
 from dataload.storage.ranges import Runs, merge_ranges
-from dataload.storage.remote.ahead import Stopped
 from dataload.storage.remote.client import client_of
+from dataload.storage.remote.fetcher import Fetcher
 from dataload.storage.remote.requests import GAP, Piece, cut
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 from dataload.types import BytesArray, Int64Array
 
 _MOST_BYTES = 1 << 28  # fetched and not yet received by the consumer
 _GROUP_BYTES, _GROUP_STEPS = 1 << 23, 32  # steps whose ranges are merged
-_CLOSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class _Fetched:
             target[:] = self.buffer[begin : begin + size]
 
 
-class RangesAhead:
+class RangesAhead(Fetcher[_Fetched]):
     """Fetches ranges in the background, merged over several steps, and hands them to the reads that want them.
 
     It looks twice as far ahead whenever a read has to wait for a request that was made too late, up to `_MOST_BYTES`:
@@ -90,30 +86,18 @@ class RangesAhead:
     """
 
     def __init__(self, versions: Mapping[str, ObjectVersion], steps: Iterator[StepRanges], remote: Remote) -> None:
+        super().__init__(remote)
         self._versions = versions
         self._steps = steps
-        self._remote = remote
-        self._pid = os.getpid()
         self._part_bytes = parse_bytes("part_bytes", remote.options.part_bytes)
-        self._lock = threading.Lock()  # of all below
-        self._planner, self._part, self._arrived = (threading.Condition(self._lock) for _ in range(3))
-        self._stopped = self._ended = False
+        self._planner, self._arrived = self._condition(), self._condition()
+        self._ended = False
         self._received = self._planned = 0  # steps
         self._window = 0  # bytes
         self._held: dict[str, deque[_Fetched]] = {}
         self._bytes = 0  # of all that is held
-        self._parts: deque[tuple[_Fetched, Piece]] = deque()
-        self._threads = [
-            threading.Thread(target=target, name=f"dataload-ahead-{kind}-{number}", daemon=True)
-            for kind, target, count in (
-                ("ranges", self._run, 1),
-                ("range", self._fetch_parts, remote.options.connections),
-            )
-            for number in range(count)
-        ]
         remote.ranges["ahead"] = self
-        for thread in self._threads:
-            thread.start()
+        self._start("range", ("ranges", self._run, 1))
 
     def received(self) -> None:
         """Say that the consumer has received another step."""
@@ -121,21 +105,10 @@ class RangesAhead:
             self._received += 1
             self._planner.notify()
 
-    def close(self) -> None:
-        """Stop fetching. May be called twice; a forked child may call it, too."""
-        if self._pid != os.getpid():
-            return
+    def _release(self) -> None:
         if self._remote.ranges.get("ahead") is self:
             del self._remote.ranges["ahead"]
-        with self._lock:
-            self._stopped = True
-            self._held.clear()
-            self._parts.clear()
-            for condition in (self._planner, self._part, self._arrived):
-                condition.notify_all()
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        self._held.clear()
 
     def fill(self, url: str, buffer: BytesArray, starts: Int64Array, stops: Int64Array) -> Int64Array:
         """Copy runs of a file one after another into `buffer`, waiting for those that are on their way.
@@ -252,30 +225,18 @@ class RangesAhead:
                 dropped = True
         return dropped
 
-    def _fetch_parts(self) -> None:
-        while True:
+    def _fetch_part(self, owner: _Fetched, piece: Piece) -> None:
+        try:
+            client, key = client_of(owner.url, self._remote)
+            receive = functools.partial(owner.write, piece)
+            client.stream(owner.url, key, self._versions[owner.url], piece, receive, self._check)
+        except Exception as error:  # the read that wants it tries again, and raises what is wrong
+            owner.errors.append(error)
+        else:
             with self._lock:
-                while not (self._parts or self._stopped):
-                    self._part.wait()
-                if self._stopped:
-                    return
-                fetched, piece = self._parts.popleft()
-            try:
-                client, key = client_of(fetched.url, self._remote)
-                receive = functools.partial(fetched.write, piece)
-                client.stream(fetched.url, key, self._versions[fetched.url], piece, receive, self._check)
-            except Exception as error:  # the read that wants it tries again, and raises what is wrong
-                fetched.errors.append(error)
-            else:
-                with self._lock:
-                    fetched.end(piece)
-            with self._lock:
-                self._arrived.notify_all()
-            del fetched
-
-    def _check(self) -> None:
-        if self._stopped:
-            raise Stopped
+                owner.end(piece)
+        with self._lock:
+            self._arrived.notify_all()
 
 
 def _by_url(group: list[StepRanges]) -> dict[str, list[tuple[Int64Array, Int64Array]]]:

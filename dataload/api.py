@@ -65,8 +65,9 @@ def open_source(
     source = found.format.open(found.files, fields=fields, options={**found.options, **options})
     known = found.known(options)
     if known is not None and isinstance(source, FileSource) and all(map(is_url, found.files)):
-        source.open_on_first_use(known)
-    len(source)  # opens local files, so that what is wrong with them is said here and not at the first batch
+        source.open_on_first_use(known)  # and compared then
+        return source
+    len(source)  # opens the files, so that what is wrong with them is said here and not at the first batch
     try:
         if known is not None and fields is None:
             for shard, (path, records) in enumerate(zip(found.files, source.shard_lengths, strict=True)):

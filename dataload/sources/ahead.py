@@ -64,8 +64,6 @@ def read_ahead(
     }
     urls = [file for file in whole if is_url(file)]
     versions = dict(zip(urls, storage.versions(urls), strict=True))
-    numbers = {file: number for number, file in enumerate(urls)}
-    of_shard = np.array([numbers.get(file, -1) for file in files])
     mode: str = remote.options.mode
     if mode == "auto":
         if remote.options.budget is not None:
@@ -74,20 +72,24 @@ def read_ahead(
             choice = Choice("shards", "the format cannot be read by ranges")
         else:
             sizes = np.array([versions[file].size for file in urls])
-            choice = _choose(block, opened, wanted, of_shard, sizes, fields, int(share * storage.budget()))
+            choice = _choose(block, opened, wanted, _numbers(files, urls), sizes, fields, int(share * storage.budget()))
         _log.info("%s and %d more are read as %s: %s", urls[0], len(urls) - 1, choice.mode, choice.reason)
         mode = remote.boards["mode"] = choice.mode  # for the readers, in this process and in workers
     kept = urls if mode == "shards" else [file for file in urls if whole[file]]
     if kept:
         storage.check_sizes(kept)
-        numbers = {file: number for number, file in enumerate(kept)}
-        of_shard = np.array([numbers.get(file, -1) for file in files])
-        never_by_range = frozenset(number for file, number in numbers.items() if whole[file])
+        never_by_range = frozenset(number for number, file in enumerate(kept) if whole[file])
         shards = Shards(kept, [versions[file] for file in kept], never_by_range)
-        return storage.read_ahead(shards, shard_uses(steps, opened.ends, of_shard), share)
+        return storage.read_ahead(shards, shard_uses(steps, opened.ends, _numbers(files, kept)), share)
     if not here:
         return None
     return RangesAhead(versions, step_ranges(steps, files, opened, fields, remote.options.connections), remote)
+
+
+def _numbers(files: Sequence[str], chosen: Sequence[str]) -> Int64Array:
+    """Return the place of each file in `chosen`, (files,) int64; -1 for one that is not there."""
+    numbers = {file: number for number, file in enumerate(chosen)}
+    return np.array([numbers.get(file, -1) for file in files])
 
 
 def _choose(

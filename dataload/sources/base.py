@@ -15,7 +15,7 @@ from dataload._util.indexing import as_indices, check_index
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, closest
 from dataload.storage.remote.traffic import Traffic
-from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
+from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -163,17 +163,6 @@ class Source(ABC, Generic[T_co]):
         for start in range(0, len(self), _ITERATION_BLOCK):
             yield from self._read(np.arange(start, min(start + _ITERATION_BLOCK, len(self)), dtype=np.int64))
 
-    def read_ahead(
-        self,
-        steps: Iterator[StepsAhead],  # noqa: ARG002 - for sources that are far away
-        fields: Sequence[str] | None,  # noqa: ARG002
-        *,
-        here: bool,  # noqa: ARG002
-        share: float = 1.0,  # noqa: ARG002
-    ) -> AheadReader | None:
-        """See `dataload.types.ReadsAhead`; by default nothing is fetched before it is read."""
-        return None
-
     def close(self) -> None:
         """Release files; later reads raise `ClosedSourceError`. May be called twice."""
 
@@ -229,6 +218,8 @@ class SliceSource(Source[T_co]):
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
         """See `dataload.types.ReadsAhead`."""
+        if not isinstance(self._parent, ReadsAhead):
+            return None
         mapped = (replace(block, indices=self._map(block.indices)) for block in steps)
         return self._parent.read_ahead(mapped, fields, here=here, share=share)
 

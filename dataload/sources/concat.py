@@ -12,7 +12,7 @@ from dataload.errors import ConfigError
 from dataload.sources.base import Location, Source, shard_of
 from dataload.sources.parts_ahead import SeveralAhead, StepsByPart
 from dataload.storage.remote.traffic import Traffic
-from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
+from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
 
 class ConcatSource(Source[Any]):
@@ -64,8 +64,10 @@ class ConcatSource(Source[Any]):
         found: list[AheadReader] = []
         try:
             for part, source in enumerate(self._sources):
-                part_share = share * max(1, len(source)) / max(1, len(self))
-                reader = source.read_ahead(parts.of(part), fields, here=here, share=min(1.0, part_share))
+                reader = None
+                if isinstance(source, ReadsAhead):
+                    own = min(1.0, share * max(1, len(source)) / max(1, len(self)))
+                    reader = source.read_ahead(parts.of(part), fields, here=here, share=own)
                 if reader is None:
                     parts.drop(part)
                 else:

@@ -93,7 +93,7 @@ class ShardReader(ABC, Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class KnownShards:
-    """What is known about shards before they are opened: from a manifest, or from the process that sent the source.
+    """Facts about shards that are not open yet: from a manifest, or from the process that sent the source.
 
     Attributes:
         lengths: Number of records in each.

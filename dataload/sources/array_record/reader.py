@@ -208,7 +208,7 @@ class _ArrayRecordFile(ShardReader[Any]):
         batch = None if self._codec is None else decode_batch(self._codec, data, fields)
         return default_collate(self._decode(data, indices, fields)) if batch is None else batch
 
-    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:  # noqa: ARG002
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:  # noqa: ARG002 - records are read whole
         return None if self._mapped is None else self._mapped.ranges(indices + self._first)
 
     def _decode(

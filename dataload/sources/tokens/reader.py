@@ -171,7 +171,7 @@ class _TokenFile(ShardReader[Record]):
         starts, counts = self.windows.spans(indices)
         return {name: counts if name == COUNT_FIELD else self._padded(starts, counts, self._pad) for name in names}
 
-    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002 - records are read whole
         size = self._dtype.itemsize
         starts, counts = self.windows.spans(indices)
         # A short window is read together with what precedes it or follows.

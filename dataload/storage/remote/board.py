@@ -1,4 +1,4 @@
-"""What the plan that downloads ahead tells the readers of shards, in this process and in others."""
+"""A file by which the plan that downloads ahead tells readers, in all processes, which shards to wait for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_WAIT = 5.0  # for a shard whose download has not begun; nobody should h
 
 
 class Coming(IntEnum):
-    """What the plan says about a shard that is not in the cache."""
+    """The plan for a shard that is not in the cache."""
 
     UNKNOWN = 0
     SOON = 1  # wait for it
@@ -31,7 +31,7 @@ _KNOWN = frozenset(map(int, Coming))
 
 
 class Board:
-    """What a plan says about each shard, for all processes that read on its behalf, and which ones they wait for.
+    """The plan for each shard, told to all processes that read on its behalf, and the shards that they wait for.
 
     It is a file with two bytes for each shard, the second of which is not 0 while a reader waits. It is not mapped,
     because whoever shortens a mapped file kills the process. The process that made it holds a lock on the file; what a

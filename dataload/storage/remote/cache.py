@@ -71,7 +71,7 @@ class CachedFile:
 
     @property
     def is_part(self) -> bool:
-        """Whether this is a download that is under way, or was when its process was killed."""
+        """True for a download that is under way, or was when its process was killed."""
         return self.name.startswith(".")
 
     def is_used(self) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a loader reads data at URLs as whole shards or by ranges. Pure (no I/O)."""
+"""The choice of a loader between whole shards and ranges of data at URLs. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GROUP_BYTES, _GROUP_STEPS = 1 << 23, 32  # as ranges are merged when they are f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """What a loader reads.
+    """Measures of the records that a loader reads.
 
     Attributes:
         data_bytes: Bytes of all shards that it reads.
@@ -48,7 +48,7 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How data are read, and why.
+    """A way to read data, and the reason for it.
 
     Attributes:
         mode: Whole shards, or ranges.

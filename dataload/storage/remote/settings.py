@@ -264,12 +264,12 @@ class Remote:
 
     @property
     def traffic(self) -> Traffic:
-        """What this process has downloaded."""
+        """Counters of the downloads of this process."""
         return self.traffics.get(lambda: Traffic(self.options.connections))
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether data are fetched before they are read."""
+        """True while something fetches data before they are read."""
         return "board" in self.boards or bool(self.ranges)
 
     def expect(self, url: str, size: int, etag: str) -> None:

@@ -31,6 +31,7 @@ from dataload.types import FieldSpec
 SIZE, ROUNDS = 512 << 20, 5
 _LINE = 15e6  # bytes a second of each connection
 _SLOW = 2e6  # so that processes are killed during downloads
+_LONGEST_START = 120  # seconds
 
 
 def line_rate(lab, rounds):
@@ -158,8 +159,11 @@ def _run_ranks(lab, task, count, kills):
         return lab.start({**task, "loader": settings}, proxied=True)
 
     ranks, chance, killed = [start(rank) for rank in range(count)], random.Random(1), 0
+    deadline = time.monotonic() + _LONGEST_START
     while kills and not lab.fetched(task):
-        time.sleep(0.01)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no process has fetched anything in {_LONGEST_START} s")
+        time.sleep(0.01)  # a look costs nothing that is counted
     for _ in range(kills):
         time.sleep(chance.uniform(0, 3))  # any moment
         busy = _downloading(task["cache"])
@@ -359,7 +363,7 @@ def remote(names=(), *, size=SIZE, rounds=ROUNDS):
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.remote", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CASES))
+    parser.add_argument("names", nargs="*", choices=[[], *CASES], metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--size", default=SIZE)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()

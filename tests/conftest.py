@@ -99,6 +99,18 @@ def server(request):
     return request.getfixturevalue(request.param)
 
 
+@pytest.fixture
+def proxy(object_server, monkeypatch):
+    """A proxy in front of S3, with credentials in the environment."""
+    from fault_proxy import FaultProxy
+
+    for name, value in object_server.environment().items():
+        if name != "AWS_ENDPOINT":
+            monkeypatch.setenv(name, value)
+    with FaultProxy(object_server.endpoint) as proxy:
+        yield proxy
+
+
 @pytest.fixture(scope="module")
 def new_fork_server():
     """End the fork server of earlier tests: its processes have the environment that was there when it started."""

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fault_proxy import FaultProxy, Faults
+from fault_proxy import Faults
+from remote_sets import FORMATS, proxied, write_shards
 
 import dataload
 from dataload.convert.manifest import index_shards
@@ -26,19 +27,6 @@ from dataload.sources.concat import ConcatSource
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 
 SHARDS, RECORDS, BYTES = 12, 40, 2000
-FORMATS = {
-    "syr": ("syr", {}, {}),
-    "tar": ("tar", {}, {"decode": "auto"}),
-    "torchrecord": ("torchrecord", {}, {}),
-    "lmdb": ("lmdb", {"codec": "msgpack"}, {"codec": "msgpack"}),
-    "array_record": ("array_record", {"codec": "msgpack", "options": "group_size:1"}, {"codec": "msgpack"}),
-    "uncompressed": (
-        "array_record",
-        {"codec": "msgpack", "options": "group_size:1,uncompressed"},
-        {"codec": "msgpack"},
-    ),
-    "tokens": ("npy", {}, {"format": "tokens", "window": 16}),
-}
 WORKERS = {
     "serial": {},
     "threads": {"num_workers": 2},
@@ -49,17 +37,10 @@ WORKERS = {
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     """A directory of shards for each format, by its name."""
-    found, random = {}, np.random.default_rng(0)
-    for name, (suffix, options, _) in FORMATS.items():
-        directory = found[name] = tmp_path_factory.mktemp("shards")
-        for shard in range(SHARDS):
-            path = directory / f"part-{shard:02}.{suffix}"
-            if suffix == "npy":
-                np.save(path, random.integers(0, 60000, 16 * RECORDS).astype(np.uint16))
-                continue
-            with dataload.create(path, **options) as writer:
-                for row in range(RECORDS):
-                    writer.write({"x": random.integers(0, 255, BYTES).astype(np.uint8), "n": shard * RECORDS + row})
+    found = {}
+    for name in FORMATS:
+        found[name] = tmp_path_factory.mktemp("shards")
+        write_shards(found[name], name, SHARDS, RECORDS, BYTES)
     return found
 
 
@@ -71,23 +52,9 @@ def bucket(object_server, shards):
     return name
 
 
-@pytest.fixture
-def proxy(object_server, monkeypatch):
-    """A proxy, with the same environment in all tests, because the fork server keeps that of the first one."""
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": object_server.access_key,
-        "AWS_SECRET_ACCESS_KEY": object_server.secret_key,
-        "AWS_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    with FaultProxy(object_server.endpoint) as proxy:
-        yield proxy
-
-
 def opened(proxy, bucket, name, **remote):
-    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
     url = f"s3://{bucket}/{name}/{pattern(name)}"
-    return dataload.open(url, storage_options=storage, remote=remote, **FORMATS[name][2])
+    return dataload.open(url, storage_options=proxied(proxy), remote=remote, **FORMATS[name][2])
 
 
 def pattern(name):
@@ -100,6 +67,17 @@ def plain(value):
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def listed_set(object_server, directory, count, suffix):
+    """Return a bucket whose directory ``set`` has shards of three records, and a manifest that knows no ETags."""
+    for shard in range(count):
+        with dataload.create(directory / f"part-{shard:0{len(str(count - 1))}}.{suffix}") as writer:
+            writer.extend({"n": np.array(3 * shard + row)} for row in range(3))
+    index_shards(str(directory))
+    bucket = object_server.bucket()
+    object_server.put_directory(bucket, directory, "set/")
+    return bucket
 
 
 def order_of(shuffle):
@@ -150,13 +128,8 @@ def test_a_shuffle_that_would_download_whole_shards_for_each_step_is_refused(sha
 
 
 def test_a_manifest_opens_any_number_of_shards_with_one_request(object_server, proxy, tmp_path):
-    for shard in range(40):
-        with dataload.create(tmp_path / f"part-{shard:02}.syr") as writer:
-            writer.extend({"n": np.array(3 * shard + row)} for row in range(3))
-    index_shards(str(tmp_path))
-    bucket = object_server.bucket()
-    object_server.put_directory(bucket, tmp_path, "set/")
-    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
+    bucket = listed_set(object_server, tmp_path, 40, "syr")
+    storage = proxied(proxy)
     proxy.reset()
     with dataload.open(f"s3://{bucket}/set", storage_options=storage, remote={"mode": "ranges"}) as source:
         assert (len(source), source.shard_lengths, [*source.fields]) == (120, (3,) * 40, ["n"])
@@ -261,7 +234,7 @@ def test_a_table_takes_few_requests(object_server, proxy, shards, tmp_path, name
     index_shards(str(directory), options=FORMATS[name][2])
     bucket = object_server.bucket()
     object_server.put_directory(bucket, directory, "set/")
-    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
+    storage = proxied(proxy)
     with dataload.open(f"s3://{bucket}/set", storage_options=storage, remote={"mode": "ranges"}) as source:
         source[0]
         proxy.reset()
@@ -272,14 +245,8 @@ def test_a_table_takes_few_requests(object_server, proxy, shards, tmp_path, name
 
 @pytest.mark.parametrize("suffix", ["syr", "tar"])
 def test_versions_of_many_shards_take_few_requests(object_server, proxy, tmp_path, suffix):
-    """Manifests of local files know no ETags."""
-    for shard in range(120):
-        with dataload.create(tmp_path / f"part-{shard:03}.{suffix}") as writer:
-            writer.extend({"n": np.array(3 * shard + row)} for row in range(3))
-    index_shards(str(tmp_path))
-    bucket = object_server.bucket()
-    object_server.put_directory(bucket, tmp_path, "set/")
-    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
+    bucket = listed_set(object_server, tmp_path, 120, suffix)
+    storage = proxied(proxy)
     proxy.reset()
     with (
         dataload.open(f"s3://{bucket}/set", storage_options=storage, remote={"mode": "ranges"}) as source,
@@ -343,7 +310,7 @@ def test_ranges_are_requested_ahead_and_once(object_server, proxy, tmp_path, wor
         writer.extend({"x": np.full(size, row, np.uint8)} for row in range(48))
     object_server.put(bucket, "part-00.syr", tmp_path / "part-00.syr")
     proxy.faults = Faults(latency=0.05)
-    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
+    storage = proxied(proxy)
     with dataload.open(f"s3://{bucket}/part-00.syr", storage_options=storage, remote={"mode": "ranges"}) as source:
         len(source)
         proxy.reset()

@@ -16,6 +16,7 @@ from pathlib import Path
 import credentials
 import numpy as np
 import pytest
+import remote_sets
 from fault_proxy import FaultProxy, Faults
 from object_server import FileServer
 from typer.testing import CliRunner
@@ -28,20 +29,7 @@ from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNo
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 
 RECORDS = 60
-FORMATS = {
-    "syr": ("syr", {}, {}),
-    "tar": ("tar", {}, {"decode": "auto"}),
-    "tar without an index": ("tar", {"index": False}, {"decode": "auto"}),
-    "torchrecord": ("torchrecord", {}, {}),
-    "lmdb": ("lmdb", {"codec": "msgpack"}, {"codec": "msgpack"}),
-    "array_record": ("array_record", {"codec": "msgpack", "options": "group_size:1"}, {"codec": "msgpack"}),
-    "uncompressed": (
-        "array_record",
-        {"codec": "msgpack", "options": "group_size:1,uncompressed"},
-        {"codec": "msgpack"},
-    ),
-    "tokens": ("npy", {}, {"format": "tokens", "window": 16}),
-}
+FORMATS = {**remote_sets.FORMATS, "tar without an index": ("tar", {"index": False}, {"decode": "auto"})}
 
 
 def records(number=RECORDS):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
-from fault_proxy import FaultProxy, Faults
+from fault_proxy import Faults
+from remote_sets import FORMATS, proxied, write_shards
 from typer.testing import CliRunner
 
 import dataload
@@ -18,19 +18,6 @@ from dataload.samplers import ShardSequential
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 
 SHARDS, RECORDS, BYTES = 6, 40, 2000
-FORMATS = {
-    "syr": ("syr", {}, []),
-    "tar": ("tar", {}, ["--decode", "auto"]),
-    "torchrecord": ("torchrecord", {}, []),
-    "lmdb": ("lmdb", {"codec": "msgpack"}, ["--codec", "msgpack"]),
-    "array_record": ("array_record", {"codec": "msgpack", "options": "group_size:1"}, ["--codec", "msgpack"]),
-    "uncompressed": (
-        "array_record",
-        {"codec": "msgpack", "options": "group_size:1,uncompressed"},
-        ["--codec", "msgpack"],
-    ),
-    "tokens": ("npy", {}, ["--format", "tokens", "-o", "window=16"]),
-}
 WORKERS = {
     "serial": {},
     "threads": {"num_workers": 2},
@@ -39,25 +26,13 @@ WORKERS = {
 }
 
 
-def write(directory, suffix, options):
-    random = np.random.default_rng(0)
-    for shard in range(SHARDS):
-        path = directory / f"part-{shard:02}.{suffix}"
-        if suffix == "npy":
-            np.save(path, random.integers(0, 60000, 16 * RECORDS).astype(np.uint16))
-            continue
-        with dataload.create(path, **options) as writer:
-            for row in range(RECORDS):
-                writer.write({"x": random.integers(0, 255, BYTES).astype(np.uint8), "n": shard * RECORDS + row})
-
-
 @pytest.fixture(scope="module")
 def bucket(object_server, tmp_path_factory):
     """A bucket with a directory of shards for each format, by its name; and again with a manifest."""
     bucket = object_server.bucket()
-    for name, (suffix, options, _) in FORMATS.items():
+    for name, (suffix, _, _) in FORMATS.items():
         directory = tmp_path_factory.mktemp("shards")
-        write(directory, suffix, options)
+        write_shards(directory, name, SHARDS, RECORDS, BYTES)
         object_server.put_directory(bucket, directory, f"{name}/")
         if suffix != "npy":
             index_shards(str(directory))
@@ -65,25 +40,23 @@ def bucket(object_server, tmp_path_factory):
     return bucket
 
 
-@pytest.fixture
-def proxy(object_server, monkeypatch):
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": object_server.access_key,
-        "AWS_SECRET_ACCESS_KEY": object_server.secret_key,
-        "AWS_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    with FaultProxy(object_server.endpoint) as proxy:
-        yield proxy
-
-
 def opened(proxy, url, **remote):
-    storage = {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}
-    return dataload.open(url, storage_options=storage, remote=remote)
+    return dataload.open(url, storage_options=proxied(proxy), remote=remote)
 
 
 def url_of(bucket, name="syr"):
     return f"s3://{bucket}/{name}/part-{{00..{SHARDS - 1:02}}}.{FORMATS[name][0]}"
+
+
+def arguments_of(name):
+    """Return the reader's options for the command line."""
+    given = ("--codec", "--decode", "--format")
+    options = [(f"--{option}", value) for option, value in FORMATS[name][2].items()]
+    return [
+        text
+        for option, value in options
+        for text in ((option, value) if option in given else ("-o", f"{option[2:]}={value}"))
+    ]
 
 
 def in_order(**settings):
@@ -116,7 +89,7 @@ def test_counts_are_those_of_the_server(bucket, proxy, tmp_path, workers, mode):
 
 
 def test_nothing_is_counted_where_nothing_is_remote(tmp_path):
-    write(tmp_path, "syr", {})
+    write_shards(tmp_path, "syr", SHARDS, RECORDS, BYTES)
     with dataload.open(tmp_path) as source, dataload.Loader(source, batch_size=16) as loader:
         list(loader)
         assert loader.statistics().downloads is None
@@ -236,7 +209,7 @@ def test_inspect_costs_a_handful_of_requests(bucket, proxy, tmp_path, monkeypatc
     if listed and name == "tokens":
         pytest.skip("manifests list no tokens")
     url = f"s3://{bucket}/{name}-listed" if listed else url_of(bucket, name)
-    arguments = [] if listed else FORMATS[name][2]
+    arguments = [] if listed else arguments_of(name)
     facts = json.loads(inspect(proxy, monkeypatch, tmp_path, url, *arguments, "--json"))
     size = max(facts["shards"][0]["bytes"], 1 << 16)
     assert facts["bytes"] == sum(shard["bytes"] for shard in facts["shards"]) > 0

@@ -1,0 +1,44 @@
+"""Small data sets of each format, for tests of data at URLs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dataload
+
+FORMATS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "syr": ("syr", {}, {}),
+    "tar": ("tar", {}, {"decode": "auto"}),
+    "torchrecord": ("torchrecord", {}, {}),
+    "lmdb": ("lmdb", {"codec": "msgpack"}, {"codec": "msgpack"}),
+    "array_record": ("array_record", {"codec": "msgpack", "options": "group_size:1"}, {"codec": "msgpack"}),
+    "uncompressed": (
+        "array_record",
+        {"codec": "msgpack", "options": "group_size:1,uncompressed"},
+        {"codec": "msgpack"},
+    ),
+    "tokens": ("npy", {}, {"format": "tokens", "window": 16}),
+}
+"""Suffix, options of the writer and options of the reader, by name."""
+
+
+def write_shards(directory: Path, name: str, shards: int, records: int, nbytes: int) -> None:
+    """Write ``part-00``, ``part-01``, ... with records of the fields x, so many random bytes, and n, their index."""
+    suffix, options, _ = FORMATS[name]
+    random = np.random.default_rng(0)
+    for shard in range(shards):
+        path = directory / f"part-{shard:02}.{suffix}"
+        if suffix == "npy":
+            np.save(path, random.integers(0, 60000, 16 * records).astype(np.uint16))
+            continue
+        with dataload.create(path, **options) as writer:
+            for row in range(records):
+                writer.write({"x": random.integers(0, 255, nbytes).astype(np.uint8), "n": shard * records + row})
+
+
+def proxied(proxy: Any) -> dict[str, Any]:
+    """Return the storage options for S3 behind a proxy; the credentials are in the environment."""
+    return {"endpoint": proxy.endpoint, "client_options": {"allow_http": True}}

@@ -28,7 +28,6 @@ _LONGEST_NAME = 80
 _NAME = re.compile(r"[^~]*~[0-9a-f]{20}~(\d+)(?:~([0-9a-f]{32}))?")
 _MD5 = re.compile(r"[0-9a-f]{32}")  # that of several parts ends with their number
 _WITH_MD5 = ("s3://", "gs://")
-_BLOCK = 1 << 20
 _SPARED = 20  # without a budget, one part in so many of the disk stays free
 
 
@@ -134,18 +133,22 @@ class ShardCache:
         return f"{name}~{identity}~{version.size}{suffix}"
 
     def find(self, name: str) -> Lease | None:
-        """Return a lease of a shard if it is here."""
+        """Return a lease of a shard if it is here, at its full length."""
         path = os.path.join(self._directory, name)
         while True:
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
                 return None
-            if _lock(descriptor, fcntl.LOCK_SH) and _is_at(descriptor, path):
+            intact = os.fstat(descriptor).st_size == int(name.split("~")[2])
+            if intact and _lock(descriptor, fcntl.LOCK_SH) and _is_at(descriptor, path):
                 with suppress(OSError):
                     os.utime(path)  # the last use
                 return Lease(path, descriptor)
             os.close(descriptor)  # evicted in between
+            if not intact:
+                with suppress(FileNotFoundError):
+                    os.unlink(path)  # somebody has cut it: it is downloaded again
 
     def names(self) -> set[str]:
         """Return the names of the shards that are here."""
@@ -365,11 +368,8 @@ def _opened(path: str) -> Generator[int | None]:
 
 
 def _digest(descriptor: int, algorithm: str) -> str:
-    found, offset = hashlib.new(algorithm, usedforsecurity=False), 0
-    while block := os.pread(descriptor, _BLOCK, offset):
-        found.update(block)
-        offset += len(block)
-    return found.hexdigest()
+    with open(descriptor, "rb", closefd=False) as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def _lock(descriptor: int, kind: int) -> bool:

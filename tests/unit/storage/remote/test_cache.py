@@ -360,3 +360,13 @@ def test_a_failed_download_is_not_waited_for_while_threads_still_write_to_it(tmp
     assert not waiting.is_alive()
     os.close(kept.pop())
     assert files(tmp_path) == ["a"]
+
+
+def test_a_shard_that_somebody_has_cut_is_downloaded_again(tmp_path):
+    cache, download = ShardCache(str(tmp_path), None), Downloads()
+    path = cache.fetch(url("a"), version(), download, never).path
+    os.truncate(path, 60)
+    assert cache.find(ShardCache.name(url("a"), version())) is None
+    lease = cache.fetch(url("a"), version(), download, never)
+    with open(lease.path, "rb") as file:
+        assert file.read() == bytes([2]) * 100  # the second download

@@ -126,7 +126,7 @@ def update_manifest(
     path = join(directory, MANIFEST_NAME)
     added, missing, storage = tuple(entries), {*gone}, storage_of(path, remote)
     deadline = time.monotonic() + _LOCK_SECONDS
-    with _locked(path, remote):
+    with locked(path, remote):
         if not is_url(path):
             remove_leftovers(path)  # of a process that was killed when its manifest had just appeared
         while True:
@@ -180,7 +180,7 @@ def pattern_of(names: Sequence[str], typed: str = "") -> str:
 
 
 @contextmanager
-def _locked(path: str, remote: Remote | None) -> Generator[None]:
+def locked(path: str, remote: Remote | None) -> Generator[None]:
     """Hold the lock of a manifest, which others hold only for moments."""
     deadline = time.monotonic() + _LOCK_SECONDS
     with ExitStack() as entered:

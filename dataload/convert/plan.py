@@ -93,6 +93,26 @@ def journal_path(destination: str) -> str:
     return join(directory, f".{_PLACEHOLDER.sub('N', name)}.convert.json")
 
 
+def part_path(journal: str, number: int, count: int) -> str:
+    """Return the path of the receipt of a part, which lies beside the journal of the whole."""
+    return f"{journal.removesuffix('.json')}.{number}-of-{count}.json"
+
+
+def select_part(plan: Sequence[Shard], number: int, count: int) -> tuple[Shard, ...]:
+    """Return the shards of part `number`, counted from 1, of `count` parts: a contiguous range.
+
+    Raises:
+        ConfigError: There is no such part, or there are more parts than shards.
+    """
+    if check_count("the number of parts", count, least=1) > len(plan):
+        message = f"cannot split {len(plan)} shards into {count} parts: ask for at least {count} shards"
+        raise ConfigError(message, key="part", value=count)
+    if check_count("the part", number, least=1) > count:
+        raise ConfigError(f"there is no part {number} of {count}: parts are counted from 1", key="part", value=number)
+    start, stop = even_split(len(plan), count)[number - 1]
+    return tuple(plan[start:stop])
+
+
 def summarize_paths(paths: Sequence[str]) -> str:
     """Return paths as one string: if numbered, as the range ``a-{000..002}.tar``, which `dataload.open` takes."""
     first, last = paths[0], paths[-1]

@@ -4,12 +4,15 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dataload._util.checks import check_count
 from dataload._util.indexing import even_split, expand_braces
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
 from dataload.storage import base_name, is_url, join, parent
+
+Item = TypeVar("Item")
 
 _PLACEHOLDER = re.compile(r"\{shards?(:\d*d)?\}")
 _DEFAULT_NAME = "-{shard:05d}-of-{shards:05d}"
@@ -98,7 +101,7 @@ def part_path(journal: str, number: int, count: int) -> str:
     return f"{journal.removesuffix('.json')}.{number}-of-{count}.json"
 
 
-def select_part(plan: Sequence[Shard], number: int, count: int) -> tuple[Shard, ...]:
+def select_part(plan: Sequence[Item], number: int, count: int) -> tuple[Item, ...]:
     """Return the shards of part `number`, counted from 1, of `count` parts: a contiguous range.
 
     Raises:
@@ -125,3 +128,11 @@ def summarize_paths(paths: Sequence[str]) -> str:
         if end.isdigit() and expand_braces(pattern) == list(paths):
             return pattern
     return f"{first} ... {last} ({len(paths)} files)"
+
+
+def pattern_of(names: Sequence[str], typed: str = "") -> str:
+    """Return the names in short: as a range if they are numbered, else as `typed`, what the user calls them."""
+    found = summarize_paths(names)
+    if len(names) > 1 and " ... " in found:
+        return typed or found
+    return found

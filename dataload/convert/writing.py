@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from dataload.convert.blocks import read_ahead
 from dataload.convert.journal import FinishedShard, Journal, JournalFile
-from dataload.convert.manifest import etag_of, fields_of, identities_of, pattern_of
-from dataload.convert.plan import Shard
+from dataload.convert.manifest import etag_of, fields_of, identities_of
+from dataload.convert.plan import Shard, pattern_of
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
 from dataload.sources.manifest import DataSetEntry, ShardEntry

@@ -618,3 +618,27 @@ def test_commands(object_server, place, tmp_path, monkeypatch):
     result = run.invoke(app, ["index", place[0], "--option", "codec=x"])
     assert "without --manifest, --option takes storage_options and remote only, got 'codec'" in result.output
     assert object_server.secret_key not in result.output
+
+
+def test_a_manifest_in_parts(object_server, place, tmp_path):
+    convert(Records(), f"{place[0]}/a.syr", shards=5, **place[1])
+    expected = content(object_server, place, "dataload.json")
+    forget(object_server, place, "dataload.json", ".a.syr.convert.json")
+    for number in (3, 1, 2, 3):
+        index_shards(place[0], part=(number, 3), options=on_node(place, tmp_path, number))
+    assert {f".dataload.json.{number}-of-3" for number in (1, 2, 3)} <= {*names(object_server, place)}
+    third = content(object_server, place, "a-00004-of-00005.syr")
+    put(object_server, place, "a-00004-of-00005.syr", b"x" * len(third))
+    with pytest.raises(ConfigError, match=r"has changed since it was indexed: a-00004-of-00005.syr has the ETag"):
+        index_shards(place[0], merge=True, options=place[1])
+    put(object_server, place, "a-00004-of-00005.syr", third)
+    index_shards(place[0], part=(3, 3), options=place[1])
+    index_shards(place[0], merge=True, options=place[1])
+    assert content(object_server, place, "dataload.json") == expected
+    assert not [name for name in names(object_server, place) if name.startswith(".")]
+
+
+def forget(object_server, place, *keys):
+    bucket, _, prefix = place[0].removeprefix("s3://").partition("/")
+    for key in keys:
+        object_server.store(bucket).delete(f"{prefix}/{key}")

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from dataload.cli.options import Codec, Decode, Fields, Options, SourceOptions, parse_options, resolve_codec
+from dataload.cli.options import Codec, Decode, Fields, Options, SourceOptions, parse_options, parse_part, resolve_codec
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line
 from dataload.convert import convert
 from dataload.sources.find import find_destination
@@ -26,6 +26,12 @@ def convert_command(
     records_per_shard: Annotated[int | None, typer.Option(help="Maximum number of records per file.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted conversion.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    part: Annotated[
+        str | None, typer.Option(help="Write only part I of N, a contiguous range of the shards.", metavar="I/N")
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Check that all parts are finished; write the manifest.")
+    ] = False,
     keep_key: Annotated[bool, typer.Option("--keep-key", help="Keep the __key__ of tar samples as a field.")] = False,
     field: Fields = None,
     codec: Codec = None,
@@ -40,7 +46,8 @@ def convert_command(
     """Convert a data set to another format, in shards, keeping the order of its records.
 
     --codec applies to whichever of the two formats stores plain bytes, or to
-    both.
+    both. Parts may run on several machines, in any order, and again; --merge,
+    with the same arguments, ends the conversion.
     """
     entry, path = find_destination(destination, format)
     wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
@@ -61,6 +68,8 @@ def convert_command(
             keep_key=keep_key,
             resume=resume,
             overwrite=overwrite,
+            part=None if part is None else parse_part(part),
+            merge=merge,
             progress=bar,
         )
     for note in report.notes:

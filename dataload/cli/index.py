@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from dataload.cli.options import Codec, Decode, Options, SourceFormat, SourceOptions, parse_options
+from dataload.cli.options import Codec, Decode, Options, SourceFormat, SourceOptions, parse_options, parse_part
 from dataload.cli.output import ProgressBar, count_of, print_error, print_line
 from dataload.convert.manifest import index_shards
 from dataload.errors import ConfigError, DataloadError
@@ -29,6 +29,10 @@ def index_command(
     manifest: Annotated[
         bool, typer.Option("--manifest", help="Write or renew dataload.json in the directory of the shards instead.")
     ] = False,
+    part: Annotated[
+        str | None, typer.Option(help="With --manifest: describe only part I of N of the shards.", metavar="I/N")
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="With --manifest: write that of all finished parts.")] = False,
     format: SourceFormat = None,  # noqa: A002 - the option's name
     codec: Codec = None,
     decode: Decode = None,
@@ -48,9 +52,9 @@ def index_command(
             raise ConfigError("a manifest is written beside its shards: leave --directory out", key="directory")
         for path in paths:
             wanted = SourceOptions.parse(path, format=format, codec=codec, decode=decode, options=option)
-            _write_manifest(wanted)
-    elif format or codec or decode:
-        raise ConfigError("--format, --codec and --decode are for --manifest", key="manifest")
+            _write_manifest(wanted, None if part is None else parse_part(part), merge)
+    elif format or codec or decode or part or merge:
+        raise ConfigError("--format, --codec, --decode, --part and --merge are for --manifest", key="manifest")
     else:
         given = parse_options(option)
         remote = Remote.of(given.pop("storage_options", None), given.pop("remote", None))
@@ -60,9 +64,11 @@ def index_command(
         _index_archives(paths, directory, remote, strict=strict)
 
 
-def _write_manifest(wanted: SourceOptions) -> None:
+def _write_manifest(wanted: SourceOptions, part: tuple[int, int] | None, merge: bool) -> None:
     with ProgressBar("hashing shards") as bar:
-        report = index_shards(wanted.path, format=wanted.format, options=wanted.options, progress=bar)
+        report = index_shards(
+            wanted.path, format=wanted.format, options=wanted.options, part=part, merge=merge, progress=bar
+        )
     for entry in report.data_sets:
         shards, records = count_of(len(entry.names), "shard"), count_of(sum(entry.records), "record")
         print_line(f"{report.path}: {entry.pattern}: {records} in {shards} ({decimal(sum(entry.bytes))})")

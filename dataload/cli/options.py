@@ -103,6 +103,14 @@ def parse_options(options: Sequence[str] | None) -> dict[str, Any]:
     return parsed
 
 
+def parse_part(text: str) -> tuple[int, int]:
+    """Parse ``"2/8"``, the second of eight parts."""
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal()):
+        raise ConfigError(f"--part {text!r}: pass two numbers, such as 2/8 for the second of eight", key="part")
+    return int(number), int(count)
+
+
 def resolve_codec(name: str, key: str = "--codec") -> Any:
     """Return the function that ``"module:function"`` refers to; any other name is returned unchanged."""
     return resolve_reference(name, key) if ":" in name else name

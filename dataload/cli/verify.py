@@ -14,10 +14,21 @@ from typing import Annotated, Any, Self
 import numpy as np
 import typer
 
-from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, SourceFormat, SourceOptions, parse_options
+from dataload.cli.options import (
+    Codec,
+    Decode,
+    Fields,
+    JsonFlag,
+    Options,
+    SourceFormat,
+    SourceOptions,
+    parse_options,
+    parse_part,
+)
 from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line
 from dataload.config.references import REFERENCE_PATTERN, resolve_reference
 from dataload.convert.blocks import BlockSize, read_records
+from dataload.convert.plan import select_part
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceError, SourceNotFoundError
 from dataload.sources.registry import format_names
 
@@ -30,7 +41,7 @@ class Finding:
     """A record or a file that cannot be read."""
 
     path: str | None  # the file, if known
-    index: int | None  # of the record in the data set; None if this file, or one before it, cannot be opened
+    index: int | None  # of the record in the data set; None if this file or one before it was not opened
     record: int | None  # index of the record in the file; None if the file cannot be opened
     offset: int | None  # of the damage, in bytes, if known
     error: str  # name of the exception
@@ -61,6 +72,9 @@ def verify_command(
     decode: Decode = None,
     option: Options = None,
     limit: Annotated[int | None, typer.Option(help="Stop after this many bad records.", min=1)] = None,
+    part: Annotated[
+        str | None, typer.Option(help="Read only part I of N, a contiguous range of the files.", metavar="I/N")
+    ] = None,
     sample: Annotated[int, typer.Option(help="With module:function: number of records per check.", min=1)] = 64,
     json: JsonFlag = False,
 ) -> None:
@@ -72,22 +86,28 @@ def verify_command(
     The exit code is 1 if there is anything to report.
     """
     if format is None and _names_object(path):
-        if field or codec or decode:
-            raise ConfigError(f"--field, --codec and --decode are for files; pass options to {path} with --option")
+        if field or codec or decode or part:
+            raise ConfigError(
+                f"--field, --codec, --decode and --part are for files; pass options to {path} with --option"
+            )
         _verify_own(path, _open_own(path, parse_options(option)), sample, limit, json=json)
     else:
         wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
-        _verify_files(path, wanted, limit, json=json)
+        _verify_files(path, wanted, limit, None if part is None else parse_part(part), json=json)
 
 
-def _verify_files(name: str, wanted: SourceOptions, limit: int | None, *, json: bool) -> None:
+def _verify_files(
+    name: str, wanted: SourceOptions, limit: int | None, part: tuple[int, int] | None, *, json: bool
+) -> None:
     found_shards = wanted.shards()
     entry, paths = found_shards.format, found_shards.files
     options = {**found_shards.options, **entry.verify_options, **wanted.options}
     wanted = dataclasses.replace(wanted, options=options)
+    if part is not None:
+        paths = select_part(paths, *part)
     with ProgressBar("verifying") as bar:
         reading = _Reading(bar)
-        with closing(reading.findings(wanted, entry.name, paths)) as findings:
+        with closing(reading.findings(wanted, entry.name, paths, part and part[0])) as findings:
             found = _collect(findings, limit, bar, quiet=json)
     files, records = max(1, len(paths)), reading.records
     if json:
@@ -192,10 +212,12 @@ class _Reading:
             start = stop
             self._bar(start, length)
 
-    def findings(self, wanted: SourceOptions, format_name: str, paths: Sequence[str]) -> Generator[Finding]:
-        """Yield the findings of a data set in index order."""
-        first: int | None = 0
-        pending: list[str | None] = [None]  # None stands for the whole data set
+    def findings(
+        self, wanted: SourceOptions, format_name: str, paths: Sequence[str], part: int | None
+    ) -> Generator[Finding]:
+        """Yield the findings of a data set, or of the files of a part, in index order."""
+        first: int | None = 0 if part in (None, 1) else None  # nobody has counted the records of earlier parts
+        pending: list[str | None] = [None] if part is None else [*paths]  # None stands for the whole data set
         while pending:
             path = pending.pop(0)
             try:

@@ -1,4 +1,8 @@
-"""The journal of a conversion: a small JSON file beside the destination that lets an interrupted conversion resume."""
+"""The journal of a conversion: a small JSON file beside the destination that lets an interrupted conversion resume.
+
+Each part of a conversion has a journal of its own, which is its receipt once the part has finished. The journal of the
+whole then names the plan, and what the parts have finished once they are merged.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +74,7 @@ class FinishedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """The identity of a conversion and the shards it has finished."""
+    """The identity of a conversion, or of one of its parts, and the shards it has finished."""
 
     source: str  # fingerprint
     records: int
@@ -80,22 +84,37 @@ class Journal:
     finished: dict[str, FinishedShard] = dataclasses.field(default_factory=dict[str, FinishedShard])  # by file name
     version: int = _VERSION
     run: str = ""  # of a journal in an object store: random, so that the journals of two runs always differ
+    parts: int = 0  # the number of parts; 0 if the conversion is one run
+    part: int = 0  # which of them, from 1; 0 for the whole
 
     def __post_init__(self) -> None:
         # A saved journal may have been damaged, or made up.
         if not isinstance(self.options, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError("its options are not a table")
+        for name, number in (("parts", self.parts), ("part", self.part)):
+            if type(number) is not int or number < 0:
+                raise TypeError(f"{name} is {number!r}")
         if unknown := self.finished.keys() - {name for name, _, _ in self.shards}:
             raise ValueError(f"it has no shard {min(unknown)!r}, and yet says that it is finished")
         for name, shard in self.finished.items():
             if type(shard.bytes) is not int:
                 raise TypeError(f"the size of the shard {name!r} is {shard.bytes!r}")
 
+    @property
+    def complete(self) -> bool:
+        """Whether all shards are finished."""
+        return len(self.finished) == len(self.shards)
+
     def differences(self, now: Journal) -> Iterator[str]:
-        """Yield a line for each way in which the requested conversion, `now`, differs from this one."""
+        """Yield a line for each way in which the requested conversion, `now`, differs from this one.
+
+        The number of parts makes no difference to a conversion that is complete.
+        """
         pairs = [(name, getattr(self, name), getattr(now, name)) for name in ("source", "records", "format")]
         options = sorted(self.options.keys() | now.options.keys())
         pairs += [(name, self.options.get(name, "not set"), now.options.get(name, "not set")) for name in options]
+        numbers = () if self.complete else ("parts", "part")
+        pairs += [(name, getattr(self, name) or "none", getattr(now, name) or "none") for name in numbers]
         for name, before, after in pairs:
             if before != after:
                 yield f"{name}: {before} when it began, {after} now"
@@ -105,8 +124,11 @@ class Journal:
     def to_bytes(self) -> bytes:
         """Return what `parse` reads."""
         table = dataclasses.asdict(self)
-        if not self.run:  # of local files, for which releases before URLs know neither
+        if not self.parts:  # as in releases before parts
+            del table["parts"], table["part"]
+        if not self.run:  # of local files, as in releases before URLs
             del table["run"]
+        if not self.run and not self.parts:
             for shard in table["finished"].values():
                 del shard["etag"], shard["identity"]
         return json.dumps(table, indent=1).encode()
@@ -136,10 +158,13 @@ class JournalFile:
     Args:
         path: The file.
         remote: The settings of data at URLs.
+
+    Attributes:
+        path: The file.
     """
 
     def __init__(self, path: str, remote: Remote | None = None) -> None:
-        self._path = path
+        self.path = path
         self._storage = storage_of(path, remote)
         self._version: Any = None
 
@@ -150,15 +175,15 @@ class JournalFile:
             ConfigError: The file is not a journal, or its version is unknown.
             SourceError: The file cannot be read.
         """
-        found = self._storage.load(self._path)
+        found = self._storage.load(self.path)
         if found is None:
             return None
         self._version = found[1]
-        return Journal.parse(found[0], self._path)
+        return Journal.parse(found[0], self.path)
 
     def skip(self) -> None:
         """Prepare to replace the file, whatever it contains."""
-        found = self._storage.load(self._path)
+        found = self._storage.load(self.path)
         self._version = None if found is None else found[1]
 
     def save(self, journal: Journal) -> None:
@@ -167,17 +192,23 @@ class JournalFile:
         Raises:
             SourceError: Another run has replaced or removed it since it was loaded or saved.
         """
+        if not self.offer(journal):
+            message = f"another conversion has taken over {self.path}: wait until it has ended"
+            raise SourceError(message, path=self.path)
+
+    def offer(self, journal: Journal) -> bool:
+        """Do what `save` does, but return False if another run has replaced or removed the file."""
         try:
-            self._version = self._storage.replace(self._path, journal.to_bytes(), self._version)
+            self._version = self._storage.replace(self.path, journal.to_bytes(), self._version)
         except FileExistsError:
-            message = f"another conversion has taken over {self._path}: wait until it has ended"
-            raise SourceError(message, path=self._path) from None
+            return False
+        return True
 
     def remove(self) -> None:
         """Delete the file, unless another run has replaced it."""
-        found = self._storage.load(self._path)
+        found = self._storage.load(self.path)
         if found is not None and found[1] == self._version:
-            self._storage.remove(self._path)
+            self._storage.remove(self.path)
 
 
 def _summary(shards: Sequence[tuple[str, int, int]]) -> str:

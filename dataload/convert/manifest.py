@@ -16,7 +16,8 @@ from typing import IO, Any, Self, cast
 from dataload._util.fingerprint import digest
 from dataload._util.machine import usable_cpus
 from dataload.convert.journal import FinishedShard
-from dataload.convert.plan import summarize_paths
+from dataload.convert.plan import pattern_of, select_part
+from dataload.convert.receipts import merge_receipts, receipt_path, remove_receipts, save_receipt
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.base import spec_of
 from dataload.sources.files import FileSource
@@ -43,9 +44,9 @@ class IndexReport:
     """The result of indexing.
 
     Attributes:
-        path: The manifest.
+        path: The manifest, or the receipt of a part.
         data_sets: The data sets that were written to it.
-        resumed: Number of shards that an earlier run had finished.
+        resumed: Number of shards that an earlier run, or a merged part, had finished.
     """
 
     path: str
@@ -58,6 +59,8 @@ def index_shards(
     *,
     format: str | None = None,  # noqa: A002 - the word that users expect
     options: Mapping[str, Any] | None = None,
+    part: tuple[int, int] | None = None,
+    merge: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> IndexReport:
     """Write or renew the manifest of the directory of shards; other data sets in it keep their entries.
@@ -71,23 +74,38 @@ def index_shards(
         format: Name of the format; by default suffix and content decide.
         options: The reader's options. Those in `STORED_OPTIONS` become part of the manifest; ``storage_options`` and
             ``remote`` do not.
+        part: ``(i, n)`` describes only part i, counted from 1, of n: a contiguous range of the shards. It writes a
+            receipt, a hidden file beside the shards, instead of the manifest.
+        merge: Read no shards, but make the manifest of the receipts of all parts.
         progress: Called with (shards done, shards) at the start and after each shard.
 
     Raises:
         ConfigError: The shards are in several directories, an option cannot be stored, or a shard belongs to none of
-            the directory's data sets.
+            the directory's data sets. With `merge`: a receipt is missing or of another plan, or a shard has changed.
         SourceError: A shard cannot be read, or another process is indexing the directory.
     """
+    if merge and part is not None:
+        raise ConfigError("merge describes no shards: pass it without part", key="merge", value=merge)
     given = dict(options or {})
     remote = Remote.of(given.pop("storage_options", None), given.pop("remote", None))
     # Whole shards, at their present versions.
     remote = Remote(remote.store, dataclasses.replace(remote.options, mode="shards", scan=_UNLIMITED))
     directory, planned, gone = _plan(path, format, given, remote)
+    if merge:
+
+        def expected(number: int, count: int) -> list[tuple[Any, ...]]:
+            return [each.receipt for each in _select(planned, number, count)]
+
+        entries = merge_receipts(directory, expected, remote)
+        manifest = update_manifest(directory, entries, gone, remote=remote)
+        remove_receipts(directory, remote)
+        return IndexReport(manifest, entries, sum(len(entry.names) for entry in entries))
+    planned = planned if part is None else _select(planned, *part)
     total = sum(len(each.names) for each in planned)
-    journal = _journal_path(directory, remote)
+    journal = _journal_path(directory, remote, part)
     with storage_of(journal).lock(journal):
         known = _Described.load(journal)
-        entries: list[DataSetEntry] = []
+        described: list[DataSetEntry] = []
         resumed = done = 0
 
         def advance(resumes: bool) -> None:
@@ -102,10 +120,14 @@ def index_shards(
         with _open_journal(journal) as stream:
             for each in planned:
                 shards = _describe_all(directory, each, known, stream, advance)
-                entries.append(each.entry(directory, shards))
-        manifest = update_manifest(directory, entries, gone, remote=remote)
+                described.append(each.entry(directory, shards))
+        if part is None:
+            written = update_manifest(directory, described, gone, remote=remote)
+        else:
+            written = receipt_path(directory, *part)
+            save_receipt(written, described, remote)
         storage_of(journal).remove(journal)
-    return IndexReport(manifest, tuple(entries), resumed)
+    return IndexReport(written, tuple(described), resumed)
 
 
 def update_manifest(
@@ -126,7 +148,7 @@ def update_manifest(
     path = join(directory, MANIFEST_NAME)
     added, missing, storage = tuple(entries), {*gone}, storage_of(path, remote)
     deadline = time.monotonic() + _LOCK_SECONDS
-    with _locked(path, remote):
+    with locked(path, remote):
         if not is_url(path):
             remove_leftovers(path)  # of a process that was killed when its manifest had just appeared
         while True:
@@ -171,16 +193,8 @@ def identities_of(entry: Format, paths: Sequence[str], options: Mapping[str, Any
         return [*source.shard_identities()] if isinstance(source, FileSource) else [None] * len(paths)
 
 
-def pattern_of(names: Sequence[str], typed: str = "") -> str:
-    """Return the names in short: as a range if they are numbered, else as `typed`, what the user calls them."""
-    found = summarize_paths(names)
-    if len(names) > 1 and " ... " in found:
-        return typed or found
-    return found
-
-
 @contextmanager
-def _locked(path: str, remote: Remote | None) -> Generator[None]:
+def locked(path: str, remote: Remote | None) -> Generator[None]:
     """Hold the lock of a manifest, which others hold only for moments."""
     deadline = time.monotonic() + _LOCK_SECONDS
     with ExitStack() as entered:
@@ -215,6 +229,11 @@ class _Planned:
         """Text for the format and the options that decide the number of records."""
         return f"{self.format.name} {sorted(self.stored.items())!r}"
 
+    @property
+    def receipt(self) -> tuple[Any, ...]:
+        """What tells whether a receipt is of these shards; see `merge_receipts`."""
+        return self.pattern, self.format.name, self.stored, self.names
+
     def options_for(self, path: str) -> dict[str, Any]:
         """Return the reader's options for a shard or its directory."""
         return {**self.options, **({"remote": self.remote} if is_url(path) else {})}
@@ -225,16 +244,24 @@ class _Planned:
         return DataSetEntry.of(self.pattern, self.format.name, shards, fields=fields, options=self.stored)
 
 
-def _journal_path(directory: str, remote: Remote) -> str:
+def _select(planned: Sequence[_Planned], number: int, count: int) -> list[_Planned]:
+    """Return what part `number` of `count` describes of these data sets."""
+    names = select_part([(each, name) for each in planned for name in each.names], number, count)
+    selected = [(each, tuple(name for owner, name in names if owner is each)) for each in planned]
+    return [dataclasses.replace(each, names=own) for each, own in selected if own]
+
+
+def _journal_path(directory: str, remote: Remote, part: tuple[int, int] | None) -> str:
     if not is_url(directory):
-        return join(directory, f".{MANIFEST_NAME}.index")
+        which = "" if part is None else f".{part[0]}-{part[1]}"
+        return join(directory, f".{MANIFEST_NAME}.index{which}")
     node = node_directory(remote)
     if node is None:
         raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")
     folder = os.path.join(node, "indexing")
     with write_errors(folder):
         os.makedirs(folder, 0o700, exist_ok=True)
-    return os.path.join(folder, f"{digest(directory)}.journal")
+    return os.path.join(folder, f"{digest(directory, *(part or ()))}.journal")
 
 
 def _plan(

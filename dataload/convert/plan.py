@@ -4,12 +4,15 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dataload._util.checks import check_count
 from dataload._util.indexing import even_split, expand_braces
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
 from dataload.storage import base_name, is_url, join, parent
+
+Item = TypeVar("Item")
 
 _PLACEHOLDER = re.compile(r"\{shards?(:\d*d)?\}")
 _DEFAULT_NAME = "-{shard:05d}-of-{shards:05d}"
@@ -93,6 +96,26 @@ def journal_path(destination: str) -> str:
     return join(directory, f".{_PLACEHOLDER.sub('N', name)}.convert.json")
 
 
+def part_path(journal: str, number: int, count: int) -> str:
+    """Return the path of the receipt of a part, which lies beside the journal of the whole."""
+    return f"{journal.removesuffix('.json')}.{number}-of-{count}.json"
+
+
+def select_part(plan: Sequence[Item], number: int, count: int) -> tuple[Item, ...]:
+    """Return the shards of part `number`, counted from 1, of `count` parts: a contiguous range.
+
+    Raises:
+        ConfigError: There is no such part, or there are more parts than shards.
+    """
+    if check_count("the number of parts", count, least=1) > len(plan):
+        message = f"cannot split {len(plan)} shards into {count} parts: ask for fewer parts"
+        raise ConfigError(message, key="part", value=count)
+    if check_count("the part", number, least=1) > count:
+        raise ConfigError(f"there is no part {number} of {count}: parts are counted from 1", key="part", value=number)
+    start, stop = even_split(len(plan), count)[number - 1]
+    return tuple(plan[start:stop])
+
+
 def summarize_paths(paths: Sequence[str]) -> str:
     """Return paths as one string: if numbered, as the range ``a-{000..002}.tar``, which `dataload.open` takes."""
     first, last = paths[0], paths[-1]
@@ -105,3 +128,11 @@ def summarize_paths(paths: Sequence[str]) -> str:
         if end.isdigit() and expand_braces(pattern) == list(paths):
             return pattern
     return f"{first} ... {last} ({len(paths)} files)"
+
+
+def pattern_of(names: Sequence[str], typed: str = "") -> str:
+    """Return the names in short: as a range if they are numbered, else as `typed`, what the user calls them."""
+    found = summarize_paths(names)
+    if len(names) > 1 and " ... " in found:
+        return typed or found
+    return found

@@ -392,6 +392,22 @@ def refuse_seven(data):
     return {"n": int(data)}
 
 
+def test_verify_reads_a_part_of_the_files(damaged, data):
+    assert ok("verify", data, "--part", "1/2") == "4 records in 1 file: all can be read\n"
+    report = json.loads(fail(1, "verify", data, "--part", "2/2", "--json").stdout)
+    assert (report["files"], report["records"]) == (2, 14)
+    # The records of the first part were not counted.
+    assert [(f["index"], f["record"], f["path"]) for f in report["bad"]] == [
+        (None, 3, str(damaged)),
+        (None, 7, str(damaged)),
+    ]
+    assert [f["index"] for f in json.loads(fail(1, "verify", damaged, "--part", "1/1", "--json").stdout)["bad"]] == [
+        3,
+        7,
+    ]
+    assert "cannot split 3 shards into 4 parts: ask for fewer parts" in fail(2, "verify", data, "--part", "1/4").stderr
+
+
 def test_verify_reports_what_a_users_codec_raises(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "users_codec", sys.modules[__name__])
     with dataload.create(tmp_path / "a.lmdb") as writer:
@@ -456,7 +472,7 @@ def test_index_writes_manifests(tmp_path, monkeypatch):
 
 def test_index_with_options_of_the_other_kind():
     result = fail(2, "index", "a.tar", "--codec", "npz")
-    assert result.stderr == "error: --format, --codec and --decode are for --manifest\n"
+    assert result.stderr == "error: --format, --codec, --decode, --part and --merge are for --manifest\n"
     result = fail(2, "index", "--manifest", "a.tar", "--directory", "x")
     assert result.stderr == "error: a manifest is written beside its shards: leave --directory out\n"
 

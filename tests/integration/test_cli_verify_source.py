@@ -122,7 +122,11 @@ def test_source_that_does_not_open(tmp_path):
         (["somebodys_source:SortsRequests"], ConfigError, "with no options (pass them as -o name=value)"),
         (["somebodys_source:ready", "-o", "size=3"], ConfigError, "is a MemorySource, which does not take --option"),
         (["somebodys_source:broken"], SourceError, "somebodys_source:broken raised OSError: no such disk"),
-        (["somebodys_source:numbers", "--field", "x"], ConfigError, "--field, --codec and --decode are for files"),
+        (
+            ["somebodys_source:numbers", "--field", "x"],
+            ConfigError,
+            "--field, --codec, --decode and --part are for files",
+        ),
     ],
 )
 def test_what_is_no_source(arguments, error, message):

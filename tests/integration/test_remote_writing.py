@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import dataload
 from dataload.cli.app import app
-from dataload.convert import convert
+from dataload.convert import convert, parts
 from dataload.convert.manifest import index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources.find import HEAD_BYTES
@@ -285,6 +285,95 @@ def test_two_conversions_to_one_url(place, tmp_path):
     assert convert(Records(), destination, shards=3, resume=True, **place[1]).resumed == COUNT
 
 
+def on_node(place, tmp_path, number):
+    return {**place[1], "remote": {"cache": str(tmp_path / f"node {number}")}}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_parts_on_several_nodes(object_server, place, tmp_path, name):
+    file, destination = f"train{FORMATS[name]}", f"{place[0]}/train{FORMATS[name]}"
+    (tmp_path / "local").mkdir()
+    convert(Records(), tmp_path / "local" / file, shards=5)
+    for number in (3, 1, 3):
+        part = convert(Records(), destination, shards=5, part=(number, 3), **on_node(place, tmp_path, number))
+        assert part.manifest is None
+    assert part.resumed == part.records == 10
+    assert part.journal == f"{place[0]}/.{file}.convert.3-of-3.json"
+    with pytest.raises(ConfigError, match=r"parts 2/3 have no receipt, or have not finished: run them"):
+        convert(Records(), destination, shards=5, merge=True, **place[1])
+    with pytest.raises(SourceNotFoundError, match=r"finish the conversion or the copy"):
+        dataload.open(place[0], **place[1])
+    convert(Records(), destination, shards=5, part=(2, 3), **on_node(place, tmp_path, 2))
+    merged = convert(Records(), destination, shards=5, merge=True, **place[1])
+    assert merged.records == COUNT
+    (own,) = json.loads((tmp_path / "local" / "dataload.json").read_text())["data_sets"]
+    (found,) = json.loads(content(object_server, place, "dataload.json"))["data_sets"]
+    assert any(found["shards"].pop("etag") or [None]) == (name in OBJECTS)
+    assert own["shards"].pop("etag") is None
+    assert found == own
+    assert [key for key in names(object_server, place) if key.startswith(".")] == [f".{file}.convert.json"]
+    assert json.loads(content(object_server, place, f".{file}.convert.json")).keys().isdisjoint({"part", "parts"})
+    assert convert(Records(), destination, shards=5, merge=True, **place[1]).resumed == COUNT
+    assert convert(Records(), destination, shards=5, part=(2, 3), **place[1]).resumed == 9
+    assert convert(Records(), destination, shards=5, resume=True, **place[1]).resumed == COUNT
+    with dataload.open(place[0], **place[1], **({"decode": "auto"} if name == "tar" else {})) as source:
+        assert numbers(source) == [*range(COUNT)]
+
+
+def test_two_runs_of_a_part_on_two_nodes(place, tmp_path):
+    destination, reports = f"{place[0]}/a.syr", []
+
+    def progress(done, total):
+        if done >= 4 and not reports:
+            reports.append(None)
+            with pytest.raises(SourceError, match=r"another process is writing to .*2-of-3.json \(process \d+ on "):
+                convert(Records(), destination, shards=5, part=(2, 3), **place[1])
+            reports[:] = [convert(Records(), destination, shards=5, part=(2, 3), **on_node(place, tmp_path, 2))]
+
+    with pytest.raises((SourceError, ConfigError), match=r"a-0000\d-of-00005.syr exists|has taken over .*2-of-3.json"):
+        convert(Records(), destination, shards=5, part=(2, 3), progress=progress, **place[1])
+    for number in (1, 2, 3):
+        convert(Records(), destination, shards=5, part=(number, 3), **place[1])
+    convert(Records(), destination, shards=5, merge=True, **place[1])
+    with dataload.open(place[0], **place[1]) as source:
+        assert numbers(source) == [*range(COUNT)]
+
+
+@pytest.mark.parametrize("begun", ["before it is listed", "after it is listed"])
+def test_two_parts_that_begin_at_once(place, tmp_path, monkeypatch, begun):
+    destination, looked = f"{place[0]}/a.syr", []
+    existing = parts._existing
+
+    def look(plan, remote):
+        found = existing(plan, remote) if begun.startswith("after") else None
+        if not looked:
+            looked.append(None)
+            convert(Records(), destination, shards=5, part=(2, 3), **on_node(place, tmp_path, 2))
+        return existing(plan, remote) if found is None else found
+
+    monkeypatch.setattr(parts, "_existing", look)
+    for number in (1, 3):
+        convert(Records(), destination, shards=5, part=(number, 3), **place[1])
+    assert looked
+    assert convert(Records(), destination, shards=5, merge=True, **place[1]).records == COUNT
+
+
+def test_an_object_that_was_replaced_is_not_merged(object_server, place):
+    destination = f"{place[0]}/a.syr"
+    for number in (1, 2):
+        convert(Records(), destination, shards=2, part=(number, 2), **place[1])
+    good = content(object_server, place, "a-00001-of-00002.syr")
+    put(object_server, place, "a-00001-of-00002.syr", b"x" * len(good))
+    with pytest.raises(
+        ConfigError, match=r"a-00001-of-00002.syr is missing, or has changed since .*: run its part aga"
+    ):
+        convert(Records(), destination, shards=2, merge=True, **place[1])
+    assert "dataload.json" not in names(object_server, place)
+    assert convert(Records(), destination, shards=2, part=(2, 2), **place[1]).resumed == 0
+    assert content(object_server, place, "a-00001-of-00002.syr") == good
+    convert(Records(), destination, shards=2, merge=True, **place[1])
+
+
 def test_the_first_of_two_conversions_ends_when_the_second_takes_over(place, tmp_path):
     destination = f"{place[0]}/a.syr"
     elsewhere = {**place[1], "remote": {"cache": str(tmp_path / "other node")}}
@@ -529,3 +618,27 @@ def test_commands(object_server, place, tmp_path, monkeypatch):
     result = run.invoke(app, ["index", place[0], "--option", "codec=x"])
     assert "without --manifest, --option takes storage_options and remote only, got 'codec'" in result.output
     assert object_server.secret_key not in result.output
+
+
+def test_a_manifest_in_parts(object_server, place, tmp_path):
+    convert(Records(), f"{place[0]}/a.syr", shards=5, **place[1])
+    expected = content(object_server, place, "dataload.json")
+    forget(object_server, place, "dataload.json", ".a.syr.convert.json")
+    for number in (3, 1, 2, 3):
+        index_shards(place[0], part=(number, 3), options=on_node(place, tmp_path, number))
+    assert {f".dataload.json.{number}-of-3" for number in (1, 2, 3)} <= {*names(object_server, place)}
+    third = content(object_server, place, "a-00004-of-00005.syr")
+    put(object_server, place, "a-00004-of-00005.syr", b"x" * len(third))
+    with pytest.raises(ConfigError, match=r"has changed since it was indexed: a-00004-of-00005.syr has the ETag"):
+        index_shards(place[0], merge=True, options=place[1])
+    put(object_server, place, "a-00004-of-00005.syr", third)
+    index_shards(place[0], part=(3, 3), options=place[1])
+    index_shards(place[0], merge=True, options=place[1])
+    assert content(object_server, place, "dataload.json") == expected
+    assert not [name for name in names(object_server, place) if name.startswith(".")]
+
+
+def forget(object_server, place, *keys):
+    bucket, _, prefix = place[0].removeprefix("s3://").partition("/")
+    for key in keys:
+        object_server.store(bucket).delete(f"{prefix}/{key}")

@@ -1,0 +1,253 @@
+"""Begin a conversion or one of its parts, and merge parts: check what exists, and that it belongs to the same plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+
+from dataload.convert.journal import FinishedShard, Journal, JournalFile
+from dataload.convert.manifest import locked
+from dataload.convert.plan import Shard, part_path, select_part
+from dataload.errors import ConfigError, SourceNotFoundError
+from dataload.storage import Remote, is_url, parent, storage_of
+from dataload.storage.local.parts import remove_leftovers
+
+_MOST_THREADS = 8  # they mostly wait for a store
+_MOST_NAMED = 8
+_REMEDY_OF_WHOLE = "the parts are merged, so pass resume=True without a part to write it again"
+
+
+def begin(
+    file: JournalFile,
+    requested: Journal,
+    plan: Sequence[Shard],
+    remote: Remote | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> Journal:
+    """Return the journal in `file` if it can be resumed, else `requested`."""
+    path = file.path
+    if overwrite:
+        file.skip()
+        return requested
+    begun = file.load()
+    if begun is not None and resume:
+        check_same(begun, requested, f"cannot resume: {path}")
+        return replace(begun, parts=0)
+    unfinished = begun is not None and not begun.complete
+    if begun is not None and unfinished and begun.parts:
+        message = f"{path} is the journal of an unfinished conversion in {begun.parts} parts: run the parts that are"
+        raise ConfigError(f"{message} missing and merge them, or pass overwrite=True to start over", key="part")
+    taken = _existing(plan, remote)
+    if not taken and unfinished and is_url(path):  # its run may live: no lock says so
+        message = (
+            f"{path} is the journal of an unfinished conversion: pass resume=True to continue it, or overwrite=True"
+        )
+        raise ConfigError(f"{message} to start over", key="resume", value=path)
+    if taken:
+        raise _taken_error(taken, "resume=True to continue the interrupted conversion, or " if unfinished else "")
+    return requested
+
+
+def begin_part(
+    file: JournalFile,
+    path: str,
+    requested: Journal,
+    plan: Sequence[Shard],
+    remote: Remote | None,
+    *,
+    overwrite: bool,
+) -> Journal:
+    """Return the receipt in `file` if it belongs to the conversion, else `requested`, and begin the conversion.
+
+    Args:
+        file: The receipt of the part.
+        path: Path of the journal of the whole conversion, which names the plan. The first part writes it.
+        requested: The part.
+        plan: The shards of the whole conversion.
+        remote: The settings of data at URLs.
+        overwrite: Start the part over. If the conversion is another one, or complete, start that over, too.
+
+    Raises:
+        ConfigError: The conversion is another one, or a shard has changed since the parts were merged.
+    """
+    whole = _enter(path, replace(requested, part=0), plan, remote, overwrite=overwrite)
+    own = select_part(plan, requested.part, requested.parts)
+    if whole.complete:
+        _check_unchanged(whole, own, remote, _REMEDY_OF_WHOLE)
+        return replace(requested, finished={shard.name: whole.finished[shard.name] for shard in own})
+    if overwrite:
+        file.skip()
+        return requested
+    begun = file.load()
+    if begun is None:
+        return requested
+    check_same(
+        begun, requested, f"cannot write part {requested.part}/{requested.parts} without overwrite=True: {file.path}"
+    )
+    return begun
+
+
+def merged(file: JournalFile, requested: Journal, plan: Sequence[Shard], remote: Remote | None) -> Journal:
+    """Return the complete journal, now in `file`, of a conversion whose parts have all finished.
+
+    Raises:
+        SourceNotFoundError: No part has begun.
+        ConfigError: The conversion is another one; a receipt is missing, damaged or that of another conversion; or a
+            shard is missing or has changed.
+    """
+    path, begun = file.path, file.load()
+    if begun is None:
+        raise SourceNotFoundError(f"there is no {path}: run the parts before you merge them", path=path)
+    check_same(begun, replace(requested, parts=begun.parts), f"cannot merge: {path}")
+    remedy = _REMEDY_OF_WHOLE
+    if not begun.complete:
+        remedy = "run its part again"
+        if not begun.parts:
+            message = f"{path} is the journal of a conversion without parts: pass resume=True to finish it"
+            raise ConfigError(message, key="merge", value=path)
+        begun = replace(begun, finished=_finished(path, replace(requested, parts=begun.parts), plan, remote))
+    _existing(plan, remote)  # tells the versions of all objects in one request
+    _check_unchanged(begun, plan, remote, remedy)
+    if begun.parts:
+        begun = replace(begun, run=requested.run)
+        file.save(begun)  # from here on, the receipts are not needed
+    return begun
+
+
+def close_parts(file: JournalFile, journal: Journal, remote: Remote | None) -> None:
+    """Remove the receipts of merged parts, and make `journal` in `file` that of a conversion in one run."""
+    if journal.parts:
+        for number in range(1, journal.parts + 1):
+            receipt = part_path(file.path, number, journal.parts)
+            storage_of(receipt, remote).remove(receipt)
+        file.save(replace(journal, parts=0))
+
+
+def check_same(begun: Journal, requested: Journal, subject: str) -> None:
+    """Check that a journal is that of the requested conversion; `subject` begins the message."""
+    if differences := "".join(f"\n  {line}" for line in begun.differences(requested)):
+        raise ConfigError(f"{subject} is the journal of a different conversion{differences}", key="resume")
+
+
+def _enter(path: str, requested: Journal, plan: Sequence[Shard], remote: Remote | None, *, overwrite: bool) -> Journal:
+    """Return the journal of the conversion in parts, which is `requested` if this part is the first."""
+    if not overwrite and (begun := JournalFile(path, remote).load()) is not None:
+        check_same(begun, requested, f"cannot write a part without overwrite=True: {path}")
+        return begun
+    with locked(path, remote):
+        if not is_url(path):
+            remove_leftovers(path)
+        while True:
+            file = JournalFile(path, remote)
+            begun = _load(file, overwrite=overwrite)
+            if begun is not None:
+                differs = any(begun.differences(requested))
+                if not overwrite:
+                    check_same(begun, requested, f"cannot write a part without overwrite=True: {path}")
+                if not differs and not (overwrite and begun.complete):
+                    return begun
+            elif not overwrite and (taken := _existing(plan, remote)):
+                if is_url(path) and file.load() is not None:
+                    continue  # written by a part that has begun meanwhile, on another node
+                raise _taken_error(taken)
+            if file.offer(requested):
+                return requested
+
+
+def _load(file: JournalFile, *, overwrite: bool) -> Journal | None:
+    try:
+        return file.load()
+    except ConfigError:
+        if not overwrite:
+            raise
+        return None  # it is replaced
+
+
+def _finished(path: str, requested: Journal, plan: Sequence[Shard], remote: Remote | None) -> dict[str, FinishedShard]:
+    """Return the shards in the receipts of all parts.
+
+    Raises:
+        ConfigError: A receipt is missing, damaged, unfinished, or that of another conversion.
+    """
+    count = requested.parts
+
+    def load(number: int) -> Journal | None:
+        receipt = part_path(path, number, count)
+        try:
+            found = JournalFile(receipt, remote).load()
+        except ConfigError as error:
+            message = f"the receipt of part {number}/{count} is damaged: run that part again with overwrite=True"
+            raise ConfigError(f"{message} ({error})", key="merge", value=receipt) from error
+        if found is not None:
+            check_same(
+                found,
+                replace(requested, part=number),
+                f"cannot merge part {number}/{count}, run it again with overwrite=True: {receipt}",
+            )
+        return found
+
+    with ThreadPoolExecutor(_MOST_THREADS) as pool:
+        receipts = [*pool.map(load, range(1, count + 1))]
+    finished: dict[str, FinishedShard] = {}
+    missing: list[str] = []
+    for number, receipt in enumerate(receipts, 1):
+        names = {shard.name for shard in select_part(plan, number, count)}
+        found = {} if receipt is None else {name: receipt.finished[name] for name in names & receipt.finished.keys()}
+        if len(found) < len(names):
+            missing.append(f"{number}/{count}")
+        finished |= found
+    if missing:
+        several = f" (and {len(missing) - _MOST_NAMED} more)" if len(missing) > _MOST_NAMED else ""
+        message = f"parts {', '.join(missing[:_MOST_NAMED])}{several} have no receipt, or have not finished"
+        raise ConfigError(f"{message}: run them, again if need be", key="merge", value=missing)
+    return {shard.name: finished[shard.name] for shard in plan}
+
+
+def _check_unchanged(journal: Journal, shards: Sequence[Shard], remote: Remote | None, remedy: str) -> None:
+    for shard in shards:
+        if not journal.finished[shard.name].matches(shard.path, remote):
+            message = f"{shard.path} is missing, or has changed since it was finished: {remedy}"
+            raise ConfigError(message, key="part", value=shard.path)
+
+
+def _taken_error(taken: Sequence[str], resuming: str = "") -> ConfigError:
+    several = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
+    message = f"{taken[0]} exists{several}: choose another name, or pass {resuming}overwrite=True to replace it"
+    return ConfigError(message, key="overwrite", value=taken[0])
+
+
+def _existing(plan: Sequence[Shard], remote: Remote | None) -> list[str]:
+    """Return the paths of the plan at which there is something."""
+    if not is_url(plan[0].path):
+        return [shard.path for shard in plan if os.path.exists(shard.path)]
+    directory = parent(plan[0].path)
+    names: set[str] = set()
+    with suppress(SourceNotFoundError):
+        names.update(storage_of(directory, remote).list(directory))  # at once, which also tells the versions
+    return [shard.path for shard in plan if shard.name in names]
+
+
+def replaceable(
+    plan: Sequence[Shard], begun: Journal, remote: Remote | None, *, resume: bool, overwrite: bool
+) -> set[str]:
+    """Return the paths that may be replaced."""
+    if overwrite or (resume and remote is None):
+        return {shard.path for shard in plan}
+    # Without a lock, another run may be writing what is not there yet.
+    known = {shard.path for shard in plan if shard.name in begun.finished}
+    return known.union(_existing(plan, remote)) if resume else set()
+
+
+def without_damaged(journal: Journal, plan: Sequence[Shard], notes: list[str], remote: Remote | None) -> Journal:
+    """Return `journal` without the shards that have changed since they were finished, and note each."""
+    intact = dict(journal.finished)
+    for shard in plan:
+        if shard.name in intact and not intact[shard.name].matches(shard.path, remote):
+            del intact[shard.name]
+            notes.append(f"{shard.path} has changed since it was finished and was written again")
+    return replace(journal, finished=intact)

@@ -1,0 +1,176 @@
+"""Write the shards of a conversion, and describe them for the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from dataload.convert.blocks import read_ahead
+from dataload.convert.journal import FinishedShard, Journal, JournalFile
+from dataload.convert.manifest import etag_of, fields_of, identities_of
+from dataload.convert.plan import Shard, pattern_of
+from dataload.errors import ConfigError
+from dataload.sources.format import Format
+from dataload.sources.manifest import DataSetEntry, ShardEntry
+from dataload.storage import Remote
+from dataload.types import FieldSpec, RandomAccessSource
+
+_KEY = "__key__"
+_KEY_DIGITS = 8
+_DEFAULT_CODEC = "tensorprotos"
+_BYTES_FIELD = "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Everything needed to turn records into files of a format."""
+
+    entry: Format
+    options: dict[str, Any]
+    counts: bool  # whether the writer wants to know the number of records in advance
+    adapt: Callable[[Any, int], Any]
+    notes: tuple[str, ...]
+    remote: Remote | None = None  # for a destination at a URL
+
+    def to_store(self, url: str, storage_options: Any, remote: Any) -> Self:
+        """Return the same for a destination at a URL.
+
+        Raises:
+            ConfigError: The writer of the format does not write to URLs.
+        """
+        if "remote" not in self.entry.writer_options.names():
+            message = f"the writer of format {self.entry.name!r} has no option 'remote': write to a local directory"
+            raise ConfigError(message, key="destination", value=url)
+        found = Remote.of(storage_options, remote)
+        # What is known about objects may be out of date.
+        return replace(self, remote=Remote(found.store, found.options))
+
+    @property
+    def reader_options(self) -> dict[str, Any]:
+        """Options with which the records are read again."""
+        codec = self.options.get("codec")
+        return {"codec": codec} if isinstance(codec, str) and "codec" in self.entry.reader_options.names() else {}
+
+    def describe(self, path: str) -> FinishedShard:
+        """Describe a local shard that was just written."""
+        found = FinishedShard.of(path)
+        with suppress(ConfigError):  # the reader of the format needs options that only its user knows
+            return replace(found, identity=identities_of(self.entry, [path], self.reader_options)[0])
+        return found
+
+    def options_for(self, records: int) -> dict[str, Any]:
+        """Return the writer's options for a shard of so many records."""
+        counted = {"num_records": records} if self.counts else {}
+        return {**self.options, **counted, **({} if self.remote is None else {"remote": self.remote})}
+
+
+def prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, Any], keep_key: bool) -> Writing:
+    """Decide how the records of a source become those of a format; the first record tells."""
+    takes_bytes, has_keys = entry.content == "bytes", entry.key_field is not None
+    notes: list[str] = []
+    first = source[0] if len(source) else None
+    has_fields = isinstance(first, Mapping)
+    if has_fields and takes_bytes and options.get("codec") is None:
+        options = {**options, "codec": _DEFAULT_CODEC}
+        notes.append(
+            f"records are encoded with the codec {_DEFAULT_CODEC!r}: pass it again when you open files by name"
+        )
+    wraps = first is not None and not has_fields and not takes_bytes
+    if wraps:
+        notes.append(f"records have no fields: each is stored as the field {_BYTES_FIELD!r}")
+    keyed = has_fields and _KEY in first
+    drops = keyed and not has_keys and not keep_key
+    if drops:
+        notes.append(f"the field {_KEY!r} of tar samples is dropped; keep_key=True keeps it")
+    # By default a tar writer numbers the samples of each shard from 0.
+    numbers = has_keys and "key" not in options and not keyed
+    counts = "num_records" in entry.writer_options.names() and "num_records" not in options
+
+    def adapt(record: Any, index: int) -> Any:
+        if wraps:
+            record = {_BYTES_FIELD: record}
+        if numbers:
+            return {_KEY: f"{index:0{_KEY_DIGITS}d}", **record}
+        return {name: value for name, value in record.items() if name != _KEY} if drops else record
+
+    return Writing(entry, options, counts, adapt, tuple(notes))
+
+
+def manifest_entry(plan: Sequence[Shard], journal: Journal, writing: Writing) -> DataSetEntry:
+    """Return the entry of a complete conversion for the manifest."""
+    options = writing.reader_options
+    settings = {} if writing.remote is None else {"remote": writing.remote}
+    fields: Mapping[str, FieldSpec] = {}
+    finished = [(shard, journal.finished[shard.name]) for shard in plan]
+    shards = [
+        ShardEntry(shard.name, shard.stop - shard.start, of.bytes, etag_of(writing.entry, of), of.sha256, of.identity)
+        for shard, of in finished
+    ]
+    with suppress(ConfigError):  # the reader of the format needs options that only its user knows
+        filled = (shard.path for shard in plan if shard.stop > shard.start)
+        fields = fields_of(writing.entry, filled, {**options, **settings})
+        if writing.remote is None and not all(shard.identity for shard in shards):
+            identities = identities_of(writing.entry, [shard.path for shard in plan], options)
+            shards = [shard._replace(identity=found) for shard, found in zip(shards, identities, strict=True)]
+    return DataSetEntry.of(
+        pattern_of([shard.name for shard in plan]),
+        writing.entry.name,
+        shards,
+        fields=fields,
+        options=options,
+    )
+
+
+def describe_option(option: Any) -> str:
+    """Return text for an option that is the same in every process: an object's default repr is its address."""
+    if callable(option) or type(option).__repr__ is object.__repr__:
+        named = option if hasattr(option, "__qualname__") else type(option)
+        return f"{named.__module__}.{named.__qualname__}"
+    return repr(option)
+
+
+def write_shards(
+    source: RandomAccessSource[Any],
+    shards: Sequence[Shard],
+    writing: Writing,
+    journal: Journal,
+    file: JournalFile,
+    *,
+    replaced: set[str],
+    advance: Callable[[int], None],
+) -> Journal:
+    """Write the shards one after another, entering each in the journal once it has its final name."""
+    if not shards:
+        return journal
+    file.save(journal)
+    try:
+        for shard in shards:
+            finished = _write_shard(source, shard, writing, shard.path in replaced, advance)
+            journal = replace(journal, finished={**journal.finished, shard.name: finished})
+            file.save(journal)
+    except BaseException:
+        if not journal.finished:  # there is nothing to resume
+            file.remove()
+        raise
+    return journal
+
+
+def _write_shard(
+    source: RandomAccessSource[Any], shard: Shard, writing: Writing, overwrite: bool, advance: Callable[[int], None]
+) -> FinishedShard:
+    local: list[FinishedShard] = []
+    options = writing.options_for(shard.stop - shard.start)
+    with writing.entry.create(shard.path, overwrite=overwrite, options=options) as writer:
+        if writing.remote is not None:
+            writer.before_publish = lambda path: local.append(writing.describe(path))
+        for first, records in read_ahead(source, shard.start, shard.stop):
+            for index, record in enumerate(records, first):
+                try:
+                    writer.write(writing.adapt(record, index))
+                except ConfigError as error:
+                    message = f"cannot write record {index} of the source to {shard.path}: {error}"
+                    raise ConfigError(message, key=error.key, value=error.value) from error
+            advance(len(records))
+    return local[0].as_uploaded(shard.path, writing.remote) if local else writing.describe(shard.path)

@@ -1,0 +1,378 @@
+"""Conversions in parts: in any order, again, at once, killed; and what is not merged."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import dataload
+from dataload.cli.app import app
+from dataload.convert import convert
+from dataload.errors import ConfigError, SourceError, SourceNotFoundError
+
+COUNT = 23
+SUFFIXES = [".syr", ".tar", ".lmdb", ".array_record", ".torchrecord"]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    path = tmp_path_factory.mktemp("original") / "a.syr"
+    with dataload.create(path) as writer:
+        writer.extend({"x": np.arange(i, i + 9.0), "n": np.array(i), "name": f"n{i}"} for i in range(COUNT))
+    return path
+
+
+@pytest.fixture
+def source(original):
+    with dataload.open(original) as opened:
+        yield opened
+
+
+def content(directory):
+    """The bytes of all files; of journals what does not depend on the time."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        name = str(path.relative_to(directory))
+        if path.is_dir() or name.endswith("lock.mdb"):
+            continue
+        found[name] = path.read_bytes()
+        if name.endswith(".convert.json"):
+            table = json.loads(found[name])
+            for shard in table["finished"].values():
+                del shard["mtime_ns"]
+            found[name] = table
+    return found
+
+
+def one_run(source, directory, name="b.syr", shards=5):
+    directory.mkdir()
+    convert(source, directory / name, shards=shards)
+    return content(directory)
+
+
+def run_parts(source, directory, order, count=3, name="b.syr", **options):
+    directory.mkdir(exist_ok=True)
+    return [convert(source, directory / name, shards=5, part=(number, count), **options) for number in order]
+
+
+def merge(source, directory, name="b.syr", **options):
+    return convert(source, directory / name, **{"shards": 5, "merge": True, **options})
+
+
+def receipt(directory, number, count=3):
+    return directory / f".b.syr.convert.{number}-of-{count}.json"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3])))
+def test_parts_in_any_order_write_what_one_run_writes(source, tmp_path, order):
+    reports = run_parts(source, tmp_path / "parts", order)
+    by_number = dict(zip(order, reports, strict=True))
+    assert [len(by_number[number].paths) for number in (1, 2, 3)] == [1, 2, 2]
+    assert sum(report.records for report in reports) == COUNT
+    assert {report.manifest for report in reports} == {None}
+    assert not (tmp_path / "parts/dataload.json").exists()
+    merged = merge(source, tmp_path / "parts")
+    assert content(tmp_path / "parts") == one_run(source, tmp_path / "one")
+    assert merged.paths == tuple(path for number in (1, 2, 3) for path in by_number[number].paths)
+    assert (merged.records, merged.resumed) == (COUNT, COUNT)
+    assert merged.bytes == sum(report.bytes for report in reports)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_every_format(source, tmp_path, suffix, count):
+    run_parts(source, tmp_path / "parts", range(count, 0, -1), count, f"b{suffix}")
+    merge(source, tmp_path / "parts", f"b{suffix}")
+    assert content(tmp_path / "parts") == one_run(source, tmp_path / "one", f"b{suffix}")
+    with dataload.open(tmp_path / "parts") as found:
+        assert len(found) == COUNT
+
+
+def test_a_part_that_runs_again_keeps_what_it_has_finished(source, tmp_path):
+    run_parts(source, tmp_path, [2, 1, 3])
+    before = {path.name: path.stat() for path in tmp_path.glob("b-*")}
+    assert [report.resumed for report in run_parts(source, tmp_path, [1, 2, 3])] == [4, 9, 10]
+    merge(source, tmp_path)
+    expected = content(tmp_path)
+    assert [report.resumed for report in run_parts(source, tmp_path, [3, 1, 2])] == [10, 4, 9], "after the merge, too"
+    assert merge(source, tmp_path).records == COUNT
+    assert content(tmp_path) == expected
+    assert {path.name: path.stat() for path in tmp_path.glob("b-*")} == before
+    assert convert(source, tmp_path / "b.syr", shards=5, resume=True).resumed == COUNT, "as after one run"
+
+
+def test_a_merge_that_was_killed_is_repeated(source, tmp_path, monkeypatch):
+    run_parts(source, tmp_path / "parts", [1, 2, 3])
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    for function in ("update_manifest", "close_parts"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"dataload.convert.{function}", stop)
+            with pytest.raises(KeyboardInterrupt):
+                merge(source, tmp_path / "parts")
+    receipt(tmp_path / "parts", 1).unlink()
+    assert [report.resumed for report in run_parts(source, tmp_path / "parts", [1])] == [4]
+    merge(source, tmp_path / "parts")
+    assert content(tmp_path / "parts") == one_run(source, tmp_path / "one")
+
+
+RUN = """
+import os, signal, sys
+import dataload
+from dataload.convert import convert
+
+source, destination, number, count, kill_at = sys.argv[1:]
+
+def progress(done, total):
+    if done >= int(kill_at):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+try:
+    convert(dataload.open(source), destination, shards=5, part=(int(number), int(count)), progress=progress)
+except dataload.SourceError as error:
+    sys.exit(f"SourceError: {error}")
+"""
+
+
+def start(original, directory, number, count, kill_at=1000):
+    arguments = [original, directory / "b.syr", number, count, kill_at]
+    return subprocess.Popen([sys.executable, "-c", RUN, *map(str, arguments)], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_parts_at_once_and_each_twice(original, source, tmp_path):
+    (tmp_path / "parts").mkdir()
+    processes = [start(original, tmp_path / "parts", number, 3) for number in (1, 2, 3, 3, 2, 1)]
+    for one, other in zip(processes[:3], reversed(processes[3:]), strict=True):
+        errors = [process.communicate()[1] for process in (one, other)]
+        assert 0 in (one.returncode, other.returncode), errors
+        for process, error in zip((one, other), errors, strict=True):
+            if process.returncode:
+                assert re.match(r"SourceError: another process is writing to .*-of-3\.json", error)
+    merge(source, tmp_path / "parts")
+    assert content(tmp_path / "parts") == one_run(source, tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill_at", [0, 2, 4, 7, 9])
+def test_a_part_that_was_killed_is_run_again(original, source, tmp_path, kill_at):
+    run_parts(source, tmp_path / "parts", [1, 3])
+    process = start(original, tmp_path / "parts", 2, 3, kill_at)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    if kill_at < 9:  # else the last shard may have been finished in time
+        with pytest.raises(ConfigError, match=r"parts 2/3 have no receipt, or have not finished: run them"):
+            merge(source, tmp_path / "parts")
+    run_parts(source, tmp_path / "parts", [2])
+    merge(source, tmp_path / "parts")
+    assert content(tmp_path / "parts") == one_run(source, tmp_path / "one")
+
+
+def test_the_second_of_two_runs_of_a_part_is_refused(source, tmp_path):
+    refused = []
+
+    def start_another(done, total):
+        with pytest.raises(SourceError, match=r"another process is writing to .*2-of-3\.json \(process "):
+            run_parts(source, tmp_path, [2], overwrite=bool(refused))
+        refused.append(done)
+        run_parts(source, tmp_path, [1])
+
+    run_parts(source, tmp_path, [2], progress=start_another)
+    assert refused[-1] == 9
+    run_parts(source, tmp_path, [3])
+    merge(source, tmp_path)
+
+
+def test_a_shard_that_exists_without_a_receipt_is_written_again(source, tmp_path):
+    run_parts(source, tmp_path / "parts", [1, 2, 3])
+    receipt(tmp_path / "parts", 2).unlink()
+    with pytest.raises(ConfigError, match=r"parts 2/3 have no receipt, or have not finished: run them, again if need"):
+        merge(source, tmp_path / "parts")
+    assert run_parts(source, tmp_path / "parts", [2])[0].resumed == 0
+    merge(source, tmp_path / "parts")
+    assert content(tmp_path / "parts") == one_run(source, tmp_path / "one")
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": 1}', "null", "part"])
+def test_a_torn_receipt(source, tmp_path, text):
+    run_parts(source, tmp_path, [1, 2, 3])
+    path = receipt(tmp_path, 2)
+    path.write_text(path.read_text().replace('"part": 2', '"part": -2') if text == "part" else text)
+    problem = r"the receipt of part 2/3 is damaged: run that part again with overwrite=True \(.*is not a conversion j"
+    with pytest.raises(ConfigError, match=problem):
+        merge(source, tmp_path)
+    with pytest.raises(ConfigError, match=r"2-of-3\.json is not a conversion journal .*, or pass overwrite=True"):
+        run_parts(source, tmp_path, [2])
+    run_parts(source, tmp_path, [2], overwrite=True)
+    assert merge(source, tmp_path).records == COUNT
+
+
+@pytest.fixture
+def changed(original, tmp_path_factory):
+    """A source of as many records, of which one differs."""
+    path = tmp_path_factory.mktemp("changed") / "a.syr"
+    with dataload.open(original) as opened, dataload.create(path) as writer:
+        for record in opened:
+            writer.write({**record, "n": np.array(-1)} if record["n"] == 20 else record)
+    with dataload.open(path) as opened:
+        yield opened
+
+
+def test_a_part_whose_source_has_changed(source, changed, tmp_path):
+    parts = tmp_path / "parts"
+    run_parts(source, parts, [1, 2])
+    differs = r"b\.syr\.convert\.json is the journal of a different conversion\n  source: \w+ when it began, \w+ now$"
+    with pytest.raises(ConfigError, match=r"cannot write a part without overwrite=True: .*" + differs):
+        run_parts(changed, parts, [3])
+    run_parts(source, parts, [3])
+    with pytest.raises(ConfigError, match=r"cannot merge: .*" + differs):
+        merge(changed, parts)
+    run_parts(changed, parts, [3], overwrite=True)  # begins the conversion anew
+    differs = r"1-of-3\.json is the journal of a different conversion\n  source: \w+ when it began, \w+ now$"
+    with pytest.raises(ConfigError, match=r"cannot merge part 1/3, run it again with overwrite=True: .*" + differs):
+        merge(changed, parts)
+    with pytest.raises(ConfigError, match=r"cannot write part 1/3 without overwrite=True: .*" + differs):
+        run_parts(changed, parts, [1])
+    run_parts(changed, parts, [1, 2], overwrite=True)
+    merge(changed, parts)
+    with dataload.open(parts) as found:
+        assert found[20]["n"] == -1
+    assert content(parts) == one_run(changed, tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"part": (1, 2)}, "parts: 3 when it began, 2 now"),
+        (
+            {"shards": 4},
+            r"shards: 5 \(b-00000-of-00005\.syr, \.\.\.\) when it began, 4 \(b-00000-of-00004\.syr, \.\.\.",
+        ),
+        ({"keep_key": True}, "keep_key: False when it began, True now"),
+        ({"part": None, "resume": True}, "parts: 3 when it began, none now"),
+    ],
+)
+def test_two_plans_for_one_destination(source, tmp_path, arguments, line):
+    run_parts(source, tmp_path, [2])
+    before = content(tmp_path)
+    with pytest.raises(ConfigError, match=rf"is the journal of a different conversion\n  {line}"):
+        convert(source, tmp_path / "b.syr", **{"shards": 5, "part": (1, 3), **arguments})
+    assert content(tmp_path) == before
+
+
+def test_the_receipt_of_another_data_set(source, tmp_path):
+    run_parts(source, tmp_path, [1, 2, 3])
+    run_parts(source, tmp_path, [1, 2, 3], name="c.syr")
+    expected = receipt(tmp_path, 2).read_bytes()
+    for foreign, line in ((".c.syr.convert.2-of-3.json", "shards: 5"), (".b.syr.convert.1-of-3.json", "part: 1 when")):
+        receipt(tmp_path, 2).write_bytes((tmp_path / foreign).read_bytes())
+        with pytest.raises(ConfigError, match=rf"cannot merge part 2/3.* of a different conversion\n  {line}"):
+            merge(source, tmp_path)
+    receipt(tmp_path, 2).write_bytes(expected)
+    merge(source, tmp_path)
+    merge(source, tmp_path, name="c.syr")
+    assert len(dataload.open(tmp_path / "c-*.syr")) == COUNT
+
+
+def test_a_shard_that_has_changed_is_not_merged(source, tmp_path):
+    run_parts(source, tmp_path, [1, 2, 3])
+    shard = tmp_path / "b-00003-of-00005.syr"
+    data = shard.read_bytes()
+    changed = r"b-00003-of-00005\.syr is missing, or has changed since it was finished: "
+    for spoil in (shard.unlink, lambda: shard.write_bytes(data[:-1]), lambda: shard.write_bytes(data[:-1] + b"?")):
+        spoil()
+        with pytest.raises(ConfigError, match=changed + "run its part again$"):
+            merge(source, tmp_path)
+        assert not (tmp_path / "dataload.json").exists()
+        (report,) = run_parts(source, tmp_path, [3])
+        assert (report.resumed, len(report.notes)) == (5, 1)
+        assert shard.read_bytes() == data
+    merge(source, tmp_path)
+    shard.write_bytes(data[:-1])
+    for again in (merge, lambda *place: run_parts(*place, [3])):
+        with pytest.raises(ConfigError, match=changed + r"the parts are merged, so pass resume=True without a part"):
+            again(source, tmp_path)
+    convert(source, tmp_path / "b.syr", shards=5, resume=True)
+    assert shard.read_bytes() == data
+
+
+def test_a_part_does_not_replace_the_files_of_others(source, tmp_path):
+    (tmp_path / "b-00004-of-00005.syr").write_text("mine")
+    with pytest.raises(ConfigError, match=r"b-00004-of-00005\.syr exists: choose another name, or pass overwrite=True"):
+        run_parts(source, tmp_path, [1])
+    assert os.listdir(tmp_path) == ["b-00004-of-00005.syr"]
+
+
+def test_one_run_does_not_take_over_parts(source, tmp_path):
+    run_parts(source, tmp_path, [1])
+    message = (
+        r"an unfinished conversion in 3 parts: run the parts that are missing and merge them, or pass overwrite=Tr"
+    )
+    with pytest.raises(ConfigError, match=message):
+        convert(source, tmp_path / "b.syr", shards=5)
+    convert(source, tmp_path / "b.syr", shards=5, overwrite=True)
+    assert merge(source, tmp_path).records == COUNT, "there is nothing left to merge"
+
+
+def test_what_cannot_be_merged(source, tmp_path):
+    with pytest.raises(
+        SourceNotFoundError, match=r"there is no .*b\.syr\.convert\.json: run the parts before you merge"
+    ):
+        merge(source, tmp_path)
+
+    def stop(done, total):
+        if done > 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "b.syr", shards=5, progress=stop)
+    with pytest.raises(ConfigError, match=r"is the journal of a conversion without parts: pass resume=True to finish"):
+        merge(source, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"part": (0, 3)}, "the part must be an integer >= 1, got 0"),
+        ({"part": (4, 3)}, "there is no part 4 of 3: parts are counted from 1"),
+        ({"part": (1, 0)}, "the number of parts must be an integer >= 1, got 0"),
+        ({"part": (1, 6)}, "cannot split 5 shards into 6 parts: ask for fewer parts"),
+        ({"part": (1, 2), "merge": True}, "merge writes no shards: pass it without part, resume and overwrite"),
+        ({"merge": True, "overwrite": True}, "merge writes no shards"),
+        ({"merge": True, "resume": True}, "merge writes no shards"),
+    ],
+)
+def test_arguments_that_make_no_sense(source, tmp_path, arguments, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        convert(source, tmp_path / "b.syr", shards=5, **arguments)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_command(original, source, tmp_path):
+    (tmp_path / "parts").mkdir()
+    arguments = ["convert", str(original), str(tmp_path / "parts/b.syr"), "--shards", "5"]
+
+    def run(*options):
+        return CliRunner().invoke(app, [*arguments, *options])
+
+    assert "4 records in " in run("--part", "1/3").output
+    failed = run("--merge")
+    assert failed.exit_code == 2
+    assert "parts 2/3, 3/3 have no receipt" in failed.stderr
+    for part in ("3/3", "2/3", "3/3"):
+        assert run("--part", part).exit_code == 0
+    assert "23 records in " in run("--merge").output
+    assert content(tmp_path / "parts") == one_run(source, tmp_path / "one")
+    for text in ("1", "1/", "/2", "a/b", "-1/2"):
+        assert f"--part '{text}': pass two numbers, such as 2/8 for the second of eight" in run("--part", text).stderr

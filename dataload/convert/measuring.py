@@ -91,26 +91,36 @@ def narrow(lengths: Array) -> Array:
 
 def _blocks(source: Source[Any], fields: Sequence[str] | None) -> Iterator[Mapping[str, Any]]:
     """Yield the columns of blocks of records: an array with a row for each record, or a sequence of values."""
-    start, rows, as_columns = 0, 1, True
+    start, rows = 0, 1
+    arrays: set[str] | None = None  # fields that are arrays in the first record; None if columns are of no use
     while start < len(source):
         indices = np.arange(start, min(start + rows, len(source)), dtype=np.int64)
-        start += len(indices)
-        columns: Any = None
-        if as_columns:
-            try:
-                columns = source.read_batch(indices, fields)
-            except ConfigError:
-                as_columns = False  # records differ in shape or fields; or reading them tells what is wrong
-        if isinstance(columns, Mapping) and any(isinstance(each, Mapping) for each in columns.values()):
-            as_columns, columns = False, None  # fields in fields
+        columns = None if arrays is None else _columns(source, indices, fields, arrays)
         if columns is None:
-            columns = _transposed(source.read(indices), fields)
-        if not isinstance(columns, Mapping):
-            columns = {"": columns}
-        nbytes = sum(map(_nbytes, cast("Mapping[str, Any]", columns).values()))
+            columns, arrays = _transposed(source.read(indices), fields), None
+        if not start and not any(type(column[0]) in (int, float) for column in columns.values()):
+            arrays = {name for name, column in columns.items() if isinstance(column[0], (np.ndarray, np.generic))}
+        start += len(indices)
+        nbytes = sum(map(_nbytes, columns.values()))
         # Grow in steps: the first record may be unusually small.
         rows = max(1, min(_TARGET_BYTES * len(indices) // max(1, nbytes), rows * 8, _MOST_RECORDS))
         yield columns
+
+
+def _columns(
+    source: Source[Any], indices: Int64Array, fields: Sequence[str] | None, arrays: set[str]
+) -> Mapping[str, Any] | None:
+    """Return columns, if they say all that records would say; else None."""
+    try:
+        found: Any = source.read_batch(indices, fields)
+    except (ConfigError, AttributeError, TypeError):  # shapes or fields differ; or reading records tells what is wrong
+        return None
+    columns = cast("Mapping[str, Any]", found if isinstance(found, Mapping) else {"": found})
+    for name, column in columns.items():
+        # Fields in fields; and Python's numbers, of which integers became floats if there are both.
+        if isinstance(column, Mapping) or (isinstance(column, np.ndarray) and column.ndim == 1 and name not in arrays):
+            return None
+    return columns
 
 
 def _transposed(records: list[Any], fields: Sequence[str] | None) -> dict[str, list[Any]]:

@@ -83,8 +83,9 @@ class Numbers:
             finite=self.finite + other.finite,
             nan=self.nan + other.nan,
             infinite=self.infinite + other.infinite,
-            minimum=min(smallest, default=None),
-            maximum=max(largest, default=None),
+            # Of 1 and 1.0, the integer, whichever comes first.
+            minimum=min(smallest, default=None, key=lambda end: (end, isinstance(end, float))),
+            maximum=max(largest, default=None, key=lambda end: (end, isinstance(end, int))),
             total=self.total + other.total,
             squares=None if self.squares is None or other.squares is None else self.squares + other.squares,
         )

@@ -10,6 +10,7 @@ import shutil
 
 import numpy as np
 import pytest
+from fault_proxy import FaultProxy
 from typer.testing import CliRunner
 
 import dataload
@@ -77,6 +78,12 @@ def test_lengths_are_not_computed_again(shards, monkeypatch):
     }
     with dataload.from_config(config) as loader:
         assert loader.batch_sampler.lengths.tolist() == LENGTHS
+    path = str(shards / "a-00000-of-00005.array_record")
+    config["source"] = [config["source"], {"path": path, "codec": "msgpack"}]
+    config |= {"sampler": {"kind": "mixture", "weights": [1, 1], "length_of": "tokens"}, "loader": {"batch_size": 1}}
+    with dataload.from_config(config) as loader:
+        one, other = loader.batch_sampler.sampler.weights
+    assert one * np.mean(LENGTHS) == pytest.approx(other * np.mean(LENGTHS[:12]))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -115,7 +122,7 @@ def test_parts_without_statistics(shards):
     with pytest.raises(ConfigError, match="is the receipt of other shards, options or parts than there are now"):
         measured(shards, merge=True)
     measured(shards, part=(1, 2))
-    with pytest.raises(ConfigError, match="only some parts of .* have statistics: run all with them"):
+    with pytest.raises(ConfigError, match=r"only some parts of .* have statistics: run all with them"):
         index_shards(str(shards), merge=True)
     receipt = shards / ".dataload.json.1-of-2"
     receipt.write_text(receipt.read_text().replace('"nan":0', '"nan":-1'))
@@ -210,7 +217,7 @@ def test_what_is_not_kept(shards, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr("dataload.convert.manifest.MOST_BYTES", 100)
     with pytest.raises(
-        ConfigError, match="dataload.json would have .* bytes, and may have 100: keep statistics of fewer"
+        ConfigError, match=r"dataload.json would have .* bytes, and may have 100: keep statistics of fewer"
     ):
         measured(shards)
 
@@ -265,3 +272,29 @@ def test_arguments_that_make_no_sense(tmp_path, monkeypatch, arguments, message)
     result = CliRunner().invoke(app, ["stats", *arguments])
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_at_urls(shards, tmp_path, object_server):
+    measured(shards)
+    expected = content(shards)
+    bucket = object_server.bucket()
+    for path in [*expected, ".a.array_record.convert.json"]:
+        (shards / path).unlink()
+    object_server.put_directory(bucket, shards, "d/")
+    url = f"s3://{bucket}/d"
+    with FaultProxy(object_server.endpoint) as proxy:
+        storage = {**object_server.storage_options(), "endpoint": proxy.endpoint}
+        options = {"storage_options": storage, "remote": {"cache": str(tmp_path / "cache")}}
+        for number in (2, 1):
+            measured(url, part=(number, 2), options={"codec": "msgpack", **options})
+        assert not measured(url, merge=True, options={"codec": "msgpack", **options}).unsaved
+        proxy.reset()
+        options["remote"] = {"mode": "ranges"}
+        with dataload.open(url, **options) as source:
+            assert dataload.record_lengths(source, "tokens").tolist() == LENGTHS
+            read = sorted(key.rpartition("/")[2] for key, size in proxy.counts.bytes.items() if size)
+    found = json.loads(bytes(object_server.store(bucket).get("d/dataload.json").bytes()))["data_sets"][0]["statistics"]
+    assert found == json.loads(expected["dataload.json"])["data_sets"][0]["statistics"]
+    (name,) = (name for name in expected if name != "dataload.json")
+    assert read == [name, "dataload.json"]
+    assert bytes(object_server.store(bucket).get(f"d/{name}").bytes()) == expected[name]

@@ -36,7 +36,7 @@ def model(values):
     plain = [np.asarray(v) if isinstance(v, (bool, int, float)) else v for v in values]
     arrays = [v for v in plain if isinstance(v, np.ndarray)]
     shapes = [v.shape if isinstance(v, np.ndarray) else None if isinstance(v, (list, dict)) else () for v in plain]
-    sizes = [None if isinstance(v, dict) or np.ndim(v) == 0 and isinstance(v, np.ndarray) else len(v) for v in plain]
+    sizes = [None if isinstance(v, dict) or (np.ndim(v) == 0 and isinstance(v, np.ndarray)) else len(v) for v in plain]
     numbers = [number.item() for array in arrays for number in array.ravel().astype(array.dtype.newbyteorder("="))]
     finite = [Fraction(number) for number in numbers if np.isfinite(number)]
     return {
@@ -46,7 +46,7 @@ def model(values):
         "axes": ends(shapes) if None not in shapes and len({*map(len, shapes)}) == 1 else None,
         "length": None if None in sizes else (min(sizes), max(sizes), sum(sizes)),
         "labels": labels(plain),
-        "nan": sum(number != number for number in numbers),  # noqa: PLR0124 - only a NaN differs from itself
+        "nan": sum(number != number for number in numbers),
         "infinite": sum(number in (np.inf, -np.inf) for number in numbers),
         "finite": len(finite),
         "minimum": min(finite, default=None),

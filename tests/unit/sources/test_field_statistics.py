@@ -40,7 +40,7 @@ def test_what_is_written_is_what_is_read():
         (("options",), {"codec": "os:system"}, "statistics.options.codec: expected an option that a manifest may set"),
         (("options",), {"index": "/etc"}, "statistics.options.index: expected an option that a manifest may set"),
         (("selected",), [1], "statistics.selected: expected names of fields, or null but found [1]"),
-        (("fields",), dict.fromkeys(map(str, range(1001)), {}), "statistics.fields: expected at most 1000 fields"),
+        (("fields",), {str(n): {} for n in range(1001)}, "statistics.fields: expected at most 1000 fields"),
         (("lengths", "y"), list(FILE), "statistics.lengths: expected only names of fields but found y"),
         (("lengths", "x"), ["../x.npy", 138, "ab" * 32], "the name, the size and the SHA-256 of a file of lengths"),
         (("lengths", "x"), [FILE.name, -1, "ab" * 32], "the name, the size and the SHA-256 of a file of lengths"),

@@ -68,7 +68,8 @@ def inspect_command(
 
 def _statistics(source: Source[Any], found: FoundShards) -> list[tuple[DataSetStatistics, int]]:
     """Return the statistics that are kept of whole data sets, and their numbers of records."""
-    if not isinstance(source, FileSource) or (source.remote is not None and not found.listed):
+    listed = any(entry.statistics is not None for entry in found.listed)  # asking again is a request
+    if not isinstance(source, FileSource) or not (listed or (source.remote is None and not found.listed)):
         return []
     kept = [each for each in find_statistics(source) if len(each.shards) == len(each.entry.names)]
     return [(each.statistics, sum(each.entry.records)) for each in kept]

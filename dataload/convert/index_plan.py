@@ -60,9 +60,8 @@ class PlannedSet:
     measured: Mapping[str, Any]
 
     def stored(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that decide the content of the records."""
-        harmless = harmless_options(self.format)
-        return {name: value for name, value in options.items() if name not in harmless}
+        """Return the options that decide the content of the records, as far as a manifest can keep them."""
+        return {name: value for name, value in options.items() if _fits_manifest(name, value)}
 
     @property
     def key(self) -> str:
@@ -131,13 +130,17 @@ def plan_index(
     for file in found.files:
         shard_bytes(file, remote)  # raises for a selection of records, which is no file
     names = tuple(map(base_name, found.files))
-    if unstored := [name for name in options if not _can_store(found.format, name, options[name])]:
-        message = f"the option {unstored[0]}={options[unstored[0]]!r} cannot be stored in a manifest: pass it to open"
-        raise ConfigError(message, key=unstored[0], value=options[unstored[0]])
+    unsaved = "" if measuring is None or measuring.save else "it was not asked for"
+    harmless = harmless_options(found.format)
+    for name, value in options.items():
+        if name not in harmless and not _fits_manifest(name, value):
+            message = f"the option {name}={value!r} cannot be stored in a manifest"
+            if measuring is None:
+                raise ConfigError(f"{message}: pass it to open", key=name, value=value)
+            unsaved = unsaved or message
     is_directory = {*names} != {base_name(path)} and storage_of(path, remote).is_directory(path)
     manifest = read_manifest(directory, remote) if is_directory or measuring is not None else None
     listed = [] if manifest is None else [*manifest.data_sets]
-    unsaved = "" if measuring is None or measuring.save else "it was not asked for"
     if measuring is not None and not is_directory:
         own = [each for each in listed if {*each.names} == {*names}]
         if not unsaved and not own and (listed or not _is_whole(directory, found, remote)):
@@ -152,7 +155,6 @@ def plan_index(
         before = entry.options if entry is not None and alike else found.format.find_recorded(found.files[0], remote)
         measured = kept = {**before, **options}
         if alike and measuring is not None:  # statistics do not change how a directory opens
-            harmless = harmless_options(found.format)
             kept = {**before, **{name: value for name, value in options.items() if name in harmless}}
         return PlannedSet(pattern, found.format, tuple(own), kept, remote, measuring, measured)
 
@@ -183,5 +185,5 @@ def _is_whole(directory: str, found: FoundShards, remote: Remote) -> bool:
     return {*map(base_name, every)} == {*map(base_name, anything)} == {*map(base_name, found.files)}
 
 
-def _can_store(entry: Format, name: str, value: Any) -> bool:
-    return name in harmless_options(entry) or (name in STORED_OPTIONS and STORED_OPTIONS[name](value))
+def _fits_manifest(name: str, value: Any) -> bool:
+    return name in STORED_OPTIONS and STORED_OPTIONS[name](value)

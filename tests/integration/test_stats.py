@@ -198,6 +198,10 @@ def test_what_is_not_kept(shards, monkeypatch):
         r"a-00001-of-00005.array_record is not a whole data set of .*d: name the directory", report.unsaved
     )
     assert DataSetStatistics.parse(report.data_sets[0].statistics).fields["tokens"].length.total == sum(LENGTHS[12:24])
+    codec = {"codec": lambda data: {"size": len(data)}}
+    report = measured(shards, options=codec)
+    assert re.fullmatch("the option codec=.* cannot be stored in a manifest", report.unsaved)
+    assert DataSetStatistics.parse(report.data_sets[0].statistics).fields["size"].numbers.finite == 60
     assert "not asked for" in index_shards(str(shards), measuring=Measuring(save=False)).unsaved
     with pytest.raises(ConfigError, match="parts cannot be kept: it was not asked for"):
         index_shards(str(shards), measuring=Measuring(save=False), part=(1, 2))

@@ -58,7 +58,8 @@ def stats_command(
     Bytes are not decoded without --codec or --decode, unless the manifest or
     the config says how.
     """
-    reports: list[IndexReport] = []
+    if (part or merge) and not save:
+        raise ConfigError("parts are kept until they are merged: leave --no-save out", key="save")
     if os.path.splitext(path)[1].lower() in _CONFIGS and not is_url(path) and not os.path.isdir(path):
         if format or field or codec or decode or option:
             raise ConfigError("a config says how its data is read: use --set to change it", key="config", value=path)
@@ -68,21 +69,23 @@ def stats_command(
             raise ConfigError("--set is for configs: use --option", key="set")
         wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
         targets = [(wanted.path, wanted.format, dict(wanted.options))]
-    if (part or merge) and not save:
-        raise ConfigError("parts are kept until they are merged: leave --no-save out", key="save")
-    for place, name, options in targets:
-        measuring = Measuring(options.pop("fields", None), save)
-        number = None if part is None else parse_part(part)
-        with ProgressBar("measuring shards") as bar:
-            report = index_shards(
-                place, format=name, options=options, part=number, merge=merge, measuring=measuring, progress=bar
-            )
-        reports.append(report)
+    number = None if part is None else parse_part(part)
+    reports = [_measure(*target, save, number, merge) for target in targets]
     if json:
         print_json([_facts(report) for report in reports])
     else:
         for report in reports:
             _print(report)
+
+
+def _measure(
+    path: str, name: str | None, options: dict[str, Any], save: bool, part: tuple[int, int] | None, merge: bool
+) -> IndexReport:
+    measuring = Measuring(options.pop("fields", None), save)
+    with ProgressBar("measuring shards") as bar:
+        return index_shards(
+            path, format=name, options=options, part=part, merge=merge, measuring=measuring, progress=bar
+        )
 
 
 def _of_config(path: str, overrides: Sequence[str]) -> Iterator[tuple[str, str | None, dict[str, Any]]]:

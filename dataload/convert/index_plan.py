@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from dataload._util.checks import check_fields
@@ -122,42 +123,18 @@ def plan_index(
     entry, path = split_format(path, format_name)
     path = path.rstrip("/") or "/"
     found = find_shards(path, entry.name if entry is not None else None, manifests=False, remote=remote)
-    directories = {parent(file) for file in found.files}
-    if len(directories) > 1:
-        message = f"a manifest lists the shards of one directory, got shards of {', '.join(sorted(directories))}"
-        raise ConfigError(f"{message}: index them one by one", key="paths", value=path)
-    directory = directories.pop()
-    for file in found.files:
-        shard_bytes(file, remote)  # raises for a selection of records, which is no file
+    directory = _directory_of(found, path, remote)
     names = tuple(map(base_name, found.files))
-    unsaved = "" if measuring is None or measuring.save else "it was not asked for"
-    harmless = harmless_options(found.format)
-    for name, value in options.items():
-        if name not in harmless and not _fits_manifest(name, value):
-            message = f"the option {name}={value!r} cannot be stored in a manifest"
-            if measuring is None:
-                raise ConfigError(f"{message}: pass it to open", key=name, value=value)
-            unsaved = unsaved or message
     is_directory = {*names} != {base_name(path)} and storage_of(path, remote).is_directory(path)
     manifest = read_manifest(directory, remote) if is_directory or measuring is not None else None
     listed = [] if manifest is None else [*manifest.data_sets]
+    unsaved = _why_unsaved(directory, found, options, measuring)
     if measuring is not None and not is_directory:
         own = [each for each in listed if {*each.names} == {*names}]
         if not unsaved and not own and (listed or not _is_whole(directory, found, remote)):
             unsaved = f"{base_name(path)} is not a whole data set of {directory}: name the directory"
         listed = own
-    if measuring is not None and not unsaved and not (is_url(directory) or os.access(directory, os.W_OK | os.X_OK)):
-        unsaved = f"the directory {directory} cannot be written to"
-
-    def planned(pattern: str, own: Sequence[str], entry: DataSetEntry | None) -> PlannedSet:
-        alike = entry is not None and entry.format == found.format.name
-        # What files say of themselves counts only where no manifest speaks for them.
-        before = entry.options if entry is not None and alike else found.format.find_recorded(found.files[0], remote)
-        measured = kept = {**before, **options}
-        if alike and measuring is not None:  # statistics do not change how a directory opens
-            kept = {**before, **{name: value for name, value in options.items() if name in harmless}}
-        return PlannedSet(pattern, found.format, tuple(own), kept, remote, measuring, measured)
-
+    planned = partial(_planned, found, options, remote, measuring)
     if len(listed) < 2:
         same = bool(listed) and {*listed[0].names} == {*names}
         order = listed[0].names if same else names
@@ -170,9 +147,54 @@ def plan_index(
         raise ConfigError(message, key="paths", value=path)
     left = [(each, tuple(name for name in each.names if name in present)) for each in listed]
     data_sets = [planned(pattern_of(own, each.pattern), own, each) for each, own in left if own]
-    return IndexPlan(
-        directory, data_sets, {name for entry in listed for name in entry.names}.difference(names), unsaved
-    )
+    gone = {name for entry in listed for name in entry.names}.difference(names)
+    return IndexPlan(directory, data_sets, gone, unsaved)
+
+
+def _directory_of(found: FoundShards, path: str, remote: Remote) -> str:
+    """Return the directory of shards, checked to be the only one and to contain them as files."""
+    directories = {parent(file) for file in found.files}
+    if len(directories) > 1:
+        message = f"a manifest lists the shards of one directory, got shards of {', '.join(sorted(directories))}"
+        raise ConfigError(f"{message}: index them one by one", key="paths", value=path)
+    for file in found.files:
+        shard_bytes(file, remote)  # raises for a selection of records, which is no file
+    return directories.pop()
+
+
+def _why_unsaved(directory: str, found: FoundShards, options: Mapping[str, Any], measuring: Measuring | None) -> str:
+    """Return why a manifest of the shards cannot be written, or is not to be; empty if it can."""
+    for name, value in options.items():
+        if name not in harmless_options(found.format) and not _fits_manifest(name, value):
+            message = f"the option {name}={value!r} cannot be stored in a manifest"
+            if measuring is not None:
+                return message
+            raise ConfigError(f"{message}: pass it to open", key=name, value=value)
+    if measuring is None:
+        return ""
+    if not measuring.save:
+        return "it was not asked for"
+    writable = is_url(directory) or os.access(directory, os.W_OK | os.X_OK)
+    return "" if writable else f"the directory {directory} cannot be written to"
+
+
+def _planned(
+    found: FoundShards,
+    options: Mapping[str, Any],
+    remote: Remote,
+    measuring: Measuring | None,
+    pattern: str,
+    names: Sequence[str],
+    entry: DataSetEntry | None,
+) -> PlannedSet:
+    alike = entry is not None and entry.format == found.format.name
+    # What files say of themselves counts only where no manifest speaks for them.
+    before = entry.options if entry is not None and alike else found.format.find_recorded(found.files[0], remote)
+    measured = kept = {**before, **options}
+    if alike and measuring is not None:  # statistics do not change how a directory opens
+        harmless = harmless_options(found.format)
+        kept = {**before, **{name: value for name, value in options.items() if name in harmless}}
+    return PlannedSet(pattern, found.format, tuple(names), kept, remote, measuring, measured)
 
 
 def _is_whole(directory: str, found: FoundShards, remote: Remote) -> bool:

@@ -106,13 +106,10 @@ class Numbers:
         known = all(type(end) in (int, float) and math.isfinite(end) for end in ends) and ends[0] <= ends[1]
         if not (known if table["finite"] else ends == (None, None)):
             raise wrong_value(f"{where}.minimum", "two ascending numbers, minimum and maximum,", ends)
-        total, squares = (
-            None if table[name] is None else _parse_sum(table[name], f"{where}.{name}") for name in ("total", "squares")
-        )
-        if total is None:
-            raise wrong_value(f"{where}.total", "a sum", None)
-        counts = {name: table[name] for name in ("finite", "nan", "infinite")}
-        return cls(**counts, minimum=ends[0], maximum=ends[1], total=total, squares=squares)
+        sums: dict[str, Any] = {"total": _parse_sum(table["total"], f"{where}.total"), "squares": None}
+        if table["squares"] is not None:
+            sums["squares"] = _parse_sum(table["squares"], f"{where}.squares")
+        return cls(**{**table, **sums})
 
 
 class Length(NamedTuple):

@@ -26,7 +26,8 @@ from dataload.convert.receipts import merge_receipts, receipt_path, remove_recei
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.field_statistics import DataSetStatistics, FieldStatistics, merge_fields
 from dataload.sources.files import FileSource
-from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, ShardEntry
+from dataload.sources.find import read_manifest
+from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, ShardEntry
 from dataload.sources.shard_files import LOCK_FILE
 from dataload.storage import Remote, base_name, is_url, join, storage_of
 from dataload.storage.errors import file_errors
@@ -109,7 +110,7 @@ def _merge(plan: IndexPlan, remote: Remote) -> IndexReport:
 
     entries = merge_receipts(plan.directory, expected, remote)
     manifest = update_manifest(plan.directory, entries, plan.gone, remote=remote)
-    remove_receipts(plan.directory, entries, remote)
+    remove_receipts(plan.directory, read_manifest(plan.directory, remote) or Manifest(), remote)
     return IndexReport(manifest, entries, sum(len(entry.names) for entry in entries))
 
 

@@ -17,7 +17,7 @@ from dataload.sources.field_statistics import DataSetStatistics
 from dataload.sources.kept_statistics import lengths_of
 from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, merge_manifests
 from dataload.sources.shard_files import shard_bytes
-from dataload.storage import Remote, is_url, join, parent, storage_of
+from dataload.storage import Remote, is_url, join, storage_of
 from dataload.types import Array
 
 _NAME = re.compile(rf".*/\.{re.escape(MANIFEST_NAME)}\.(\d+)-of-(\d+)", re.DOTALL)
@@ -31,22 +31,19 @@ def receipt_path(directory: str, number: int, count: int) -> str:
 
 def save_receipt(path: str, entries: Sequence[DataSetEntry], remote: Remote | None) -> None:
     """Write the receipt of a part."""
-    storage, after = storage_of(path, remote), Manifest(tuple(entries))
+    storage = storage_of(path, remote)
     found = storage.load(path)
     with suppress(FileExistsError):  # another run of the part has just written it
-        storage.replace(path, after.to_bytes(), None if found is None else found[1])
-        if found is not None:
-            with suppress(CorruptFileError):
-                remove_lengths(parent(path), Manifest.parse(found[0], path), after, remote)
+        storage.replace(path, Manifest(tuple(entries)).to_bytes(), None if found is None else found[1])
 
 
-def remove_receipts(directory: str, merged: Sequence[DataSetEntry], remote: Remote | None) -> None:
-    """Remove the receipts of all parts, and the files of lengths that are not those of the merged data sets."""
+def remove_receipts(directory: str, manifest: Manifest, remote: Remote | None) -> None:
+    """Remove the receipts of all parts, and the files of lengths of which the manifest does not know."""
     for path, _ in _found(directory, remote):
         found = storage_of(path, remote).load(path)
         if found is not None:
             with suppress(CorruptFileError):
-                remove_lengths(directory, Manifest.parse(found[0], path), Manifest(tuple(merged)), remote)
+                remove_lengths(directory, Manifest.parse(found[0], path), manifest, remote)
         storage_of(path, remote).remove(path)
 
 
@@ -100,8 +97,11 @@ def _with_lengths(
         if field.varies_in_length:
             found = [lengths_of(directory, entry, each, name, remote) for entry, each in described]
             known = [each for each in found if each is not None]
-            if len(known) == len(found):  # otherwise some records lack the field, or a file was lost
+            if len(known) == len(found):
                 lengths[name] = np.concatenate(known)
+            elif field.records == sum(merged.records):
+                message = f"the lengths of {name!r} that parts of {merged.pattern} have kept are missing"
+                raise ConfigError(f"{message}: run the parts again", key="merge", value=directory)
     return keep_lengths(directory, merged, statistics, lengths, remote)
 
 

@@ -123,6 +123,15 @@ def test_parts_without_statistics(shards):
     measured(shards, part=(1, 2))
     with pytest.raises(ConfigError, match=r"only some parts of .* have statistics: run all with them"):
         index_shards(str(shards), merge=True)
+    measured(shards, part=(2, 2))
+    lengths_file(shards).unlink()
+    with (
+        pytest.raises(
+            ConfigError, match=r"the lengths of 'tokens' that parts of .* have kept are missing: run the parts"
+        ),
+        pytest.warns(UserWarning, match="is missing"),
+    ):
+        measured(shards, merge=True)
     receipt = shards / ".dataload.json.1-of-2"
     receipt.write_text(receipt.read_text().replace('"nan":0', '"nan":-1'))
     with pytest.raises(CorruptFileError, match="the receipt of a part is damaged: run part 1/2 again"):

@@ -118,7 +118,8 @@ def convert(
         format: Name of the format; by default the suffix of `destination` decides.
         writer_options: Options of the format's writer, such as ``codec``.
         shards: Number of files. Records are split evenly: the counts differ by at most one.
-        records_per_shard: Maximum number of records per file, instead of `shards`; also split evenly.
+        records_per_shard: Maximum number of records per file, instead of `shards`; also split evenly. With `map`, both
+            split the records of the source.
         keep_key: Keep ``__key__`` as a field.
         map: A function of a sample, or of a sample and its `dataload.SampleContext`, whose second parameter is then
             called ``context``. It returns a record, a list of records, or `dataload.DROP`. It may be called twice with

@@ -32,7 +32,11 @@ _SHOWN_DIGITS = 16
 
 @dataclass(frozen=True, slots=True)
 class MapFunction:
-    """A function of a sample, and its description, which is the same in every process."""
+    """A function of a sample, and its description.
+
+    Made once and sent to other processes, it is described alike in all, even where the text of the function is not
+    found. `dataload.convert.convert` takes it in place of the function.
+    """
 
     transform: NamedTransform
     entry: MapEntry

@@ -108,7 +108,7 @@ def prepare(
     if drops:
         notes.append(f"the field {KEY!r} of tar samples is dropped; keep_key=True keeps it")
     # By default a tar writer numbers the samples of each shard from 0.
-    numbers = has_keys and "key" not in options and not keyed
+    numbers = has_keys and "key" not in options
     counts = "num_records" in entry.writer_options.names() and "num_records" not in options
 
     def adapt(record: Any, index: int, number: int | None) -> Any:
@@ -116,10 +116,13 @@ def prepare(
             record = {_BYTES_FIELD: record}
         if not (numbers or drops) or not isinstance(record, Mapping):
             return record
-        if numbers:
-            key = f"{index:0{_KEY_DIGITS}d}"
-            return {KEY: key if number is None else numbered(key, number), **record}
-        return {name: value for name, value in cast("Mapping[str, Any]", record).items() if name != KEY}
+        fields = cast("Mapping[str, Any]", record)
+        if drops:
+            return {name: value for name, value in fields.items() if name != KEY}
+        if KEY in fields:
+            return fields
+        key = f"{index:0{_KEY_DIGITS}d}"
+        return {KEY: key if number is None else numbered(key, number), **fields}
 
     return Writing(entry, options, counts, adapt, tuple(notes), mapping)
 

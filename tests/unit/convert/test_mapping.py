@@ -140,6 +140,17 @@ def test_records_of_a_list_have_keys_of_their_own(tmp_path):
     assert [record["__key__"] for record in dataload.open(tmp_path / "b.syr")] == keys
 
 
+def test_only_records_without_keys_are_numbered(tmp_path):
+    def name_odd(sample):
+        return {"__key__": f"k{sample['n']}", **sample} if sample["n"] % 2 else sample
+
+    for first in (0, 1):
+        source = dataload.MemorySource([{"n": np.array(i)} for i in range(first, first + 4)])
+        report = convert(source, tmp_path / f"{first}.tar", shards=2, map=name_odd)
+        expected = [["00000000", "k1", "00000002", "k3"], ["k1", "00000001", "k3", "00000003"]][first]
+        assert [record["__key__"] for record in dataload.open(report.pattern)] == expected
+
+
 # The first record that is written decides
 
 

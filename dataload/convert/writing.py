@@ -16,11 +16,11 @@ from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord, Budget
 from dataload.sources.format import Format
 from dataload.sources.manifest import DataSetEntry, ShardEntry
+from dataload.sources.writer import DEFAULT_CODEC, codec_name
 from dataload.storage import Remote
 from dataload.types import FieldSpec, RandomAccessSource
 
 _KEY_DIGITS = 8
-_DEFAULT_CODEC = "tensorprotos"
 _BYTES_FIELD = "data"
 
 
@@ -96,10 +96,11 @@ def prepare(
     first = _first_record(source, mapping)
     has_fields = isinstance(first, Mapping)
     if has_fields and takes_bytes and options.get("codec") is None:
-        options = {**options, "codec": _DEFAULT_CODEC}
-        notes.append(
-            f"records are encoded with the codec {_DEFAULT_CODEC!r}: pass it again when you open files by name"
-        )
+        options = {
+            **options,
+            "codec": codec_name(getattr(getattr(source, "options", None), "codec", None)) or DEFAULT_CODEC,
+        }
+        notes.append(f"records are encoded with the codec {options['codec']!r}")
     wraps = first is not None and not has_fields and not takes_bytes
     if wraps:
         notes.append(f"records have no fields: each is stored as the field {_BYTES_FIELD!r}")
@@ -140,7 +141,7 @@ def _first_record(source: RandomAccessSource[Any], mapping: RecordMap) -> Any:
 
 def manifest_entry(plan: Sequence[Shard], journal: Journal, writing: Writing) -> DataSetEntry:
     """Return the entry of a complete conversion for the manifest."""
-    options = writing.reader_options
+    options = {**writing.entry.find_recorded((shard.path for shard in plan), writing.remote), **writing.reader_options}
     settings = {} if writing.remote is None else {"remote": writing.remote}
     fields: Mapping[str, FieldSpec] = {}
     finished = [(shard, journal.finished[shard.name]) for shard in plan]

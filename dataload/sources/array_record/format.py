@@ -58,6 +58,7 @@ ARRAY_RECORD = Format(
     split_selection=lambda path: parse_selection(path).path,
     extra="arrayrecord",
     content="bytes",
+    recorded_options="dataload.sources.array_record.recorded:find_recorded",
     verify_options={"verify_hashes": True, "cache": False},
 )
 

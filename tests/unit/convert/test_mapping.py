@@ -173,7 +173,17 @@ def test_a_codec_is_chosen_by_the_first_record_that_is_written(tmp_path):
     assert all("__key__" not in record for record in dataload.open(report.pattern, codec="tensorprotos"))
 
 
-@pytest.mark.parametrize("suffix", [".syr", ".tar", ".lmdb", ".array_record", ".torchrecord"])
+SUFFIXES = [".syr", ".tar", ".lmdb", ".array_record", ".torchrecord"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_first_shard_is_empty(tmp_path, suffix):
+    report = convert(source_of(6), tmp_path / f"a{suffix}", shards=3, map=lambda s: s if 2 <= s["n"] < 4 else DROP)
+    assert numbers(tmp_path) == numbers(report.pattern) == [2, 3]
+    assert dataload.open(report.pattern).shard_lengths == (0, 2, 0)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_nothing_is_left(tmp_path, suffix):
     report = convert(source_of(5), tmp_path / f"a{suffix}", shards=2, map=lambda _: DROP)
     assert report.records == 0

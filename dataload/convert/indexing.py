@@ -251,7 +251,7 @@ class _Described:
 
     def line(self, name: str, key: str) -> bytes:
         """Return what `load` reads."""
-        found = [name, key, self.records, *astuple(self.shard)]
+        found = [name, key, self.records, *astuple(self.shard)[:5]]
         if self.measures is not None:
             found.append({name: each.to_json() for name, each in self.measures.fields.items()})
             lengths = self.measures.lengths.items()

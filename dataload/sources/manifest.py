@@ -26,9 +26,8 @@
 
 Shards are in index order. ``etag`` and ``sha256`` are lists, in which null means unknown, or null if all are unknown.
 ``identity`` is what the fingerprint of the data set needs to know of the content, so that it reads no shard; it may be
-missing. Columns parse several times faster than an object for each shard.
-
-``"statistics"`` of a data set may be missing, too; see `dataload.sources.field_statistics`.
+missing. ``map`` describes the function of a conversion, ``statistics`` is what `DataSetStatistics` parses; both may be
+missing, too. Columns parse several times faster than an object for each shard.
 """
 
 from __future__ import annotations
@@ -47,9 +46,11 @@ from dataload.sources.manifest_checks import (
     LARGEST,
     LONGEST_TEXT,
     STORED_OPTIONS,
+    MapEntry,
     ShardIdentity,
     as_column,
     as_identity,
+    as_map,
     as_object,
     as_table,
     check_name,
@@ -109,6 +110,7 @@ class DataSetEntry:
         identities: See `ShardEntry.identity`; empty if all are unknown.
         fields: Fields by name; empty if records are bytes.
         options: Options of the reader that decide how records are decoded; see `STORED_OPTIONS`.
+        map: The function that made the records in a conversion; None if there was none.
         statistics: What `DataSetStatistics` parses, when it is used; None if nobody has computed them.
 
     Raises:
@@ -125,6 +127,7 @@ class DataSetEntry:
     identities: tuple[ShardIdentity | None, ...] = ()
     fields: Mapping[str, FieldSpec] = field(default_factory=dict[str, FieldSpec])
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    map: MapEntry | None = None
     statistics: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -202,6 +205,7 @@ class DataSetEntry:
                 "sha256": self.sha256 if any(self.sha256) else None,
                 **({"identity": self.identities} if self.identities else {}),
             },
+            **({} if self.map is None else {"map": self.map._asdict()}),
             **({} if self.statistics is None else {"statistics": self.statistics}),
         }
 
@@ -212,8 +216,8 @@ class DataSetEntry:
         Raises:
             ConfigError: See the class; or a key is missing or unknown, or the totals contradict the shards.
         """
-        required = ("pattern", "format", "options", "fields", "records", "bytes", "shards")
-        table = as_table(value, "data set", required, ["statistics"])
+        keys = ("pattern", "format", "options", "fields", "records", "bytes", "shards")
+        table = as_table(value, "data set", keys, ["map", "statistics"])
         columns = as_table(table["shards"], "shards", ("name", "records", "bytes", "etag", "sha256"), ["identity"])
         names = as_column(columns["name"], "shards.name")
         unknown = (None,) * len(names)
@@ -233,6 +237,7 @@ class DataSetEntry:
             identities=tuple(identity if identity is None else as_identity(identity) for identity in identities),
             fields={name: _parse_field(spec, name) for name, spec in as_object(table["fields"], "fields").items()},
             options=as_object(table["options"], "options"),
+            map=as_map(table.get("map")),
             statistics=as_object(table["statistics"], "statistics") if "statistics" in table else None,
         )
         for name, parts in (("records", entry.records), ("bytes", entry.bytes)):
@@ -289,8 +294,9 @@ class Manifest:
         """Return a manifest with `entry` in place of the data sets that share its pattern or a shard with it."""
         before = self.find(entry.pattern)
         same = before is not None and (before.format, before.shards) == (entry.format, entry.shards)
-        if entry.statistics is None and before is not None and same and all(entry.sha256):
-            entry = replace(entry, statistics=before.statistics)  # which are still right
+        if before is not None and same and all(entry.sha256):  # what is known of them is still right
+            statistics = before.statistics if entry.statistics is None else entry.statistics
+            entry = replace(entry, statistics=statistics, map=entry.map or before.map)
         mine = {*entry.names}
         kept = [other for other in self.data_sets if other.pattern != entry.pattern and mine.isdisjoint(other.names)]
         return Manifest(tuple(sorted((*kept, entry), key=lambda each: each.pattern)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from dataload.sources.field_statistics import (
     Numbers,
     merge_fields,
 )
+from dataload.sources.manifest import DataSetEntry, Manifest, ShardEntry, merge_manifests
+from dataload.sources.manifest_checks import MapEntry
 from dataload.sources.memory import MemorySource
 
 FILE = LengthsFile.of(138, "ab" * 32)
@@ -105,6 +108,27 @@ def test_parts_that_were_not_run_alike():
         DataSetStatistics(options={}, selected=None, fields={}).merge(
             DataSetStatistics(options={}, selected=("x",), fields={})
         )
+
+
+def test_parts_that_overlap():
+    kept = DataSetStatistics(options={}, selected=None, fields={}).to_json()
+    shards = [ShardEntry(f"{n}.syr", 1, 10) for n in range(3)]
+    one, other = (
+        Manifest((replace(DataSetEntry.of("*.syr", "syrah", part), statistics=kept),))
+        for part in (shards[:2], shards[1:])
+    )
+    assert merge_manifests([one, one]) == one
+    with pytest.raises(ConfigError, match=r"two parts have statistics of the shard 1\.syr"):
+        merge_manifests([one, other])
+
+
+def test_what_is_known_of_shards_stays():
+    shards = [ShardEntry("a.syr", 1, 10, sha256="a" * 64)]
+    plain = DataSetEntry.of("a.syr", "syrah", shards)
+    known = replace(plain, statistics={}, map=MapEntry("module:function", "", "a" * 64, ""))
+    assert Manifest((known,)).with_data_set(plain).data_sets == (known,)
+    other = replace(plain, sha256=("b" * 64,))
+    assert Manifest((known,)).with_data_set(other).data_sets == (other,)
 
 
 def test_mean_and_deviation():

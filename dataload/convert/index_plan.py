@@ -189,7 +189,7 @@ def _planned(
 ) -> PlannedSet:
     alike = entry is not None and entry.format == found.format.name
     # What files say of themselves counts only where no manifest speaks for them.
-    before = entry.options if entry is not None and alike else found.format.find_recorded(found.files[0], remote)
+    before = entry.options if entry is not None and alike else found.format.find_recorded(found.files, remote)
     measured = kept = {**before, **options}
     if alike and measuring is not None:  # statistics do not change how a directory opens
         harmless = harmless_options(found.format)

@@ -5,7 +5,23 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from dataload.cli.options import Codec, Decode, Fields, Options, SourceOptions, parse_options, parse_part, resolve_codec
+from dataload.cli.options import (
+    Address,
+    Codec,
+    Cpus,
+    Decode,
+    EngineName,
+    Fields,
+    Memory,
+    Options,
+    Parts,
+    SourceOptions,
+    Workers,
+    parse_engine,
+    parse_options,
+    parse_part,
+    resolve_codec,
+)
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line
 from dataload.convert import convert
 from dataload.sources.find import find_destination
@@ -42,13 +58,20 @@ def convert_command(
         list[str] | None,
         typer.Option(help="Option of the writer, or storage_options.NAME of a URL, as key=value. Repeatable."),
     ] = None,
+    engine: EngineName = None,
+    parts: Parts = None,
+    workers: Workers = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
+    address: Address = None,
 ) -> None:
     """Convert a data set to another format, in shards, keeping the order of its records.
 
     --codec applies to whichever of the two formats stores plain bytes, or to
     both. Parts may run on several machines, in any order, and again; --merge,
-    with the same arguments, ends the conversion.
+    with the same arguments, ends the conversion. --engine does all of that.
     """
+    running = parse_engine(engine, parts, workers=workers, cpus=cpus, memory=memory, address=address)
     entry, path = find_destination(destination, format)
     wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
     if codec is not None and "codec" in wanted.shards().format.reader_options.names():
@@ -70,6 +93,7 @@ def convert_command(
             overwrite=overwrite,
             part=None if part is None else parse_part(part),
             merge=merge,
+            engine=running,
             progress=bar,
         )
     for note in report.notes:

@@ -95,8 +95,14 @@ class ProgressBar(Progress):
         )
         self._task = self.add_task(_safe(description), total=None, rate="")
 
-    def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` units are done."""
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if isinstance(error[1], KeyboardInterrupt):  # typer drops it
+            for note in getattr(error[1], "__notes__", ()):
+                print_error(f"interrupted; {as_typed(note)}")
+
+    def __call__(self, done: int, total: int | None) -> None:
+        """Show that `done` of `total` units are done, or of an unknown number."""
         speed = self.tasks[0].speed
         rate = f"{speed:,.0f}/s" if speed else ""
         self.update(self._task, completed=done, total=total, rate=rate)

@@ -24,10 +24,13 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from dataload._util.fingerprint import identify
+from dataload.convert.engine import Engine, conversion_parts, engine_of, run_conversion
 from dataload.convert.journal import Journal, JournalFile
+from dataload.convert.local import LocalEngine
 from dataload.convert.manifest import update_manifest
 from dataload.convert.parts import begin, begin_part, close_parts, merged, replaceable, without_damaged
 from dataload.convert.plan import Shard, journal_path, part_path, plan_shards, select_part, summarize_paths
@@ -38,7 +41,7 @@ from dataload.storage import Remote, RemoteOptions, is_url, parent, storage_of
 from dataload.storage.local.parts import remove_leftovers
 from dataload.types import RandomAccessSource
 
-__all__ = ["ConvertReport", "convert"]
+__all__ = ["ConvertReport", "Engine", "LocalEngine", "convert"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,7 @@ def convert(
     overwrite: bool = False,
     part: tuple[int, int] | None = None,
     merge: bool = False,
+    engine: Engine | Literal["local"] | None = None,
     progress: Callable[[int, int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     remote: RemoteOptions | Remote | Mapping[str, Any] | None = None,
@@ -113,6 +117,8 @@ def convert(
             different machines, in any order, and again: a part keeps the shards that it has finished.
         merge: Write no shards, but check that all parts have finished, and enter their shards in the manifest. All
             other arguments must be those of the parts.
+        engine: Run the conversion as parts and merge them: "local" in processes of this machine, one for each CPU;
+            `LocalEngine` has settings, and `dataload.ray.RayEngine` uses a Ray cluster. The files are the same.
         progress: Called with (records done, total records) at the start and after each block.
         storage_options: Arguments of obstore's stores for a destination at a URL; see `dataload.open`.
         remote: Settings for a destination at a URL; see `dataload.RemoteOptions`. Shards are written in its `cache`.
@@ -125,7 +131,7 @@ def convert(
         SourceError: The source cannot be read, the destination cannot be written, or another process is converting to
             the same destination.
     """
-    _check_modes(part, resume=resume, overwrite=overwrite, merge=merge)
+    _check_modes(part, resume=resume, overwrite=overwrite, merge=merge, engine=engine)
     entry, destination = find_destination(os.fspath(destination), format)
     plan = plan_shards(destination, entry, len(source), shards=shards, records_per_shard=records_per_shard)
     number, parts = part or (0, 0)
@@ -153,6 +159,9 @@ def convert(
         read_manifest(parent(whole), writing.remote)  # a damaged one is better known now
         if not is_url(whole):
             remove_leftovers(file.path)
+        if engine is not None:
+            engine = engine_of(engine)
+            requested = replace(requested, parts=conversion_parts(engine, file, plan, resume=resume))
         if merge:
             done = _Done(merged(file, requested, plan, writing.remote), _records(own))
         else:
@@ -161,9 +170,27 @@ def convert(
             else:
                 begun = begin_part(file, whole, requested, plan, writing.remote, overwrite=overwrite)
             begun = replace(begun, run=requested.run)
-            resume = resume or (part is not None and not overwrite)
-            replaced = replaceable(own, begun, writing.remote, resume=resume, overwrite=overwrite)
-            done = _write_missing(source, own, writing, begun, file, replaced, progress)
+            if engine is not None and not begun.complete:
+                task = partial(
+                    convert,
+                    source,
+                    destination,
+                    format=entry.name,
+                    writer_options=options,
+                    shards=shards,
+                    records_per_shard=records_per_shard,
+                    keep_key=keep_key,
+                    remote=writing.remote,
+                )
+                begun = replace(begun, parts=requested.parts)
+                reports = run_conversion(
+                    engine, task, file, begun, plan, writing.remote, overwrite=overwrite, progress=progress
+                )
+                done = _merge_reports(merged(file, requested, plan, writing.remote), reports, writing.notes)
+            else:
+                resume = resume or (part is not None and not overwrite)
+                replaced = replaceable(own, begun, writing.remote, resume=resume, overwrite=overwrite)
+                done = _write_missing(source, own, writing, begun, file, replaced, progress)
         if part is None:
             entries = [manifest_entry(plan, done.journal, writing)]
             manifest = update_manifest(parent(whole), entries, remote=writing.remote)
@@ -187,6 +214,14 @@ class _Done:
     journal: Journal
     resumed: int
     notes: tuple[str, ...] = ()
+
+
+def _merge_reports(journal: Journal, reports: Sequence[ConvertReport], known: Sequence[str]) -> _Done:
+    """Combine the reports of the parts that an engine has run; notes in `known` are in the report of the whole."""
+    notes = [note for report in reports for note in report.notes if note not in known]
+    if len(reports) == 1:
+        notes.append("one shard is one part: with shards=N, or records_per_shard=N, parts run at the same time")
+    return _Done(journal, sum(report.resumed for report in reports), tuple(notes))
 
 
 def _write_missing(
@@ -220,12 +255,14 @@ def _records(shards: Sequence[Shard]) -> int:
     return sum(shard.stop - shard.start for shard in shards)
 
 
-def _check_modes(part: tuple[int, int] | None, *, resume: bool, overwrite: bool, merge: bool) -> None:
+def _check_modes(part: tuple[int, int] | None, *, resume: bool, overwrite: bool, merge: bool, engine: Any) -> None:
     if resume and overwrite:
         raise ConfigError("resume keeps existing files, overwrite replaces them: pass only one", key="overwrite")
     if merge and (part is not None or overwrite or resume):
         message = "merge writes no shards: pass it without part, resume and overwrite"
         raise ConfigError(message, key="merge", value=merge)
+    if engine is not None and (part is not None or merge):
+        raise ConfigError("an engine runs all parts and merges them: pass it without part and merge", key="engine")
 
 
 def _check_directory(path: str) -> None:

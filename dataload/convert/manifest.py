@@ -98,7 +98,9 @@ def index_shards(
 
         entries = merge_receipts(directory, expected, remote)
         manifest = update_manifest(directory, entries, gone, remote=remote)
-        remove_receipts(directory, remote)
+        for merged in remove_receipts(directory, remote):
+            journal = _journal_path(directory, remote, merged)
+            storage_of(journal).remove(journal)
         return IndexReport(manifest, entries, sum(len(entry.names) for entry in entries))
     planned = planned if part is None else _select(planned, *part)
     total = sum(len(each.names) for each in planned)
@@ -123,10 +125,10 @@ def index_shards(
                 described.append(each.entry(directory, shards))
         if part is None:
             written = update_manifest(directory, described, gone, remote=remote)
-        else:
+            storage_of(journal).remove(journal)
+        else:  # which may run again before all are merged
             written = receipt_path(directory, *part)
             save_receipt(written, described, remote)
-        storage_of(journal).remove(journal)
     return IndexReport(written, tuple(described), resumed)
 
 

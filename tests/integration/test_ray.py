@@ -101,7 +101,7 @@ def test_errors_keep_their_class_and_are_not_tried_again(cluster, expected, tmp_
     assert len(source.events()) == 1
     with pytest.raises(
         SourceNotFoundError,
-        match=r"^part 3/5 on node .*: there is no /data/a\.tar \(all machines of the cluster need the same paths: use a",
+        match=r"^part 3/5 on node .*: there is no /data/a\.tar \(all machines of the cluster need the same paths: use",
     ):
         run(Eventful(tmp_path / "missing", "miss"), tmp_path, resume=True)
 

@@ -270,6 +270,11 @@ def test_verify_finds_what_one_process_finds(data):
     assert parts == one
 
 
+def test_ray_is_an_extra(data, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "needs ray: pip install 'dataload[ray]'" in cli(2, "verify", data, "--engine", "ray").stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -32,7 +32,11 @@ def _safe(text: str) -> str:
 
 def as_typed(message: str) -> str:
     """Return a message of the library with keyword arguments as options: ``overwrite=True`` becomes ``--overwrite``."""
-    return re.sub(r"\b(overwrite|resume|keep_key)=True", lambda m: f"--{m[1].replace('_', '-')}", message)
+
+    def option(found: re.Match[str]) -> str:
+        return f"--{found[1].replace('_', '-')}{' N' if found[2] == 'N' else ''}"
+
+    return re.sub(r"\b(overwrite|resume|keep_key|shards|records_per_shard)=(True|N)\b", option, message)
 
 
 def print_line(text: str = "", style: str = "") -> None:

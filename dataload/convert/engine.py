@@ -140,15 +140,16 @@ def index_in_parts(
     format: str | None,  # noqa: A002 - as in `index_shards`
     options: Mapping[str, Any],
     progress: Callable[[int, int], None],
+    **settings: Any,
 ) -> IndexReport:
     """Do what `index_shards` does, in parts run by an engine. A repeated run continues where the last one stopped."""
     entry, found = split_format(path, format)
     remote = Remote.of(options.get("storage_options"), options.get("remote"))
     shards = len(find_shards(found, None if entry is None else entry.name, manifests=False, remote=remote).files)
-    task = partial(index_shards, path, format=format, options=options)
+    task = partial(index_shards, path, format=format, options=options, **settings)
     again = "finished shards are kept: run it again to continue"
     reports = run_all(engine, task, shards, progress=_of_total(progress, shards), again=again)
-    merged = index_shards(path, format=format, options=options, merge=True)
+    merged = task(merge=True)
     return replace(merged, resumed=sum(report.resumed for report in reports))
 
 

@@ -103,12 +103,11 @@ class RayEngine:
         wanted = {"CPU": self.cpus, "memory": self.memory or 0}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
-            most = max((node.get("CPU", 0) for node in nodes), default=0)
+            most = ", ".join(f"{max(node.get(name, 0) for node in nodes):,.0f} {name}" for name in wanted)
             message = (
-                f"no machine of the cluster has {self.cpus:g} CPUs and {self.memory or 0:,} bytes of memory for a part "
-                f"(the most CPUs are {most:g}): waiting for one to join"
+                f"a part needs {self.cpus:g} CPU, {wanted['memory']:,} memory, and no machine of the cluster has that"
             )
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{message} (at most {most}): waiting for one to join", RuntimeWarning, stacklevel=2)
 
 
 def run_part(content: bytes, number: int, count: int, directory: str) -> tuple[Outcome, str]:

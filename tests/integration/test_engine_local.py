@@ -223,6 +223,8 @@ def test_convert_by_the_command_line(data, tmp_path):
     ]
     assert lines[1] == lines[0].replace("/one/", "/parts/")
     assert content(tmp_path / "parts") == content(tmp_path / "one")
+    note = cli(0, "convert", data, tmp_path / "c.tar", "--engine", "local").stdout.splitlines()[0]
+    assert note == "note: one shard is one part: with --shards N, or --records-per-shard N, parts run at the same time"
 
 
 def test_ctrl_c_says_how_to_continue(data, tmp_path, monkeypatch):

@@ -12,8 +12,10 @@ import time
 import part_sources
 import pytest
 from part_sources import COUNT, Eventful, Waiting
+from typer.testing import CliRunner
 
 import dataload
+from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 
@@ -94,6 +96,18 @@ def test_a_worker_that_is_killed_changes_nothing(cluster, expected, tmp_path):
     assert ray.is_initialized(), "it was initialised by its user"
 
 
+def test_index_and_verify(cluster, expected, tmp_path):
+    (tmp_path / "one/dataload.json").unlink()
+    for command, printed in (
+        ("index --manifest", "40 records in 5 shards"),
+        ("verify", "40 records in 5 files: all can"),
+    ):
+        result = CliRunner().invoke(app, [*command.split(), str(tmp_path / "one"), "--engine", "ray", "--parts", "3"])
+        assert result.exit_code == 0, result.output
+        assert printed in result.stdout
+    assert {*hashes(tmp_path / "one")} == {*expected}
+
+
 def test_errors_keep_their_class_and_are_not_tried_again(cluster, expected, tmp_path):
     source = Eventful(tmp_path / "log", "corrupt", times=99)
     with pytest.raises(CorruptFileError, match=r"^part 3/5 on node .*: a\.tar, byte 512, record 3: the checksum is wr"):
@@ -146,9 +160,7 @@ def test_settings(cluster, expected, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with (
-        pytest.warns(
-            RuntimeWarning, match=r"no machine of the cluster has 64 CPUs .* \(the most CPUs are 1\): waiting"
-        ),
+        pytest.warns(RuntimeWarning, match=r"needs 64 CPU, 0 memory, and no .* \(at most 1 CPU, .* memory\): waiting"),
         pytest.raises(KeyboardInterrupt),
     ):
         run(source, tmp_path, cpus=64, overwrite=True, progress=interrupt)

@@ -36,6 +36,7 @@ def as_typed(message: str) -> str:
     def option(found: re.Match[str]) -> str:
         return f"--{found[1].replace('_', '-')}{' N' if found[2] == 'N' else ''}"
 
+    message = message.replace("on_error='skip'", "--on-error skip")
     return re.sub(r"\b(overwrite|resume|keep_key|shards|records_per_shard)=(True|N)\b", option, message)
 
 

@@ -74,6 +74,17 @@ def test_the_bytes_of_one_run(source, expected, tmp_path):
     assert content(tmp_path / "parts") == expected
 
 
+def test_a_function_and_its_bad_records(source, expected, tmp_path):
+    options = {"map": part_sources.drop_odd, "on_error": "skip", "max_bad": 5, "overwrite": True}
+    one = convert(source, tmp_path / "one/b.syr", shards=SHARDS, error_report=tmp_path / "one.jsonl", **options)
+    report = run(source, tmp_path, error_report=tmp_path / "parts.jsonl", **options)
+    assert content(tmp_path / "parts") == content(tmp_path / "one")
+    assert (report.records, report.skipped, report.bad_records) == (one.records, 2, one.bad_records)
+    assert [bad.index for bad in report.bad_records] == [4, 30]
+    lines = [sorted((tmp_path / name).read_text().splitlines()) for name in ("one.jsonl", "parts.jsonl")]
+    assert lines[0] == lines[1]
+
+
 def test_one_shard_is_one_part_and_forks_work(source, tmp_path):
     (tmp_path / "parts").mkdir()
     report = run(source, tmp_path, shards=None, engine=LocalEngine(start_method="fork"))

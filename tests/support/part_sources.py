@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+import dataload
 from dataload.errors import CorruptFileError, SourceNotFoundError
 
 COUNT = 40
@@ -29,6 +30,9 @@ class Eventful:
                 file.write(f"{os.getpid()}\n")
             getattr(self, self.event)()
         return {"x": np.arange(index, index + 50.0), "n": index}
+
+    def __repr__(self):
+        return "Eventful()"
 
     def fingerprint(self):
         """The same records are the same data."""
@@ -74,3 +78,10 @@ class Waiting(Eventful):
             while not go.exists():
                 time.sleep(0.05)
         return super().__getitem__(index)
+
+
+def drop_odd(sample):
+    """Leaves out odd numbers, and fails for two others."""
+    if sample["n"] in {4, 30}:
+        raise ValueError("no good")
+    return dataload.DROP if sample["n"] % 2 else sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -130,7 +131,14 @@ def run_conversion(
             receipt = part_path(file.path, number, begun.parts)
             storage_of(receipt, remote).remove(receipt)
     again = "finished shards are kept: pass resume=True to continue"
-    return run_all(engine, task, len(plan), parts=begun.parts, progress=_of_total(progress, begun.records), again=again)
+    advance = _of_total(progress, begun.records)
+    try:
+        return run_all(engine, task, len(plan), parts=begun.parts, progress=advance, again=again)
+    except BaseException:
+        receipts = part_path(glob.escape(file.path), "*", begun.parts)
+        if not storage_of(file.path, remote).glob(receipts):  # there is nothing to resume
+            file.remove()
+        raise
 
 
 def index_in_parts(

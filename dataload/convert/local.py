@@ -23,7 +23,7 @@ from dataload.executors.serialization import put_together
 from dataload.executors.worker import TaskMessage
 
 _MOST_PARTS = 256  # the process of a part takes 0.1 s
-_ATTEMPTS = 3
+_ATTEMPTS = 4
 _POLL_SECONDS = 0.1
 _END_SECONDS = 10.0  # to delete what is half written
 _TERMINATED = 128 + signal.SIGTERM

@@ -104,12 +104,12 @@ def test_a_killed_part_is_tried_again_and_the_others_go_on(expected, tmp_path):
 def test_a_part_that_is_always_killed_is_named_and_the_rest_is_kept(expected, source, tmp_path):
     fatal = Eventful(tmp_path / "fatal", "die", times=99)
     message = (
-        r"the process of part 3/5 was killed by SIGKILL \(out of memory\?\), in attempt 3 of 3; fewer workers need "
+        r"the process of part 3/5 was killed by SIGKILL \(out of memory\?\), in attempt 4 of 4; fewer workers need "
         r"less memory"
     )
     with pytest.raises(SourceError, match=message):
         run(fatal, tmp_path, engine=LocalEngine(workers=1))
-    assert len(fatal.events()) == 3
+    assert len(fatal.events()) == 4
     with pytest.raises(
         ConfigError, match=r"of an unfinished conversion in 5 parts: .* \(an engine does both with resume=True\)"
     ):
@@ -185,6 +185,24 @@ def test_no_part_outlives_the_process_that_started_it(expected, source, tmp_path
     assert content(tmp_path / "parts") == expected
 
 
+def test_shards_at_urls(source, expected, object_server, new_fork_server, tmp_path, monkeypatch):
+    url = f"s3://{object_server.bucket()}/b.syr"
+    settings = {"shards": SHARDS, "remote": {"cache": str(tmp_path / "cache")}}
+    with pytest.raises(
+        ConfigError, match=r"storage_options has .*, which may be secret and is not sent to other proces"
+    ):
+        convert(source, url, storage_options=object_server.storage_options(), engine="local", **settings)
+    for name, value in object_server.environment().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CorruptFileError, match="part 3/5: "):
+        convert(Eventful(tmp_path / "corrupt", "corrupt"), url, engine="local", **settings)
+    report = convert(Eventful(tmp_path / "die", "die"), url, resume=True, engine="local", **settings)
+    assert report.resumed >= 2 * COUNT // SHARDS
+    with dataload.open(url.replace("b.syr", "b-{00000..00004}-of-00005.syr")) as opened:
+        assert opened.fingerprint() == dataload.open(tmp_path / "one/b-{00000..00004}-of-00005.syr").fingerprint()
+        assert [record["n"] for record in opened] == list(range(COUNT))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -199,7 +217,7 @@ def test_wrong_settings(source, tmp_path, options, message):
     (tmp_path / "parts").mkdir()
     with pytest.raises(ConfigError, match=message):
         convert(source, tmp_path / "parts/b.lmdb", **{"shards": SHARDS, "engine": "local", **options})
-    assert not [path for path in tmp_path.glob("parts/*") if not path.name.startswith(".")]
+    assert os.listdir(tmp_path / "parts") == [], "there is nothing to resume"
 
 
 @pytest.mark.parametrize("setting", ["workers", "parts"])

@@ -163,11 +163,11 @@ class _Run:
         reason = handle.end()
         self._remove(handle)
         self._losses[number] += 1
-        if not started or self._losses[number] >= _ATTEMPTS:
-            message = (
-                f"the process of part {number}/{self._count} {reason}, in attempt {self._losses[number]} of {_ATTEMPTS}"
-            )
-            raise SourceError(f"{message}; fewer workers need less memory")
+        message = f"the process of part {number}/{self._count} {reason}"
+        if not started:  # and would not start again
+            raise ConfigError(message, key="engine", value="local")
+        if self._losses[number] >= _ATTEMPTS:
+            raise SourceError(f"{message}, in attempt {_ATTEMPTS} of {_ATTEMPTS}; fewer workers need less memory")
         self._waiting.appendleft(number)
 
     def _remove(self, handle: WorkerHandle) -> None:

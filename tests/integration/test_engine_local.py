@@ -220,6 +220,18 @@ def test_wrong_settings(source, tmp_path, options, message):
     assert os.listdir(tmp_path / "parts") == [], "there is nothing to resume"
 
 
+def test_a_program_without_a_guard(source, tmp_path):
+    (tmp_path / "parts").mkdir()
+    program = "from dataload.convert import convert\nfrom dataload import RangeSource\n"
+    program += 'convert(RangeSource(9), "parts/b.syr", shards=3, engine="local")\n'
+    (tmp_path / "run.py").write_text(program)
+    done = subprocess.run([sys.executable, "run.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert re.search(
+        r"ConfigError: the process of part \d/3 exited with code 1 before it started; .*__main__", done.stderr
+    )
+    assert os.listdir(tmp_path / "parts") == []
+
+
 @pytest.mark.parametrize("setting", ["workers", "parts"])
 def test_settings_are_numbers(setting):
     with pytest.raises(ConfigError, match=f"{setting} must be an integer >= 1, got 0"):

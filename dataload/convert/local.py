@@ -59,7 +59,8 @@ class LocalEngine:
             message = f"{current.name} is a daemonic process, which cannot start processes: pass no engine there"
             raise ConfigError(message, key="engine", value="local")
         check_parent(self.start_method)
-        check_sendable(task, "local")
+        if self.start_method != "fork":
+            check_sendable(task, "local")
         if self.start_method == "forkserver":
             preload("dataload.convert")
         with closing(_Run(self, task, count, advance)) as run:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import part_sources
 import pytest
-from part_sources import COUNT, Eventful
+from part_sources import COUNT, Eventful, Unloadable
 from typer.testing import CliRunner
 
 import dataload
 from dataload.cli.app import app
-from dataload.convert import LocalEngine, convert
+from dataload.convert import LocalEngine, convert, local
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 
 SHARDS = 5
@@ -87,6 +87,7 @@ def test_a_function_and_its_bad_records(source, expected, tmp_path):
 
 def test_one_shard_is_one_part_and_forks_work(source, tmp_path):
     (tmp_path / "parts").mkdir()
+    source.unpicklable = lambda: None
     report = run(source, tmp_path, shards=None, engine=LocalEngine(start_method="fork"))
     assert report.notes == ("one shard is one part: with shards=N, or records_per_shard=N, parts run at the same time",)
     with dataload.open(report.paths[0]) as opened:
@@ -218,6 +219,26 @@ def test_wrong_settings(source, tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
         convert(source, tmp_path / "parts/b.lmdb", **{"shards": SHARDS, "engine": "local", **options})
     assert os.listdir(tmp_path / "parts") == [], "there is nothing to resume"
+
+
+def test_processes_that_cannot_start(source, expected, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"the process of part \d/5 could not be set up: KeyError: 'lost'"):
+        run(Unloadable(tmp_path / "log", "die", times=0), tmp_path)
+
+    def refuse(*_):
+        raise BlockingIOError(11, "no more processes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local, "WorkerHandle", refuse)
+        with pytest.raises(
+            SourceError, match=r"cannot start a process for part 1/5 .*\): raise the limits of open files"
+        ):
+            run(source, tmp_path)
+    monkeypatch.setattr(local.multiprocessing.current_process(), "_config", {"daemon": True})
+    with pytest.raises(
+        ConfigError, match=r"MainProcess is a daemonic process, which cannot start processes: pass no e"
+    ):
+        run(source, tmp_path)
 
 
 def test_a_program_without_a_guard(source, tmp_path):

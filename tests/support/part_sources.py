@@ -85,3 +85,10 @@ def drop_odd(sample):
     if sample["n"] in {4, 30}:
         raise ValueError("no good")
     return dataload.DROP if sample["n"] % 2 else sample
+
+
+class Unloadable(Eventful):
+    """Cannot be unpickled."""
+
+    def __setstate__(self, state):
+        raise KeyError("lost")

@@ -159,6 +159,11 @@ def test_ctrl_c_deletes_what_is_half_written_and_can_be_resumed(expected, source
     assert content(tmp_path / "parts") == expected
 
 
+def environment():
+    """Variables with which another process imports what this one can."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(part_sources.__file__).parent), *sys.path])}
+
+
 KILLED = """
     import sys
     from dataload.convert import LocalEngine, convert
@@ -171,8 +176,7 @@ KILLED = """
 
 def test_no_part_outlives_the_process_that_started_it(expected, source, tmp_path):
     (tmp_path / "run.py").write_text(textwrap.dedent(KILLED))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(part_sources.__file__).parent), *sys.path])}
-    with subprocess.Popen([sys.executable, "run.py"], cwd=tmp_path, env=environment) as process:
+    with subprocess.Popen([sys.executable, "run.py"], cwd=tmp_path, env=environment()) as process:
         while not source.events():
             assert process.poll() is None
             time.sleep(0.02)
@@ -246,7 +250,9 @@ def test_a_program_without_a_guard(source, tmp_path):
     program = "from dataload.convert import convert\nfrom dataload import RangeSource\n"
     program += 'convert(RangeSource(9), "parts/b.syr", shards=3, engine="local")\n'
     (tmp_path / "run.py").write_text(program)
-    done = subprocess.run([sys.executable, "run.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "run.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
     assert re.search(
         r"ConfigError: the process of part \d/3 exited with code 1 before it started; .*__main__", done.stderr
     )

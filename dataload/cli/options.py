@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from dataload.api import open_source
+from dataload.api import open_found, open_source
 from dataload.config.overrides import parse_assignment
 from dataload.config.references import resolve_reference
 from dataload.convert.engine import Engine
@@ -113,6 +113,14 @@ class SourceOptions:
     def remote(self) -> Remote | None:
         """The settings of data at URLs; None for data on this machine."""
         return self.options.get("remote") if is_url(self.path) else None
+
+    def open_found(self, found: FoundShards) -> Source[Any]:
+        """Open what `shards` has returned, without finding it again."""
+        if not found.files:
+            return self.open()
+        options = dict(self.options)
+        fields = options.pop("fields", None)
+        return open_found(found, self.remote or Remote.of(None, None), fields, options)
 
     def open(self, path: str | None = None, format: str | None = None) -> Source[Any]:  # noqa: A002
         """Open the data set, or one of its files."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from dataload.convert.plan import Shard, pattern_of
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
 from dataload.sources.manifest import DataSetEntry, ShardEntry
+from dataload.sources.writer import Writer
 from dataload.storage import Remote
 from dataload.types import FieldSpec, RandomAccessSource
 
@@ -145,32 +147,74 @@ def write_shards(
     if not shards:
         return journal
     file.save(journal)
-    try:
-        for shard in shards:
-            finished = _write_shard(source, shard, writing, shard.path in replaced, advance)
-            journal = replace(journal, finished={**journal.finished, shard.name: finished})
-            file.save(journal)
-    except BaseException:
-        if not journal.finished:  # there is nothing to resume
-            file.remove()
-        raise
-    return journal
+    completed = _Completed(journal, file)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for shard in shards:
+                with ExitStack() as held:
+                    complete = _write_shard(held, source, shard, writing, shard.path in replaced, advance)
+                    completed.wait()
+                    # Flushing to the disk and hashing are not Python's work: the next shard is written meanwhile.
+                    completed.name, completed.running = shard.name, pool.submit(complete, held.pop_all())
+            completed.wait()
+        except BaseException:
+            with suppress(Exception):  # the first error is the one to report
+                completed.wait()
+            if not completed.journal.finished:  # there is nothing to resume
+                file.remove()
+            raise
+    return completed.journal
+
+
+@dataclass(slots=True)
+class _Completed:
+    """The journal of the shards that are complete, and the shard that a thread completes."""
+
+    journal: Journal
+    file: JournalFile
+    name: str = ""
+    running: Future[FinishedShard] | None = None
+
+    def wait(self) -> None:
+        """Wait until the shard is complete, and enter it in the journal."""
+        if self.running is not None:
+            finished = {**self.journal.finished, self.name: self.running.result()}
+            self.running = None
+            self.journal = replace(self.journal, finished=finished)
+            self.file.save(self.journal)
 
 
 def _write_shard(
-    source: RandomAccessSource[Any], shard: Shard, writing: Writing, overwrite: bool, advance: Callable[[int], None]
-) -> FinishedShard:
+    held: ExitStack,
+    source: RandomAccessSource[Any],
+    shard: Shard,
+    writing: Writing,
+    overwrite: bool,
+    advance: Callable[[int], None],
+) -> Callable[[ExitStack], FinishedShard]:
+    """Write the records of a shard; return the function that closes its writer, which `held` holds."""
     local: list[FinishedShard] = []
     options = writing.options_for(shard.stop - shard.start)
-    with writing.entry.create(shard.path, overwrite=overwrite, options=options) as writer:
-        if writing.remote is not None:
-            writer.before_publish = lambda path: local.append(writing.describe(path))
-        for first, records in read_ahead(source, shard.start, shard.stop):
-            for index, record in enumerate(records, first):
-                try:
-                    writer.write(writing.adapt(record, index))
-                except ConfigError as error:
-                    message = f"cannot write record {index} of the source to {shard.path}: {error}"
-                    raise ConfigError(message, key=error.key, value=error.value) from error
-            advance(len(records))
-    return local[0].as_uploaded(shard.path, writing.remote) if local else writing.describe(shard.path)
+    writer = held.enter_context(writing.entry.create(shard.path, overwrite=overwrite, options=options))
+    if writing.remote is not None:
+        writer.before_publish = lambda path: local.append(writing.describe(path))
+    for first, records in read_ahead(source, shard.start, shard.stop):
+        adapted = [writing.adapt(record, index) for index, record in enumerate(records, first)]
+        _write_block(writer, adapted, range(first, first + len(records)))
+        advance(len(records))
+
+    def complete(closing: ExitStack) -> FinishedShard:
+        closing.close()
+        return local[0].as_uploaded(shard.path, writing.remote) if local else writing.describe(shard.path)
+
+    return complete
+
+
+def _write_block(writer: Writer, records: list[Any], indices: Sequence[int]) -> None:
+    """Write records, made of those at `indices` of the source."""
+    before = len(writer)
+    try:
+        writer.extend(records)
+    except ConfigError as error:
+        message = f"cannot write record {indices[len(writer) - before]} of the source to {writer.path}: {error}"
+        raise ConfigError(message, key=error.key, value=error.value) from error

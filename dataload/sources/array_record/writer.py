@@ -1,6 +1,7 @@
 """ArrayRecord files, written through the array_record package."""
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from dataload.errors import ConfigError, SourceError
@@ -37,6 +38,17 @@ class ArrayRecordWriter(Writer):
         data = encode_bytes(record, self._codec, "array_record")
         try:
             self._stream.write(data)
+        except RuntimeError as error:
+            raise self._failure(error) from error
+
+    def _write_all(self, records: Sequence[Any]) -> None:
+        codec, write = self._codec, self._stream.write
+        try:
+            for record in records:
+                write(
+                    record if codec is None and type(record) is bytes else encode_bytes(record, codec, "array_record")
+                )
+                self._count += 1
         except RuntimeError as error:
             raise self._failure(error) from error
 

@@ -1,5 +1,6 @@
 """Writer of plain LMDB directories."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from dataload.sources.lmdb.format import LMDB, LMDBWriterOptions
@@ -39,6 +40,16 @@ class LMDBWriter(Writer):
             key = self._keys(len(self), record)
             key = key.encode() if isinstance(key, str) else bytes(key)
         self._environment.put(key, value, append=self._keys is None)
+
+    def _write_all(self, records: Sequence[Any]) -> None:
+        if self._keys is not None:
+            super()._write_all(records)
+        else:
+            self._write_encoded(records, lambda record: encode_bytes(record, self._codec, "lmdb"), self._put_all)
+
+    def _put_all(self, values: Sequence[bytes]) -> None:
+        keys = [b"%010d" % number for number in range(len(self), len(self) + len(values))]
+        self._environment.put_all(keys, values)
 
     def _finish(self) -> None:
         self._environment.finish()

@@ -1,6 +1,7 @@
 """Write tar archives for WebDataset and DALI, and DALI's index of them."""
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import groupby
 from os import PathLike, fspath
 from typing import Any
@@ -14,6 +15,8 @@ from dataload.sources.tar.index import build_head, build_line, index_path
 from dataload.sources.tar.samples import decode_name, split_name
 from dataload.sources.writer import Writer, require_fields
 from dataload.storage import Remote, storage_of
+
+_PADDING = bytes(BLOCK)
 
 
 class TarWriter(Writer):
@@ -55,15 +58,16 @@ class TarWriter(Writer):
         files = _encode(record, key, self._indexed)
         if not files:
             raise ConfigError(f"record {len(self)} has no fields: a sample without files cannot be stored")
-        members: list[Member] = []
         position = self._position
         parts: list[bytes] = []
+        words: list[bytes] = []  # of the line of the index, as `build_line` makes it
         for name, data in files.items():
-            header = build_header(name, len(data))
-            members.append(Member(name, position + len(header), len(data)))
-            parts += header, data, bytes(padded(len(data)) - len(data))
-            position += len(header) + padded(len(data))
-        line = build_line(members) if self._indexed else b""
+            header, size = build_header(name, len(data)), len(data)
+            parts += header, data, _PADDING[: -size % BLOCK]
+            position += len(header)
+            words.append(b"%s %d %d %s" % (name[len(key) + 1 :], position, size, name))
+            position += padded(size)
+        line = b" ".join(words) + b"\n" if self._indexed else b""
         self._stream.writelines(parts)
         self._position = position
         self._last_key = key
@@ -165,11 +169,16 @@ def _encode(record: Mapping[str, Any], key: bytes, indexed: bool) -> dict[bytes,
         if not field or "/" in field or "\0" in field:
             raise ConfigError(f"field {field!r} cannot be part of a file name", key=field)
         extension, data = encode_field(field, value)
-        name = key + b"." + _check_name(extension, f"the name of field {field!r}", indexed)
+        name = key + b"." + _check_extension(extension, field, indexed)
         if name in files:
             raise ConfigError(f"field {field!r} and another one would both be stored as {extension!r}", key=field)
         files[name] = data
     return files
+
+
+@lru_cache(1 << 10)
+def _check_extension(extension: str, field: str, indexed: bool) -> bytes:
+    return _check_name(extension, f"the name of field {field!r}", indexed)
 
 
 def write_index(

@@ -322,13 +322,13 @@ def encode(record: Mapping[str, Any]) -> bytes:
         frame = None
         if type(value) is np.ndarray:
             frame = _frame(name, value.dtype, value.shape)
+            value = value if frame is None or value.flags.c_contiguous else np.ascontiguousarray(value)
         elif type(value) is bytes:
             frame = _frame(name, None, (len(value),))
         if frame is None:
             parts.append(build_field(TENSOR, _tensor(name, value)))
         else:  # the values are copied once
-            data = value if type(value) is bytes or value.flags.c_contiguous else np.ascontiguousarray(value)
-            parts += frame[0], data, frame[1]
+            parts += frame[0], value, frame[1]
     data = b"".join(parts)
     if len(data) > _MAX_BYTES:
         raise ConfigError(f"a record of {len(data)} bytes; the limit of protobuf is {_MAX_BYTES}")

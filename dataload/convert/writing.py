@@ -155,7 +155,7 @@ def write_shards(
                     complete = _write_shard(held, source, shard, writing, shard.path in replaced, advance)
                     completed.wait()
                     # Flushing to the disk and hashing are not Python's work: the next shard is written meanwhile.
-                    completed.name, completed.running = shard.name, pool.submit(complete, held.pop_all())
+                    completed.running = pool.submit(completed.enter, shard.name, complete, held.pop_all())
             completed.wait()
         except BaseException:
             with suppress(Exception):  # the first error is the one to report
@@ -172,16 +172,19 @@ class _Completed:
 
     journal: Journal
     file: JournalFile
-    name: str = ""
-    running: Future[FinishedShard] | None = None
+    running: Future[None] | None = None
+
+    def enter(self, name: str, complete: Callable[[ExitStack], FinishedShard], held: ExitStack) -> None:
+        """Complete a shard and enter it in the journal, which nobody else changes before `wait`."""
+        finished = complete(held)
+        self.journal = replace(self.journal, finished={**self.journal.finished, name: finished})
+        self.file.save(self.journal)
 
     def wait(self) -> None:
-        """Wait until the shard is complete, and enter it in the journal."""
+        """Wait until the shard is complete; raise what has prevented it."""
         if self.running is not None:
-            finished = {**self.journal.finished, self.name: self.running.result()}
+            self.running.result()
             self.running = None
-            self.journal = replace(self.journal, finished=finished)
-            self.file.save(self.journal)
 
 
 def _write_shard(

@@ -72,9 +72,8 @@ class NewEnvironment:
             ConfigError: LMDB cannot store a record. Those before it were added.
             SourceError: The disk is full.
         """
-        sizes = [len(keys[0]) + len(value) for value in values]
-        ends = [0, *accumulate(sizes)]
-        checked = max(sizes) - len(keys[0]) <= _MAX_VALUE_BYTES
+        ends = [0, *accumulate(map(len(keys[0]).__add__, map(len, values)))]
+        checked = max(map(len, values)) <= _MAX_VALUE_BYTES
         start = 0
         while start < len(keys):
             self.put(keys[start], values[start], database=database, append=True)  # begins a transaction if needed

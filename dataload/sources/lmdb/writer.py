@@ -44,6 +44,9 @@ class LMDBWriter(Writer):
     def _write_all(self, records: Sequence[Any]) -> None:
         if self._keys is not None:
             super()._write_all(records)
+        elif self._codec is None and set(map(type, records)) == {bytes}:
+            self._put_all(records)
+            self._count += len(records)
         else:
             self._write_encoded(records, lambda record: encode_bytes(record, self._codec, "lmdb"), self._put_all)
 

@@ -31,7 +31,7 @@ from dataload.convert.blocks import BlockSize, read_records
 
 ROUNDS = 5
 SHARDS = 4
-_COUNTS = {"64": 1 << 18, "4k": 3 << 14, "110k": 1 << 11}
+_COUNTS = {"64": 1 << 17, "4k": 3 << 14, "110k": 1 << 11}
 _PAIRS = {  # format written: format read, suffix written, and how each is opened and written
     "syrah": ("torchrecord", "syr", {}),
     "torchrecord": ("syrah", "torchrecord", {}),

@@ -14,6 +14,8 @@ from dataload.sources.options import FileOptions, Options
 from dataload.storage import local_path, storage_of
 from dataload.storage.local.parts import write_errors
 
+_BLOCK_BYTES, _MOST_RECORDS = 1 << 22, 1 << 10  # encoded at once
+
 
 class Writer(ABC):
     """Writes records to a temporary file, which `close` makes durable and renames to its destination.
@@ -76,14 +78,18 @@ class Writer(ABC):
     def _write_encoded(
         self, records: Sequence[Any], encode: Callable[[Any], bytes], write: Callable[[list[bytes]], None]
     ) -> None:
-        """Encode records, and pass the bytes to `write` at once: a `_write_all` for formats of bytes."""
-        values: list[bytes] = []
-        try:
-            values.extend(map(encode, records))
-        finally:  # if a record is refused, those before it are in the list
-            if values:
-                write(values)
-                self._count += len(values)
+        """Encode records, and pass the bytes to `write` in blocks of some MiB: a `_write_all` for formats of bytes."""
+        start, some = 0, 1
+        while start < len(records):
+            values: list[bytes] = []
+            try:
+                values.extend(map(encode, records[start : start + some]))
+            finally:  # if a record is refused, those before it are in the list
+                if values:
+                    write(values)
+                    self._count += len(values)
+            start += some
+            some = max(1, min(some * 8, _MOST_RECORDS, _BLOCK_BYTES * len(values) // (1 + sum(map(len, values)))))
 
     @abstractmethod
     def _finish(self) -> None:

@@ -17,6 +17,7 @@ from dataload.sources.writer import Writer, require_fields
 from dataload.storage import Remote, storage_of
 
 _PADDING = bytes(BLOCK)
+_AT_ONCE = 1 << 20
 
 
 class TarWriter(Writer):
@@ -44,7 +45,8 @@ class TarWriter(Writer):
         self._indexed = options.index
         self._make_key = options.key or _default_key
         self._last_key: bytes | None = None
-        self._position = 0
+        self._position = self._written = 0
+        self._parts: list[bytes] = []  # what is in the archive between both
         self._stream = self._part.create()
 
     def _write(self, record: Any) -> None:
@@ -68,12 +70,22 @@ class TarWriter(Writer):
             words.append(b"%s %d %d %s" % (name[len(key) + 1 :], position, size, name))
             position += padded(size)
         line = b" ".join(words) + b"\n" if self._indexed else b""
-        self._stream.writelines(parts)
+        self._parts += parts
         self._position = position
+        if position - self._written >= _AT_ONCE:
+            self._flush()
         self._last_key = key
         self._index.write(line)
 
+    def _flush(self) -> None:
+        # Joined, they are written in one call. What is large anyway is not copied.
+        small = self._position - self._written < 2 * _AT_ONCE
+        self._stream.writelines([b"".join(self._parts)] if small else self._parts)
+        self._parts.clear()
+        self._written = self._position
+
     def _finish(self) -> None:
+        self._flush()
         with self._stream as stream:
             stream.write(END)
         # All but the renames is done before them, so that an archive is without an index for a moment only.

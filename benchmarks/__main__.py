@@ -7,7 +7,20 @@ import sys
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import adaptive, beside, cold, costs, execution, formats, harness, orders, remote, samples, tokens
+from benchmarks import (
+    adaptive,
+    beside,
+    cold,
+    convert,
+    costs,
+    execution,
+    formats,
+    harness,
+    orders,
+    remote,
+    samples,
+    tokens,
+)
 from dataload.bench.results import Results
 from dataload.bench.runner import describe_run
 
@@ -31,6 +44,7 @@ CASES = {
     "memory": execution.memory,
     "adaptive": adaptive.adaptive,
     "remote": remote.remote,
+    **convert.CASES,
 }
 
 

@@ -136,7 +136,7 @@ def _options(data: Data, format_name: str) -> dict[str, Any]:
     if format_name == "tokens":
         return {"window": 1025}
     entry = get_format(format_name)
-    options: dict[str, Any] = {"codec": "tensorprotos"} if entry.content == "bytes" else {}
+    options: dict[str, Any] = {"codec": entry.default_codec} if entry.content == "bytes" else {}
     if "decode" in entry.reader_options.names():
         options |= {"fields": list(data.fields), **({} if data.decodes else {"decode": "auto"})}
     return options

@@ -19,7 +19,6 @@ from dataload.types import FieldSpec, RandomAccessSource
 
 _KEY = "__key__"
 _KEY_DIGITS = 8
-_DEFAULT_CODEC = "tensorprotos"
 _BYTES_FIELD = "data"
 
 
@@ -73,10 +72,9 @@ def prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, A
     first = source[0] if len(source) else None
     has_fields = isinstance(first, Mapping)
     if has_fields and takes_bytes and options.get("codec") is None:
-        options = {**options, "codec": _DEFAULT_CODEC}
-        notes.append(
-            f"records are encoded with the codec {_DEFAULT_CODEC!r}: pass it again when you open files by name"
-        )
+        codec = entry.default_codec
+        options = {**options, "codec": codec}
+        notes.append(f"records are encoded with the codec {codec!r}: pass it again when you open files by name")
     wraps = first is not None and not has_fields and not takes_bytes
     if wraps:
         notes.append(f"records have no fields: each is stored as the field {_BYTES_FIELD!r}")

@@ -50,6 +50,7 @@ class Format:
             None if the source takes paths.
         extra: The extra of dataload that installs what the format needs.
         content: What the writer takes without a codec.
+        default_codec: If that is bytes, the codec with which conversions write records of fields.
         index_writer: ``"module:function"`` that writes an index beside a file.
         key_field: Name of the field with a record's key, if the format stores keys.
         verify_options: Reader options with which ``dataload verify`` finds more damage.
@@ -69,6 +70,7 @@ class Format:
     parse_argument: Callable[[Any], Any] | None = None
     extra: str | None = None
     content: Content = "fields"
+    default_codec: str = "tensorprotos"
     index_writer: str | None = None
     key_field: str | None = None
     verify_options: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -1,11 +1,12 @@
-"""Records of one length that lie anywhere in a file, for codecs that decode them together."""
+"""Records that lie anywhere in a file, for codecs that decode them together."""
 
 from typing import Any
 
 from dataload._util.decoding import reading
 from dataload.codecs.layout import RecordTable
 from dataload.storage import RecordFile
-from dataload.types import BytesArray, Int64Array
+from dataload.storage.local.mapped import MappedFile
+from dataload.types import BytesArray, BytesColumn, Int64Array
 
 
 class GatheredTable(RecordTable):
@@ -43,3 +44,14 @@ class GatheredTable(RecordTable):
                     self._first = memoryview(self._file.read(int(self._offsets[0]), self._length))
             return self._first
         return super().__getitem__(index)
+
+
+def gather_records(file: RecordFile, offsets: Int64Array, lengths: Int64Array) -> RecordTable | BytesColumn:
+    """Return records, at least one, in one block of memory: for codecs that copy what they keep."""
+    length = int(lengths[0])
+    if not length or not bool((lengths == length).all()):
+        return file.gather_ranges(offsets, lengths)
+    # Without a map, every gather reads the file again.
+    if isinstance(file, MappedFile):
+        return GatheredTable(file, offsets, length)
+    return RecordTable(file.gather(offsets, length))

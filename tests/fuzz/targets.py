@@ -47,6 +47,7 @@ from dataload.sources.tar import samples as tar_samples
 from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.writer import write_index
+from dataload.sources.tfrecord.reader import TFRecordSource
 from dataload.sources.tokens.reader import TokenSource
 from dataload.storage import storage_of
 from dataload.storage import table_cache as index_cache
@@ -412,6 +413,12 @@ def run_tokens(data):
     read_all(TokenSource(as_file(data, "x.bin"), **options, end_token=7, ends="pad"), len(data))
 
 
+def run_tfrecord(data):
+    path = as_file(data, "x.tfrecord")
+    for options in ({}, {"codec": "example"}, {"codec": "sequence_example", "verify_checksums": True}):
+        read_all(TFRecordSource(path, **options, **READING), len(data))
+
+
 def run_tfds(data):
     text = data.decode(errors="replace")
     outcome(lambda: tfds_info.parse_info(text, "dataset_info.json"))
@@ -584,6 +591,10 @@ def seeds_tokens():
     return [*found, stream.getvalue()]
 
 
+def seeds_tfrecord():
+    return golden("tfrecord/*.tfrecord*")
+
+
 def seeds_config():
     table = {"source": {"path": ["a.tar", "b.tar"], "decode": "auto"}, "sampler": {"kind": "pool", "pool_size": 64}}
     table["loader"] = {"batch_size": 4, "num_workers": 2, "executor": "threads", "seed": 1}
@@ -657,6 +668,7 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "array_record_library": (run_array_record_library, seeds_riegeli),
     "lmdb_file": (run_lmdb_file, seeds_lmdb_file),
     "tokens": (run_tokens, seeds_tokens),
+    "tfrecord": (run_tfrecord, seeds_tfrecord),
     "tfds": (run_tfds, lambda: golden("tfds/demo/**/*.json")),
     "state": (run_state, seeds_state),
     "config": (run_config, seeds_config),

@@ -32,7 +32,17 @@ def add_distribution(directory, name, entry_points):
 
 
 def test_the_built_in_formats():
-    assert format_names() == ("array_record", "lmdb", "memory", "range", "syrah", "tar", "tokens", "torchrecord")
+    assert format_names() == (
+        "array_record",
+        "lmdb",
+        "memory",
+        "range",
+        "syrah",
+        "tar",
+        "tfrecord",
+        "tokens",
+        "torchrecord",
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,6 +56,7 @@ def test_the_built_in_formats():
         ("a.torchrecord", "torchrecord"),
         ("a.array_record", "array_record"),
         ("a.arrayrecord", "array_record"),
+        ("a.tfrecord-00000-of-00010", "tfrecord"),
     ],
 )
 def test_a_suffix_means_a_format(path, name):

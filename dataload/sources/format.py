@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from dataload.sources.base import Source
     from dataload.sources.writer import Writer
 
+HEAD_BYTES = 512
+"""Number of bytes at the start of a file from which its format is detected."""
+
 Content: TypeAlias = Literal["fields", "bytes"]
 """Type of a format's records: fields, or bytes that a codec turns into fields."""
 
@@ -107,7 +110,12 @@ class Format:
     def is_data_set(self, directory: str, remote: Remote | None = None) -> bool:
         """Return whether a directory is a single data set of this format."""
         storage = storage_of(directory, remote)
-        return self.directory_file is not None and storage.exists(join(directory, self.directory_file))
+        if self.directory_file is None or not storage.exists(path := join(directory, self.directory_file)):
+            return False
+        if self.suffixes:
+            return True  # the reader explains best what is wrong
+        with storage.open(path) as file:  # others have files of this name, too
+            return self.matches(file.read(0, HEAD_BYTES))
 
     def open(
         self, argument: Any, *, fields: Sequence[str] | None = None, options: Mapping[str, Any] | None = None

@@ -40,6 +40,8 @@ from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.snapshot import list_subdatabases
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.manifest import DataSetEntry, Manifest, ShardEntry
+from dataload.sources.mds.index import parse_index
+from dataload.sources.mds.reader import MDSSource
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.tar import header as tar
 from dataload.sources.tar import index as tar_index
@@ -419,6 +421,24 @@ def run_tfrecord(data):
         read_all(TFRecordSource(path, **options, **READING), len(data))
 
 
+def run_mds(data):
+    """One text as an index and as a shard that the index of another data set lists."""
+    with suppress(DataloadError):
+        for shard in parse_index(data, "index.json"):
+            if shard.name.startswith("/") or ".." in shard.name.split("/"):
+                raise AssertionError("a file outside of the directory")
+    folder = directory() / "mds"
+    if not folder.exists():
+        shutil.copytree(GOLDEN / "mds/all", folder)
+    index = json.loads((folder / "index.json").read_text())
+    index["shards"] = index["shards"][:1]
+    index["shards"][0]["raw_data"] |= {"bytes": len(data), "basename": "x.mds"}
+    index["shards"][0]["samples"] = int.from_bytes(data[:4], "little")
+    (folder / "index.json").write_text(json.dumps(index))
+    (folder / "x.mds").write_bytes(data)
+    read_all(MDSSource(folder, max_record_bytes=RECORD_BYTES), len(data))
+
+
 def run_tfds(data):
     text = data.decode(errors="replace")
     outcome(lambda: tfds_info.parse_info(text, "dataset_info.json"))
@@ -669,6 +689,7 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "lmdb_file": (run_lmdb_file, seeds_lmdb_file),
     "tokens": (run_tokens, seeds_tokens),
     "tfrecord": (run_tfrecord, seeds_tfrecord),
+    "mds": (run_mds, lambda: golden("mds/all/*", "mds/images/index.json")),
     "tfds": (run_tfds, lambda: golden("tfds/demo/**/*.json")),
     "state": (run_state, seeds_state),
     "config": (run_config, seeds_config),

@@ -25,7 +25,7 @@ from dataload.sources.lmdb.format import LMDB, TORCHRECORD
 from dataload.sources.mds.format import MDS
 from dataload.sources.options import Options
 from dataload.sources.syrah.format import SYRAH
-from dataload.sources.tar.format import TAR
+from dataload.sources.tar.format import TAR, WIDS
 from dataload.sources.tfrecord.format import TFRECORD
 from dataload.sources.tokens.format import TOKENS
 
@@ -71,7 +71,7 @@ RANGE = Format(
     parse_argument=_parse_count,
 )
 
-_OF_FILES = (SYRAH, TORCHRECORD, LMDB, TAR, ARRAY_RECORD, TFRECORD, MDS, TOKENS)
+_OF_FILES = (SYRAH, TORCHRECORD, LMDB, TAR, WIDS, ARRAY_RECORD, TFRECORD, MDS, TOKENS)
 _BUILT_IN = {entry.name: entry for entry in (*_OF_FILES, MEMORY, RANGE)}
 
 _NUMBER = re.compile(r"-\d+-of-\d+$")  # follows the suffix in TensorFlow's names: x.tfrecord-00000-of-00010

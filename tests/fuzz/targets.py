@@ -48,6 +48,7 @@ from dataload.sources.tar import index as tar_index
 from dataload.sources.tar import samples as tar_samples
 from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource
+from dataload.sources.tar.wids import WidsSource
 from dataload.sources.tar.writer import write_index
 from dataload.sources.tfrecord.reader import TFRecordSource
 from dataload.sources.tokens.reader import TokenSource
@@ -439,6 +440,14 @@ def run_mds(data):
     read_all(MDSSource(folder, max_record_bytes=RECORD_BYTES), len(data))
 
 
+def run_wids(data):
+    path = as_file(data, "x.json")
+    for number in range(3):
+        as_file((GOLDEN / f"wids/part-{number}.tar").read_bytes(), f"part-{number}.tar")
+    with suppress(SourceError, ConfigError):
+        read_all(WidsSource(path, **READING), len(data) + 30_720)
+
+
 def run_tfds(data):
     text = data.decode(errors="replace")
     outcome(lambda: tfds_info.parse_info(text, "dataset_info.json"))
@@ -690,6 +699,7 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "tokens": (run_tokens, seeds_tokens),
     "tfrecord": (run_tfrecord, seeds_tfrecord),
     "mds": (run_mds, lambda: golden("mds/all/*", "mds/images/index.json")),
+    "wids": (run_wids, lambda: golden("wids/shards.json")),
     "tfds": (run_tfds, lambda: golden("tfds/demo/**/*.json")),
     "state": (run_state, seeds_state),
     "config": (run_config, seeds_config),

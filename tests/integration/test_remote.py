@@ -122,6 +122,7 @@ def test_records_and_fingerprint(server, shards, bucket, tmp_path, name, mode):
     [
         ("mds/all", {}),
         ("mds/gz/index.json", {}),
+        ("wids/shards.json", {}),
         ("tfrecord/examples.tfrecord-{00000..00001}-of-00002", {"codec": "example"}),
     ],
 )

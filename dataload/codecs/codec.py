@@ -39,6 +39,9 @@ _MODULES = {
 CODEC_NAMES = (*_MODULES, "raw")
 """Names of the built-in codecs."""
 
+READ_ONLY_CODEC = "sequence_example"
+"""The built-in codec that only decodes."""
+
 
 @functools.cache
 def _module(name: str) -> Any:

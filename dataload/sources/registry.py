@@ -19,7 +19,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from dataload.errors import ConfigError, MissingDependencyError, closest
-from dataload.sources.array_record.format import ARRAY_RECORD
+from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
 from dataload.sources.format import Format
 from dataload.sources.lmdb.format import LMDB, TORCHRECORD
 from dataload.sources.mds.format import MDS
@@ -71,7 +71,7 @@ RANGE = Format(
     parse_argument=_parse_count,
 )
 
-_OF_FILES = (SYRAH, TORCHRECORD, LMDB, TAR, WIDS, ARRAY_RECORD, TFRECORD, MDS, TOKENS)
+_OF_FILES = (SYRAH, TORCHRECORD, LMDB, TAR, WIDS, ARRAY_RECORD, TFDS, TFRECORD, MDS, TOKENS)
 _BUILT_IN = {entry.name: entry for entry in (*_OF_FILES, MEMORY, RANGE)}
 
 _NUMBER = re.compile(r"-\d+-of-\d+$")  # follows the suffix in TensorFlow's names: x.tfrecord-00000-of-00010

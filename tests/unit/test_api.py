@@ -120,7 +120,7 @@ def test_nothing_there(tmp_path, path, match):
     [
         (
             b"hello world",
-            r"byte 0 has b'hello wo'; array_record, lmdb, mds, syrah, tar, tfrecord, tokens, wids are detected",
+            r"b'hello wo'; array_record, lmdb, mds, syrah, tar, tfds, tfrecord, tokens, wids are detected",
         ),
         (b"", "the file is empty"),
         (b"\x1f\x8b\x08rest", "byte 0 has the magic bytes of gzip: decompress it first"),

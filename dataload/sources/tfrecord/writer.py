@@ -1,13 +1,11 @@
 """TFRecord files, written."""
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
-from dataload.codecs.codec import resolve_codec
 from dataload.sources.tfrecord.format import TFRECORD, TFRecordWriterOptions
 from dataload.sources.tfrecord.records import build_head, mask
-from dataload.sources.writer import Writer, encode_bytes
+from dataload.sources.writer import Writer, choose_codec, encode_bytes
 
 
 class TFRecordWriter(Writer):
@@ -31,10 +29,10 @@ class TFRecordWriter(Writer):
         self._stream = self._part.create()
 
     def _write(self, record: Any) -> None:
-        if self._codec is None and isinstance(record, Mapping):
-            self._codec = resolve_codec(TFRECORD.default_codec)
-        data = encode_bytes(record, self._codec, "tfrecord")
+        codec = self._codec if len(self) else choose_codec(self._codec, record, TFRECORD.default_codec)
+        data = encode_bytes(record, codec, "tfrecord")
         self._stream.write(build_head(len(data)) + data + mask([self._crc32c(data)]).astype("<u4").tobytes())
+        self._codec = codec
 
     def _finish(self) -> None:
         self._stream.close()

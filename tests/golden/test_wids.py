@@ -79,6 +79,12 @@ def test_a_damaged_index(tmp_path, changes, match):
         dataload.open(index(tmp_path, **changes))
 
 
+def test_an_index_of_too_many_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(wids, "_MOST_BYTES", 1000)
+    with pytest.raises(CorruptFileError, match=r"x\.json: an index has at most 1,000 bytes"):
+        dataload.open(index(tmp_path, [{"url": "a.tar", "nsamples": 1}] * 100))
+
+
 def test_an_index_of_others(tmp_path):
     for more in ({"wids_version": 2}, {"datasets": [{"source_url": "http://x/y.json"}]}):
         with pytest.raises(UnsupportedFormatError, match=r"expected wids_version 1 and no list of other data sets"):

@@ -9,8 +9,8 @@ from typing import Any
 from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
 from dataload.sources.mds.columns import Column, parse_column
 
-MOST_BYTES = 256 << 20
-"""Maximum size of an index, of about 400,000 shards."""
+MOST_BYTES = 64 << 20
+"""Maximum size of an index, of about 100,000 shards: parsed JSON takes up to twenty times the memory."""
 
 _VERSION = 2
 _MOST = (1 << 32) - 1  # offsets in a shard have 32 bits

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dataload._util.decoding import decoding
-from dataload._util.limits import NO_MEMORY, check_lengths
+from dataload._util.limits import FIELD_BYTES, NO_MEMORY, check_lengths, check_size
 from dataload._util.stacking import split_records
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
@@ -67,25 +67,25 @@ class MDSSource(FileSource[Record]):
         self._indexes = self._paths
         self._shards: dict[str, ShardInfo] | None = None
         shards = self._read_indexes()
-        self._paths = tuple(shards)
-        known = {column.name: column.spec for column in next(iter(shards.values())).columns}
+        self._shards = dict(shards)
+        self._paths = tuple(path for path, _ in shards)
+        known = {column.name: column.spec for column in shards[0][1].columns}
         self._check_fields(known, self._indexes[0])
-        lengths = tuple(shard.samples for shard in shards.values())
-        self.open_on_first_use(KnownShards(lengths, known, listed=False))
+        self.open_on_first_use(KnownShards(tuple(shard.samples for _, shard in shards), known, listed=False))
 
-    def _read_indexes(self) -> dict[str, ShardInfo]:
-        """Return the shards by path."""
-        if self._shards is None:
-            self._shards = {}
-            for path in self._indexes:
-                storage = storage_of(path, self._remote)
-                data = storage.read_ranges(path, np.zeros(1, np.int64), np.array([MOST_BYTES + 1]))[0]
-                for shard in parse_index(data, path):
-                    self._shards[_file_of(shard, parent(path), self._remote)] = shard
-        return self._shards
+    def _read_indexes(self) -> list[tuple[str, ShardInfo]]:
+        """Return the path of each shard, and what the index says of it."""
+        found: list[tuple[str, ShardInfo]] = []
+        for path in self._indexes:
+            storage = storage_of(path, self._remote)
+            data = storage.read_ranges(path, np.zeros(1, np.int64), np.array([MOST_BYTES + 1]))[0]
+            found += [(_file_of(shard, parent(path), self._remote), shard) for shard in parse_index(data, path)]
+        return found
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        shard = self._read_indexes().get(path)
+        if self._shards is None:  # in another process
+            self._shards = dict(self._read_indexes())
+        shard = self._shards.get(path)
         if shard is None:  # in the process that made this source, there was one
             raise rewritten_error(self._indexes[0])
         return _MDSShard(path, shard, self.options)
@@ -112,6 +112,9 @@ class _MDSShard(ShardReader[Record]):
         self._columns = {column.name: column for column in shard.columns}
         self._options = options
         self._limit = options.max_record_bytes
+        check_size(
+            FIELD_BYTES * len(shard.columns), self._limit, f"a sample of {len(shard.columns):,} columns", path=path
+        )
         self.whole = base_name(path) != base_name(shard.name)
         if self.whole:
             unpack = _unpacker(path, shard.compression)
@@ -121,6 +124,7 @@ class _MDSShard(ShardReader[Record]):
         self._edges = _read_edges(self._file, shard)
         self._variable = sum(column.size is None for column in shard.columns)
         self._fixed = np.array([column.size or 0 for column in shard.columns], np.int64)
+        self._least = _WORD.itemsize * self._variable + int(self._fixed.sum())  # bytes of a sample
         self._is_variable = np.array([column.size is None for column in shard.columns])
 
     def __len__(self) -> int:
@@ -159,10 +163,10 @@ class _MDSShard(ShardReader[Record]):
         starts = offsets
         if fields is None or not isinstance(file, MappedFile):  # of which each read may be a request
             file, starts = LoadedRecords.of(file, offsets, lengths)
+        self._check(lengths >= self._least, f"the sample has fewer than {self._least} bytes", offsets, indices)
         sizes = np.tile(self._fixed[:, None], (1, len(indices)))  # (columns, rows)
         head = _WORD.itemsize * self._variable
         if head:
-            self._check(lengths >= head, "a sample is shorter than the sizes of its fields", offsets, indices)
             sizes[self._is_variable] = file.gather(starts, head).view(_WORD).T
         ends = head + np.cumsum(sizes, axis=0)
         self._check(

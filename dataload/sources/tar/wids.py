@@ -13,7 +13,7 @@ from dataload.sources.tar.reader import TarSource
 from dataload.storage import Remote, is_url, join, local_path, parent, reading_tables, storage_of
 from dataload.types import Record
 
-_MOST_BYTES = 256 << 20
+_MOST_BYTES = 64 << 20  # as in a manifest, parsed JSON takes up to twenty times the memory
 _MOST_SAMPLES = 1 << 32  # of an archive, so that those of all fit in int64
 _VERSION = 1
 

@@ -101,7 +101,7 @@ def test_values_that_are_not_supported():
 
 
 def test_samples_of_too_many_bytes():
-    source = dataload.open(GOLDEN / "all", max_record_bytes=100)
+    source = dataload.open(GOLDEN / "images", max_record_bytes=3600)
     with pytest.raises(CorruptFileError, match=r"shard\.00000\.mds, record 0: the record takes .* bytes of memory"):
         source[0]
     many = columns.parse_column("x", "jpeg_array").decoder(images=True, allow_pickle=False, limit=1000)
@@ -194,6 +194,26 @@ def test_fields_and_names():
     assert [*dataload.open(GOLDEN / "all", fields=["str", "int"])[1]] == ["str", "int"]
     with pytest.raises(SourceError, match=re.escape("there is no")):
         dataload.open("mds:" + str(GOLDEN / "nothing"))
+
+
+def test_a_directory_that_is_given_twice():
+    source = dataload.open([GOLDEN / "all"] * 2, fields=["int"])
+    assert len(source) == 18
+    assert source.read_batch([0, 9])["int"].tolist() == [-(2**40)] * 2
+
+
+def test_an_index_or_a_sample_of_too_many_bytes(tmp_path):
+    with pytest.raises(CorruptFileError, match=r"index\.json: an index has at most 67,108,864 bytes"):
+        parse_index(bytes((64 << 20) + 1), "index.json")
+    with pytest.raises(CorruptFileError, match="a sample of 21 columns takes 10,752 bytes of memory"):
+        dataload.open(GOLDEN / "all", max_record_bytes=5000)[0]
+    shutil.copytree(GOLDEN / "all", tmp_path / "data")
+    shard = tmp_path / "data/shard.00000.mds"
+    data = bytearray(shard.read_bytes())
+    struct.pack_into("<I", data, 8, struct.unpack_from("<I", data, 4)[0] + 5)
+    shard.write_bytes(data)
+    with pytest.raises(CorruptFileError, match=r"00000\.mds, byte .*, record 0: the sample has fewer than 96 bytes"):
+        dataload.open(tmp_path / "data")[0]
 
 
 def test_another_index_json_is_none_of_ours(tmp_path):

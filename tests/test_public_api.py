@@ -12,8 +12,8 @@ PUBLIC = {
         DataloadError FieldSpec Loader MemorySource MissingDependencyError MultiStreamLoader Pack Ragged
         RandomAccessSource RangeSource RecordWriter RemoteOptions SampleContext Sampler Sharded SourceError
         SourceNotFoundError StateMismatchError Statistics StoreError StreamContext TokenSource
-        UnsupportedFormatError WorkerError create decoding default_collate from_config live_view open record_timeline
-        sequence_lengths
+        UnsupportedFormatError WorkerError create decoding default_collate from_config live_view open record_lengths
+        record_timeline sequence_lengths
     """,
     "dataload.samplers": """
         BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport

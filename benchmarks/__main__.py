@@ -29,6 +29,7 @@ CASES = {
     "transforms": samples.transforms,
     "jpeg": samples.jpeg,
     "peers": beside.peers,
+    "own-readers": beside.own_readers,
     "overhead": costs.overhead,
     "open": costs.opening,
     "resume": costs.resuming,

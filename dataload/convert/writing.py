@@ -99,10 +99,8 @@ def prepare(
     first = _first_record(source, mapping)
     has_fields = isinstance(first, Mapping)
     if has_fields and takes_bytes and options.get("codec") is None:
-        options = {
-            **options,
-            "codec": codec_name(getattr(getattr(source, "options", None), "codec", None)) or DEFAULT_CODEC,
-        }
+        codec = entry.default_codec or codec_name(getattr(getattr(source, "options", None), "codec", None))
+        options = {**options, "codec": codec or DEFAULT_CODEC}
         notes.append(f"records are encoded with the codec {options['codec']!r}")
     wraps = first is not None and not has_fields and not takes_bytes
     if wraps:

@@ -8,7 +8,7 @@ from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, ClassVar, Self, cast
 
-from dataload.codecs.codec import CODEC_NAMES, resolve_codec
+from dataload.codecs.codec import CODEC_NAMES, READ_ONLY_CODEC, resolve_codec
 from dataload.errors import ConfigError
 from dataload.sources.options import FileOptions, Options
 from dataload.storage import local_path, storage_of
@@ -205,15 +205,15 @@ DEFAULT_CODEC = "tensorprotos"
 """The codec of records with fields in a format that stores bytes, if none is chosen."""
 
 
-def choose_codec(codec: Any, first: Any) -> Any:
-    """Return the codec to write with, given the one that was chosen and the first record."""
-    return resolve_codec(DEFAULT_CODEC) if codec is None and isinstance(first, Mapping) else codec
+def choose_codec(codec: Any, first: Any, default: str | None = None) -> Any:
+    """Return the codec to write with, given the one that was chosen, the first record and the format's default."""
+    return resolve_codec(default or DEFAULT_CODEC) if codec is None and isinstance(first, Mapping) else codec
 
 
 def codec_name(codec: Any) -> str | None:
-    """Return the name by which a codec can be recorded; None for that of a user."""
+    """Return the name by which a codec can be recorded; None for that of a user, or one that only reads."""
     name = getattr(codec, "name", None)
-    return name if name in CODEC_NAMES and resolve_codec(name) == codec else None
+    return name if name in CODEC_NAMES and name != READ_ONLY_CODEC and resolve_codec(name) == codec else None
 
 
 def encode_bytes(record: Any, codec: Any, format_name: str) -> bytes:

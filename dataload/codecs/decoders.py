@@ -1,4 +1,4 @@
-"""Decoders for components of tar records, chosen by file extension.
+"""Decoders for files of a record, such as those of a tar archive, chosen by extension.
 
 Decoders take the component's bytes and never unpickle. They raise CorruptFileError without a path, which the caller
 adds.
@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from dataload._util.buffers import pooled_empty
 from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload._util.optional import load_optional
 from dataload.codecs import npz
+from dataload.codecs.audio import AUDIO_EXTENSIONS, decode_audio, decode_rate, no_audio
 from dataload.codecs.npy import parse_npy
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, UnsupportedFormatError, closest
 from dataload.types import Array
@@ -264,12 +265,14 @@ def _no_pixels() -> Array:
 DECODERS: Mapping[str, Decoder] = {
     decoder.name: decoder
     for decoder in (
+        Decoder("audio", decode_audio, AUDIO_EXTENSIONS, no_audio, limited=True),
         Decoder("bytes", bytes, empty=bytes, small=True),
         Decoder("cls", _integer, ("cls", "cls2"), small=True),
         Decoder("image", decode_image, tuple(IMAGE_KINDS), _no_pixels, limited=True),
         Decoder("json", _json, ("json",), small=True, limited=True),
         Decoder("npy", parse_npy, ("npy",)),
         Decoder("npz", npz.decode, ("npz",), limited=True),
+        Decoder("sample_rate", decode_rate),
         Decoder("txt", _text, ("txt", "text"), str, small=True),
     )
 }
@@ -293,6 +296,24 @@ def find_decoder(what: str | Callable[[bytes], Any], extension: str) -> Decoder:
             value=what,
         )
     return DECODERS[what]
+
+
+def plan_decoders(decode: Any, *, case_sensitive: bool = True) -> dict[str, Decoder]:
+    """Return the decoders that the option `decode` names, by extension or last part of it; none for None and "auto".
+
+    Raises:
+        ConfigError: The option has another value, or names an unknown decoder.
+    """
+    if decode is None or decode == "auto":
+        return {}
+    if not isinstance(decode, Mapping):
+        raise ConfigError(
+            f'decode is {decode!r}: give None, "auto" or a mapping of extensions to decoders',
+            key="decode",
+            value=decode,
+        )
+    table = cast("Mapping[str, Any]", decode)
+    return {(n if case_sensitive else n.lower()): find_decoder(what, n) for n, what in table.items()}
 
 
 def for_extension(decoder: Decoder, extension: str, limit: int) -> Decoder:

@@ -7,13 +7,12 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from dataload._util.checks import check_choice
 from dataload.sources.format import Format
-from dataload.sources.options import FileOptions, ReadOptions
+from dataload.sources.options import Decode, FileOptions, ReadOptions
 from dataload.sources.tar.header import OnDamage, is_tar
 
 KEY = "__key__"
 """The field with the common path of a sample's files."""
 
-Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
 Missing: TypeAlias = Literal["error", "skip", "empty"]
 
 
@@ -25,10 +24,12 @@ class TarOptions(ReadOptions):
         index: DALI's index files, one for each archive. None uses ``X.idx`` beside ``X.tar`` if it exists, and scans
             the archive otherwise; False always scans.
         decode: None returns `bytes`. ``"auto"`` decodes by the last part of the extension: ``cls`` to int, ``txt`` to
-            str, ``json``, ``npy``, ``npz``, and images to (height, width, 3) uint8. A longer extension loses that part:
-            ``image.npy`` becomes ``image``, and so does ``image.png`` of other samples; if one sample has both, they
-            keep their full names. A mapping gives, for an extension or its last part, the name of a decoder or a
-            function of bytes; other fields stay `bytes`. Nothing is ever unpickled.
+            str, ``json``, ``npy``, ``npz``, images to (height, width, 3) uint8, and audio (``wav``, ``flac``, ``mp3``,
+            ``ogg``) to (frames, channels) float32, with its rate in a field of its own: ``sample_rate`` for ``audio``,
+            else ``wav.sample_rate``, ... A longer extension loses that part: ``image.npy`` becomes ``image``, and so
+            does ``image.png`` of other samples; if one sample has both, they keep their full names. A mapping gives,
+            for an extension or its last part, the name of a decoder or a function of bytes; other fields stay `bytes`.
+            Nothing is ever unpickled.
         missing: What happens if a sample lacks one of `fields`. ``"error"`` refuses to open the archive and names the
             sample; ``"skip"`` leaves such samples out; ``"empty"`` reads ``b""``, ``""`` for text or an image without
             pixels, and refuses fields that have no empty value.

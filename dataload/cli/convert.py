@@ -1,5 +1,6 @@
 """``dataload convert``."""
 
+from dataclasses import fields
 from typing import Annotated
 
 import typer
@@ -53,6 +54,10 @@ def convert_command(
     wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
     if codec is not None and "codec" in wanted.shards().format.reader_options.names():
         wanted.options["codec"] = resolve_codec(codec)
+    known = fields(wanted.shards().format.reader_options)
+    if decode is None and any(each.name == "decode" and each.default == "auto" for each in known):
+        # Files pass through unchanged; with their suffixes where fields are files again.
+        wanted.options.setdefault("decode", {} if entry.key_field is None else None)
     writer_options = parse_options(to_option)
     writer_codec = to_codec or codec
     if writer_codec is not None and "codec" in entry.writer_options.names():

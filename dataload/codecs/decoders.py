@@ -22,7 +22,7 @@ from dataload.codecs import npz
 from dataload.codecs.audio import AUDIO_EXTENSIONS, decode_audio, decode_rate, no_audio
 from dataload.codecs.npy import parse_npy
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, UnsupportedFormatError, closest
-from dataload.types import Array
+from dataload.types import Array, FieldSpec
 
 _PIXEL_BYTES = 12
 """Most that decoding takes: Pillow's pixels, a copy of them as bytes, and ours. Pillow's own limit has it, too."""
@@ -47,6 +47,7 @@ class Decoder:
     small: bool = False  # whether contents are short or kept, so that bytes cost less than a view
     own: bool = False  # whether it is the user's function
     limited: bool = False  # whether it takes `limit`, the most bytes of a record, because values outgrow their bytes
+    spec: FieldSpec | None = None  # of all of its values; None if they vary
     kind: str | None = None  # the format of images that the extension names; None for any of `IMAGE_KINDS`
 
 
@@ -265,15 +266,24 @@ def _no_pixels() -> Array:
 DECODERS: Mapping[str, Decoder] = {
     decoder.name: decoder
     for decoder in (
-        Decoder("audio", decode_audio, AUDIO_EXTENSIONS, no_audio, limited=True),
-        Decoder("bytes", bytes, empty=bytes, small=True),
-        Decoder("cls", _integer, ("cls", "cls2"), small=True),
-        Decoder("image", decode_image, tuple(IMAGE_KINDS), _no_pixels, limited=True),
+        Decoder(
+            "audio", decode_audio, AUDIO_EXTENSIONS, no_audio, limited=True, spec=FieldSpec("float32", (None, None))
+        ),
+        Decoder("bytes", bytes, empty=bytes, small=True, spec=FieldSpec("bytes", ())),
+        Decoder("cls", _integer, ("cls", "cls2"), small=True, spec=FieldSpec("int64", ())),
+        Decoder(
+            "image",
+            decode_image,
+            tuple(IMAGE_KINDS),
+            _no_pixels,
+            limited=True,
+            spec=FieldSpec("uint8", (None, None, 3)),
+        ),
         Decoder("json", _json, ("json",), small=True, limited=True),
         Decoder("npy", parse_npy, ("npy",)),
-        Decoder("npz", npz.decode, ("npz",), limited=True),
-        Decoder("sample_rate", decode_rate),
-        Decoder("txt", _text, ("txt", "text"), str, small=True),
+        Decoder("npz", npz.decode, ("npz",), limited=True, spec=FieldSpec("unknown")),
+        Decoder("sample_rate", decode_rate, spec=FieldSpec("int64", ())),
+        Decoder("txt", _text, ("txt", "text"), str, small=True, spec=FieldSpec("str", ())),
     )
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ _KEY = "__key__"
 _KEY_DIGITS = 8
 _DEFAULT_CODEC = "tensorprotos"
 _BYTES_FIELD = "data"
+_NOT_IN_KEYS = re.compile(r"[\s\x00]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ def prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, A
         notes.append(f"the field {_KEY!r} of tar samples is dropped; keep_key=True keeps it")
     # By default a tar writer numbers the samples of each shard from 0.
     numbers = has_keys and "key" not in options and not keyed
+    cleans = keyed and has_keys and "key" not in options
     counts = "num_records" in entry.writer_options.names() and "num_records" not in options
 
     def adapt(record: Any, index: int) -> Any:
@@ -93,9 +96,19 @@ def prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, A
             record = {_BYTES_FIELD: record}
         if numbers:
             return {_KEY: f"{index:0{_KEY_DIGITS}d}", **record}
+        if cleans:
+            return {**record, _KEY: _clean_key(record[_KEY])}
         return {name: value for name, value in record.items() if name != _KEY} if drops else record
 
     return Writing(entry, options, counts, adapt, tuple(notes))
+
+
+def _clean_key(key: Any) -> Any:
+    """Return a key that a tar archive and its index can have: without white space, and no dot in its last part."""
+    if not isinstance(key, str):
+        return key  # which the writer refuses
+    folder, slash, name = key.rpartition("/")
+    return _NOT_IN_KEYS.sub("_", f"{folder}{slash}{name.replace('.', '_')}")
 
 
 def manifest_entry(plan: Sequence[Shard], journal: Journal, writing: Writing) -> DataSetEntry:

@@ -188,8 +188,8 @@ class TarReader(ShardReader[Record]):
         kind = field.decoder.name
         if field.decoder.own or any(other.own or other.name != kind for other in field.others.values()):
             return _UNKNOWN
-        if kind in _SPECS:
-            return _SPECS[kind]
+        if field.decoder.spec is not None:
+            return field.decoder.spec
         components = self._table.components(field.first, np.arange(len(self._table)))
         components = components[components >= 0]
         try:
@@ -383,12 +383,3 @@ class TarReader(ShardReader[Record]):
 
 
 _UNKNOWN = FieldSpec("unknown")
-_SPECS = {
-    "audio": FieldSpec("float32", (None, None)),
-    "bytes": FieldSpec("bytes", ()),
-    "cls": FieldSpec("int64", ()),
-    "image": FieldSpec("uint8", (None, None, 3)),
-    "npz": _UNKNOWN,
-    "sample_rate": FieldSpec("int64", ()),
-    "txt": FieldSpec("str", ()),
-}

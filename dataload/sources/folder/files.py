@@ -6,14 +6,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import numpy as np
-
 from dataload._util.fingerprint import digest
 from dataload._util.limits import check_size
-from dataload.errors import CorruptFileError
-from dataload.sources.folder.zip import LOCAL_BYTES, read_members, unpack
+from dataload.errors import CorruptFileError, UnsupportedFormatError
+from dataload.sources.folder.format import FolderOptions
+from dataload.sources.folder.zip import read_members, unpack
 from dataload.sources.versions import ends_of_file
-from dataload.storage import Listing, RecordFile, join, list_folder, read_files
+from dataload.storage import Listing, RecordFile, is_url, join, list_folder, read_files, storage_of
 from dataload.types import Int64Array
 
 _MACOS_FOLDER = "__MACOSX"  # in which macOS packs attributes of files
@@ -34,6 +33,10 @@ class Files(Protocol):
 
     def read(self, names: Sequence[str], values: Int64Array, indices: Int64Array) -> Sequence[bytes | memoryview]:
         """Return the content of files; `indices` are those of their records, for messages."""
+        ...
+
+    def ranges(self, values: Int64Array) -> tuple[Int64Array, Int64Array] | None:
+        """Return offsets and lengths in bytes, (n,) int64, of what `read` reads of an archive; None for a folder."""
         ...
 
     def locate(self, name: str) -> tuple[str, str]:
@@ -74,6 +77,10 @@ class FolderFiles:
         for path, size, index in zip(paths, sizes, records, strict=True):
             check_size(size, self._limit, "the file", path=path, index=index)
         return read_files(paths, sizes, records)
+
+    def ranges(self, values: Int64Array) -> None:  # noqa: ARG002 - for archives
+        """See `Files.ranges`."""
+        return
 
     def locate(self, name: str) -> tuple[str, str]:
         """See `Files.locate`."""
@@ -117,22 +124,21 @@ class ZipFiles:
         starts, sizes = members.starts[values], members.sizes[values].tolist()
         for name, size, index in zip(names, sizes, indices.tolist(), strict=True):
             check_size(size, self._limit, f"the member {name!r}", path=path, index=index)
-        headers = self._file.gather(starts, LOCAL_BYTES)
-        found = headers[:, :4] == np.frombuffer(b"PK\3\4", np.uint8)
-        lengths = headers[:, 26:30].copy().view("<u2").astype(np.int64)  # of the name, and of what is added
-        offsets = starts + LOCAL_BYTES + lengths.sum(1)
-        contents = self._file.gather_ranges(offsets, members.stored[values]).views()
+        contents = self._file.gather_ranges(starts, members.spans[values]).views()
         unpacked: list[bytes | memoryview] = []
         for row, (value, content) in enumerate(zip(values.tolist(), contents, strict=True)):
+            stored, checksum = int(members.stored[value]), int(members.checksums[value])
             try:
-                if not found[row].all():
-                    raise CorruptFileError("it has no header")
-                checksum, deflated = int(members.checksums[value]), bool(members.deflated[value])
-                unpacked.append(unpack(content, sizes[row], checksum, deflated=deflated))
+                deflated = bool(members.deflated[value])
+                unpacked.append(unpack(content, stored, sizes[row], checksum, deflated=deflated))
             except CorruptFileError as error:
                 message = f"the member {names[row]!r}: {error}"
                 raise CorruptFileError(message, path=path, offset=int(starts[row]), index=int(indices[row])) from error
         return unpacked
+
+    def ranges(self, values: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """See `Files.ranges`."""
+        return self._members.starts[values], self._members.spans[values]
 
     def locate(self, name: str) -> tuple[str, str]:
         """See `Files.locate`."""
@@ -141,3 +147,21 @@ class ZipFiles:
     def release(self) -> None:
         """See `Files.release`."""
         self._file.release()
+
+
+def open_files(root: str, wanted: Callable[[str], object], options: FolderOptions) -> Files:
+    """Return the files of a folder or an archive.
+
+    Raises:
+        UnsupportedFormatError: A folder is at a URL.
+    """
+    storage = storage_of(root, options.place)
+    if not storage.is_directory(root):
+        file = storage.map(root, mapped=options.map)
+        return ZipFiles(file, wanted, options.max_record_bytes)
+    if is_url(root):
+        message = f"{root} is a folder of single files at a URL, each of which would be a request: convert a copy of it"
+        raise UnsupportedFormatError(
+            f"{message} (`dataload convert`), or pack it as a .zip, and upload that", path=root
+        )
+    return FolderFiles(root, wanted, options.max_record_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from os import PathLike, fspath
 from typing import Any, cast
@@ -21,7 +21,7 @@ from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.base import select_fields, spec_of
 from dataload.sources.files import FileSource
-from dataload.sources.folder.files import Files, FolderFiles, ZipFiles
+from dataload.sources.folder.files import open_files
 from dataload.sources.folder.format import FolderOptions, is_medium, split_pattern
 from dataload.sources.folder.table import (
     KEY,
@@ -29,6 +29,7 @@ from dataload.sources.folder.table import (
     FileTable,
     class_table,
     compile_pattern,
+    full_name,
     in_order,
     join_labels,
     media_table,
@@ -36,7 +37,7 @@ from dataload.sources.folder.table import (
 )
 from dataload.sources.manifest_checks import ShardIdentity
 from dataload.sources.shards import KnownShards, OpenShards, ShardReader
-from dataload.storage import Listing, is_url, storage_of
+from dataload.storage import Listing, storage_of
 from dataload.storage.errors import rewritten_error
 from dataload.types import Batch, FieldSpec, Int64Array, Record
 
@@ -192,7 +193,7 @@ class FolderReader(ShardReader[Record]):
         specs = {KEY: FieldSpec("str", ())}
         for name in self._table.files:
             if self._options.decode is None:
-                specs |= {_full_name(name, suffix): FieldSpec("bytes", ()) for suffix in self._table.suffixes[name]}
+                specs |= {full_name(name, suffix): FieldSpec("bytes", ()) for suffix in self._table.suffixes[name]}
             else:
                 specs[name] = self._spec(name)
         specs |= dict.fromkeys(self._rates, FieldSpec("int64", ()))
@@ -216,7 +217,7 @@ class FolderReader(ShardReader[Record]):
         for name in self._table.files:
             values = self._contents(name, indices, {})
             for record, suffix, value in zip(records, self._suffixes(name, indices), values, strict=True):
-                record[_full_name(name, suffix)] = bytes(value)
+                record[full_name(name, suffix)] = bytes(value)
         for name in self._table.columns:
             for record, value in zip(records, self._values(name, indices, {}), strict=True):
                 record[name] = value
@@ -235,6 +236,12 @@ class FolderReader(ShardReader[Record]):
                 one = [{name: value} for value in values] if isinstance(values, list) else None
                 batch[name] = values if one is None else default_collate(one)[name]
         return batch
+
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:
+        """See `ShardReader.ranges`."""
+        wanted = self._table.files if fields is None else {self._rates.get(name, name) for name in fields}
+        numbers = [indices[:0], *(each[indices] for name, each in self._table.files.items() if name in wanted)]
+        return self._files.ranges(self._table.values[np.concatenate(numbers)])
 
     def key(self, index: int) -> str:
         """Return the path of a record, without its suffix."""
@@ -351,24 +358,6 @@ class FolderReader(ShardReader[Record]):
         return FieldSpec(spec.dtype, (None,) * len(spec.shape or ())) if (sizes != sizes[0]).any() else spec
 
 
-def open_files(root: str, wanted: Callable[[str], object], options: FolderOptions) -> Files:
-    """Return the files of a folder or an archive.
-
-    Raises:
-        UnsupportedFormatError: A folder is at a URL.
-    """
-    storage = storage_of(root, options.place)
-    if not storage.is_directory(root):
-        file = storage.map(root, mapped=options.map)
-        return ZipFiles(file, wanted, options.max_record_bytes)
-    if is_url(root):
-        message = f"{root} is a folder of single files at a URL, each of which would be a request: convert a copy of it"
-        raise UnsupportedFormatError(
-            f"{message} (`dataload convert`), or pack it as a .zip, and upload that", path=root
-        )
-    return FolderFiles(root, wanted, options.max_record_bytes)
-
-
 def _build_table(root: str, pattern: str | None, options: FolderOptions, listing: Listing) -> FileTable:
     """Return the records of a folder or an archive."""
     names, values = in_order(listing)
@@ -388,11 +377,6 @@ def _build_table(root: str, pattern: str | None, options: FolderOptions, listing
         names = [name.partition("/")[2] for name in names]  # an archive of a folder, not of its content
         folders = {name.partition("/")[0] for name in names}
     return class_table(names, values, root, folders)
-
-
-def _full_name(field: str, suffix: str) -> str:
-    """Return the name of a field with the suffix of its file, as in a tar archive."""
-    return field if field == suffix else f"{field}.{suffix.rpartition('.')[2]}"
 
 
 _UNKNOWN = FieldSpec("unknown")

@@ -162,6 +162,11 @@ def field_of(suffix: str) -> str:
     return stem or (decoder.name if decoder.name in ("audio", "image") else suffix)
 
 
+def full_name(field: str, suffix: str) -> str:
+    """Return the name of a field with the suffix of its file, as in a tar archive."""
+    return field if field == suffix else f"{field}.{suffix.rpartition('.')[2]}"
+
+
 def compile_pattern(pattern: str) -> Callable[[str], re.Match[str] | None]:
     """Return a function that matches the relative path of a file; see `FolderOptions.pattern`.
 

@@ -16,8 +16,8 @@ from dataload.types import Int64Array
 END_BYTES = 22 + 0xFFFF + 20
 """Bytes at the end of an archive in which its end record lies: with the longest comment, and the locator of ZIP64."""
 
-LOCAL_BYTES = 30
-"""Bytes of a member's header, before its name."""
+_LOCAL_BYTES = 30  # of a member's header, before its name
+_LONGEST_HEADER = _LOCAL_BYTES + 2 * 0xFFFF
 
 _END, _END64, _LOCATOR = b"PK\5\6", b"PK\6\6", b"PK\6\7"
 _END_RECORD = Struct("<4s4H2IH")
@@ -37,6 +37,7 @@ class Members:
     Attributes:
         names: Their names.
         starts: (members,) int64, offsets of their headers.
+        spans: (members,) int64, bytes from there in which header and stored bytes lie.
         stored: (members,) int64, bytes in the archive.
         sizes: (members,) int64, bytes of their content.
         checksums: (members,) int64, CRC-32 of their content.
@@ -45,6 +46,7 @@ class Members:
 
     names: list[str]
     starts: Int64Array
+    spans: Int64Array
     stored: Int64Array
     sizes: Int64Array
     checksums: Int64Array
@@ -85,7 +87,7 @@ def read_members(read: Callable[[int, int], bytes], size: int, path: str) -> Mem
             content, stored, header = _large_numbers(extra, (content, stored, header), path, start + at)
         if not name.endswith("/"):  # a folder
             _check_method(flags, method, name, path)
-            if header + LOCAL_BYTES + stored > start or (method == _STORED and stored != content):
+            if header + _LOCAL_BYTES + stored > start or (method == _STORED and stored != content):
                 message = f"the sizes or the offset of {name!r} are impossible: {stored} bytes at {header}"
                 raise CorruptFileError(message, path=path, offset=start + at)
             names.append(name)
@@ -98,7 +100,11 @@ def read_members(read: Callable[[int, int], bytes], size: int, path: str) -> Mem
         raise CorruptFileError(f"two members are called {Counter(names).most_common(1)[0][0]!r}", path=path)
     table = np.array(numbers, np.int64).reshape(-1, 5)
     starts, stored_sizes, sizes, checksums, methods = (np.ascontiguousarray(column) for column in table.T)
-    return Members(names, starts, stored_sizes, sizes, checksums, methods == _DEFLATED)
+    order = np.argsort(starts, kind="stable")
+    spans = np.empty_like(starts)
+    spans[order] = np.diff(starts[order], append=start)  # only the header itself says how long it is
+    spans = np.minimum(spans, stored_sizes + _LONGEST_HEADER)
+    return Members(names, starts, spans, stored_sizes, sizes, checksums, methods == _DEFLATED)
 
 
 def _find_directory(read: Callable[[int, int], bytes], size: int, path: str) -> tuple[int, int, int]:
@@ -164,17 +170,27 @@ def _check_method(flags: int, method: int, name: str, path: str) -> None:
         raise UnsupportedFormatError(message, path=path)
 
 
-def unpack(data: memoryview, size: int, checksum: int, *, deflated: bool) -> bytes | memoryview:
+def unpack(data: memoryview, stored: int, size: int, checksum: int, *, deflated: bool) -> bytes | memoryview:
     """Return the content of a member, whose `size` has been compared with the limit of a record.
 
+    Args:
+        data: Its header and stored bytes, and perhaps more.
+        stored: Number of its stored bytes.
+        size: Bytes of its content.
+        checksum: CRC-32 of its content.
+        deflated: Whether it is compressed.
+
     Raises:
-        CorruptFileError: It has another size or checksum. The caller adds where.
+        CorruptFileError: It has no header, or another size or checksum. The caller adds where.
     """
-    content: bytes | memoryview = data
+    if bytes(data[:4]) != b"PK\3\4" or len(data) < _LOCAL_BYTES:
+        raise CorruptFileError("it has no header")
+    at = _LOCAL_BYTES + int.from_bytes(data[26:28], "little") + int.from_bytes(data[28:30], "little")
+    content: bytes | memoryview = data[at : at + stored]
     if deflated:
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            content = inflater.decompress(data, size + 1)
+            content = inflater.decompress(content, size + 1)
         except zlib.error as error:
             raise CorruptFileError(f"it cannot be inflated: {error}") from error
     if len(content) != size:

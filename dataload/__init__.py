@@ -35,7 +35,7 @@ from dataload.sources.sequences import sequence_lengths
 from dataload.sources.tokens.reader import TokenSource
 from dataload.storage import RemoteOptions
 from dataload.streams import MultiStreamLoader, StreamContext
-from dataload.transforms import SampleContext
+from dataload.transforms import DROP, SampleContext
 from dataload.types import (
     BatchReader,
     Codec,
@@ -50,6 +50,7 @@ from dataload.types import (
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "DROP",
     "BatchReader",
     "ClosedSourceError",
     "Codec",

@@ -308,20 +308,18 @@ def find_decoder(what: str | Callable[[bytes], Any], extension: str) -> Decoder:
     return DECODERS[what]
 
 
-def plan_decoders(decode: Any, *, case_sensitive: bool = True) -> dict[str, Decoder]:
-    """Return the decoders that the option `decode` names, by extension or last part of it; none for None and "auto".
+def plan_decoders(decode: Any, *, names: Sequence[str] = ("auto",), case_sensitive: bool = True) -> dict[str, Decoder]:
+    """Return the decoders that the option `decode` names, by extension or last part of it; none for None and `names`.
 
     Raises:
         ConfigError: The option has another value, or names an unknown decoder.
     """
-    if decode is None or decode == "auto":
+    if decode is None or decode in names:
         return {}
     if not isinstance(decode, Mapping):
-        raise ConfigError(
-            f'decode is {decode!r}: give None, "auto" or a mapping of extensions to decoders',
-            key="decode",
-            value=decode,
-        )
+        known = ", ".join(f'"{name}"' for name in names)
+        message = f"decode is {decode!r}: give None, {known} or a mapping of extensions to decoders"
+        raise ConfigError(message, key="decode", value=decode)
     table = cast("Mapping[str, Any]", decode)
     return {(n if case_sensitive else n.lower()): find_decoder(what, n) for n, what in table.items()}
 

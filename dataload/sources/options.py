@@ -1,18 +1,15 @@
 """Options of formats as frozen dataclasses, used by `open`, `create`, configs and the command line alike."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
 from dataload._util.checks import check_count
 from dataload._util.limits import MAX_RECORD_BYTES
 from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.errors import ConfigError, closest
 from dataload.storage import Remote, RemoteOptions
-
-Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
-"""How the files of a record are decoded; see `dataload.codecs.decoders.plan_decoders`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

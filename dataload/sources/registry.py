@@ -18,7 +18,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from dataload.errors import ConfigError, MissingDependencyError, closest
-from dataload.sources.array_record.format import ARRAY_RECORD
+from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
 from dataload.sources.folder.format import FOLDER
 from dataload.sources.format import Format
 from dataload.sources.lmdb.format import LMDB, TORCHRECORD
@@ -71,7 +71,7 @@ RANGE = Format(
 )
 
 _BUILT_IN = {
-    entry.name: entry for entry in (SYRAH, TORCHRECORD, LMDB, TAR, ARRAY_RECORD, TOKENS, FOLDER, MEMORY, RANGE)
+    entry.name: entry for entry in (SYRAH, TORCHRECORD, LMDB, TAR, ARRAY_RECORD, TFDS, TOKENS, FOLDER, MEMORY, RANGE)
 }
 
 

@@ -1,17 +1,19 @@
 """The options and the `Format` of files in folders and ZIP archives."""
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from dataload._util.checks import check_choice
 from dataload.codecs.decoders import known_extension
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
-from dataload.sources.options import Decode, ReadOptions
+from dataload.sources.options import ReadOptions
 from dataload.storage import list_folder
 
+Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
 MissingFile: TypeAlias = Literal["error", "skip"]
 
 _KEY = "{key}"

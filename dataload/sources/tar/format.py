@@ -7,12 +7,13 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from dataload._util.checks import check_choice
 from dataload.sources.format import Format
-from dataload.sources.options import Decode, FileOptions, ReadOptions
+from dataload.sources.options import FileOptions, ReadOptions
 from dataload.sources.tar.header import OnDamage, is_tar
 
 KEY = "__key__"
 """The field with the common path of a sample's files."""
 
+Decode: TypeAlias = Literal["auto", "written"] | Mapping[str, str | Callable[[bytes], Any]]
 Missing: TypeAlias = Literal["error", "skip", "empty"]
 
 
@@ -27,9 +28,10 @@ class TarOptions(ReadOptions):
             str, ``json``, ``npy``, ``npz``, images to (height, width, 3) uint8, and audio (``wav``, ``flac``, ``mp3``,
             ``ogg``) to (frames, channels) float32, with its rate in a field of its own: ``sample_rate`` for ``audio``,
             else ``wav.sample_rate``, ... A longer extension loses that part: ``image.npy`` becomes ``image``, and so
-            does ``image.png`` of other samples; if one sample has both, they keep their full names. A mapping gives,
-            for an extension or its last part, the name of a decoder or a function of bytes; other fields stay `bytes`.
-            Nothing is ever unpickled.
+            does ``image.png`` of other samples; if one sample has both, they keep their full names. ``"written"`` does
+            the same, but leaves images and audio as `bytes`: it undoes what our writer does, and `dataload.open` takes
+            it for archives that say so. A mapping gives, for an extension or its last part, the name of a decoder or a
+            function of bytes; other fields stay `bytes`. Nothing is ever unpickled.
         missing: What happens if a sample lacks one of `fields`. ``"error"`` refuses to open the archive and names the
             sample; ``"skip"`` leaves such samples out; ``"empty"`` reads ``b""``, ``""`` for text or an image without
             pixels, and refuses fields that have no empty value.
@@ -86,5 +88,6 @@ TAR = Format(
     magic=is_tar,
     key_field=KEY,
     index_writer="dataload.sources.tar.writer:write_index",
+    recorded_options="dataload.sources.tar.table:find_recorded",
     verify_options={"cache": False},
 )

@@ -47,7 +47,8 @@ class TarSource(FileSource[Record]):
             fields = [name.lower() for name in fields]
         super().__init__(paths, fields=fields, **options)
         self._index: dict[str, str] | Literal[False] | None = pair_indexes(self._paths, self.options.index)
-        decoders = plan_decoders(self.options.decode, case_sensitive=self.options.case_sensitive)
+        decode, case_sensitive = self.options.decode, self.options.case_sensitive
+        decoders = plan_decoders(decode, names=("auto", "written"), case_sensitive=case_sensitive)
         self._settings = TarSettings(self.options, decoders)
 
     def _open_shard(self, path: str) -> ShardReader[Record]:

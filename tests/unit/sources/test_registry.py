@@ -40,6 +40,7 @@ def test_the_built_in_formats():
         "range",
         "syrah",
         "tar",
+        "tfds",
         "tokens",
         "torchrecord",
     )

@@ -376,7 +376,7 @@ def ok(*arguments):
 def test_convert_copies_files_and_keeps_labels(tmp_path):
     root = fill(tmp_path / "img", ["big cat/a.1.jpg", "big cat/b.png", "dog/c.jpg"])
     ok("convert", root, tmp_path / "train.tar")
-    with dataload.open(tmp_path / "train.tar") as plain:
+    with dataload.open(tmp_path / "train.tar", decode=None) as plain:
         assert plain[0] == {"__key__": "big_cat/a_1", "image.jpg": image(0, "jpg"), "label.cls": b"0"}
     with dataload.open(root) as source, dataload.open(tmp_path / "train.tar", decode="auto") as archive:
         batches = source.read_batch(range(3)), archive.read_batch(range(3))

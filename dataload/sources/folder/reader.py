@@ -92,7 +92,7 @@ class FolderSource(FileSource[Record]):
     def _open(self) -> OpenShards[Record]:
         opened = super()._open()
         readers = cast("list[FolderReader | None]", opened.readers)
-        tables = digest(*(reader and reader.listing() for reader in readers))
+        tables = digest(*(None if reader is None else reader.listing() for reader in readers))
         if self._known is None and self._listed not in (None, tables):
             opened.close()
             raise rewritten_error(self._paths[0])
@@ -107,7 +107,7 @@ class FolderSource(FileSource[Record]):
         return [file for file in files if not storage_of(file).is_directory(file)]
 
     def open_on_first_use(self, known: KnownShards) -> None:
-        """Do not: the classes of all archives are known when all are open."""
+        """Open all archives at once instead, because only then the classes are known."""
 
     def _open_known(self, shard: int) -> ShardReader[Record]:
         reader = cast("FolderReader", super()._open_known(shard))

@@ -276,6 +276,12 @@ def test_several_folders_have_the_classes_of_all(tmp_path):
         assert source.fields["label"].classes == ("ant", "cat", "emu")
         assert source.read_batch(range(4))["label"].tolist() == [1, 2, 0, 2]
         assert source.shard_lengths == (2, 2)
+    apart = [dataload.open(tmp_path / name) for name in ("a", "b")]
+    with pytest.raises(
+        ConfigError, match="field 'label' stands for other classes in source 0 than in source 1: open them"
+    ):
+        len(dataload.ConcatSource(apart))
+    assert len(dataload.ConcatSource([apart[0], apart[0]])) == 4
     fill(tmp_path / "c", ["ant/3.wav"])
     with pytest.raises(
         ConfigError, match=r"a has the fields __key__, image, label, and .*c __key__, audio, sample_rate, la"

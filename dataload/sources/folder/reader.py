@@ -82,7 +82,7 @@ class FolderSource(FileSource[Record]):
         if self.options.labels is not None and (patterns != {None} or len(self._paths) > 1):
             message = "labels names the files of one folder or archive, without a pattern"
             raise ConfigError(message, key="labels", value=self.options.labels)
-        self._decoders = plan_decoders(self.options.decode)
+        self._decoders = plan_decoders(self.options.decode, case_sensitive=False)
         self._listed: str | None = None  # a hash of the tables, when this process or its parent made them
 
     def _open_shard(self, path: str) -> FolderReader:
@@ -239,7 +239,8 @@ class FolderReader(ShardReader[Record]):
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:
         """See `ShardReader.ranges`."""
-        wanted = self._table.files if fields is None else {self._rates.get(name, name) for name in fields}
+        every = fields is None or self._options.decode is None
+        wanted = self._table.files if every else {self._rates.get(name, name) for name in fields or ()}
         numbers = [indices[:0], *(each[indices] for name, each in self._table.files.items() if name in wanted)]
         return self._files.ranges(self._table.values[np.concatenate(numbers)])
 

@@ -104,7 +104,7 @@ def test_audio(tmp_path):
 
 def test_other_decoders(tmp_path):
     root = fill(tmp_path / "img", ["cat/a.png", "dog/b.jpg"])
-    with dataload.open(root, decode={"png": len}) as source:
+    with dataload.open(root, decode={"PNG": len}) as source:
         assert source[0]["image"] == len(image(0))
         assert source[1]["image"] == image(1, "jpg")
         assert source.fields["image"] == FieldSpec("unknown")

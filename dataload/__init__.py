@@ -31,7 +31,7 @@ from dataload.loader.statistics import Statistics
 from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
-from dataload.sources.sequences import sequence_lengths
+from dataload.sources.sequences import record_lengths, sequence_lengths
 from dataload.sources.tokens.reader import TokenSource
 from dataload.storage import RemoteOptions
 from dataload.streams import MultiStreamLoader, StreamContext
@@ -89,6 +89,7 @@ __all__ = [
     "from_config",
     "live_view",
     "open",
+    "record_lengths",
     "record_timeline",
     "sequence_lengths",
 ]

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import dataload
 from dataload._util.per_process import pickling_for_worker
 from dataload.cli.app import app
-from dataload.convert.manifest import index_shards
+from dataload.convert.indexing import index_shards
 from dataload.errors import (
     ConfigError,
     CorruptFileError,

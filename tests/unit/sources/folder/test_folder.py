@@ -404,6 +404,10 @@ def test_the_command_line(tmp_path):
     table = {"source": {"path": str(root), "decode": "auto"}, "loader": {"batch_size": 2}}
     with dataload.from_config(table) as loader:
         assert [batch["label"].tolist() for batch in loader] == [[0, 1]]
+    done = CliRunner().invoke(app, ["stats", str(root)])
+    assert "img is a folder of single files, which a manifest does not describe: convert" in done.output.replace(
+        "\n", " "
+    )
     (root / "dog" / "b.png").write_bytes(b"x")
     done = CliRunner().invoke(app, ["verify", str(root)])
     assert done.exit_code == 1

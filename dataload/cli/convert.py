@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Annotated, Any, cast
 
 import typer
@@ -32,6 +33,7 @@ from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord
 from dataload.sources.base import Location
 from dataload.sources.find import find_destination
+from dataload.sources.format import Format
 
 _SHOWN_BAD = 3
 
@@ -110,6 +112,9 @@ def convert_command(
     wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
     if codec is not None and "codec" in wanted.shards().format.reader_options.names():
         wanted.options["codec"] = resolve_codec(codec)
+    if decode is None and map is None and tokenize is None and _decodes(wanted.shards().format):
+        # Files pass through unchanged; with their suffixes where fields are files again.
+        wanted.options.setdefault("decode", {} if entry.key_field is None else None)
     writer_options = {**(tokenize.writer_options if tokenize is not None else {}), **parse_options(to_option)}
     writer_codec = to_codec or codec
     if writer_codec is not None and "codec" in entry.writer_options.names():
@@ -143,6 +148,11 @@ def convert_command(
         print_line(f"{count_of(report.skipped, 'bad record')} skipped")
         for line in _describe_bad(report.bad_records):
             print_line(f"  {line}")
+
+
+def _decodes(entry: Format) -> bool:
+    """Return whether a format decodes files unless it is told not to."""
+    return any(each.name == "decode" and each.default == "auto" for each in fields(entry.reader_options))
 
 
 def _describe_bad(bad: Sequence[BadRecord]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from dataload.types import BatchReader, ColumnReader, Sharded
 
 _PROTOCOLS: tuple[type[Any], ...] = (BatchReader, ColumnReader, Sharded)
 _SHOWN_SHARDS = 10
+_SHOWN_CLASSES = 10
 _SHOWN_VALUES = 6
 _SHOWN_CHARACTERS = 60
 
@@ -89,7 +90,7 @@ def _facts(source: Source[Any], found: FoundShards, remote: Remote | None) -> di
     names = next((paths for paths in several if len(paths) == len(lengths)), [repr(source)] * len(lengths))
     listed = [size for entry in found.listed for size in entry.bytes]
     if remote is None or len(listed) != len(names):  # otherwise that would take requests for each shard
-        listed = [_size(name, remote) for name in names]
+        listed = [_size(found.format.file(name), remote) for name in names]
     shards: list[dict[str, Any]] = [
         {"path": name, "records": length, "bytes": size}
         for name, length, size in zip(names, lengths, listed, strict=True)
@@ -103,7 +104,14 @@ def _facts(source: Source[Any], found: FoundShards, remote: Remote | None) -> di
         "core": core_name(),
         "records": len(source),
         "bytes": sum(shard["bytes"] for shard in shards),
-        "fields": {name: {"dtype": spec.dtype, "shape": spec.shape} for name, spec in specs.items()},
+        "fields": {
+            name: {
+                "dtype": spec.dtype,
+                "shape": spec.shape,
+                **({} if spec.classes is None else {"classes": spec.classes}),
+            }
+            for name, spec in specs.items()
+        },
         "protocols": [protocol.__name__ for protocol in _PROTOCOLS if isinstance(source, protocol)],
         "notes": [] if key_order is None else [f"records are ordered by key, compared by {key_order}"],
         "shards": shards,
@@ -180,6 +188,11 @@ def _print(facts: dict[str, Any]) -> None:
             for name, spec in facts["fields"].items()
         ]
         print_table({"field": "left", "dtype": "left", "shape": "left", "record 0": "left"}, rows)
+        for name, spec in facts["fields"].items():
+            if classes := spec.get("classes"):
+                more = ", ..." if len(classes) > _SHOWN_CLASSES else ""
+                shown = ", ".join(classes[:_SHOWN_CLASSES])
+                print_line(f"{name}: {count_of(len(classes), 'class', 'classes')}, {shown}{more}")
     elif facts["records"]:
         print_line("no fields: records are plain bytes; use --codec to decode them into fields")
     if sample is not None and not isinstance(sample, dict):

@@ -33,7 +33,7 @@ Codec: TypeAlias = Annotated[
 ]
 Decode: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(help="Decoder for tar members: 'auto', or extension=decoder. Repeatable."),
+    typer.Option(help="Decoder for files in archives and folders: 'auto', or extension=decoder. Repeatable."),
 ]
 Options: TypeAlias = Annotated[
     list[str] | None,

@@ -180,7 +180,7 @@ def _decode_component(name: str, data: bytes, handlers: Sequence[Handler]) -> An
             value=name,
         )
     decoder = known_extension(_SYNONYMS.get(extension, extension))
-    return data if decoder is None or decoder.name == "image" else decoder.decode(data)
+    return data if decoder is None or decoder.name in ("audio", "image") else decoder.decode(data)
 
 
 def handle_extension(extensions: str, function: Callable[[bytes], Any]) -> Handler:

@@ -111,7 +111,8 @@ def convert(
     Values are passed to the writer unchanged, with three exceptions that the report mentions: a format that stores
     bytes gets the codec "tensorprotos" (TFRecord: "example") for records with fields unless `writer_options` names
     another; plain bytes become the field "data" if the format requires fields; and the ``__key__`` of tar samples is
-    dropped if the format has no keys.
+    dropped if the format has no keys. In keys of a tar archive, dots of the name and white space become ``_``. Open a
+    folder of images with ``decode=None`` to copy its files into an archive, and with ``decode={}`` for other formats.
 
     Args:
         source: What `dataload.open` returns, or any object with ``__len__`` and ``__getitem__``.

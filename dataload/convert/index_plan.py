@@ -158,6 +158,11 @@ def _directory_of(found: FoundShards, path: str, remote: Remote) -> str:
         message = f"a manifest lists the shards of one directory, got shards of {', '.join(sorted(directories))}"
         raise ConfigError(f"{message}: index them one by one", key="paths", value=path)
     for file in found.files:
+        if found.format.is_data_set_without_shards is not None and storage_of(file, remote).is_directory(file):
+            message = (
+                f"{file} is a folder of single files, which a manifest does not describe: convert it to shards, or"
+            )
+            raise ConfigError(f"{message} pack it as a .zip", key="paths", value=path)
         shard_bytes(file, remote)  # raises for a selection of records, which is no file
     return directories.pop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -25,6 +26,7 @@ from dataload.types import FieldSpec, RandomAccessSource
 _KEY_DIGITS = 8
 _MAPPED_AT_ONCE = 256  # records, which a function may make many of one sample
 _BYTES_FIELD = "data"
+_NOT_IN_KEYS = re.compile(r"[\s\x00]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ def prepare(
         if drops:
             return {name: value for name, value in fields.items() if name != KEY}
         if KEY in fields:
-            return fields
+            return {**fields, KEY: _clean_key(fields[KEY])}
         key = f"{index:0{_KEY_DIGITS}d}"
         return {KEY: key if number is None else numbered(key, number), **fields}
 
@@ -138,6 +140,14 @@ def _first_record(source: RandomAccessSource[Any], mapping: RecordMap) -> Any:
         for _, _, record in mapping.records(source, samples, first, skipped):
             return record
     return None
+
+
+def _clean_key(key: Any) -> Any:
+    """Return a key that a tar archive and its index can have: without white space, and no dot in its last part."""
+    if not isinstance(key, str):
+        return key  # which the writer refuses
+    folder, slash, name = key.rpartition("/")
+    return _NOT_IN_KEYS.sub("_", f"{folder}{slash}{name.replace('.', '_')}")
 
 
 def manifest_entry(plan: Sequence[Shard], journal: Journal, writing: Writing) -> DataSetEntry:

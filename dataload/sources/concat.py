@@ -20,6 +20,9 @@ class ConcatSource(Source[Any]):
 
     Args:
         sources: At least one built-in source.
+
+    Raises:
+        ConfigError: There is no source. On first use: labels stand for other classes in one source than in another.
     """
 
     def __init__(self, sources: Sequence[Source[Any]]) -> None:
@@ -35,8 +38,23 @@ class ConcatSource(Source[Any]):
 
     def _bounds(self) -> Int64Array:
         if self._ends is None:
-            self._ends = np.cumsum([len(source) for source in self._sources], dtype=np.int64)
+            ends = np.cumsum([len(source) for source in self._sources], dtype=np.int64)
+            self._check_classes()
+            self._ends = ends
         return self._ends
+
+    def _check_classes(self) -> None:
+        """Raise if the labels of one source stand for other classes than those of another."""
+        known: dict[str, tuple[int, tuple[str, ...]]] = {}
+        for number, source in enumerate(self._sources):
+            for name, spec in source.fields.items():
+                if spec.classes is None:
+                    continue
+                first, classes = known.setdefault(name, (number, spec.classes))
+                if classes != spec.classes:
+                    message = f"field {name!r} stands for other classes in source {first} than in source {number}"
+                    hint = "open them as one list of paths, which numbers the classes of all"
+                    raise ConfigError(f"{message}: {hint}", key="sources", value=self._sources)
 
     def __len__(self) -> int:
         return int(self._bounds()[-1])

@@ -152,8 +152,7 @@ class FileSource(Source[T_co]):
             ends = np.cumsum(self._known.lengths, dtype=np.int64)
             open_shard = WeakMethod(self._open_known)
             return OpenShards(ends, self._known.fields, [None] * len(ends), open_shard, most_open, far)
-        # Those of objects are sent with `Remote`.
-        files = [self._data_file(path) for path in self._paths if not is_url(path)]
+        files = self._versioned_files()
         inherited = self._versions
         versions = versions_of(files) if inherited is None else inherited
         with nullcontext() if self._remote is None else self._remote.learning(self._paths):
@@ -165,6 +164,10 @@ class FileSource(Source[T_co]):
         recent = OrderedDict.fromkeys(range(min(len(readers), most_open)))
         known = self._known_fields(readers, fields)
         return OpenShards(ends, known, list(readers), WeakMethod(self._open_reader), most_open, far, recent)
+
+    def _versioned_files(self) -> list[str]:
+        """Return the files that must be of the same version in workers; those of objects are sent with `Remote`."""
+        return [self._data_file(path) for path in self._paths if not is_url(path)]
 
     def _open_reader(self, shard: int) -> ShardReader[T_co]:
         with reading_tables(), file_errors(self._paths[shard]):

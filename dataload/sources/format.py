@@ -48,6 +48,7 @@ class Format:
         is_variant: Returns, for a path and the `Remote` or None, whether the file, which is in the format `variant_of`,
             is in this one.
         directory_file: Name of the file that makes a directory a single data set rather than a directory of shards.
+        is_data_set_without_shards: Returns whether a directory in which no file is a shard is a single data set.
         split_selection: Returns the file that a path with a selection names: ``"x.array_record"`` for
             ``"x.array_record[2:4]"``.
         parse_argument: Converts the argument of a source that takes no paths, such as ``"100"`` of ``"range:100"``;
@@ -72,6 +73,7 @@ class Format:
     variant_of: str | None = None
     is_variant: Callable[..., bool] | None = None
     directory_file: str | None = None
+    is_data_set_without_shards: Callable[[str], bool] | None = None
     split_selection: Callable[[str], str] | None = None
     parse_argument: Callable[[Any], Any] | None = None
     extra: str | None = None

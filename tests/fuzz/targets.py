@@ -16,6 +16,7 @@ import struct
 import tarfile
 import tempfile
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ import numpy as np
 
 import dataload
 from dataload.codecs import example, msgpack, npy, npz, tensorprotos
+from dataload.codecs.audio import decode_audio, decode_rate
 from dataload.codecs.decoders import DECODERS
 from dataload.config import read_config
 from dataload.config.overrides import apply_overrides
@@ -35,6 +37,7 @@ from dataload.loader.bad_records import read_excluded
 from dataload.sources.array_record import riegeli, tfds, tfds_info
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.find import detect
+from dataload.sources.folder import zip as zip_members
 from dataload.sources.head import describe_head
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.snapshot import list_subdatabases
@@ -210,6 +213,35 @@ def run_image(data):
         warnings.simplefilter("ignore")
         with little_memory(OPENING_BYTES):
             outcome(lambda: DECODERS["image"].decode(data, limit=RECORD_BYTES))
+
+
+def run_audio(data):
+    """libsndfile's own limits are far above those of a record."""
+    with little_memory(OPENING_BYTES + RECORD_BYTES):
+        outcome(lambda: decode_audio(data, limit=RECORD_BYTES))
+        outcome(lambda: decode_rate(data))
+
+
+def run_zip(data):
+    """A member that `zipfile` reads, too, has the same content: each has a checksum."""
+    with little_memory(OPENING_BYTES):
+        found = outcome(lambda: zip_members.read_members(lambda at, n: data[at : at + n], len(data), "x.zip"))
+    if found == "refused":
+        return
+    for row, name in enumerate(found.names[:MOST_RECORDS]):
+        start, stored, size = int(found.starts[row]), int(found.stored[row]), int(found.sizes[row])
+        if start + stored > len(data):
+            raise AssertionError(f"{name!r} lies outside of the archive")
+        content, checksum = memoryview(data[start : start + int(found.spans[row])]), int(found.checksums[row])
+        if size <= RECORD_BYTES:
+            with little_memory(4 * RECORD_BYTES):
+                got = outcome(
+                    lambda: zip_members.unpack(content, stored, size, checksum, deflated=bool(found.deflated[row]))  # noqa: B023
+                )
+            with suppress(Exception):
+                want = zipfile.ZipFile(io.BytesIO(data)).read(name)
+                if got != "refused" and bytes(got) != want:
+                    raise AssertionError(f"{name!r} was altered")
 
 
 def run_text(data):
@@ -603,6 +635,31 @@ def seeds_lmdb_file():
     return golden("torchrecord/*/data.mdb", "torchrecord/*.lmdb")
 
 
+def seeds_audio():
+    import soundfile
+
+    found: list[bytes] = []
+    for kind, subtype in (("WAV", "PCM_16"), ("WAVEX", "PCM_24"), ("FLAC", None), ("OGG", None), ("OGG", "OPUS")):
+        stream = io.BytesIO()
+        soundfile.write(stream, np.sin(np.arange(400) / 9), 8_000, format=kind, subtype=subtype)
+        found.append(stream.getvalue())
+    return found
+
+
+def seeds_zip():
+    found: list[bytes] = []
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w", method) as archive:
+            for name in ("a/1.txt", "a/é.txt", "b/"):
+                archive.writestr(zipfile.ZipInfo(name), name.encode() * 9, method)
+            with archive.open("large", "w", force_zip64=True) as member:
+                member.write(b"xyz" * 50)
+            archive.comment = b"PK"
+        found.append(stream.getvalue())
+    return found
+
+
 def seeds_riegeli():
     found = [data for data in golden("arrayrecord/*.array_record") if len(data) <= 140_000]
     for sizes in ([3, 3, 3], [1, 200, 0, 5]):
@@ -684,10 +741,12 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "caffe2": (run_caffe2, seeds_caffe2),
     "msgpack": (run_msgpack, seeds_msgpack),
     "image": (run_image, seeds_image),
+    "audio": (run_audio, seeds_audio),
     "text": (run_text, lambda: [b'{"a": [1, 2.5, null]}', b"17", "größe".encode()]),
     "detect": (run_detect, lambda: golden("syrah/basic.syr", "tar/tars/*")[:5]),
     "syrah": (run_syrah, lambda: [data for data in golden("syrah/*.syr") if len(data) < 20_000]),
     "tar": (run_tar, lambda: [data for data in golden("tar/tars/*.tar") if len(data) < 60_000]),
+    "zip": (run_zip, seeds_zip),
     "tar_index": (run_tar_index, seeds_tar_index),
     "archive_and_index": (run_archive_and_index, seeds_archive_and_index),
     "index_cache": (run_index_cache, seeds_index_cache),

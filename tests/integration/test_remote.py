@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import credentials
@@ -22,9 +23,18 @@ from object_server import FileServer
 from typer.testing import CliRunner
 
 import dataload
+from dataload._util.per_process import pickling_for_worker
 from dataload.cli.app import app
 from dataload.convert.indexing import index_shards
-from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, WorkerError
+from dataload.errors import (
+    ConfigError,
+    CorruptFileError,
+    SourceError,
+    SourceNotFoundError,
+    UnsupportedFormatError,
+    WorkerError,
+)
+from dataload.sources.folder.reader import FolderReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 
@@ -228,6 +238,41 @@ def test_selections_of_records(server, shards, bucket):
     url = paths(shards, bucket, "uncompressed")[1].replace("{0,1}", "0")
     with dataload.open(f"{url}[2:5]", codec="msgpack", storage_options=server.storage_options()) as source:
         assert [record["n"] for record in source] == [4, 6, 8]
+
+
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+def test_archives_of_files(server, environment, tmp_path, mode, monkeypatch):
+    """Their classes are those of all, also in a worker, where archives are opened one by one; a folder is refused."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for shard, names in enumerate((["b/0.x", "d/1.x"], ["a/2.x", "d/3.x"])):
+        with zipfile.ZipFile(shards / f"part-{shard}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in names:
+                archive.writestr(name, name * 100)
+    bucket = server.bucket()
+    server.put_directory(bucket, shards, "data/")
+    url = f"{server.url(bucket)}/data"
+    options = {"storage_options": {"client_options": {"allow_http": True}}, "pattern": "{label}/{key}.x"}
+    with (
+        dataload.open(str(shards / "part-{0,1}.zip"), pattern="{label}/{key}.x") as local,
+        dataload.open(f"{url}/part-{{0,1}}.zip", remote=options_of(mode, tmp_path), **options) as remote,
+    ):
+        assert remote.fields == local.fields
+        assert remote.fingerprint() == local.fingerprint()
+        assert same(remote.read([3, 0, 2]), local.read([3, 0, 2]))
+        loaders = [dataload.Loader(source, batch_size=2, shuffle=True, num_workers=2) for source in (local, remote)]
+        assert same(*map(list, loaders))
+        monkeypatch.delattr(FolderReader, "ranges")  # as in a format that does not know them
+        assert same(*map(list, loaders))
+        with pickling_for_worker():
+            sent = pickle.dumps(remote)
+        with pickle.loads(sent) as copy:
+            assert same(copy.read_batch([2, 1]), local.read_batch([2, 1]))
+            assert copy.read_batch([2, 1])["label"].tolist() == [0, 2]
+    with pytest.raises(
+        UnsupportedFormatError, match="is a folder of single files at a URL, each of which would be a re"
+    ):
+        dataload.open(f"folder:{url}/", **options)
 
 
 def test_one_object_is_not_listed(server, shards, bucket):

@@ -32,7 +32,7 @@ def add_distribution(directory, name, entry_points):
 
 
 def test_the_built_in_formats():
-    known = "array_record lmdb mds memory range syrah tar tfds tfrecord tokens torchrecord wids"
+    known = "array_record folder lmdb mds memory range syrah tar tfds tfrecord tokens torchrecord wids"
     assert format_names() == tuple(known.split())
 
 

@@ -33,6 +33,7 @@ from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
 from dataload.sources.sequences import sequence_lengths
 from dataload.sources.tokens.reader import TokenSource
+from dataload.sources.windows import windows
 from dataload.storage import RemoteOptions
 from dataload.streams import MultiStreamLoader, StreamContext
 from dataload.transforms import SampleContext
@@ -90,4 +91,5 @@ __all__ = [
     "open",
     "record_timeline",
     "sequence_lengths",
+    "windows",
 ]

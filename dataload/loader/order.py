@@ -56,12 +56,13 @@ def plan_batches(
                     value=value,
                 )
         if not isinstance(batch_sampler, BatchPlanner):
-            raise setting_error("batch_sampler", batch_sampler, "must be a BatchPlanner, such as BucketBatchSampler")
+            rule = "must be a BatchPlanner, such as BucketBatchSampler (an order of records is passed as sampler=)"
+            raise setting_error("batch_sampler", batch_sampler, rule)
         plan = batch_sampler.with_ranks(rank=rank, world_size=world_size, tail=tail)
     else:
+        order = _order(source, sampler, shuffle, seed)
         if batch_size is None:
             raise ConfigError("give batch_size, or a batch_sampler", key="batch_size", value=None)
-        order = _order(source, sampler, shuffle, seed)
         plan = BatchSampler(sampler=order, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
     if plan.records > len(source):
         raise ConfigError(
@@ -112,6 +113,8 @@ def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffl
         return shuffled(source, shuffle, seed) if shuffle else Sequential(len(source))
     if shuffle:
         raise ConfigError("shuffle and sampler both choose the order: give one of them", key="shuffle", value=shuffle)
+    if isinstance(sampler, BatchPlanner):
+        raise TypeError(f"{type(sampler).__name__} makes batches: pass it as batch_sampler=, without batch_size")
     if not isinstance(sampler, Sampler):
         raise TypeError(
             f"a sampler needs __len__ and indices(positions, epoch=); {type(sampler).__name__} does not have both"

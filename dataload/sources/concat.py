@@ -101,6 +101,10 @@ class ConcatSource(Source[Any]):
         # Sources may share one.
         return [*{id(each): each for source in self._sources for each in source._traffics()}.values()]
 
+    def _files(self) -> Sequence[str]:
+        files = [source._files() for source in self._sources]
+        return [file for some in files for file in some] if all(files) else ()
+
     def fingerprint(self) -> str:
         """See `Source.fingerprint`."""
         return digest("concat", *(source.fingerprint() for source in self._sources))

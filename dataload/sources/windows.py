@@ -203,6 +203,9 @@ class WindowSource(Source[dict[str, Any]]):
     def _traffics(self) -> Sequence[Traffic]:
         return self._parent._traffics()
 
+    def _files(self) -> Sequence[str]:
+        return self._parent._files()
+
     def fingerprint(self) -> str:
         """See `Source.fingerprint`."""
         groups = [(group.names, group.offsets.tolist(), group.has_axis) for group in self._groups]

@@ -30,6 +30,7 @@ from dataload.loader.loader import Loader
 from dataload.loader.statistics import Statistics
 from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
+from dataload.sources.mix import concat, mix
 from dataload.sources.range import RangeSource
 from dataload.sources.sequences import sequence_lengths
 from dataload.sources.tokens.reader import TokenSource
@@ -83,11 +84,13 @@ __all__ = [
     "TokenSource",
     "UnsupportedFormatError",
     "WorkerError",
+    "concat",
     "create",
     "decoding",
     "default_collate",
     "from_config",
     "live_view",
+    "mix",
     "open",
     "record_timeline",
     "sequence_lengths",

@@ -14,12 +14,12 @@ from dataload.convert.plan import Shard, pattern_of
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
 from dataload.sources.manifest import DataSetEntry, ShardEntry
+from dataload.sources.writer import DEFAULT_CODEC, codec_name
 from dataload.storage import Remote
 from dataload.types import FieldSpec, RandomAccessSource
 
 _KEY = "__key__"
 _KEY_DIGITS = 8
-_DEFAULT_CODEC = "tensorprotos"
 _BYTES_FIELD = "data"
 
 
@@ -73,10 +73,11 @@ def prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, A
     first = source[0] if len(source) else None
     has_fields = isinstance(first, Mapping)
     if has_fields and takes_bytes and options.get("codec") is None:
-        options = {**options, "codec": _DEFAULT_CODEC}
-        notes.append(
-            f"records are encoded with the codec {_DEFAULT_CODEC!r}: pass it again when you open files by name"
-        )
+        options = {
+            **options,
+            "codec": codec_name(getattr(getattr(source, "options", None), "codec", None)) or DEFAULT_CODEC,
+        }
+        notes.append(f"records are encoded with the codec {options['codec']!r}")
     wraps = first is not None and not has_fields and not takes_bytes
     if wraps:
         notes.append(f"records have no fields: each is stored as the field {_BYTES_FIELD!r}")
@@ -100,7 +101,7 @@ def prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, A
 
 def manifest_entry(plan: Sequence[Shard], journal: Journal, writing: Writing) -> DataSetEntry:
     """Return the entry of a complete conversion for the manifest."""
-    options = writing.reader_options
+    options = {**writing.entry.find_recorded(plan[0].path, writing.remote), **writing.reader_options}
     settings = {} if writing.remote is None else {"remote": writing.remote}
     fields: Mapping[str, FieldSpec] = {}
     finished = [(shard, journal.finished[shard.name]) for shard in plan]

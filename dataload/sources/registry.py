@@ -18,7 +18,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from dataload.errors import ConfigError, MissingDependencyError, closest
-from dataload.sources.array_record.format import ARRAY_RECORD
+from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
 from dataload.sources.format import Format
 from dataload.sources.lmdb.format import LMDB, TORCHRECORD
 from dataload.sources.options import Options
@@ -68,7 +68,7 @@ RANGE = Format(
     parse_argument=_parse_count,
 )
 
-_BUILT_IN = {entry.name: entry for entry in (SYRAH, TORCHRECORD, LMDB, TAR, ARRAY_RECORD, TOKENS, MEMORY, RANGE)}
+_BUILT_IN = {entry.name: entry for entry in (SYRAH, TORCHRECORD, LMDB, TAR, ARRAY_RECORD, TFDS, TOKENS, MEMORY, RANGE)}
 
 
 def format_names() -> tuple[str, ...]:

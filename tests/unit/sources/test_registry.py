@@ -32,7 +32,17 @@ def add_distribution(directory, name, entry_points):
 
 
 def test_the_built_in_formats():
-    assert format_names() == ("array_record", "lmdb", "memory", "range", "syrah", "tar", "tokens", "torchrecord")
+    assert format_names() == (
+        "array_record",
+        "lmdb",
+        "memory",
+        "range",
+        "syrah",
+        "tar",
+        "tfds",
+        "tokens",
+        "torchrecord",
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ for batch in loader: ...
 from dataload._util.decoding import decoding
 from dataload.analysis.live import live_view
 from dataload.analysis.timeline import record_timeline
-from dataload.api import create, from_config
+from dataload.api import from_config
 from dataload.api import open_source as open  # noqa: A004 - dataload.open, as gzip.open
 from dataload.collate import Collate, Pack, Ragged, default_collate
+from dataload.convert.sharded import create
 from dataload.errors import (
     ClosedSourceError,
     ConfigError,

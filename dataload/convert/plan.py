@@ -45,18 +45,40 @@ def plan_shards(
     """
     count = _count_shards(length, shards, records_per_shard)
     directory, name = _split(destination)
-    if not _PLACEHOLDER.search(name):
-        if count is None:
-            return (Shard(join(directory, name), 0, length),)
-        suffix = next((s for s in entry.suffixes if name.lower().endswith(s)), "")
-        stem = name[: len(name) - len(suffix)]
-        name = f"{_literal(stem)}{_DEFAULT_NAME}{_literal(name[len(stem) :])}"
+    if not _PLACEHOLDER.search(name) and count is None:
+        return (Shard(join(directory, name), 0, length),)
+    name = _template(name, entry)
     names = [_fill(name, shard, count or 1) for shard in range(count or 1)]
     if len(set(names)) < len(names):
         message = f"all {len(names)} shards would be called {names[0]!r}: put {{shard:05d}} into the name"
         raise ConfigError(message, key="destination", value=destination)
     spans = even_split(length, len(names))
     return tuple(Shard(join(directory, path), *span) for path, span in zip(names, spans, strict=True))
+
+
+def shard_names(destination: str, entry: Format, count: int | None) -> re.Pattern[str]:
+    """Return an expression for the names of `count` shards, or of any number; see `plan_shards`.
+
+    Raises:
+        ConfigError: Two shards would have the same name.
+    """
+    plan_shards(destination, entry, count or 2, shards=count or 2, records_per_shard=None)
+    template = _template(_split(destination)[1], entry)
+    found, start = "", 0
+    for each in _PLACEHOLDER.finditer(template):
+        found += re.escape(template[start : each.start()].replace("{{", "{").replace("}}", "}"))
+        found += r"\d+" if count is None or not each[0].startswith("{shards") else each[0].format(shard=0, shards=count)
+        start = each.end()
+    return re.compile(found + re.escape(template[start:].replace("{{", "{").replace("}}", "}")))
+
+
+def _template(name: str, entry: Format) -> str:
+    """Return the name of shards with placeholders."""
+    if _PLACEHOLDER.search(name):
+        return name
+    suffix = next((s for s in entry.suffixes if name.lower().endswith(s)), "")
+    stem = name[: len(name) - len(suffix)]
+    return f"{_literal(stem)}{_DEFAULT_NAME}{_literal(name[len(stem) :])}"
 
 
 def _count_shards(length: int, shards: int | None, records_per_shard: int | None) -> int | None:

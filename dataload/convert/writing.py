@@ -18,8 +18,8 @@ from dataload.sources.writer import DEFAULT_CODEC, codec_name
 from dataload.storage import Remote
 from dataload.types import FieldSpec, RandomAccessSource
 
-_KEY = "__key__"
-_KEY_DIGITS = 8
+KEY = "__key__"
+KEY_DIGITS = 8
 _BYTES_FIELD = "data"
 
 
@@ -81,10 +81,10 @@ def prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, A
     wraps = first is not None and not has_fields and not takes_bytes
     if wraps:
         notes.append(f"records have no fields: each is stored as the field {_BYTES_FIELD!r}")
-    keyed = has_fields and _KEY in first
+    keyed = has_fields and KEY in first
     drops = keyed and not has_keys and not keep_key
     if drops:
-        notes.append(f"the field {_KEY!r} of tar samples is dropped; keep_key=True keeps it")
+        notes.append(f"the field {KEY!r} of tar samples is dropped; keep_key=True keeps it")
     # By default a tar writer numbers the samples of each shard from 0.
     numbers = has_keys and "key" not in options and not keyed
     counts = "num_records" in entry.writer_options.names() and "num_records" not in options
@@ -93,8 +93,8 @@ def prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, A
         if wraps:
             record = {_BYTES_FIELD: record}
         if numbers:
-            return {_KEY: f"{index:0{_KEY_DIGITS}d}", **record}
-        return {name: value for name, value in record.items() if name != _KEY} if drops else record
+            return {KEY: f"{index:0{KEY_DIGITS}d}", **record}
+        return {name: value for name, value in record.items() if name != KEY} if drops else record
 
     return Writing(entry, options, counts, adapt, tuple(notes))
 

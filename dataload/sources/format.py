@@ -52,6 +52,7 @@ class Format:
         extra: The extra of dataload that installs what the format needs.
         content: What the writer takes without a codec.
         index_writer: ``"module:function"`` that writes an index beside a file.
+        index_path: ``"module:function"`` that returns where the writer may write an index of the file at a path.
         key_field: Name of the field with a record's key, if the format stores keys.
         recorded_options: ``"module:function"`` that returns, for a path and the `Remote` or None, the reader options
             that our writer recorded in a file.
@@ -73,6 +74,7 @@ class Format:
     extra: str | None = None
     content: Content = "fields"
     index_writer: str | None = None
+    index_path: str | None = None
     key_field: str | None = None
     recorded_options: str | None = None
     verify_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -130,6 +132,10 @@ class Format:
         selected = {} if fields is None else {"fields": fields}
         source: Source[Any] = self._load(self.source)(argument, **selected, **given)
         return source
+
+    def find_index(self, path: str) -> str | None:
+        """Return where the writer may write an index of the file at `path`; None if it writes none."""
+        return None if self.index_path is None else self._load(self.index_path)(path)
 
     def find_recorded(self, path: str, remote: Remote | None = None) -> Mapping[str, Any]:
         """Return the reader options that our writer recorded in a file."""

@@ -47,6 +47,7 @@ class ArrayRecordWriter(Writer):
         except RuntimeError as error:
             raise self._failure(error) from error
         self._codec = codec
+        self.stored_bytes += len(data)
 
     def _finish(self) -> None:
         try:

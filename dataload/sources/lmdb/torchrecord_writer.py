@@ -55,6 +55,7 @@ class TorchRecordWriter(Writer):
             )
         else:
             self._put(value)
+        self.stored_bytes += len(value)
 
     def _put(self, value: bytes) -> None:
         database, key = next(self._targets)

@@ -43,6 +43,7 @@ class LMDBWriter(Writer):
             key = key.encode() if isinstance(key, str) else bytes(key)
         self._environment.put(key, value, append=self._keys is None)
         self._codec = codec
+        self.stored_bytes += len(value)
 
     def _finish(self) -> None:
         self._environment.finish()

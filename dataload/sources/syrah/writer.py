@@ -70,6 +70,7 @@ class SyrahWriter(Writer):
             table.dims.extend(data.shape)
             self._stream.write(data.tobytes())
             self._position += data.nbytes
+        self.stored_bytes = self._position
 
     def _check(self, values: dict[str, tuple[Array, str, bool]]) -> None:
         if values.keys() != self._tables.keys():

@@ -71,7 +71,7 @@ class TarWriter(Writer):
             position += len(header) + padded(len(data))
         line = build_line(members) if self._indexed else b""
         self._stream.writelines(parts)
-        self._position = position
+        self._position = self.stored_bytes = position
         self._last_key = key
         self._index.write(line)
 

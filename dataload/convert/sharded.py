@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
 
 from dataload._util.checks import check_count
+from dataload._util.machine import usable_cpus
 from dataload.convert.blocks import size_of
 from dataload.convert.journal import FinishedShard, Journal
 from dataload.convert.manifest import update_manifest
@@ -22,6 +24,8 @@ from dataload.sources.writer import Writer
 from dataload.storage import Part, base_name, is_url, join, parent, storage_of
 from dataload.storage.local.parts import exists_error, write_errors
 from dataload.storage.remote.settings import parse_bytes
+
+_MOST_THREADS = 8  # they mostly hash
 
 
 def create(
@@ -117,11 +121,14 @@ class ShardedWriter:
     def _check_free(self) -> None:
         """Check that nothing exists that could have the name of a shard."""
         pattern = shard_names(self._destination, self._entry, self._rule.shards)
+        for name in () if self._overwrite else self._existing():
+            if pattern.fullmatch(name):
+                raise exists_error(join(parent(self._destination), name))
+
+    def _existing(self) -> Sequence[str]:
+        """Return the names in the directory of the destination; a listing is one request."""
         directory = parent(self._destination)
-        if not self._overwrite and self._storage.is_directory(directory):
-            for name in self._storage.list(directory):
-                if pattern.fullmatch(name):
-                    raise exists_error(join(directory, name))
+        return self._storage.list(directory) if self._storage.is_directory(directory) else ()
 
     def __len__(self) -> int:
         """Return the number of records written so far."""
@@ -210,7 +217,8 @@ class ShardedWriter:
                 writer.close()
             self._open.clear()
             remote = self._writing.remote
-            described = [self._writing.describe(self._staged(shard)) for shard in range(count)]
+            with ThreadPoolExecutor(min(_MOST_THREADS, usable_cpus())) as pool:
+                described = [*pool.map(self._writing.describe, map(self._staged, range(count)))]
             self._move([shard.path for shard in named])
         ends = [sum(self._lengths[: shard + 1]) for shard in range(count)]
         plan = [Shard(shard.path, end - n, end) for shard, end, n in zip(named, ends, self._lengths, strict=True)]
@@ -240,8 +248,10 @@ class ShardedWriter:
             files += [("", index)] if index else []
             files += [(staged, path)]
             files += [(new_index, index)] if index and new_index else []
-        if not self._overwrite and (taken := [final for _, final in files if self._storage.exists(final)]):
-            raise exists_error(taken[0])
+        existing = () if self._overwrite else {*self._existing()}
+        for _, final in files:
+            if base_name(final) in existing:
+                raise exists_error(final)
         published: list[str] = []
         try:
             for staged, final in files:

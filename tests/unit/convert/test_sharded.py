@@ -97,6 +97,20 @@ def test_names_have_placeholders(tmp_path):
     assert names(tmp_path) == ["000_2.syr", "001_2.syr", "dataload.json"]
 
 
+def test_a_bare_name_is_in_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with dataload.create("d.syr", shards=2) as writer:
+        writer.extend(RECORDS)
+        (tmp_path / "d-00001-of-00002.syr").touch()
+        with pytest.raises(ConfigError, match=r"d-00001-of-00002\.syr exists"):
+            writer.close()
+    assert os.listdir(tmp_path) == ["d-00001-of-00002.syr"]
+    (tmp_path / "d-00001-of-00002.syr").unlink()
+    with dataload.create("d.syr", shards=2) as writer:
+        writer.extend(RECORDS)
+    assert writer.paths == ("d-00000-of-00002.syr", "d-00001-of-00002.syr")
+
+
 def test_no_records_make_one_empty_shard(tmp_path):
     assert shards_of(tmp_path, records=[], records_per_shard=13) == [[]]
 

@@ -166,14 +166,14 @@ def _refuse(data: Any) -> None:
     if isinstance(data, Mapping) and any(map(_is_data_set, cast("Mapping[Any, Any]", data))):
         raise TypeError("sources with weights are no source: pass dataload.mix({...})")
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(data, name)]
-    named = type(data).__name__
-    if any(each.__name__ == "IterableDataset" for each in type(data).__mro__) or (
-        "__len__" in missing and hasattr(data, "__iter__")
-    ):
+    named, package = type(data).__name__, type(data).__module__.partition(".")[0]
+    is_iterable = any(each.__name__ == "IterableDataset" for each in type(data).__mro__)
+    if is_iterable or ("__len__" in missing and hasattr(data, "__iter__")):
+        streaming = "load the data set without streaming=True, or " if package == "datasets" else ""
         raise TypeError(
-            f"{named} gives its records one after another, and a loader reads them by index: if they fit in memory, "
-            "pass list(...) of it; else write them with dataload.create(...) and open that, or use "
-            "dataload.MultiStreamLoader; of Hugging Face, load the data set without streaming=True"
+            f"{named} gives its records one after another, and a loader reads them by index: {streaming}pass list(...) of "
+            "it if they fit in memory, or write them with dataload.create(...) and open that, or use "
+            "dataload.MultiStreamLoader"
         )
     if missing:
         raise TypeError(f"{named} has no {' and no '.join(missing)}; a source needs __len__ and __getitem__")

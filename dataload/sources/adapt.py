@@ -171,8 +171,8 @@ def _refuse(data: Any) -> None:
     if is_iterable or ("__len__" in missing and hasattr(data, "__iter__")):
         streaming = "load the data set without streaming=True, or " if package == "datasets" else ""
         raise TypeError(
-            f"{named} gives its records one after another, and a loader reads them by index: {streaming}pass list(...) of "
-            "it if they fit in memory, or write them with dataload.create(...) and open that, or use "
+            f"{named} gives its records one after another, and a loader reads them by index: {streaming}pass list(...) "
+            "of it if they fit in memory, or write them with dataload.create(...) and open that, or use "
             "dataload.MultiStreamLoader"
         )
     if missing:

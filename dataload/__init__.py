@@ -38,7 +38,7 @@ from dataload.sources.tokens.reader import TokenSource
 from dataload.sources.windows import windows
 from dataload.storage import RemoteOptions
 from dataload.streams import MultiStreamLoader, StreamContext
-from dataload.transforms import SampleContext
+from dataload.transforms import DROP, SampleContext
 from dataload.types import (
     BatchReader,
     Codec,
@@ -53,6 +53,7 @@ from dataload.types import (
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "DROP",
     "BatchReader",
     "ClosedSourceError",
     "Codec",

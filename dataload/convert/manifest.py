@@ -358,7 +358,7 @@ def _describe_all(
             described = _describe(data_set, path)
         with lock:
             if not resumes:
-                line = [name, data_set.key, described.records, *dataclasses.astuple(described.shard)]
+                line = [name, data_set.key, described.records, *dataclasses.astuple(described.shard)[:5]]
                 journal.write(json.dumps(line).encode() + b"\n")
             advance(resumes)
         found = described.shard

@@ -20,7 +20,7 @@ _DEFAULT_NAME = "-{shard:05d}-of-{shards:05d}"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file to write, with the records [start, stop) of the source; `path` is its final name."""
+    """One file to write, of the records [start, stop) of the source; `path` is its final name."""
 
     path: str
     start: int

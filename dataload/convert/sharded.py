@@ -15,8 +15,9 @@ from dataload._util.machine import usable_cpus
 from dataload.convert.blocks import size_of
 from dataload.convert.journal import FinishedShard, Journal
 from dataload.convert.manifest import update_manifest
+from dataload.convert.mapping import KEY, RecordMap
 from dataload.convert.plan import Shard, plan_shards, shard_names
-from dataload.convert.writing import KEY, KEY_DIGITS, Writing, manifest_entry
+from dataload.convert.writing import KEY_DIGITS, Writing, manifest_entry
 from dataload.errors import ConfigError
 from dataload.sources.find import find_destination, read_manifest
 from dataload.sources.format import Format
@@ -101,7 +102,7 @@ class ShardedWriter:
         self._destination, self._entry, self._rule, self._overwrite = destination, entry, rule, overwrite
         given = dict(options)
         place = given.pop("storage_options", None), given.pop("remote", None)
-        self._writing = Writing(entry, given, False, lambda record, _: record, ())
+        self._writing = Writing(entry, given, False, _unchanged, (), RecordMap())
         if is_url(destination):
             self._writing = self._writing.to_store(destination, *place)
         entry.writer_options.parse(given, f"the writer of format {entry.name!r}")
@@ -298,6 +299,10 @@ class ShardedWriter:
 
     def __repr__(self) -> str:
         return f"ShardedWriter({self._destination!r}, {self._count} records, {self._state})"
+
+
+def _unchanged(record: Any, _: int, __: int | None) -> Any:
+    return record
 
 
 def _stored(writer: Any) -> int:

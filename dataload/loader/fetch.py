@@ -16,7 +16,7 @@ from dataload.loader.bad_records import BadRecord
 from dataload.loader.rescue import ErrorPolicy, Rescue, StageError, is_for_consumer
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source, select_fields
-from dataload.transforms import NamedTransform, SampleContext
+from dataload.transforms import DROP, NamedTransform, SampleContext
 from dataload.types import BatchReader, BytesColumn, ColumnReader, Int64Array
 
 StageSpan: TypeAlias = tuple[str, float, float]
@@ -162,12 +162,8 @@ class Fetcher:
                         result = transform.function(result, context)
                     else:
                         result = transform.function(result)
-                    if result is None:
-                        raise ConfigError(
-                            f"transform {transform.name!r} returned None instead of a sample: does it end without "
-                            "`return sample`?",
-                            key="transform",
-                        )
+                    if result is None or result is DROP:
+                        raise _no_sample(transform.name, result)
                 done.append(result)
         except BaseException:
             trace.transform, trace.index = transform.name, index
@@ -213,6 +209,12 @@ class Fetcher:
             part = {name: column[start:stop] for name, column in named.items()}
             batches.append(complete(part if has_fields else part[""], plan))
         return batches
+
+
+def _no_sample(name: str, result: Any) -> ConfigError:
+    """Return the error for a transform that returned None or `DROP`."""
+    hint = "does it end without `return sample`?" if result is None else "leave records out by source.filter(...)"
+    return ConfigError(f"transform {name!r} returned {result!r} instead of a sample: {hint}", key="transform")
 
 
 def choose_collate(collate: Callable[..., Any] | Mapping[str, Policy] | None, *, packs: bool) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass
 from importlib import import_module
@@ -55,7 +55,7 @@ class Format:
         index_path: ``"module:function"`` that returns where the writer may write an index of the file at a path.
         key_field: Name of the field with a record's key, if the format stores keys.
         recorded_options: ``"module:function"`` that returns, for a path and the `Remote` or None, the reader options
-            that our writer recorded in a file.
+            that our writer recorded in a file; None if the file is empty, so that another may tell.
         verify_options: Reader options with which ``dataload verify`` finds more damage.
     """
 
@@ -137,13 +137,16 @@ class Format:
         """Return where the writer may write an index of the file at `path`; None if it writes none."""
         return None if self.index_path is None else self._load(self.index_path)(path)
 
-    def find_recorded(self, path: str, remote: Remote | None = None) -> Mapping[str, Any]:
-        """Return the reader options that our writer recorded in a file."""
-        found: Mapping[str, Any] = {}
+    def find_recorded(self, paths: Iterable[str], remote: Remote | None = None) -> Mapping[str, Any]:
+        """Return the reader options that our writer recorded in the first of the files that is not empty."""
+        found: Mapping[str, Any] | None = None
         if self.recorded_options is not None:
             with suppress(SourceError):  # opening the file says what is wrong with it
-                found = self._load(self.recorded_options)(self.file(path), remote)
-        return found
+                for path in paths:
+                    found = self._load(self.recorded_options)(self.file(path), remote)
+                    if found is not None:
+                        break
+        return found or {}
 
     def create(
         self, path: str | PathLike[str], *, overwrite: bool = False, options: Mapping[str, Any] | None = None

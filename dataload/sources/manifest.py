@@ -26,7 +26,8 @@
 
 Shards are in index order. ``etag`` and ``sha256`` are lists, in which null means unknown, or null if all are unknown.
 ``identity`` is what the fingerprint of the data set needs to know of the content, so that it reads no shard; it may be
-missing. Columns parse several times faster than an object for each shard.
+missing. ``map`` describes the function of a conversion and is there only if there was one. Columns parse several times
+faster than an object for each shard.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ from dataload.sources.manifest_checks import (
     LARGEST,
     LONGEST_TEXT,
     STORED_OPTIONS,
+    MapEntry,
     ShardIdentity,
     as_column,
     as_identity,
+    as_map,
     as_object,
     as_table,
     check_name,
@@ -106,6 +109,7 @@ class DataSetEntry:
         identities: See `ShardEntry.identity`; empty if all are unknown.
         fields: Fields by name; empty if records are bytes.
         options: Options of the reader that decide how records are decoded; see `STORED_OPTIONS`.
+        map: The function that made the records in a conversion; None if there was none.
 
     Raises:
         ConfigError: A value is impossible.
@@ -121,6 +125,7 @@ class DataSetEntry:
     identities: tuple[ShardIdentity | None, ...] = ()
     fields: Mapping[str, FieldSpec] = field(default_factory=dict[str, FieldSpec])
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    map: MapEntry | None = None
 
     def __post_init__(self) -> None:
         check_name(self.pattern, "pattern")
@@ -197,6 +202,7 @@ class DataSetEntry:
                 "sha256": self.sha256 if any(self.sha256) else None,
                 **({"identity": self.identities} if self.identities else {}),
             },
+            **({} if self.map is None else {"map": self.map._asdict()}),
         }
 
     @classmethod
@@ -206,7 +212,8 @@ class DataSetEntry:
         Raises:
             ConfigError: See the class; or a key is missing or unknown, or the totals contradict the shards.
         """
-        table = as_table(value, "data set", ("pattern", "format", "options", "fields", "records", "bytes", "shards"))
+        keys = ("pattern", "format", "options", "fields", "records", "bytes", "shards")
+        table = as_table(value, "data set", keys, ["map"])
         columns = as_table(table["shards"], "shards", ("name", "records", "bytes", "etag", "sha256"), ["identity"])
         names = as_column(columns["name"], "shards.name")
         unknown = (None,) * len(names)
@@ -226,6 +233,7 @@ class DataSetEntry:
             identities=tuple(identity if identity is None else as_identity(identity) for identity in identities),
             fields={name: _parse_field(spec, name) for name, spec in as_object(table["fields"], "fields").items()},
             options=as_object(table["options"], "options"),
+            map=as_map(table.get("map")),
         )
         for name, parts in (("records", entry.records), ("bytes", entry.bytes)):
             if type(table[name]) is not int or table[name] != sum(parts):

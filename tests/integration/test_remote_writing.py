@@ -638,6 +638,28 @@ def test_a_manifest_in_parts(object_server, place, tmp_path):
     assert not [name for name in names(object_server, place) if name.startswith(".")]
 
 
+def odd_twice(sample):
+    if sample["n"] in {3, 4}:
+        raise LookupError("no label")
+    return [sample, sample] if sample["n"] % 2 else dataload.DROP
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".lmdb"])
+def test_a_function_and_parts(object_server, place, tmp_path, suffix):
+    options = {"shards": 5, "map": odd_twice, "on_error": "skip"}
+    (tmp_path / "local").mkdir()
+    here = convert(Records(), tmp_path / "local" / f"a{suffix}", **options)
+    for number in (2, 1):
+        convert(Records(), f"{place[0]}/a{suffix}", part=(number, 2), **options, **place[1])
+    there = convert(Records(), f"{place[0]}/a{suffix}", merge=True, **options, **place[1])
+    assert (there.records, there.skipped, there.bytes) == (here.records, 2, here.bytes) == (20, 2, here.bytes)
+    (own,) = json.loads((tmp_path / "local" / "dataload.json").read_text())["data_sets"]
+    (found,) = json.loads(content(object_server, place, "dataload.json"))["data_sets"]
+    assert (found["shards"]["sha256"], found["map"]) == (own["shards"]["sha256"], own["map"])
+    with dataload.open(place[0], **place[1], **({"decode": "auto"} if suffix == ".tar" else {})) as remote:
+        assert numbers(remote) == [n for n in range(1, COUNT, 2) if n != 3 for _ in range(2)]
+
+
 def forget(object_server, place, *keys):
     bucket, _, prefix = place[0].removeprefix("s3://").partition("/")
     for key in keys:

@@ -32,10 +32,11 @@ _LEAST_CACHED = {True: 2_000, False: 100_000}
 _LONGEST_GAP = 1 << 20  # bytes between two components that are searched for the header of the second
 
 
-def find_recorded(path: str, remote: Remote | None) -> Mapping[str, Any]:
-    """Return the reader options that our writer recorded in an archive."""
+def find_recorded(path: str, remote: Remote | None) -> Mapping[str, Any] | None:
+    """Return the reader options that our writer recorded in an archive; None if it is empty."""
     with storage_of(path, remote).open(path) as file:
-        return parse_recorded(parse_comment(file.read(0, 2 * BLOCK)), ("decode",))
+        head = file.read(0, 2 * BLOCK)
+        return parse_recorded(parse_comment(head), ("decode",)) if any(head) else None
 
 
 def load_table(

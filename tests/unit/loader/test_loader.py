@@ -396,6 +396,9 @@ def test_a_transform_without_return_is_named(workers):
         message = r"on index 0: ConfigError: transform '.*forgets' returned None instead of a sample: does it end"
         with pytest.raises(WorkerError, match=message):
             next(iter(loader))
+    message = r"transform '.*<lambda>' returned dataload.DROP instead of a sample: leave records out by source\.filter"
+    with pytest.raises(WorkerError, match=message):
+        list(Loader(RangeSource(6), batch_size=2, transform=lambda sample: dataload.DROP))
 
 
 def test_plain_lists_and_arrays_are_sources():

@@ -27,7 +27,7 @@ def write(path, records=RECORDS, **options):
 
 def recorded(path):
     entry, name = find_destination(str(path))
-    return dict(entry.find_recorded(name))
+    return dict(entry.find_recorded([name]))
 
 
 def labels(source):

@@ -26,7 +26,7 @@ from dataload.types import (
     StepsAhead,
 )
 
-_TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table")}
+_TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"), ("pyarrow", "RecordBatch")}
 
 
 def loadable(data: Any) -> RandomAccessSource[Any]:

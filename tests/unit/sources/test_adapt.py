@@ -90,7 +90,12 @@ def test_tables_are_taken(monkeypatch):
     monkeypatch.setattr(adapt, "MemorySource", taken.append)
     tables = [
         type(name, (), {"__module__": f"{package}.inner"})()
-        for package, name in [("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table")]
+        for package, name in [
+            ("pandas", "DataFrame"),
+            ("polars", "DataFrame"),
+            ("pyarrow", "Table"),
+            ("pyarrow", "RecordBatch"),
+        ]
     ]
     for table in tables:
         loadable(table)

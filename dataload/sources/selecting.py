@@ -83,6 +83,7 @@ class Share:
         share: Any = self.share
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
             raise setting_error("the share of a split", self.share, "must be a number between 0 and 1")
+        object.__setattr__(self, "share", float(share))  # numpy's has another repr
 
     @property
     def identity(self) -> str:

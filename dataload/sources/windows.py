@@ -82,14 +82,16 @@ class WindowSource(Source[dict[str, Any]]):
         self._parent = parent
         check_choice("ends", ends, get_args(Ends))
         self._pads = ends == "pad"
-        self._groups = _group(parent, None if length is None else check_count("length", length, least=1), offsets)
+        length = None if length is None else check_count("length", length, least=1)
+        stride = check_count("stride", stride, least=1)
+        self._groups = _group(parent, length, offsets)
         lengths = _check_lengths(sequence_lengths, len(parent))
         reach = np.concatenate([[0], *(group.offsets for group in self._groups)])
         self._spans = _Spans.of(
             lengths,
             before=0 if self._pads else -int(reach.min()),
             after=0 if self._pads else int(reach.max()),
-            stride=check_count("stride", stride, least=1),
+            stride=stride,
         )
         if len(parent) and not len(self):
             raise ConfigError(

@@ -247,6 +247,7 @@ def test_a_split_is_a_source():
         assert pickle.loads(pickled).fingerprint() == side.fingerprint()
         failed = [each for each in check_source(side, sample=20) if each.status == "failed"]
         assert failed == []
+    assert source.split(np.float64(0.8), seed=np.int64(3))[0].fingerprint() == sides[0].fingerprint()
     assert len({sides[0].fingerprint(), sides[1].fingerprint(), source.split(0.8)[0].fingerprint()}) == 3
     assert RangeSource(0).split(0.5)[0].shard_lengths == (0,)
     assert source.split(0.5)[1].locate(0).record == int(np.setdiff1d(np.arange(99), source.split(0.5)[0]._indices)[0])

@@ -106,6 +106,15 @@ def test_follows_the_rules_of_sources():
     source = windows(episodes(), [15, 0, 25], 2, 3, ends="pad", offsets={"action": [-1, 0, 3]})
     assert [each for each in check_source(source) if each.status == "failed"] == []
     assert pickle.loads(pickle.dumps(source)).fingerprint() == source.fingerprint()
+    numpys = windows(
+        episodes(),
+        np.array([15, 0, 25]),
+        np.int32(2),
+        np.int64(3),
+        ends="pad",
+        offsets={"action": np.array([-1, 0, 3])},
+    )
+    assert numpys.fingerprint() == source.fingerprint()
     other = windows(episodes(), [15, 0, 25], 2, 3, ends="pad", offsets={"action": [-1, 0, 2]})
     assert len({source.fingerprint(), other.fingerprint(), windows(episodes(), [40], 2).fingerprint()}) == 3
     assert repr(source) == "WindowSource(MemorySource(40 records), 14 windows in 3 sequences)"

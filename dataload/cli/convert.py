@@ -20,6 +20,8 @@ from dataload.cli.options import (
 )
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line
 from dataload.convert import convert
+from dataload.convert.tokenize import Tokenize
+from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord
 from dataload.sources.base import Location
 from dataload.sources.find import find_destination
@@ -43,6 +45,13 @@ def convert_command(
     map: Annotated[  # noqa: A002 - the option's name
         str | None,
         typer.Option(help="Function of a sample, or of a sample and its context: module:function."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer.json: write the tokens of texts.", metavar="FILE")
+    ] = None,
+    text_field: Annotated[str, typer.Option(help="Field with the texts for --tokenizer.")] = "text",
+    end_token: Annotated[
+        str | None, typer.Option(help="Token to write after each text, such as '<|endoftext|>'.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random numbers in the context.")] = 0,
     on_error: Annotated[
@@ -77,11 +86,17 @@ def convert_command(
 
     The function of --map returns a record, a list of records, or dataload.DROP.
     """
+    tokenize = None
+    if tokenizer is not None:
+        if map is not None:
+            raise ConfigError("--tokenizer and --map are both functions of a sample: pass one of them", key="tokenizer")
+        tokenize = Tokenize.of(tokenizer, text_field=text_field, end_token=end_token)
+        format = format or "tokens"  # noqa: A001
     entry, path = find_destination(destination, format)
     wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
     if codec is not None and "codec" in wanted.shards().format.reader_options.names():
         wanted.options["codec"] = resolve_codec(codec)
-    writer_options = parse_options(to_option)
+    writer_options = {**(tokenize.writer_options if tokenize is not None else {}), **parse_options(to_option)}
     writer_codec = to_codec or codec
     if writer_codec is not None and "codec" in entry.writer_options.names():
         writer_options["codec"] = resolve_codec(writer_codec)
@@ -94,7 +109,7 @@ def convert_command(
             shards=shards,
             records_per_shard=records_per_shard,
             keep_key=keep_key,
-            map=None if map is None else resolve_here(map, "--map"),
+            map=tokenize if map is None else resolve_here(map, "--map"),
             seed=seed,
             on_error=cast("Any", on_error),
             max_bad=max_bad,

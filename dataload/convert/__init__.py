@@ -113,8 +113,8 @@ def convert(
         source: What `dataload.open` returns, or any object with ``__len__`` and ``__getitem__``.
         destination: A path in an existing directory. With `shards` or `records_per_shard`, ``-00000-of-00008`` goes
             before its suffix unless the name contains ``{shard}`` (and ``{shards}``), as in
-            ``"train-{shard:05d}.tar"``. LMDB shards are directories. At a URL, each shard is written to a local file
-            and then uploaded.
+            ``"train-{shard:05d}.tar"``. A range, ``"train-{00..15}.tar"``, names all of them. LMDB shards are
+            directories. At a URL, each shard is written to a local file and then uploaded.
         format: Name of the format; by default the suffix of `destination` decides.
         writer_options: Options of the format's writer, such as ``codec``.
         shards: Number of files. Records are split evenly: the counts differ by at most one.

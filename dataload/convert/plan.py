@@ -14,7 +14,7 @@ from dataload.storage import base_name, is_url, join, parent
 
 Item = TypeVar("Item")
 
-_PLACEHOLDER = re.compile(r"\{shards?(:\d*d)?\}")
+_PLACEHOLDER = re.compile(r"\{shards?(?::\d*d)?\}")
 _DEFAULT_NAME = "-{shard:05d}-of-{shards:05d}"
 
 
@@ -37,14 +37,23 @@ def plan_shards(
 ) -> tuple[Shard, ...]:
     """Return the files to write, in index order; see `dataload.convert.convert` for the names.
 
-    Without `shards` and `records_per_shard`, it is one file with exactly the name of the destination.
+    Without `shards` and `records_per_shard`, it is one file with exactly the name of the destination, or those that a
+    range such as ``{00..15}`` in the name lists.
 
     Raises:
         ConfigError: Both numbers are given, one is less than 1, there are more shards than records, or two shards
             would have the same name.
     """
-    count = _count_shards(length, shards, records_per_shard)
     directory, name = _split(destination)
+    listed = expand_braces(name) if not _PLACEHOLDER.search(name) else [name]
+    if len(listed) > 1:
+        if shards not in (None, len(listed)) or records_per_shard is not None:
+            message = f"{name!r} names {len(listed)} shards: leave shards and records_per_shard out"
+            raise ConfigError(message, key="shards", value=shards)
+        _count_shards(length, len(listed), None)
+        spans = even_split(length, len(listed))
+        return tuple(Shard(join(directory, each), *span) for each, span in zip(listed, spans, strict=True))
+    count = _count_shards(length, shards, records_per_shard)
     if not _PLACEHOLDER.search(name) and count is None:
         return (Shard(join(directory, name), 0, length),)
     name = _template(name, entry)
@@ -62,21 +71,19 @@ def shard_names(destination: str, entry: Format, count: int | None) -> re.Patter
     Raises:
         ConfigError: Two shards would have the same name.
     """
-    plan_shards(destination, entry, count or 2, shards=count or 2, records_per_shard=None)
-    template = _template(_split(destination)[1], entry)
-    found, start = "", 0
-    for each in _PLACEHOLDER.finditer(template):
-        found += re.escape(template[start : each.start()].replace("{{", "{").replace("}}", "}"))
-        found += r"\d+" if count is None or not each[0].startswith("{shards") else each[0].format(shard=0, shards=count)
-        start = each.end()
-    return re.compile(found + re.escape(template[start:].replace("{{", "{").replace("}}", "}")))
+    plan = plan_shards(destination, entry, count or 2, shards=count or 2, records_per_shard=None)
+    if count is not None:
+        return re.compile("|".join(re.escape(shard.name) for shard in plan))
+    literals = _PLACEHOLDER.split(_template(_split(destination)[1], entry))
+    return re.compile(r"\d+".join(re.escape(text.replace("{{", "{").replace("}}", "}")) for text in literals))
 
 
 def _template(name: str, entry: Format) -> str:
     """Return the name of shards with placeholders."""
     if _PLACEHOLDER.search(name):
         return name
-    suffix = next((s for s in entry.suffixes if name.lower().endswith(s)), "")
+    known = entry.suffixes or (os.path.splitext(name)[1].lower(),)
+    suffix = next((s for s in known if name.lower().endswith(s)), "")
     stem = name[: len(name) - len(suffix)]
     return f"{_literal(stem)}{_DEFAULT_NAME}{_literal(name[len(stem) :])}"
 

@@ -97,6 +97,15 @@ def test_names_have_placeholders(tmp_path):
     assert names(tmp_path) == ["000_2.syr", "001_2.syr", "dataload.json"]
 
 
+def test_names_are_listed(tmp_path):
+    assert [*map(len, shards_of(tmp_path, "d-{0..1}.syr", shards=2))] == [13, 12]
+    assert names(tmp_path) == ["d-0.syr", "d-1.syr", "dataload.json"]
+    with pytest.raises(ConfigError, match=r"d-0\.syr exists"):
+        dataload.create(tmp_path / "d-{0..1}.syr", shards=2)
+    with pytest.raises(ConfigError, match=r"names 3 shards: leave shards and records_per_shard out"):
+        dataload.create(tmp_path / "d-{0..2}.syr", records_per_shard=9)
+
+
 def test_a_bare_name_is_in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with dataload.create("d.syr", shards=2) as writer:

@@ -33,7 +33,7 @@ from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.mix import concat, mix
 from dataload.sources.range import RangeSource
-from dataload.sources.sequences import sequence_lengths
+from dataload.sources.sequences import record_lengths, sequence_lengths
 from dataload.sources.tokens.reader import TokenSource
 from dataload.sources.windows import windows
 from dataload.storage import RemoteOptions
@@ -94,6 +94,7 @@ __all__ = [
     "live_view",
     "mix",
     "open",
+    "record_lengths",
     "record_timeline",
     "sequence_lengths",
     "windows",

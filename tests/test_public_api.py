@@ -13,7 +13,7 @@ PUBLIC = {
         RandomAccessSource RangeSource RecordWriter RemoteOptions SampleContext Sampler Sharded SourceError
         SourceNotFoundError StateMismatchError Statistics StoreError StreamContext TokenSource
         UnsupportedFormatError WorkerError concat create decoding default_collate from_config live_view mix open
-        record_timeline sequence_lengths windows
+        record_lengths record_timeline sequence_lengths windows
     """,
     "dataload.samplers": """
         BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport

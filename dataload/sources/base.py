@@ -181,15 +181,14 @@ class Source(ABC, Generic[T_co]):
     ) -> SelectionSource[T_co]:
         """Return a source of the records for which `predicate` is true, in index order.
 
-        All records are read once, now. For data in files, the result is kept beside them, or in the user's cache
-        directory. It is found again while the data, the code of the predicate, and all that the code refers to are
-        the same. A predicate must depend on the record alone.
+        All records are read once, now. For data in files, the result is kept, and found again while the data, the code
+        of the predicate, and all that the code refers to are the same. A predicate must depend on the record alone.
 
         Args:
             predicate: A function of a record that returns True or False.
             fields: Names of the fields that the predicate needs, for which only these are read; None means all.
             num_workers: Workers that ask the predicate; ``"auto"`` means one per CPU, 0 none but this thread.
-            executor: ``"threads"``; or ``"processes"``, for a predicate that holds the GIL and can be pickled.
+            executor: ``"threads"``; or ``"processes"``, for a predicate that holds the GIL and pickles.
             progress: Called with (records done, total records). By default a terminal shows them.
 
         Raises:
@@ -208,7 +207,7 @@ class Source(ABC, Generic[T_co]):
         """Return two sources: one with about `share` of the records, and one with the others, for held-out data.
 
         The side of a record is a hash of the seed and its index. So it stays the same when records are appended, and
-        the numbers are only close to `share`: for n records, usually within 1 / sqrt(n) of it.
+        sizes are close to `share`, not exact: for n records, usually within 1 / sqrt(n) of it.
 
         Raises:
             ConfigError: `share` is not between 0 and 1, or the seed is no integer.
@@ -232,10 +231,20 @@ class Source(ABC, Generic[T_co]):
         self.close()
 
 
-class _PartSource(Source[T_co]):
+class PartSource(Source[T_co]):
     """Some of the records of another source, `_parent`."""
 
     _parent: Source[T_co]
+
+    @property
+    def parent(self) -> Source[T_co]:
+        """The source of which this is a part."""
+        return self._parent
+
+    @property
+    def indices(self) -> Int64Array:
+        """(records,) int64, the indices in the parent."""
+        return self._map(np.arange(len(self)))
 
     @abstractmethod
     def _map(self, indices: Int64Array) -> Int64Array:
@@ -280,7 +289,7 @@ class _PartSource(Source[T_co]):
         self._parent.close()
 
 
-class SliceSource(_PartSource[T_co]):
+class SliceSource(PartSource[T_co]):
     """A slice of another source, which stores neither records nor indices."""
 
     def __init__(self, parent: Source[T_co], span: range) -> None:
@@ -311,7 +320,7 @@ class SliceSource(_PartSource[T_co]):
         return f"{self._parent!r}[{s.start}:{s.stop}{f':{s.step}' if s.step != 1 else ''}]"
 
 
-class SelectionSource(_PartSource[T_co]):
+class SelectionSource(PartSource[T_co]):
     """The records of another source that a rule selects; see `Source.filter` and `Source.split`."""
 
     def __init__(self, parent: Source[T_co], rule: Rule) -> None:

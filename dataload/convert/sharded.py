@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from dataload._util.checks import check_count
-from dataload._util.indexing import expand_braces
 from dataload._util.machine import usable_cpus
 from dataload.convert.blocks import size_of
 from dataload.convert.journal import FinishedShard, Journal
@@ -44,8 +43,7 @@ def create(
 
     Nothing shows at `path` before the writer is closed without an error. With one of `shards`, `records_per_shard` and
     `bytes_per_shard`, there are several files: ``-00000-of-00008`` goes before the suffix, unless the name contains
-    ``{shard}`` (and ``{shards}``), as in ``"train-{shard:05d}.tar"``, or names them all, as ``"train-{00..07}.tar"``
-    does, which alone means ``shards=8``. They appear together, the manifest
+    ``{shard}`` (and ``{shards}``), as in ``"train-{shard:05d}.tar"``. They appear together, the manifest
     ``dataload.json`` last. At a URL, all are written to local files first.
 
     Args:
@@ -62,9 +60,6 @@ def create(
         ConfigError: The destination exists, format or option are unknown, or more than one of the three was given.
     """
     entry, destination = find_destination(os.fspath(path), format)
-    listed = expand_braces(base_name(destination))
-    if (shards, records_per_shard, bytes_per_shard) == (None, None, None) and len(listed) > 1:
-        shards = len(listed)
     rules = {"shards": shards, "records_per_shard": records_per_shard, "bytes_per_shard": bytes_per_shard}
     given = [name for name, value in rules.items() if value is not None]
     if not given:

@@ -98,7 +98,7 @@ def test_names_have_placeholders(tmp_path):
 
 
 def test_names_are_listed(tmp_path):
-    assert [*map(len, shards_of(tmp_path, "d-{0..1}.syr"))] == [13, 12]
+    assert [*map(len, shards_of(tmp_path, "d-{0..1}.syr", shards=2))] == [13, 12]
     assert names(tmp_path) == ["d-0.syr", "d-1.syr", "dataload.json"]
     with pytest.raises(ConfigError, match=r"d-0\.syr exists"):
         dataload.create(tmp_path / "d-{0..1}.syr", shards=2)

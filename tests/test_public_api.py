@@ -12,8 +12,8 @@ PUBLIC = {
         DataloadError FieldSpec Loader MemorySource MissingDependencyError MultiStreamLoader Pack Ragged
         RandomAccessSource RangeSource RecordWriter RemoteOptions SampleContext Sampler Sharded SourceError
         SourceNotFoundError StateMismatchError Statistics StoreError StreamContext TokenSource
-        UnsupportedFormatError WorkerError create decoding default_collate from_config live_view open record_lengths
-        record_timeline sequence_lengths
+        UnsupportedFormatError WorkerError concat create decoding default_collate from_config live_view mix open
+        record_lengths record_timeline sequence_lengths windows
     """,
     "dataload.convert": "ConvertReport Engine LocalEngine convert",
     "dataload.ray": "RayEngine convert",

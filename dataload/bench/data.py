@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from dataload._util.fingerprint import digest
-from dataload.api import create, open_source
+from dataload.api import open_source
 from dataload.bench.results import FileFacts
 from dataload.bench.timing import seconds_of
 from dataload.bench.workloads import Workload
 from dataload.convert import convert
+from dataload.convert.sharded import create
 from dataload.errors import ConfigError
 from dataload.loader.step import nbytes
 from dataload.sources.registry import added_formats, built_in_formats, get_format

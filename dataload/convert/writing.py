@@ -23,7 +23,7 @@ from dataload.sources.writer import DEFAULT_CODEC, Writer, codec_name
 from dataload.storage import Remote
 from dataload.types import FieldSpec, RandomAccessSource
 
-_KEY_DIGITS = 8
+KEY_DIGITS = 8
 _MAPPED_AT_ONCE = 256  # records, which a function may make many of one sample
 _BYTES_FIELD = "data"
 _NOT_IN_KEYS = re.compile(r"[\s\x00]")
@@ -125,7 +125,7 @@ def prepare(
             return {name: value for name, value in fields.items() if name != KEY}
         if KEY in fields:
             return {**fields, KEY: _clean_key(fields[KEY])}
-        key = f"{index:0{_KEY_DIGITS}d}"
+        key = f"{index:0{KEY_DIGITS}d}"
         return {KEY: key if number is None else numbered(key, number), **fields}
 
     return Writing(entry, options, counts, adapt, tuple(notes), mapping)

@@ -302,6 +302,9 @@ class FileSource(Source[T_co]):
     def _traffics(self) -> Sequence[Traffic]:
         return () if self._remote is None or not any(map(is_url, self._paths)) else (self._remote.traffic,)
 
+    def _files(self) -> Sequence[str]:
+        return [self._data_file(path) for path in self._paths]
+
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""
         if self._fingerprint is None:

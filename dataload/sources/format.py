@@ -57,6 +57,7 @@ class Format:
         content: What the writer takes without a codec.
         default_codec: If that is bytes, the codec with which records of fields are written; None for any.
         index_writer: ``"module:function"`` that writes an index beside a file.
+        index_path: ``"module:function"`` that returns where the writer may write an index of the file at a path.
         key_field: Name of the field with a record's key, if the format stores keys.
         recorded_options: ``"module:function"`` that returns, for a path and the `Remote` or None, the reader options
             that our writer recorded in a file; None if the file is empty, so that another may tell.
@@ -80,6 +81,7 @@ class Format:
     content: Content = "fields"
     default_codec: str | None = None
     index_writer: str | None = None
+    index_path: str | None = None
     key_field: str | None = None
     recorded_options: str | None = None
     verify_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -142,6 +144,10 @@ class Format:
         selected = {} if fields is None else {"fields": fields}
         source: Source[Any] = self._load(self.source)(argument, **selected, **given)
         return source
+
+    def find_index(self, path: str) -> str | None:
+        """Return where the writer may write an index of the file at `path`; None if it writes none."""
+        return None if self.index_path is None else self._load(self.index_path)(path)
 
     def find_recorded(self, paths: Iterable[str], remote: Remote | None = None) -> Mapping[str, Any]:
         """Return the reader options that our writer recorded in the first of the files that is not empty."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from dataload.errors import ConfigError
-from dataload.sources.base import SliceSource, Source, locate, select_fields
+from dataload.sources.base import PartSource, Source, locate, select_fields
 from dataload.sources.concat import ConcatSource
 from dataload.sources.files import FileSource
 from dataload.sources.kept_statistics import find_statistics
@@ -201,9 +201,9 @@ def record_lengths(source: Source[Any], field: str) -> Int64Array:
 
 
 def _kept_lengths(source: Source[Any], field: str) -> Int64Array | None:
-    if isinstance(source, SliceSource):
+    if isinstance(source, PartSource):
         kept = _kept_lengths(source.parent, field)
-        return None if kept is None else kept[source.span.start : None : source.span.step][: len(source)]
+        return None if kept is None else kept[source.indices]
     if not isinstance(source, FileSource) or (source.fields and field not in source.fields):
         return None
     found = [each.lengths(field, source.remote) for each in find_statistics(source)]

@@ -29,6 +29,8 @@ class Writer(ABC):
         options: Options of the format's writer; see `options_type`.
 
     Attributes:
+        stored_bytes: Bytes of the records written so far, as the format stores them, before compression and without its
+            tables; 0 if the writer does not count.
         before_publish: Called with the path of the complete temporary, which is on this machine for URLs, too.
 
     Raises:
@@ -43,6 +45,7 @@ class Writer(ABC):
         self.before_publish: Callable[[str], None] | None = None
         self._state = "refused"  # -> "open" -> "closed" | "aborted"
         self._count = 0
+        self.stored_bytes = 0
         self._pid = os.getpid()
         self.path = local_path(fspath(path))
         given = self.options_type.parse(options, type(self).__name__)

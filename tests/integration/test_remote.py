@@ -317,6 +317,22 @@ def test_writing(server, tmp_path):
     assert not list((tmp_path / "uploads").iterdir())
 
 
+@pytest.mark.parametrize("rule", [{"shards": 2}, {"records_per_shard": 3}])
+def test_writing_shards(server, tmp_path, rule):
+    root, storage, remote = server.url(server.bucket()), server.storage_options(), {"cache": str(tmp_path)}
+    with dataload.create(f"{root}/x.tar", storage_options=storage, remote=remote, **rule) as writer:
+        writer.extend(records(5))
+        with pytest.raises(SourceNotFoundError):
+            dataload.open(root, storage_options=storage)
+    assert writer.paths == tuple(f"{root}/x-0000{i}-of-00002.tar" for i in range(2))
+    with dataload.open(root, storage_options=storage, remote=remote) as source:  # by the manifest
+        order = [0, 2, 4, 1, 3] if "shards" in rule else [*range(5)]
+        assert [int(record["n"]) for record in source] == order
+    with pytest.raises(ConfigError, match=r"x-00000-of-00002\.tar exists: choose another name, or pass overwrite"):
+        dataload.create(f"{root}/x.tar", storage_options=storage, remote=remote, **rule)
+    assert not list((tmp_path / "uploads").iterdir())
+
+
 def test_a_race_of_two_writers(server, tmp_path):
     url, storage = f"{server.url(server.bucket())}/x.syr", server.storage_options()
     with dataload.create(url, storage_options=storage, remote={"cache": tmp_path}) as late:

@@ -48,6 +48,7 @@ class ArrayRecordWriter(Writer):
         except RuntimeError as error:
             raise self._failure(error) from error
         self._codec = codec
+        self.stored_bytes += len(data)
 
     def _write_all(self, records: Sequence[Any]) -> None:
         if not len(self):  # the first record may choose the codec
@@ -56,10 +57,12 @@ class ArrayRecordWriter(Writer):
         codec, write = self._codec, self._stream.write
         try:
             for record in records:
-                write(
+                data = (
                     record if codec is None and type(record) is bytes else encode_bytes(record, codec, "array_record")
                 )
+                write(data)
                 self._count += 1
+                self.stored_bytes += len(data)
         except RuntimeError as error:
             raise self._failure(error) from error
 

@@ -66,6 +66,7 @@ class TorchRecordWriter(Writer):
             )
 
     def _add(self, values: Sequence[bytes]) -> None:
+        self.stored_bytes += sum(map(len, values))
         if self._spool is None:
             self._put_all(values)
         else:

@@ -44,6 +44,7 @@ class LMDBWriter(Writer):
             key = key.encode() if isinstance(key, str) else bytes(key)
         self._environment.put(key, value, append=self._keys is None)
         self._codec = codec
+        self.stored_bytes += len(value)
 
     def _write_all(self, records: Sequence[Any]) -> None:
         if not len(self):  # the first record may choose the codec
@@ -60,6 +61,7 @@ class LMDBWriter(Writer):
     def _put_all(self, values: Sequence[bytes]) -> None:
         keys = [b"%010d" % number for number in range(len(self), len(self) + len(values))]
         self._environment.put_all(keys, values)
+        self.stored_bytes += sum(map(len, values))
 
     def _finish(self) -> None:
         self._environment.finish()

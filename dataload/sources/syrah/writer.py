@@ -73,6 +73,7 @@ class SyrahWriter(Writer):
             table.dims.extend(data.shape)
             self._stream.write(data.tobytes())
             self._position += data.nbytes
+        self.stored_bytes = self._position
 
     def _write_all(self, records: Sequence[Any]) -> None:
         for start in range(0, len(records), _AT_ONCE):
@@ -108,6 +109,7 @@ class SyrahWriter(Writer):
             start += first.nbytes
         self._stream.writelines(chain.from_iterable(zip(*columns.values(), strict=True)))
         self._position += stride * len(records)
+        self.stored_bytes = self._position
         self._count += len(records)
         return True
 

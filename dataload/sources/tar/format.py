@@ -87,6 +87,7 @@ TAR = Format(
     suffixes=(".tar",),
     magic=is_tar,
     key_field=KEY,
+    index_path="dataload.sources.tar.index:index_path",
     index_writer="dataload.sources.tar.writer:write_index",
     recorded_options="dataload.sources.tar.table:find_recorded",
     verify_options={"cache": False},

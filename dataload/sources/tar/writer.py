@@ -76,7 +76,7 @@ class TarWriter(Writer):
             position += padded(size)
         line = b" ".join(words) + b"\n" if self._indexed else b""
         self._parts += parts
-        self._position = position
+        self._position = self.stored_bytes = position
         if position - self._written >= _AT_ONCE:
             self._flush()
         self._last_key = key

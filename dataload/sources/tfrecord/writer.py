@@ -33,6 +33,7 @@ class TFRecordWriter(Writer):
         data = encode_bytes(record, codec, "tfrecord")
         self._stream.write(build_head(len(data)) + data + mask([self._crc32c(data)]).astype("<u4").tobytes())
         self._codec = codec
+        self.stored_bytes += len(data)
 
     def _finish(self) -> None:
         self._stream.close()

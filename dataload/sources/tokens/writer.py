@@ -49,6 +49,7 @@ class TokenWriter(Writer):
         self._stream.write(tokens.astype(self._dtype).tobytes())
         self._stream.write(self._end.tobytes())
         self._lengths.append(len(tokens) + len(self._end))
+        self.stored_bytes += self._lengths[-1] * self._dtype.itemsize
 
     def _check(self, value: Any) -> Array:
         tokens: Array = np.asarray(value)

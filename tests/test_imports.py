@@ -21,6 +21,9 @@ OPTIONAL = [
     "hypothesis",
     "pytest",
     "matplotlib",
+    "pyarrow",
+    "pandas",
+    "polars",
 ]
 
 

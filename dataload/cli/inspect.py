@@ -11,6 +11,7 @@ from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, Sourc
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import DataloadError
 from dataload.sources.base import Source, spec_of
+from dataload.sources.files import FileSource
 from dataload.sources.find import FoundShards
 from dataload.sources.manifest import MANIFEST_NAME
 from dataload.storage import Remote, storage_of
@@ -67,7 +68,8 @@ def _facts(source: Source[Any], found: FoundShards, remote: Remote | None) -> di
     except DataloadError as error:  # the other facts are still worth showing
         sample = f"cannot be read: {error}"
     lengths = source.shard_lengths
-    names = found.files if len(found.files) == len(lengths) else [repr(source)] * len(lengths)
+    files = source.paths if isinstance(source, FileSource) else ()  # of a directory that is one data set
+    names = next((each for each in (found.files, files) if len(each) == len(lengths)), [repr(source)] * len(lengths))
     listed = [size for entry in found.listed for size in entry.bytes]
     if remote is None or len(listed) != len(names):  # otherwise that would take requests for each shard
         listed = [_size(name, remote) for name in names]

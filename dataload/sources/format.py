@@ -43,6 +43,8 @@ class Format:
             TorchRecord.
         is_variant: Returns, for a path and the `Remote` or None, whether the file, which is in the format `variant_of`,
             is in this one.
+        lies_beside: Whether such files often lie beside the shards of other formats. In a directory, they are the
+            shards only if there are no others.
         directory_file: Name of the file that makes a directory a single data set rather than a directory of shards.
         split_selection: Returns the file that a path with a selection names: ``"x.array_record"`` for
             ``"x.array_record[2:4]"``.
@@ -64,6 +66,7 @@ class Format:
     magic: bytes | Callable[[bytes], bool] | None = None
     variant_of: str | None = None
     is_variant: Callable[..., bool] | None = None
+    lies_beside: bool = False
     directory_file: str | None = None
     split_selection: Callable[[str], str] | None = None
     parse_argument: Callable[[Any], Any] | None = None

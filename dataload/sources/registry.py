@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 from dataload.errors import ConfigError, MissingDependencyError, closest
 from dataload.sources.array_record.format import ARRAY_RECORD
+from dataload.sources.arrow.format import ARROW, CSV, HUGGING_FACE, PARQUET
 from dataload.sources.format import Format
+from dataload.sources.jsonl.format import JSONL
 from dataload.sources.lmdb.format import LMDB, TORCHRECORD
 from dataload.sources.options import Options
 from dataload.sources.syrah.format import SYRAH
@@ -68,7 +70,9 @@ RANGE = Format(
     parse_argument=_parse_count,
 )
 
-_BUILT_IN = {entry.name: entry for entry in (SYRAH, TORCHRECORD, LMDB, TAR, ARRAY_RECORD, TOKENS, MEMORY, RANGE)}
+_TABLES = (PARQUET, ARROW, HUGGING_FACE, CSV, JSONL)
+_FORMATS = (SYRAH, TORCHRECORD, LMDB, TAR, ARRAY_RECORD, *_TABLES, TOKENS, MEMORY, RANGE)
+_BUILT_IN = {entry.name: entry for entry in _FORMATS}
 
 
 def format_names() -> tuple[str, ...]:

@@ -32,7 +32,9 @@ def add_distribution(directory, name, entry_points):
 
 
 def test_the_built_in_formats():
-    assert format_names() == ("array_record", "lmdb", "memory", "range", "syrah", "tar", "tokens", "torchrecord")
+    tables = ("arrow", "csv", "hugging_face", "jsonl", "parquet")
+    others = ("array_record", "lmdb", "memory", "range", "syrah", "tar", "tokens", "torchrecord")
+    assert format_names() == tuple(sorted(tables + others))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,10 @@ def test_the_built_in_formats():
         ("a.torchrecord", "torchrecord"),
         ("a.array_record", "array_record"),
         ("a.arrayrecord", "array_record"),
+        ("a.parquet", "parquet"),
+        ("a.feather", "arrow"),
+        ("a.csv.gz", "csv"),
+        ("a.jsonl.zst", "jsonl"),
     ],
 )
 def test_a_suffix_means_a_format(path, name):

@@ -216,8 +216,25 @@ def _plain(array: Any) -> Any:
     if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
         return _plain(array.storage)
     if pa.types.is_dictionary(kind):
-        return _plain(array.dictionary_decode())
-    return array.cast(_large(kind)) if kind in (pa.string_view(), pa.binary_view()) else array
+        return _plain(array.dictionary).take(array.indices)
+    plain = _without_views(kind)
+    return array if plain == kind else array.cast(plain)
+
+
+@lru_cache(maxsize=4096)
+def _without_views(kind: Any) -> Any:
+    """Return a type like `kind` whose text and bytes are stored one after another; views cannot be taken by row."""
+    pa = _pa()
+    if kind in (pa.string_view(), pa.binary_view()):
+        return _large(kind)
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_without_views(each.type)) for each in kind])
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_without_views(kind.value_type), kind.list_size)
+    if _is_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_without_views(kind.value_type)))
+    return kind
 
 
 def _large(kind: Any) -> Any:

@@ -16,7 +16,8 @@ class TestParquet(SourceSuite):
     )
 
     def write(self, path, records):
-        pq.write_table(tables.table_of(records), path, row_group_size=8, write_page_checksum=True, compression="none")
+        options = {"row_group_size": 8, "compression": "none", "use_dictionary": False, "write_page_checksum": True}
+        pq.write_table(tables.table_of(records), path, **options)
 
     def open(self, path):
         return ParquetSource(path)

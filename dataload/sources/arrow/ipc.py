@@ -59,12 +59,14 @@ class Layout(NamedTuple):
     """The messages of a file.
 
     Attributes:
-        schema: Bytes of the schema's message.
+        schema: Bytes of the schema's message; empty if there is none, as in files of Polars.
+        footer: A file with this schema and without records; empty for a stream.
         dictionaries: Batches of dictionaries.
         batches: Batches of records.
     """
 
     schema: bytes
+    footer: bytes
     dictionaries: Sequence[Message]
     batches: Sequence[Message]
 
@@ -77,7 +79,6 @@ def parse_layout(read: Read, size: int, path: str) -> Layout:
     """
     if not read(0, len(FILE_MAGIC)).startswith(FILE_MAGIC):
         return _parse_stream(read, size, path)
-    schema = _Part.read(read, _START, size, path)
     end = read(max(0, size - 10), 10)
     length = int.from_bytes(end[:4], "little")
     if end[4:] != FILE_MAGIC or length > size - 10 - _START:
@@ -91,7 +92,10 @@ def parse_layout(read: Read, size: int, path: str) -> Layout:
     several = [[_Part.read(read, offset, size, path).message(path) for offset, *_ in each] for each in blocks]
     if any((found.dictionary is None) != bool(kind) for kind, each in enumerate(several) for found in each):
         raise CorruptFileError("the footer takes one kind of batch for another", path=path)
-    return Layout(read(_START, schema.body - _START), *several)
+    schema = b""
+    if read(_START, len(STREAM_MAGIC)) == STREAM_MAGIC:
+        schema = read(_START, _Part.read(read, _START, size, path).body - _START)
+    return Layout(schema, FILE_MAGIC + bytes(2) + footer + end, *several)
 
 
 def _parse_stream(read: Read, size: int, path: str) -> Layout:
@@ -100,7 +104,7 @@ def _parse_stream(read: Read, size: int, path: str) -> Layout:
         raise CorruptFileError("the stream has no schema", path=path, offset=0)
     messages = [part.message(path) for part in parts[1:]]
     dictionaries = [found for found in messages if found.dictionary is not None]
-    return Layout(read(0, parts[0].body), dictionaries, [found for found in messages if found.dictionary is None])
+    return Layout(read(0, parts[0].body), b"", dictionaries, [found for found in messages if found.dictionary is None])
 
 
 def _walk(read: Read, size: int, path: str) -> "Iterator[_Part]":

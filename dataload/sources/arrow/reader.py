@@ -20,7 +20,7 @@ from dataload.codecs import arrow
 from dataload.codecs.arrow import Rows, load_arrow
 from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
 from dataload.collate import scatter_columns
-from dataload.errors import ConfigError, CorruptFileError, SourceError, UnsupportedFormatError, closest
+from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
 from dataload.sources.arrow.format import ArrowOptions, TableOptions
 from dataload.sources.arrow.gather import Gatherer, plan_nodes
 from dataload.sources.arrow.ipc import Layout, Message, parse_layout
@@ -130,6 +130,7 @@ class TableReader(ShardReader[Record]):
     def __init__(self, path: str, schema: Any, ends: Int64Array, options: TableOptions, cache: DecodedCache) -> None:
         self._path, self._schema, self._ends, self._cache = path, schema, ends, cache
         self._limit: int = options.max_record_bytes
+        str(schema)  # raises if a name, of a field in any field, is not UTF-8
         twice = [name for name, count in Counter(schema.names).items() if count > 1]
         if twice:
             message = f"{path} has several columns called {twice[0]!r}: rename them where the table is made"
@@ -167,7 +168,8 @@ class TableReader(ShardReader[Record]):
             if name not in self._numbers:
                 known = closest(name, self._schema.names)
                 raise ConfigError(f"{self._path} has no field {name!r}: {known}", key="fields", value=name)
-        columns = self._pick(indices, names)
+        with self._errors():
+            columns = self._pick(indices, names)
         for name in names:
             if name in self._decoders:
                 columns[name] = self._decode_values(columns[name], self._decoders[name], name, indices)
@@ -219,7 +221,7 @@ class TableReader(ShardReader[Record]):
         """Translate errors about the file's content; those of storage stay."""
         try:
             yield
-        except (SourceError, MemoryError):
+        except (DataloadError, MemoryError):
             raise
         except (load_arrow("tables").ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
             where = "" if group is None else f"row group {group}: "
@@ -282,7 +284,8 @@ class _ParquetFile(TableReader):
         counts = [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
         if min(counts, default=0) < 0 or sum(counts) >= 1 << 62:
             raise CorruptFileError("the footer claims impossible numbers of records", path=path)
-        super().__init__(path, schema, np.cumsum(counts, dtype=np.int64), options, cache)
+        with self._errors():
+            super().__init__(path, schema, np.cumsum(counts, dtype=np.int64), options, cache)
 
     def _decode(self, group: int, name: str) -> Any:
         if self._storage.identity(self._path) != self._identity:
@@ -324,12 +327,17 @@ class _ArrowFile(TableReader):
         self._file = storage.map(path, mapped=options.map, whole=True)
         with storage.open(path, whole=True) as file:
             self._layout = parse_layout(file.read, min(file.size, self._file.size), path)
+        layout = self._layout
         with self._errors():
-            schema = pa.ipc.read_schema(pa.py_buffer(self._layout.schema))
-        counts = np.array([found.rows for found in self._layout.batches], np.int64)
+            if layout.footer:
+                schema = pa.ipc.open_file(pa.py_buffer(layout.footer)).schema
+            else:
+                schema = pa.ipc.read_schema(pa.py_buffer(layout.schema))
+        counts = np.array([found.rows for found in layout.batches], np.int64)
         if len(counts) and float(counts.sum(dtype=np.float64)) >= 1 << 62:
             raise CorruptFileError("its batches claim impossible numbers of records", path=path)
-        super().__init__(path, schema, np.cumsum(counts), options, cache)
+        with self._errors():
+            super().__init__(path, schema, np.cumsum(counts), options, cache)
         self._starts = self._ends - counts
         nodes = None if any(each.compressed for each in self._messages()) else plan_nodes(schema)
         self.gatherer = None if nodes is None else Gatherer(self._file, nodes, self._layout.batches, self._limit)
@@ -343,15 +351,14 @@ class _ArrowFile(TableReader):
             return super()._pick(indices, names)
         batch, rows = self._locate(indices)
         where, columns = Rows(self._path, indices), dict[str, Any]()
-        with self._errors():
-            for name in names:
-                number = self._numbers[name]
-                column = self.gatherer.column(number, batch, rows, indices)
-                if column is None:
-                    empty = None if self._empty is None else self._empty.column(number)
-                    array = self.gatherer.take(number, batch, rows, indices, empty)
-                    column = arrow.to_column(array, name, where, self._shapes.get(name))
-                columns[name] = column
+        for name in names:
+            number = self._numbers[name]
+            column = self.gatherer.column(number, batch, rows, indices)
+            if column is None:
+                empty = None if self._empty is None else self._empty.column(number)
+                array = self.gatherer.take(number, batch, rows, indices, empty)
+                column = arrow.to_column(array, name, where, self._shapes.get(name))
+            columns[name] = column
         return columns
 
     def _locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -396,7 +403,8 @@ class _ArrowFile(TableReader):
 
     def _read_stream(self, batch: Sequence[bytes], name: str | None) -> Any:
         """Return a batch of records that follows all dictionaries, as pyarrow reads it; of one column, if named."""
-        parts = [self._layout.schema, *map(self._bytes, self._layout.dictionaries), *batch, _END]
+        schema = self._layout.schema or self._schema.serialize().to_pybytes()
+        parts = [schema, *map(self._bytes, self._layout.dictionaries), *batch, _END]
         chosen = None if name is None else [self._numbers[name]]
         options = self._pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
         found = self._pa.ipc.open_stream(self._pa.py_buffer(b"".join(parts)), options=options).read_next_batch()

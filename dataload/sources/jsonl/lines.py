@@ -42,7 +42,7 @@ def find_lines(blocks: Iterable[bytes]) -> Lines:
         lengths.append(found[filled])
         begun = int(ends[-1]) + 1 if len(ends) else begun
         offset, last = offset + len(block), block[-1:] or last
-    if begun < offset:
+    if begun < offset - (last == b"\r"):
         starts.append(np.array([begun]))
         lengths.append(np.array([offset - begun]))
     if not starts:

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import tables
 
-from dataload.sources.arrow.reader import ParquetSource
+from dataload.sources.arrow.parquet import ParquetSource
 from dataload.testing import SourceSuite, SourceTraits
 
 

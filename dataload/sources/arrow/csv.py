@@ -10,7 +10,7 @@ from dataload.codecs import arrow
 from dataload.codecs.arrow import load_arrow
 from dataload.errors import ConfigError, CorruptFileError, closest
 from dataload.sources.arrow.format import CsvOptions
-from dataload.sources.arrow.reader import TableReader, TableSource
+from dataload.sources.arrow.table import TableReader, TableSource
 from dataload.sources.decoded import DecodedCache
 from dataload.sources.shards import ShardReader
 from dataload.sources.text_files import read_text

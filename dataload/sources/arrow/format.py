@@ -117,7 +117,7 @@ def _is_state(head: bytes) -> bool:
 
 PARQUET = Format(
     name="parquet",
-    source="dataload.sources.arrow.reader:ParquetSource",
+    source="dataload.sources.arrow.parquet:ParquetSource",
     writer="dataload.sources.arrow.writer:ParquetWriter",
     reader_options=TableOptions,
     writer_options=ParquetWriterOptions,

@@ -65,13 +65,12 @@ def pack(lines: Lines) -> CachedTable | None:
 def unpack(found: CachedTable, size: int) -> Lines | None:
     """Return the lines that were packed; None if they are not lines of a text of `size` bytes."""
     lengths, first = found.arrays["lengths"].astype(np.int64), int(found.extras["first"])
-    starts = found.arrays.get("starts")
-    if not within(lengths, size + 1) or not 0 <= first <= size:
-        return None
-    if starts is None:
-        ends = np.cumsum(lengths + 1)
-        starts = np.concatenate(([0], ends[:-1])) + first
-    starts = starts.astype(np.int64)
+    kept = found.arrays.get("starts")
+    if kept is None:  # then one line follows the other
+        ends = np.cumsum(lengths + 1) + first
+        starts = np.concatenate(([first], ends[:-1]))
+        return Lines(starts, lengths) if len(lengths) and int(ends[-1]) - 1 <= size else None
+    starts = kept.astype(np.int64)
     fit = len(starts) == len(lengths) > 0 and int(starts[0]) >= 0 and int(starts[-1] + lengths[-1]) <= size
     rise = fit and bool((starts[1:] > starts[:-1] + lengths[:-1]).all())
     return Lines(starts, lengths) if rise else None

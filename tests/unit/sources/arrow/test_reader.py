@@ -15,7 +15,8 @@ from PIL import Image
 
 import dataload
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
-from dataload.sources.arrow.reader import ArrowSource, ParquetSource
+from dataload.sources.arrow.parquet import ParquetSource
+from dataload.sources.arrow.reader import ArrowSource
 from dataload.testing.compare import difference
 
 ROWS = 60

@@ -7,7 +7,20 @@ import sys
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import adaptive, beside, cold, costs, execution, formats, harness, orders, remote, samples, tokens
+from benchmarks import (
+    adaptive,
+    beside,
+    cold,
+    costs,
+    execution,
+    formats,
+    harness,
+    orders,
+    remote,
+    samples,
+    tables,
+    tokens,
+)
 from dataload.bench.results import Results
 from dataload.bench.runner import describe_run
 
@@ -20,6 +33,7 @@ CASES = {
     "open": costs.opening,
     "resume": costs.resuming,
     "cold": cold.cold,
+    "tables": tables.tables,
     "tokens": tokens.tokens,
     "orders": orders.orders,
     "order-start": orders.starting,

@@ -1,5 +1,6 @@
 """The source of CSV files, which are parsed as a whole."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -67,22 +68,26 @@ class _CsvFile(TableReader):
         pa, options = load_arrow("format 'csv'"), self._options
         data = read_text(self._path, options.max_record_bytes, options.place)
         types = {name: _type_of(name, dtype) for name, dtype in (options.dtypes or {}).items()}
-        with self._errors(), decoding():
-            table = csv.read_csv(
-                pa.BufferReader(data),
-                csv.ReadOptions(use_threads=False),
-                csv.ParseOptions(delimiter=options.delimiter, newlines_in_values=True),
-                csv.ConvertOptions(column_types=types),
-            )
+        with self._errors():
+            with decoding():
+                table = csv.read_csv(
+                    pa.BufferReader(data),
+                    csv.ReadOptions(use_threads=False),
+                    csv.ParseOptions(delimiter=options.delimiter, newlines_in_values=True),
+                    csv.ConvertOptions(column_types=types),
+                )
+            self._check(table, types)
+            return table, table.nbytes
+
+    def _check(self, table: Any, types: Mapping[str, Any]) -> None:
         for name in types:
             if name not in table.column_names:
                 message = f"dtypes names {name!r}, which {self._path} has not: {closest(name, table.column_names)}"
                 raise ConfigError(message, key=f"dtypes.{name}")
         for each in table.schema:
-            if pa.types.is_binary(each.type):
+            if load_arrow("format 'csv'").types.is_binary(each.type):
                 raise CorruptFileError(f"the column {each.name!r} is not UTF-8", path=self._path)
-        check_size(table.nbytes, options.max_record_bytes, "the table", path=self._path)
-        return table, table.nbytes
+        check_size(table.nbytes, self._options.max_record_bytes, "the table", path=self._path)
 
 
 def _prepared(column: Any) -> tuple[Any, int]:

@@ -13,7 +13,7 @@ import numpy as np
 from dataload._util.limits import check_lengths
 from dataload.codecs.arrow import Numbers, is_bytes, load_arrow, numbers_of
 from dataload.errors import CorruptFileError
-from dataload.sources.arrow.ipc import Message
+from dataload.sources.arrow.ipc import Message, pairs_of
 from dataload.storage import RecordFile
 from dataload.types import Array, Int64Array
 
@@ -101,6 +101,11 @@ def _pairs_of(kind: Any) -> Any:
     return _pa().struct([("key", kind.key_type), ("value", kind.item_type)])
 
 
+def _of(values: Int64Array, batch: Int64Array) -> Int64Array:
+    """Return the value of the batch of each row, or that of the only batch."""
+    return values[:1] if len(values) == 1 else values[batch]
+
+
 class Gatherer:
     """The columns of the batches of a file.
 
@@ -117,12 +122,14 @@ class Gatherer:
     def __init__(self, file: RecordFile, nodes: Sequence[_Node], batches: Sequence[Message], limit: int) -> None:
         self._file, self._nodes, self._limit = file, nodes, limit
         for found in batches:
-            if (found.nodes.shape, found.buffers.shape) != (batches[0].nodes.shape, batches[0].buffers.shape):
+            if (len(found.nodes), len(found.buffers)) != (len(batches[0].nodes), len(batches[0].buffers)):
                 raise CorruptFileError("a batch has other columns than the first", path=file.path, offset=found.offset)
         self._offsets = np.array([found.offset for found in batches], np.int64)
         self._counts = np.array([found.rows for found in batches], np.int64)
-        self._items = np.array([found.nodes for found in batches], np.int64)
-        self._buffers = np.array([found.buffers for found in batches], np.int64)
+        shape = (len(batches), -1, 2) if batches else (0, 0, 2)
+        self._items = pairs_of([found.nodes for found in batches]).reshape(shape)
+        bodies = np.array([(found.body, 0) for found in batches], np.int64).reshape(-1, 1, 2)
+        self._buffers = pairs_of([found.buffers for found in batches]).reshape(shape) + bodies
         counts = [0, 0]
         for node in nodes:
             _plan(node.kind, counts)
@@ -131,6 +138,10 @@ class Gatherer:
         for node in nodes:
             self._check(node, self._counts, exact=True)
         self._plain = [self._plan_numbers(node) for node in nodes]
+        self._bytes = [
+            _is_variable(node.kind) and is_bytes(node.kind) and not self._items[:, node.number, 1].any()
+            for node in nodes
+        ]
 
     def _plan_numbers(self, node: _Node) -> tuple[Numbers, int, Int64Array] | None:
         """Return what numbers a column has, their bytes and the offset of those in each batch; None unless it is plain.
@@ -150,18 +161,22 @@ class Gatherer:
 
     def column(self, column: int, batch: Int64Array, rows: Int64Array, indices: Int64Array) -> Any:
         """Return values of a column of plain numbers or bytes as a column; None of other columns. See `take`."""
-        plain, node = self._plain[column], self._nodes[column]
+        plain = self._plain[column]
         if plain is not None:
             numbers, nbytes, starts = plain
-            if len(starts) == 1:
-                data = self._file.gather_every(int(starts[0]), nbytes, nbytes, rows)
-            else:
-                data = self._file.gather(starts[batch] + rows * nbytes, nbytes)
+            data = self._gather(starts, nbytes, nbytes, batch, rows)
             return data.view(numbers.dtype).reshape(len(rows), *numbers.shape)
-        if _is_variable(node.kind) and is_bytes(node.kind) and not self._items[:, node.number, 1].any():
+        if self._bytes[column]:
+            node = self._nodes[column]
             starts, lengths = self._spans(node, batch, rows, indices)
-            return self._file.gather_ranges(self._buffers[batch, node.buffer + 2, 0] + starts, lengths)
+            return self._file.gather_ranges(_of(self._buffers[:, node.buffer + 2, 0], batch) + starts, lengths)
         return None
+
+    def _gather(self, starts: Int64Array, stride: int, length: int, batch: Int64Array, rows: Int64Array) -> Array:
+        """Return `length` bytes for each of `rows`; `starts` are the offsets of row 0 in each batch."""
+        if len(starts) == 1:
+            return self._file.gather_every(int(starts[0]), stride, length, rows)
+        return self._file.gather(starts[batch] + rows * stride, length)
 
     def _check(self, node: _Node, counts: Int64Array, *, exact: bool = False) -> None:
         """Check that the buffers of an array hold what the batches claim; it must have at least `counts` items."""
@@ -291,18 +306,19 @@ class Gatherer:
         self, node: _Node, batch: Int64Array, rows: Int64Array, indices: Int64Array
     ) -> tuple[Int64Array, Int64Array]:
         """Return start and length of each value among the items or bytes of its batch."""
-        place = self._buffers[batch, node.buffer + 1, 0] + rows * node.width
-        pairs = self._file.gather(place, 2 * node.width).view(f"<i{node.width}").astype(np.int64)
-        starts, lengths = pairs[:, 0], pairs[:, 1] - pairs[:, 0]
+        bases = self._buffers[:, node.buffer + 1, 0]
+        pairs = self._gather(bases, node.width, 2 * node.width, batch, rows).view(f"<i{node.width}").astype(np.int64)
+        starts, stops = pairs[:, 0], pairs[:, 1]
+        lengths = stops - starts
         child = node.children[0] if node.children else None
-        ends = self._buffers[batch, node.buffer + 2, 1] if child is None else self._items[batch, child.number, 0]
-        bad = (starts < 0) | (lengths < 0) | (pairs[:, 1] > ends)
+        ends = _of(self._buffers[:, node.buffer + 2, 1] if child is None else self._items[:, child.number, 0], batch)
+        bad = (starts < 0) | (lengths < 0) | (stops > ends)
         if bad.any():
             row = int(np.argmax(bad))
             raise CorruptFileError(
-                f"a value ends at {pairs[row, 1]} and begins at {starts[row]} of {ends[row]}",
+                f"a value begins at {starts[row]} and ends at {stops[row]} of {np.broadcast_to(ends, bad.shape)[row]}",
                 path=self._file.path,
-                offset=int(place[row]),
+                offset=int(bases[batch[row]] + rows[row] * node.width),
                 index=int(indices[row]),
             )
         if len(lengths):

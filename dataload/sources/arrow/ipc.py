@@ -37,8 +37,8 @@ class Message:
         body: Offset of its body.
         body_length: Bytes of the body.
         rows: Number of records or values.
-        nodes: (nodes, 2) int64, length and number of nulls of each array, depth first.
-        buffers: (buffers, 2) int64, offset in the file and length of each buffer.
+        nodes: Length and number of nulls of each array, depth first, 8 bytes each; see `pairs_of`.
+        buffers: Offset in the body and length of each buffer, 8 bytes each; see `pairs_of`.
         compressed: Whether the buffers are compressed.
         dictionary: The dictionary's number; None for records.
         is_delta: Whether the values follow those that the dictionary has already.
@@ -48,8 +48,8 @@ class Message:
     body: int
     body_length: int
     rows: int
-    nodes: Int64Array
-    buffers: Int64Array
+    nodes: bytes
+    buffers: bytes
     compressed: bool
     dictionary: int | None = None
     is_delta: bool = False
@@ -92,6 +92,7 @@ def parse_layout(read: Read, size: int, path: str) -> Layout:
     several = [[_Part.read(read, offset, size, path).message(path) for offset, *_ in each] for each in blocks]
     if any((found.dictionary is None) != bool(kind) for kind, each in enumerate(several) for found in each):
         raise CorruptFileError("the footer takes one kind of batch for another", path=path)
+    _check([*several[0], *several[1]], path)
     schema = b""
     if read(_START, len(STREAM_MAGIC)) == STREAM_MAGIC:
         schema = read(_START, _Part.read(read, _START, size, path).body - _START)
@@ -103,6 +104,7 @@ def _parse_stream(read: Read, size: int, path: str) -> Layout:
     if not parts:
         raise CorruptFileError("the stream has no schema", path=path, offset=0)
     messages = [part.message(path) for part in parts[1:]]
+    _check(messages, path)
     dictionaries = [found for found in messages if found.dictionary is not None]
     return Layout(read(0, parts[0].body), b"", dictionaries, [found for found in messages if found.dictionary is None])
 
@@ -115,6 +117,28 @@ def _walk(read: Read, size: int, path: str) -> "Iterator[_Part]":
         part = _Part.read(read, offset, size, path)
         yield part
         offset = part.body + part.length
+
+
+def pairs_of(several: Sequence[bytes]) -> Int64Array:
+    """Return the pairs of numbers in `Message.nodes` or `Message.buffers` of several messages, (pairs, 2) int64."""
+    return np.frombuffer(b"".join(several), "<i8").reshape(-1, 2)
+
+
+def _check(messages: Sequence[Message], path: str) -> None:
+    """Check the numbers of messages, those of all at once."""
+    buffers, nodes = (pairs_of([getattr(each, name) for each in messages]) for name in ("buffers", "nodes"))
+    counts = [[len(each.buffers) // 16 for each in messages], [len(each.nodes) // 16 for each in messages]]
+    sizes = np.repeat([each.body_length for each in messages], counts[0])
+    bad = (buffers < 0).any(axis=1) | (buffers[:, 0] > sizes - buffers[:, 1])
+    negative = (nodes < 0).any(axis=1)
+    for each in messages:
+        if each.rows < 0:
+            raise CorruptFileError("a batch has a negative number of rows", path=path, offset=each.offset)
+    for wrong, count in zip((bad, negative), counts, strict=True):
+        if wrong.any():
+            number = int(np.searchsorted(np.cumsum(count), np.argmax(wrong), side="right"))
+            message = "a message of Arrow is damaged: a buffer or an array is outside of it"
+            raise CorruptFileError(message, path=path, offset=messages[number].offset)
 
 
 class _Table:
@@ -153,9 +177,12 @@ class _Table:
         start = self._target(at)
         return struct.unpack_from("<I", self._data, start)[0], start + 4
 
-    def pairs(self, field: int) -> Int64Array:
+    def pairs(self, field: int) -> bytes:
         count, start = self.vector(field)
-        return np.frombuffer(self._data, "<i8", 2 * count, start).reshape(count, 2)
+        found = self._data[start : start + 16 * count]
+        if len(found) < 16 * count:
+            raise ValueError("a vector is outside of its message")
+        return found
 
     def _where(self, field: int) -> int | None:
         offset = self._fields[field] if field < len(self._fields) else 0
@@ -211,10 +238,5 @@ class _Part(NamedTuple):
                 raise ValueError("a dictionary without values")
             batch = found
         rows, nodes, buffers = batch.number(0, "q"), batch.pairs(1), batch.pairs(2)
-        if len(buffers) and (int(buffers.min()) < 0 or bool((buffers[:, 0] > self.length - buffers[:, 1]).any())):
-            raise ValueError("a buffer is outside of its message")
-        if rows < 0 or (len(nodes) and int(nodes.min()) < 0):
-            raise ValueError("a negative number of values")
         compressed = batch.table(3) is not None
-        at = buffers + np.array([self.body, 0])
-        return Message(self.offset, self.body, self.length, rows, nodes, at, compressed, number, is_delta)
+        return Message(self.offset, self.body, self.length, rows, nodes, buffers, compressed, number, is_delta)

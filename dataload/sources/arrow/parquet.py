@@ -18,7 +18,8 @@ from dataload.storage.errors import rewritten_error
 from dataload.storage.stream import FileStream
 from dataload.types import Record
 
-_DECODED_ROWS = 1 << 14  # at once, between two looks at the memory that they take
+_DECODED_BYTES = 1 << 24  # at once, about, between two looks at the memory that they take
+_FEWEST_ROWS, _MOST_ROWS = 64, 1 << 16
 
 
 class ParquetSource(TableSource):
@@ -68,20 +69,21 @@ class _ParquetFile(TableReader):
     def _decode(self, group: int, name: str) -> Any:
         if self._storage.identity(self._path) != self._identity:
             raise rewritten_error(self._path)
+        # pyarrow ends the process where the metadata of a column are damaged, if they are asked for here.
         claims = self._metadata.row_group(group)
-        columns = [claims.column(number) for number in range(claims.num_columns)]
-        own = [each for each in columns if f"{each.path_in_schema}.".startswith(f"{name}.")]
-        what = f"field {name!r} of row group {group}"
-        check_size(sum(each.total_uncompressed_size for each in own), self._limit, what, path=self._path)
+        row = max(1, claims.total_byte_size // max(1, claims.num_rows))
+        rows = min(max(_DECODED_BYTES // row, _FEWEST_ROWS), _MOST_ROWS)
         arrays: list[Any] = []
+        size = 0
         with self._storage.open(self._path, whole=True) as file:
             reader = self._parquet.ParquetFile(
                 FileStream(file), metadata=self._metadata, page_checksum_verification=True
             )
-            batches = reader.iter_batches(_DECODED_ROWS, row_groups=[group], columns=[name], use_threads=False)
-            for batch in batches:
-                arrays.append(_without_dictionary(batch.column(name)))
-                check_size(sum(each.nbytes for each in arrays), self._limit, what, path=self._path)
+            for batch in reader.iter_batches(rows, row_groups=[group], columns=[name], use_threads=False):
+                array = _without_dictionary(batch.column(name))
+                size += array.nbytes
+                check_size(size, self._limit, f"field {name!r} of row group {group}", path=self._path)
+                arrays.append(array)
         pa = load_arrow("format 'parquet'")
         return pa.chunked_array(arrays, arrays[0].type if arrays else self._schema.field(name).type)
 

@@ -14,7 +14,7 @@ from dataload.codecs.arrow import Rows, load_arrow
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.arrow.format import ArrowOptions
 from dataload.sources.arrow.gather import Gatherer, plan_nodes
-from dataload.sources.arrow.ipc import Layout, Message, parse_layout
+from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout
 from dataload.sources.arrow.table import TableReader, TableSource
 from dataload.sources.decoded import DecodedCache
 from dataload.sources.shards import ShardReader
@@ -132,8 +132,8 @@ class _ArrowFile(TableReader):
         found = self._layout.batches[group]
         data = self._bytes(found)
         if found.compressed:
-            at = found.buffers[:, 0] - found.offset
-            heads = [data[start : start + 8] for start, size in zip(at, found.buffers[:, 1], strict=True) if size]
+            at = found.body - found.offset
+            heads = [data[at + start : at + start + 8] for start, size in pairs_of([found.buffers]).tolist() if size]
             # -1 stands for a buffer that is not compressed.
             claims = sum(max(0, int.from_bytes(head, "little", signed=True)) for head in heads)
             check_size(claims, self._limit, f"batch {group}", path=self._path)

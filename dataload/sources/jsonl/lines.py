@@ -66,6 +66,8 @@ def unpack(found: CachedTable, size: int) -> Lines | None:
     """Return the lines that were packed; None if they are not lines of a text of `size` bytes."""
     lengths, first = found.arrays["lengths"].astype(np.int64), int(found.extras["first"])
     kept = found.arrays.get("starts")
+    if not within(lengths, size + 1) or not 0 <= first <= size:
+        return None
     if kept is None:  # then one line follows the other
         ends = np.cumsum(lengths + 1) + first
         starts = np.concatenate(([first], ends[:-1]))

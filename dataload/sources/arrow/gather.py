@@ -259,7 +259,8 @@ class Gatherer:
             return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(ends)], children=[items])
         data = self._fixed(node, batch, rows, 1)
         if types.is_dictionary(kind):
-            assert empty is not None, "the dictionaries were read"
+            if empty is None:
+                raise CorruptFileError("the file lacks the dictionary of a column", path=self._file.path)
             numbers = pa.Array.from_buffers(kind.index_type, count, [valid, data])
             try:
                 return pa.DictionaryArray.from_arrays(numbers, empty.dictionary)

@@ -31,11 +31,11 @@ from dataload.loader.statistics import Statistics
 from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
-from dataload.sources.sequences import sequence_lengths
+from dataload.sources.sequences import record_lengths, sequence_lengths
 from dataload.sources.tokens.reader import TokenSource
 from dataload.storage import RemoteOptions
 from dataload.streams import MultiStreamLoader, StreamContext
-from dataload.transforms import SampleContext
+from dataload.transforms import DROP, SampleContext
 from dataload.types import (
     BatchReader,
     Codec,
@@ -50,6 +50,7 @@ from dataload.types import (
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "DROP",
     "BatchReader",
     "ClosedSourceError",
     "Codec",
@@ -88,6 +89,7 @@ __all__ = [
     "from_config",
     "live_view",
     "open",
+    "record_lengths",
     "record_timeline",
     "sequence_lengths",
 ]

@@ -62,7 +62,9 @@ def open_source(
     found = find_shards(paths, format, remote=remote)
     if any(map(is_url, found.files)) and "remote" in found.format.reader_options.names():
         options = {**options, "storage_options": None, "remote": remote}
-    source = found.format.open(found.files, fields=fields, options={**found.options, **options})
+    # A manifest says all; asking the first of its shards would be a request.
+    recorded = {} if found.listed else found.format.find_recorded(found.files, remote)
+    source = found.format.open(found.files, fields=fields, options={**recorded, **found.options, **options})
     known = found.known(options)
     if known is not None and isinstance(source, FileSource) and all(map(is_url, found.files)):
         source.open_on_first_use(known)  # and compared then

@@ -3,14 +3,28 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from dataload._util.randomness import generator
 from dataload.errors import ConfigError
 from dataload.types import Transform
+
+
+class Drop(Enum):
+    """The type of `DROP`, its only instance."""
+
+    DROP = "DROP"
+
+    def __repr__(self) -> str:
+        return "dataload.DROP"
+
+
+DROP: Final[Literal[Drop.DROP]] = Drop.DROP
+"""Returned by the function of a conversion (``map=``) in place of a record that is not to be written."""
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,18 @@ def test_the_page_on_streams_runs(tmp_path, monkeypatch):
     scope["tokens"].close()
 
 
+def test_the_page_on_converting_runs():
+    pytest.importorskip("PIL")
+    import dataload
+
+    scope = run_page("convert.md")
+    photo = {"jpg": np.full((80, 60, 3), 7, np.uint8), "cls": 3}
+    assert scope["resize"](photo)["image"].shape == (224, 224, 3)
+    assert scope["keep_large"](photo) is dataload.DROP
+    pieces = scope["tokenize"]({"txt": "word " * 400}, dataload.SampleContext(5, 0, 0))
+    assert all(len(piece["tokens"]) <= 512 for piece in pieces)
+
+
 @pytest.mark.slow
 def test_the_page_on_own_sources_runs(tmp_path):
     text = (ROOT / "docs" / "own-source.md").read_text()

@@ -1,14 +1,32 @@
 """``dataload convert``."""
 
-from typing import Annotated
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, cast
 
 import typer
 from rich.filesize import decimal
 
-from dataload.cli.options import Codec, Decode, Fields, Options, SourceOptions, parse_options, parse_part, resolve_codec
+from dataload.cli.options import (
+    Codec,
+    Decode,
+    Fields,
+    Options,
+    SourceOptions,
+    parse_options,
+    parse_part,
+    resolve_codec,
+    resolve_here,
+)
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line
 from dataload.convert import convert
+from dataload.convert.tokenize import Tokenize
+from dataload.errors import ConfigError
+from dataload.loader.bad_records import BadRecord
+from dataload.sources.base import Location
 from dataload.sources.find import find_destination
+
+_SHOWN_BAD = 3
 
 
 def convert_command(
@@ -24,6 +42,23 @@ def convert_command(
     ] = None,
     shards: Annotated[int | None, typer.Option(help="Number of files to write.")] = None,
     records_per_shard: Annotated[int | None, typer.Option(help="Maximum number of records per file.")] = None,
+    map: Annotated[  # noqa: A002 - the option's name
+        str | None,
+        typer.Option(help="Function of a sample, or of a sample and its context: module:function."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer.json: write the tokens of texts.", metavar="FILE")
+    ] = None,
+    text_field: Annotated[str, typer.Option(help="Field with the texts for --tokenizer.")] = "text",
+    end_token: Annotated[
+        str | None, typer.Option(help="Token to write after each text, such as '<|endoftext|>'.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers in the context.")] = 0,
+    on_error: Annotated[
+        str, typer.Option(help="What to do with a record that cannot be read or mapped: raise or skip.")
+    ] = "raise",
+    max_bad: Annotated[int, typer.Option(help="Number of records to skip before ending anyway.")] = 1000,
+    error_report: Annotated[str | None, typer.Option(help="JSONL file to append skipped records to.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted conversion.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     part: Annotated[
@@ -48,12 +83,20 @@ def convert_command(
     --codec applies to whichever of the two formats stores plain bytes, or to
     both. Parts may run on several machines, in any order, and again; --merge,
     with the same arguments, ends the conversion.
+
+    The function of --map returns a record, a list of records, or dataload.DROP.
     """
+    tokenize = None
+    if tokenizer is not None:
+        if map is not None:
+            raise ConfigError("--tokenizer and --map are both functions of a sample: pass one of them", key="tokenizer")
+        tokenize = Tokenize.of(tokenizer, text_field=text_field, end_token=end_token)
+        format = format or "tokens"  # noqa: A001
     entry, path = find_destination(destination, format)
     wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
     if codec is not None and "codec" in wanted.shards().format.reader_options.names():
         wanted.options["codec"] = resolve_codec(codec)
-    writer_options = parse_options(to_option)
+    writer_options = {**(tokenize.writer_options if tokenize is not None else {}), **parse_options(to_option)}
     writer_codec = to_codec or codec
     if writer_codec is not None and "codec" in entry.writer_options.names():
         writer_options["codec"] = resolve_codec(writer_codec)
@@ -66,6 +109,11 @@ def convert_command(
             shards=shards,
             records_per_shard=records_per_shard,
             keep_key=keep_key,
+            map=tokenize if map is None else resolve_here(map, "--map"),
+            seed=seed,
+            on_error=cast("Any", on_error),
+            max_bad=max_bad,
+            error_report=error_report,
             resume=resume,
             overwrite=overwrite,
             part=None if part is None else parse_part(part),
@@ -76,3 +124,17 @@ def convert_command(
         print_line(f"note: {as_typed(note)}")
     resumed = f", {count_of(report.resumed, 'record')} from an earlier run" if report.resumed else ""
     print_line(f"{count_of(report.records, 'record')} in {report.pattern} ({decimal(report.bytes)}{resumed})")
+    if report.skipped:
+        print_line(f"{count_of(report.skipped, 'bad record')} skipped")
+        for line in _describe_bad(report.bad_records):
+            print_line(f"  {line}")
+
+
+def _describe_bad(bad: Sequence[BadRecord]) -> Iterator[str]:
+    """Yield lines about bad records: how many failed in which way, and the first of each kind."""
+    for (stage, error), count in Counter((each.stage, each.error) for each in bad).most_common():
+        yield f"{stage}: {error}: {count:,}"
+        for each in [each for each in bad if (each.stage, each.error) == (stage, error)][:_SHOWN_BAD]:
+            known = each.shard is not None and each.shard in each.cause  # messages of our own errors begin with it
+            where = "" if known else f"{Location(each.shard, each.record, each.key)}: "
+            yield f"  [{each.index}] {where}{each.cause}"

@@ -8,7 +8,7 @@ from rich.filesize import decimal
 
 from dataload.cli.options import Codec, Decode, Options, SourceFormat, SourceOptions, parse_options, parse_part
 from dataload.cli.output import ProgressBar, count_of, print_error, print_line
-from dataload.convert.manifest import index_shards
+from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, DataloadError
 from dataload.sources.find import find_shards
 from dataload.sources.registry import built_in_formats

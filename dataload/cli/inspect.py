@@ -9,10 +9,13 @@ from rich.filesize import decimal
 
 from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, SourceFormat, SourceOptions
 from dataload.cli.output import count_of, print_json, print_line, print_table
+from dataload.cli.stats import print_statistics, statistics_facts
 from dataload.errors import DataloadError
 from dataload.sources.base import Source, spec_of
+from dataload.sources.field_statistics import DataSetStatistics
 from dataload.sources.files import FileSource
 from dataload.sources.find import FoundShards
+from dataload.sources.kept_statistics import find_statistics
 from dataload.sources.manifest import MANIFEST_NAME
 from dataload.storage import Remote, storage_of
 from dataload.storage.core import core_name
@@ -49,6 +52,8 @@ def inspect_command(
     found = wanted.shards()
     with wanted.open() as source:
         facts = _facts(source, found, wanted.remote)
+        statistics = _statistics(source, found)
+        facts["statistics"] = [statistics_facts(each) for each, _ in statistics]
         facts["fingerprint"] = source.fingerprint() if fingerprint or wanted.remote is None else None
     facts["remote"] = _remote(wanted.remote)
     facts["manifest"] = _manifest(found)
@@ -56,6 +61,18 @@ def inspect_command(
         print_json(facts)
     else:
         _print(facts)
+        for each, records in statistics:
+            print_line()
+            print_statistics(each, records)
+
+
+def _statistics(source: Source[Any], found: FoundShards) -> list[tuple[DataSetStatistics, int]]:
+    """Return the statistics that are kept of whole data sets, and their numbers of records."""
+    listed = any(entry.statistics is not None for entry in found.listed)  # asking again is a request
+    if not isinstance(source, FileSource) or not (listed or (source.remote is None and not found.listed)):
+        return []
+    kept = [each for each in find_statistics(source) if len(each.shards) == len(each.entry.names)]
+    return [(each.statistics, sum(each.entry.records)) for each in kept]
 
 
 def _facts(source: Source[Any], found: FoundShards, remote: Remote | None) -> dict[str, Any]:

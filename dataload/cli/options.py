@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
@@ -113,7 +115,14 @@ def parse_part(text: str) -> tuple[int, int]:
 
 def resolve_codec(name: str, key: str = "--codec") -> Any:
     """Return the function that ``"module:function"`` refers to; any other name is returned unchanged."""
-    return resolve_reference(name, key) if ":" in name else name
+    return resolve_here(name, key) if ":" in name else name
+
+
+def resolve_here(reference: str, key: str) -> Any:
+    """Return the object that ``"module:name"`` refers to, whose module may be in the current directory."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that no installed module is replaced
+    return resolve_reference(reference, key)
 
 
 def _parse_decode(decode: Sequence[str]) -> str | dict[str, Any]:

@@ -32,6 +32,7 @@ def _safe(text: str) -> str:
 
 def as_typed(message: str) -> str:
     """Return a message of the library with keyword arguments as options: ``overwrite=True`` becomes ``--overwrite``."""
+    message = message.replace("on_error='skip'", "--on-error skip")
     return re.sub(r"\b(overwrite|resume|keep_key)=True", lambda m: f"--{m[1].replace('_', '-')}", message)
 
 

@@ -24,9 +24,10 @@ from dataload.cli.options import (
     SourceOptions,
     parse_options,
     parse_part,
+    resolve_here,
 )
 from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line
-from dataload.config.references import REFERENCE_PATTERN, resolve_reference
+from dataload.config.references import REFERENCE_PATTERN
 from dataload.convert.blocks import BlockSize, read_records
 from dataload.convert.plan import select_part
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceError, SourceNotFoundError
@@ -162,7 +163,7 @@ def _names_object(path: str) -> bool:
 
 def _open_own(reference: str, options: Mapping[str, Any]) -> Any:
     """Return the source that a function or class makes, or the object itself if `reference` names a source."""
-    found = resolve_reference(reference, "PATH")
+    found = resolve_here(reference, "PATH")
     if callable(found):
         try:
             inspect.signature(found).bind(**options)

@@ -16,6 +16,9 @@ A conversion can run as parts, under any scheduler: ``convert(..., shards=8, par
 eight shards, and ``convert(..., shards=8, merge=True)`` ends the conversion when all parts have finished. Each part has
 a journal of its own, its receipt, until then.
 
+A function given as ``map=`` resizes, tokenizes, splits or filters: it gets a sample, and returns a record, a list of
+records, or `dataload.DROP`. A shard then has the records made of a range of the source.
+
 At the end, the files are entered in ``dataload.json``, the manifest of their directory: opening the directory then
 takes shards, format and codec from there.
 """
@@ -24,15 +27,17 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from dataload._util.fingerprint import identify
 from dataload.convert.journal import Journal, JournalFile
 from dataload.convert.manifest import update_manifest
+from dataload.convert.mapping import MapFunction, RecordMap, SkippedRecords
 from dataload.convert.parts import begin, begin_part, close_parts, merged, replaceable, without_damaged
 from dataload.convert.plan import Shard, journal_path, part_path, plan_shards, select_part, summarize_paths
-from dataload.convert.writing import Writing, describe_option, manifest_entry, prepare, write_shards
+from dataload.convert.writing import Writing, count_in, manifest_entry, prepare, write_shards
 from dataload.errors import ConfigError, SourceNotFoundError
+from dataload.loader.bad_records import BadRecord, Budget
 from dataload.sources.find import find_destination, read_manifest
 from dataload.storage import Remote, RemoteOptions, is_url, parent, storage_of
 from dataload.storage.local.parts import remove_leftovers
@@ -54,6 +59,8 @@ class ConvertReport:
         notes: Decisions made along the way, as sentences.
         journal: Path of the journal, which has the SHA-256 of each file.
         manifest: Path of the directory's manifest, which has the SHA-256, too; None for a part.
+        skipped: Number of records of the source that were left out because they are bad, also in earlier runs.
+        bad_records: Those that this run has left out.
     """
 
     paths: tuple[str, ...]
@@ -64,6 +71,8 @@ class ConvertReport:
     notes: tuple[str, ...]
     journal: str
     manifest: str | None
+    skipped: int = 0
+    bad_records: tuple[BadRecord, ...] = ()
 
     @property
     def pattern(self) -> str:
@@ -80,6 +89,11 @@ def convert(
     shards: int | None = None,
     records_per_shard: int | None = None,
     keep_key: bool = False,
+    map: Callable[..., Any] | MapFunction | None = None,  # noqa: A002 - the word that users expect
+    seed: int = 0,
+    on_error: Literal["raise", "skip"] = "raise",
+    max_bad: int = 1000,
+    error_report: str | os.PathLike[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
     part: tuple[int, int] | None = None,
@@ -99,13 +113,24 @@ def convert(
         source: What `dataload.open` returns, or any object with ``__len__`` and ``__getitem__``.
         destination: A path in an existing directory. With `shards` or `records_per_shard`, ``-00000-of-00008`` goes
             before its suffix unless the name contains ``{shard}`` (and ``{shards}``), as in
-            ``"train-{shard:05d}.tar"``. LMDB shards are directories. At a URL, each shard is written to a local file
-            and then uploaded.
+            ``"train-{shard:05d}.tar"``. A range, ``"train-{00..15}.tar"``, names all of them. LMDB shards are
+            directories. At a URL, each shard is written to a local file and then uploaded.
         format: Name of the format; by default the suffix of `destination` decides.
         writer_options: Options of the format's writer, such as ``codec``.
         shards: Number of files. Records are split evenly: the counts differ by at most one.
-        records_per_shard: Maximum number of records per file, instead of `shards`; also split evenly.
+        records_per_shard: Maximum number of records per file, instead of `shards`; also split evenly. With `map`, both
+            split the records of the source.
         keep_key: Keep ``__key__`` as a field.
+        map: A function of a sample, or of a sample and its `dataload.SampleContext`, whose second parameter is then
+            called ``context``. It returns a record, a list of records, or `dataload.DROP`. It may be called twice with
+            the first samples, because the first record that is written decides on codec and fields. In a format with
+            keys, records that have none get the index of their sample, with ``-0003`` for the fourth of a list; those
+            of a list that share a key get that suffix, too. Name, text and hash of the function are in the manifest;
+            only they, and the ``__version__`` or ``version`` of its module, tell whether it has changed.
+        seed: Seed of the random numbers in `dataload.SampleContext`. The epoch is 0.
+        on_error: What to do with a record that cannot be read or mapped: ``"raise"``, or ``"skip"`` to leave it out.
+        max_bad: Records to leave out, of the whole or of a part, before an error is raised anyway.
+        error_report: A JSONL file to append bad records to; see `dataload.Loader`.
         resume: Continue an interrupted run for the same destination: keep the shards it finished and write the rest.
             If there was no such run, start from the beginning.
         overwrite: Replace existing files, each once its new content is complete.
@@ -113,33 +138,35 @@ def convert(
             different machines, in any order, and again: a part keeps the shards that it has finished.
         merge: Write no shards, but check that all parts have finished, and enter their shards in the manifest. All
             other arguments must be those of the parts.
-        progress: Called with (records done, total records) at the start and after each block.
+        progress: Called with (records of the source done, total) at the start and after each block.
         storage_options: Arguments of obstore's stores for a destination at a URL; see `dataload.open`.
         remote: Settings for a destination at a URL; see `dataload.RemoteOptions`. Shards are written in its `cache`.
 
     Raises:
         ConfigError: The destination exists; a record does not fit the format; or, with `resume`, `part` or `merge`,
             the source or the plan has changed since the conversion began (one line per difference). With `merge`: a
-            part has not finished, its receipt is damaged, or a shard is missing or has changed.
+            part has not finished, its receipt is damaged, or a shard is missing or has changed. Or `map` returned None.
+        WorkerError: `map` failed, or there are more than `max_bad` bad records.
         SourceNotFoundError: The destination's directory does not exist.
         SourceError: The source cannot be read, the destination cannot be written, or another process is converting to
             the same destination.
     """
     _check_modes(part, resume=resume, overwrite=overwrite, merge=merge)
     entry, destination = find_destination(os.fspath(destination), format)
+    mapping = RecordMap.of(map, seed=seed, on_error=on_error, max_bad=max_bad)
+    budget = Budget(max_bad, error_report)
     plan = plan_shards(destination, entry, len(source), shards=shards, records_per_shard=records_per_shard)
     number, parts = part or (0, 0)
     own = plan if part is None else select_part(plan, number, parts)
     options = dict(writer_options or {})
     place = options.pop("storage_options", None) or storage_options, options.pop("remote", None) or remote
-    writing = prepare(source, entry, options, keep_key)
-    if is_url(destination):
-        writing = writing.to_store(destination, *place)
+    writing = prepare(source, entry, options, keep_key, mapping)
+    writing = writing.to_store(destination, *place) if is_url(destination) else writing
     requested = Journal(
         source=identify(source),
         records=len(source),
         format=entry.name,
-        options={name: describe_option(value) for name, value in {**writing.options, "keep_key": keep_key}.items()},
+        options=writing.settings(keep_key),
         shards=tuple((shard.name, shard.start, shard.stop) for shard in plan),
         run=secrets.token_hex(8) if is_url(destination) else "",
         parts=parts,
@@ -154,16 +181,13 @@ def convert(
         if not is_url(whole):
             remove_leftovers(file.path)
         if merge:
-            done = _Done(merged(file, requested, plan, writing.remote), _records(own))
+            journal = merged(file, requested, plan, writing.remote)
+            done = _Done(journal, _records(own, journal))
         else:
-            if part is None:
-                begun = begin(file, requested, plan, writing.remote, resume=resume, overwrite=overwrite)
-            else:
-                begun = begin_part(file, whole, requested, plan, writing.remote, overwrite=overwrite)
-            begun = replace(begun, run=requested.run)
-            resume = resume or (part is not None and not overwrite)
-            replaced = replaceable(own, begun, writing.remote, resume=resume, overwrite=overwrite)
-            done = _write_missing(source, own, writing, begun, file, replaced, progress)
+            modes = {"resume": resume or (part is not None and not overwrite), "overwrite": overwrite}
+            begun = _begin(file, whole, requested, plan, writing.remote, **modes)
+            replaced = replaceable(own, begun, writing.remote, **modes)
+            done = _write_missing(source, own, writing, begun, file, replaced, progress, budget)
         if part is None:
             entries = [manifest_entry(plan, done.journal, writing)]
             manifest = update_manifest(parent(whole), entries, remote=writing.remote)
@@ -171,22 +195,43 @@ def convert(
     return ConvertReport(
         paths=tuple(shard.path for shard in own),
         format=entry.name,
-        records=_records(own),
+        records=_records(own, done.journal),
         bytes=sum(shard.bytes for shard in done.journal.finished.values()),
         resumed=done.resumed,
         notes=(*writing.notes, *done.notes),
         journal=file.path,
         manifest=manifest,
+        skipped=sum(shard.skipped for shard in done.journal.finished.values()),
+        bad_records=done.bad_records,
     )
+
+
+def _begin(
+    file: JournalFile,
+    whole: str,
+    requested: Journal,
+    plan: Sequence[Shard],
+    remote: Remote | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> Journal:
+    """Return the journal to continue: of the conversion, or of a part of it."""
+    if requested.part:
+        begun = begin_part(file, whole, requested, plan, remote, overwrite=overwrite)
+    else:
+        begun = begin(file, requested, plan, remote, resume=resume, overwrite=overwrite)
+    return replace(begun, run=requested.run)
 
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """The journal of what is finished, how many of its records were finished before, and notes."""
+    """The journal of what is finished, how many of its records were finished before, notes and bad records."""
 
     journal: Journal
     resumed: int
     notes: tuple[str, ...] = ()
+    bad_records: tuple[BadRecord, ...] = ()
 
 
 def _write_missing(
@@ -197,13 +242,17 @@ def _write_missing(
     file: JournalFile,
     replaced: set[str],
     progress: Callable[[int, int], None] | None,
+    budget: Budget,
 ) -> _Done:
     """Write the shards that are not finished, or have changed since."""
     notes: list[str] = []
     journal = without_damaged(begun, shards, notes, writing.remote)
     todo = [shard for shard in shards if shard.name not in journal.finished]
-    total = _records(shards)
-    done = resumed = total - _records(todo)
+    total = sum(shard.stop - shard.start for shard in shards)
+    done = total - sum(shard.stop - shard.start for shard in todo)
+    resumed = _records(shards, journal)
+    budget.spent = sum(shard.skipped for shard in journal.finished.values())
+    skipped = SkippedRecords(budget)
 
     def advance(records: int) -> None:
         nonlocal done
@@ -212,12 +261,13 @@ def _write_missing(
             progress(done, total)
 
     advance(0)
-    journal = write_shards(source, todo, writing, journal, file, replaced=replaced, advance=advance)
-    return _Done(journal, resumed, tuple(notes))
+    journal = write_shards(source, todo, writing, journal, file, replaced=replaced, advance=advance, skipped=skipped)
+    return _Done(journal, resumed, tuple(notes), tuple(skipped.records))
 
 
-def _records(shards: Sequence[Shard]) -> int:
-    return sum(shard.stop - shard.start for shard in shards)
+def _records(shards: Sequence[Shard], journal: Journal) -> int:
+    """Return the number of records in those of the shards that are finished."""
+    return sum(count_in(shard, journal.finished[shard.name]) for shard in shards if shard.name in journal.finished)
 
 
 def _check_modes(part: tuple[int, int] | None, *, resume: bool, overwrite: bool, merge: bool) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from dataload.errors import ConfigError, SourceError
-from dataload.sources.manifest_checks import ShardIdentity, as_identity
+from dataload.sources.manifest_checks import ShardIdentity, as_identity, is_count
 from dataload.sources.shard_files import LOCK_FILE, shard_bytes
 from dataload.storage import Remote, is_url, storage_of
 
@@ -32,6 +32,8 @@ class FinishedShard:
         mtime_ns: Time of the last modification; 0 in an object store.
         etag: See `Storage.etag`.
         identity: See `ShardEntry.identity`; known of what is in an object store.
+        records: Number of records; None if it is the one planned.
+        skipped: Number of bad records of the source that were left out.
     """
 
     bytes: int
@@ -39,6 +41,8 @@ class FinishedShard:
     mtime_ns: int
     etag: str | None = None
     identity: ShardIdentity | None = None
+    records: int | None = None
+    skipped: int = 0
 
     def __post_init__(self) -> None:
         if self.identity is not None:  # from a saved journal
@@ -97,8 +101,14 @@ class Journal:
         if unknown := self.finished.keys() - {name for name, _, _ in self.shards}:
             raise ValueError(f"it has no shard {min(unknown)!r}, and yet says that it is finished")
         for name, shard in self.finished.items():
-            if type(shard.bytes) is not int:
-                raise TypeError(f"the size of the shard {name!r} is {shard.bytes!r}")
+            records = 0 if shard.records is None else shard.records
+            for what, count in (
+                ("size", shard.bytes),
+                ("number of records", records),
+                ("number skipped", shard.skipped),
+            ):
+                if not is_count(count):
+                    raise TypeError(f"the {what} of the shard {name!r} is {count!r}")
 
     @property
     def complete(self) -> bool:
@@ -128,9 +138,11 @@ class Journal:
             del table["parts"], table["part"]
         if not self.run:  # of local files, as in releases before URLs
             del table["run"]
-        if not self.run and not self.parts:
-            for shard in table["finished"].values():
+        for shard in table["finished"].values():
+            if not self.run and not self.parts:
                 del shard["etag"], shard["identity"]
+            if shard["records"] is None:
+                del shard["records"], shard["skipped"]
         return json.dumps(table, indent=1).encode()
 
     @classmethod

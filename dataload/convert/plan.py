@@ -20,7 +20,7 @@ _DEFAULT_NAME = "-{shard:05d}-of-{shards:05d}"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file to write, with the records [start, stop) of the source; `path` is its final name."""
+    """One file to write, of the records [start, stop) of the source; `path` is its final name."""
 
     path: str
     start: int
@@ -37,18 +37,28 @@ def plan_shards(
 ) -> tuple[Shard, ...]:
     """Return the files to write, in index order; see `dataload.convert.convert` for the names.
 
-    Without `shards` and `records_per_shard`, it is one file with exactly the name of the destination.
+    Without `shards` and `records_per_shard`, it is one file with exactly the name of the destination, or those that a
+    range such as ``{00..15}`` in the name lists.
 
     Raises:
         ConfigError: Both numbers are given, one is less than 1, there are more shards than records, or two shards
             would have the same name.
     """
-    count = _count_shards(length, shards, records_per_shard)
     directory, name = _split(destination)
+    listed = expand_braces(name) if not _PLACEHOLDER.search(name) else [name]
+    if len(listed) > 1:
+        if shards not in (None, len(listed)) or records_per_shard is not None:
+            message = f"{name!r} names {len(listed)} shards: leave shards and records_per_shard out"
+            raise ConfigError(message, key="shards", value=shards)
+        _count_shards(length, len(listed), None)
+        spans = even_split(length, len(listed))
+        return tuple(Shard(join(directory, each), *span) for each, span in zip(listed, spans, strict=True))
+    count = _count_shards(length, shards, records_per_shard)
     if not _PLACEHOLDER.search(name):
         if count is None:
             return (Shard(join(directory, name), 0, length),)
-        suffix = next((s for s in entry.suffixes if name.lower().endswith(s)), "")
+        known = entry.suffixes or (os.path.splitext(name)[1].lower(),)
+        suffix = next((s for s in known if name.lower().endswith(s)), "")
         stem = name[: len(name) - len(suffix)]
         name = f"{_literal(stem)}{_DEFAULT_NAME}{_literal(name[len(stem) :])}"
     names = [_fill(name, shard, count or 1) for shard in range(count or 1)]

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from dataload.convert.blocks import read_ahead
 from dataload.convert.journal import FinishedShard, Journal, JournalFile
 from dataload.convert.manifest import etag_of, fields_of, identities_of
+from dataload.convert.mapping import KEY, RecordMap, SkippedRecords, numbered
 from dataload.convert.plan import Shard, pattern_of
 from dataload.errors import ConfigError
+from dataload.loader.bad_records import BadRecord, Budget
 from dataload.sources.format import Format
 from dataload.sources.manifest import DataSetEntry, ShardEntry
+from dataload.sources.writer import DEFAULT_CODEC, codec_name
 from dataload.storage import Remote
 from dataload.types import FieldSpec, RandomAccessSource
 
-_KEY = "__key__"
 _KEY_DIGITS = 8
-_DEFAULT_CODEC = "tensorprotos"
 _BYTES_FIELD = "data"
 
 
@@ -30,9 +31,29 @@ class Writing:
     entry: Format
     options: dict[str, Any]
     counts: bool  # whether the writer wants to know the number of records in advance
-    adapt: Callable[[Any, int], Any]
+    adapt: Callable[[Any, int, int | None], Any]
     notes: tuple[str, ...]
+    mapping: RecordMap
     remote: Remote | None = None  # for a destination at a URL
+
+    def records(
+        self, source: Any, samples: Sequence[Any], first: int, skip: Callable[[BadRecord], None]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the records to write for consecutive samples of the source, each with the index of its sample.
+
+        See `RecordMap.records` for the arguments.
+        """
+        if self.mapping:
+            for index, number, record in self.mapping.records(source, samples, first, skip):
+                yield index, self.adapt(record, index, number)
+        else:
+            for index, record in enumerate(samples, first):
+                yield index, self.adapt(record, index, None)
+
+    def settings(self, keep_key: bool) -> dict[str, str]:
+        """Return what decides the content of the files, besides the source, as text for the journal."""
+        options = {**self.options, "keep_key": keep_key}
+        return {**{name: describe_option(value) for name, value in options.items()}, **self.mapping.settings}
 
     def to_store(self, url: str, storage_options: Any, remote: Any) -> Self:
         """Return the same for a destination at a URL.
@@ -62,65 +83,92 @@ class Writing:
 
     def options_for(self, records: int) -> dict[str, Any]:
         """Return the writer's options for a shard of so many records."""
-        counted = {"num_records": records} if self.counts else {}
+        counted = {"num_records": records} if self.counts and not self.mapping else {}
         return {**self.options, **counted, **({} if self.remote is None else {"remote": self.remote})}
 
 
-def prepare(source: RandomAccessSource[Any], entry: Format, options: dict[str, Any], keep_key: bool) -> Writing:
-    """Decide how the records of a source become those of a format; the first record tells."""
+def prepare(
+    source: RandomAccessSource[Any], entry: Format, options: dict[str, Any], keep_key: bool, mapping: RecordMap
+) -> Writing:
+    """Decide how the records of a source become those of a format; the first record that is written tells."""
     takes_bytes, has_keys = entry.content == "bytes", entry.key_field is not None
     notes: list[str] = []
-    first = source[0] if len(source) else None
+    first = _first_record(source, mapping)
     has_fields = isinstance(first, Mapping)
     if has_fields and takes_bytes and options.get("codec") is None:
-        options = {**options, "codec": _DEFAULT_CODEC}
-        notes.append(
-            f"records are encoded with the codec {_DEFAULT_CODEC!r}: pass it again when you open files by name"
-        )
+        options = {
+            **options,
+            "codec": codec_name(getattr(getattr(source, "options", None), "codec", None)) or DEFAULT_CODEC,
+        }
+        notes.append(f"records are encoded with the codec {options['codec']!r}")
     wraps = first is not None and not has_fields and not takes_bytes
     if wraps:
         notes.append(f"records have no fields: each is stored as the field {_BYTES_FIELD!r}")
-    keyed = has_fields and _KEY in first
+    keyed = has_fields and KEY in first
     drops = keyed and not has_keys and not keep_key
     if drops:
-        notes.append(f"the field {_KEY!r} of tar samples is dropped; keep_key=True keeps it")
+        notes.append(f"the field {KEY!r} of tar samples is dropped; keep_key=True keeps it")
     # By default a tar writer numbers the samples of each shard from 0.
-    numbers = has_keys and "key" not in options and not keyed
+    numbers = has_keys and "key" not in options
     counts = "num_records" in entry.writer_options.names() and "num_records" not in options
 
-    def adapt(record: Any, index: int) -> Any:
+    def adapt(record: Any, index: int, number: int | None) -> Any:
         if wraps:
             record = {_BYTES_FIELD: record}
-        if numbers:
-            return {_KEY: f"{index:0{_KEY_DIGITS}d}", **record}
-        return {name: value for name, value in record.items() if name != _KEY} if drops else record
+        if not (numbers or drops) or not isinstance(record, Mapping):
+            return record
+        fields = cast("Mapping[str, Any]", record)
+        if drops:
+            return {name: value for name, value in fields.items() if name != KEY}
+        if KEY in fields:
+            return fields
+        key = f"{index:0{_KEY_DIGITS}d}"
+        return {KEY: key if number is None else numbered(key, number), **fields}
 
-    return Writing(entry, options, counts, adapt, tuple(notes))
+    return Writing(entry, options, counts, adapt, tuple(notes), mapping)
+
+
+def _first_record(source: RandomAccessSource[Any], mapping: RecordMap) -> Any:
+    """Return the first record that will be written, before it is adapted to the format; None if there is none."""
+    if not mapping:
+        return source[0] if len(source) else None
+    skipped = SkippedRecords(Budget(mapping.max_bad or 0, None))  # all are counted again when shards are written
+    for first, samples in read_ahead(mapping.reading(source), 0, len(source)):
+        for _, _, record in mapping.records(source, samples, first, skipped):
+            return record
+    return None
 
 
 def manifest_entry(plan: Sequence[Shard], journal: Journal, writing: Writing) -> DataSetEntry:
     """Return the entry of a complete conversion for the manifest."""
-    options = writing.reader_options
+    options = {**writing.entry.find_recorded((shard.path for shard in plan), writing.remote), **writing.reader_options}
     settings = {} if writing.remote is None else {"remote": writing.remote}
     fields: Mapping[str, FieldSpec] = {}
     finished = [(shard, journal.finished[shard.name]) for shard in plan]
     shards = [
-        ShardEntry(shard.name, shard.stop - shard.start, of.bytes, etag_of(writing.entry, of), of.sha256, of.identity)
+        ShardEntry(shard.name, count_in(shard, of), of.bytes, etag_of(writing.entry, of), of.sha256, of.identity)
         for shard, of in finished
     ]
     with suppress(ConfigError):  # the reader of the format needs options that only its user knows
-        filled = (shard.path for shard in plan if shard.stop > shard.start)
+        filled = (shard.path for shard, of in finished if count_in(shard, of))
         fields = fields_of(writing.entry, filled, {**options, **settings})
         if writing.remote is None and not all(shard.identity for shard in shards):
             identities = identities_of(writing.entry, [shard.path for shard in plan], options)
             shards = [shard._replace(identity=found) for shard, found in zip(shards, identities, strict=True)]
-    return DataSetEntry.of(
+    described = DataSetEntry.of(
         pattern_of([shard.name for shard in plan]),
         writing.entry.name,
         shards,
         fields=fields,
         options=options,
     )
+    function = writing.mapping.function
+    return described if function is None else replace(described, map=function.entry)
+
+
+def count_in(shard: Shard, finished: FinishedShard) -> int:
+    """Return the number of records in a finished shard."""
+    return shard.stop - shard.start if finished.records is None else finished.records
 
 
 def describe_option(option: Any) -> str:
@@ -140,6 +188,7 @@ def write_shards(
     *,
     replaced: set[str],
     advance: Callable[[int], None],
+    skipped: SkippedRecords,
 ) -> Journal:
     """Write the shards one after another, entering each in the journal once it has its final name."""
     if not shards:
@@ -147,7 +196,7 @@ def write_shards(
     file.save(journal)
     try:
         for shard in shards:
-            finished = _write_shard(source, shard, writing, shard.path in replaced, advance)
+            finished = _write_shard(source, shard, writing, shard.path in replaced, advance, skipped)
             journal = replace(journal, finished={**journal.finished, shard.name: finished})
             file.save(journal)
     except BaseException:
@@ -158,19 +207,28 @@ def write_shards(
 
 
 def _write_shard(
-    source: RandomAccessSource[Any], shard: Shard, writing: Writing, overwrite: bool, advance: Callable[[int], None]
+    source: RandomAccessSource[Any],
+    shard: Shard,
+    writing: Writing,
+    overwrite: bool,
+    advance: Callable[[int], None],
+    skipped: SkippedRecords,
 ) -> FinishedShard:
     local: list[FinishedShard] = []
+    before = len(skipped.records)
     options = writing.options_for(shard.stop - shard.start)
     with writing.entry.create(shard.path, overwrite=overwrite, options=options) as writer:
         if writing.remote is not None:
             writer.before_publish = lambda path: local.append(writing.describe(path))
-        for first, records in read_ahead(source, shard.start, shard.stop):
-            for index, record in enumerate(records, first):
+        for first, samples in read_ahead(writing.mapping.reading(source), shard.start, shard.stop):
+            for index, record in writing.records(source, samples, first, skipped):
                 try:
-                    writer.write(writing.adapt(record, index))
+                    writer.write(record)
                 except ConfigError as error:
                     message = f"cannot write record {index} of the source to {shard.path}: {error}"
                     raise ConfigError(message, key=error.key, value=error.value) from error
-            advance(len(records))
-    return local[0].as_uploaded(shard.path, writing.remote) if local else writing.describe(shard.path)
+            advance(len(samples))
+    found = local[0].as_uploaded(shard.path, writing.remote) if local else writing.describe(shard.path)
+    if not writing.mapping:
+        return found
+    return replace(found, records=len(writer), skipped=len(skipped.records) - before)

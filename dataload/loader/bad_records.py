@@ -1,22 +1,24 @@
 """Bad records: what is known of each, how many are allowed, and the reports that list them."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
-from dataload.errors import ConfigError, WorkerError, printable
+from dataload.errors import ConfigError, WorkerError, printable, text_of
 from dataload.sources.base import locate
 from dataload.storage import absolute, base_name
 from dataload.storage.local.text import append_text, read_text
 from dataload.types import Int64Array
 
 _SHOWN_ITEMS = 3
+_SHOWN_SOURCE_CHARACTERS = 200
 _LINE_BEGINS = '{"epoch": '
 
 
@@ -37,6 +39,24 @@ class BadRecord:
     error: str  # class of the exception
     cause: str  # message of the exception; the beginning and the end of a very long one
     replaced_by: int | None = None  # index of the record that replaced it, or None
+
+    @classmethod
+    def of(cls, source: Any, index: int, stage: str, error: BaseException, *, epoch: int, step: int) -> Self:
+        """Describe the failure of a record of any source."""
+        location = locate(source, index)
+        path = getattr(error, "path", None)
+        return cls(
+            epoch=epoch,
+            step=step,
+            index=index,
+            source=shown(source),
+            shard=path if location.shard is None and isinstance(path, str) else location.shard,
+            record=location.record,
+            key=location.key,
+            stage=stage,
+            error=type(error).__name__,
+            cause=text_of(error),
+        )
 
     @property
     def text(self) -> str:
@@ -68,29 +88,40 @@ class Budget:
                 value=report,
             ) from error
 
-    def spend(self, bad: Sequence[BadRecord], worker: str) -> None:
-        """Count and report the bad records of one step; raise if too many, warn if they cannot be reported."""
+    def spend(self, bad: Sequence[BadRecord], worker: str, where: str | None = None) -> None:
+        """Count and report the bad records of one step; raise if too many, warn if they cannot be reported.
+
+        Messages say that they are of `where`, by default of the step.
+        """
+        last = bad[-1]
+        where = where or f"step {last.step} of epoch {last.epoch}"
         if self._report is not None:
             try:
                 append_report(self._report, bad)
             except OSError as error:
                 warnings.warn(
-                    f"error_report: {len(bad)} bad records of step {bad[0].step} of epoch {bad[0].epoch} are missing "
-                    f"from {self._report}: {error}",
+                    f"error_report: {len(bad)} bad records of {where} are missing from {self._report}: {error}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
         self.spent += len(bad)
         if self.spent > self._most:
-            last = bad[-1]
             raise WorkerError(
-                f"step {last.step} of epoch {last.epoch} failed: bad records so far: {self.spent}, and max_bad allows "
-                f"{self._most}; the last is index {last.index}, in {last.text}",
+                f"{where} failed: bad records so far: {self.spent}, and max_bad allows {self._most}; the last is index "
+                f"{last.index}, in {last.text}",
                 step=last.step,
                 epoch=last.epoch,
                 indices=tuple(record.index for record in bad),
                 worker=worker,
             )
+
+
+def shown(source: Any) -> str:
+    """Return the repr of a source, shortened."""
+    text = f"{type(source).__name__} without a repr"
+    with contextlib.suppress(Exception):
+        text = repr(source)
+    return printable(text, _SHOWN_SOURCE_CHARACTERS)
 
 
 def append_report(path: str, bad: Iterable[BadRecord]) -> None:

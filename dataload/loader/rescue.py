@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 from collections.abc import Sequence
@@ -24,11 +23,10 @@ from dataload.errors import (
     WorkerError,
     message_of,
     printable,
-    text_of,
     traceback_of,
 )
 from dataload.executors import worker_name
-from dataload.loader.bad_records import BadRecord
+from dataload.loader.bad_records import BadRecord, shown
 from dataload.samplers import BatchPlan
 from dataload.sources.base import locate
 from dataload.types import Int64Array
@@ -40,7 +38,6 @@ OnError: TypeAlias = Literal["raise", "skip", "replace"]
 """Treatment of a record that fails; see `ErrorPolicy`."""
 
 _SHOWN_INDICES = 8
-_SHOWN_SOURCE_CHARACTERS = 200
 _EXAMPLES_TRIED = 100
 _RAISE = opmap["RAISE_VARARGS"]
 
@@ -150,7 +147,9 @@ class Rescue:
                 if not failure.record_may_be_at_fault:
                     raise
                 # Keep text only: the traceback refers to this frame, and a name in this frame would refer to it.
-                self._bad[index] = self._bad_record(index, failure)
+                self._bad[index] = BadRecord.of(
+                    self._fetch.source, index, failure.stage, failure.error, epoch=self._epoch, step=self._plan.step
+                )
         plan, replaced = self._arrange()
         wanted = set(self._plan.wanted.tolist())
         self._trace.bad += [
@@ -253,26 +252,10 @@ class Rescue:
             batch = _without_rows(batch)
         return self._fetch.finish(batch, plan, self._trace)
 
-    def _bad_record(self, index: int, failure: StageError) -> BadRecord:
-        location = locate(self._fetch.source, index)
-        path = getattr(failure.error, "path", None)
-        return BadRecord(
-            epoch=self._epoch,
-            step=self._plan.step,
-            index=index,
-            source=_shown(self._fetch.source),
-            shard=path if location.shard is None and isinstance(path, str) else location.shard,
-            record=location.record,
-            key=location.key,
-            stage=failure.stage,
-            error=type(failure.error).__name__,
-            cause=text_of(failure.error),
-        )
-
     def _fail(self, failure: StageError) -> NoReturn:
         indices = tuple(self._plan.indices.tolist())
         where = f" in {failure.stage}" if failure.stage else ""
-        lines = [f"source: {_shown(self._fetch.source)}"]
+        lines = [f"source: {shown(self._fetch.source)}"]
         if failure.index is not None:
             where += f" on index {failure.index}"
             location = locate(self._fetch.source, failure.index)
@@ -352,10 +335,3 @@ def _without_rows(batch: Any) -> Any:
             "on_error='replace'",
             key="collate",
         ) from error
-
-
-def _shown(source: Any) -> str:
-    text = f"{type(source).__name__} without a repr"
-    with contextlib.suppress(Exception):
-        text = repr(source)
-    return printable(text, _SHOWN_SOURCE_CHARACTERS)

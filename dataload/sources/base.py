@@ -180,6 +180,16 @@ class SliceSource(Source[T_co]):
         self._parent = parent
         self._span = span
 
+    @property
+    def parent(self) -> Source[T_co]:
+        """The source of which this is a slice."""
+        return self._parent
+
+    @property
+    def span(self) -> range:
+        """The indices in the parent."""
+        return self._span
+
     def __len__(self) -> int:
         return len(self._span)
 

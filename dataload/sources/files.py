@@ -102,6 +102,18 @@ class FileSource(Source[T_co]):
         """Files in index order."""
         return self._paths
 
+    @property
+    def remote(self) -> Remote | None:
+        """How data at URLs are read; None if that is not known."""
+        return self._remote
+
+    def reads_alike(self, options: Mapping[str, Any]) -> bool:
+        """Return whether a source with these options would give the same records, apart from `fields`."""
+        if self.options_type is not None:
+            options = self.options_type.parse(options, f"format {self.format_name!r}").content()
+        given, own = ({name: describe_value(each) for name, each in of.items()} for of in (options, self._content))
+        return given == own
+
     def __len__(self) -> int:
         return int(self._data_set().ends[-1])
 

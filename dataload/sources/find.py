@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
 from itertools import chain
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from dataload.sources.format import Format
 from dataload.sources.head import describe_head
 from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest, renewal
 from dataload.sources.registry import added_formats, built_in_formats, by_suffix, get_format
+from dataload.sources.selection import FileInstruction, as_path
 from dataload.sources.shard_files import check_complete, shard_bytes
 from dataload.sources.shards import KnownShards
 from dataload.storage import (
@@ -192,11 +193,8 @@ def _all_formats() -> Iterable[Format]:
 
 
 def _as_list(paths: Any) -> list[str]:
-    several = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
-    for path in several:
-        if not isinstance(path, (str, PathLike)):
-            raise TypeError(f"paths are text or path objects, got {path!r} ({type(path).__name__})")
-    return [local_path(fspath(path)) for path in several]
+    several = [paths] if isinstance(paths, (str, PathLike, FileInstruction)) else list(paths)
+    return [local_path(as_path(path)) for path in several]
 
 
 def _expand(

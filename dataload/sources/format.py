@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass
 from importlib import import_module
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dataload._util.optional import load_optional
-from dataload.errors import ConfigError, MissingDependencyError
+from dataload.errors import ConfigError, MissingDependencyError, SourceError
 from dataload.sources.options import Options
 from dataload.storage import Remote, join, storage_of
 
@@ -54,6 +55,8 @@ class Format:
         content: What the writer takes without a codec.
         index_writer: ``"module:function"`` that writes an index beside a file.
         key_field: Name of the field with a record's key, if the format stores keys.
+        recorded_options: ``"module:function"`` that returns, for a path and the `Remote` or None, the reader options
+            that our writer recorded in a file; None if the file is empty, so that another may tell.
         verify_options: Reader options with which ``dataload verify`` finds more damage.
     """
 
@@ -74,6 +77,7 @@ class Format:
     content: Content = "fields"
     index_writer: str | None = None
     key_field: str | None = None
+    recorded_options: str | None = None
     verify_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @classmethod
@@ -129,6 +133,17 @@ class Format:
         selected = {} if fields is None else {"fields": fields}
         source: Source[Any] = self._load(self.source)(argument, **selected, **given)
         return source
+
+    def find_recorded(self, paths: Iterable[str], remote: Remote | None = None) -> Mapping[str, Any]:
+        """Return the reader options that our writer recorded in the first of the files that is not empty."""
+        found: Mapping[str, Any] | None = None
+        if self.recorded_options is not None:
+            with suppress(SourceError):  # opening the file says what is wrong with it
+                for path in paths:
+                    found = self._load(self.recorded_options)(self.file(path), remote)
+                    if found is not None:
+                        break
+        return found or {}
 
     def create(
         self, path: str | PathLike[str], *, overwrite: bool = False, options: Mapping[str, Any] | None = None

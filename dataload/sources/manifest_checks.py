@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from dataload.codecs.codec import CODEC_NAMES
 from dataload.errors import ConfigError, closest, printable
 
 LARGEST = (1 << 63) - 1
 LONGEST_TEXT = 4096
+LONGEST_SOURCE = 64 << 10
 
 ShardIdentity: TypeAlias = tuple[int, str, Any]
 """The size of a shard's file, a hash of both ends of it, and the `ShardReader.identity`."""
+
+
+class MapEntry(NamedTuple):
+    """The function that made the records of a converted data set.
+
+    Attributes:
+        name: Its module and name.
+        source: Its text, of which a long one is shortened; empty if unknown.
+        sha256: SHA-256 of all that is known of the function.
+        version: The version that its module gives; empty if none.
+    """
+
+    name: str
+    source: str
+    sha256: str
+    version: str
+
 
 _SHOWN_CHARACTERS = 80
 _MOST_HASHES = 16
@@ -135,6 +153,18 @@ def as_identity(value: Any) -> ShardIdentity:
         case _:
             pass
     raise wrong_value("shards.identity", "a size, a text, and a text, a list of texts or null", value)
+
+
+def as_map(value: Any) -> MapEntry | None:
+    """Return a function of a conversion; None if there is none."""
+    if value is None:
+        return None
+    table = as_table(value, "map", MapEntry._fields)
+    for name, text in table.items():
+        longest = LONGEST_SOURCE if name == "source" else LONGEST_TEXT
+        if type(text) is not str or len(text) > longest:
+            raise wrong_value(f"map.{name}", f"text of at most {longest} characters", text)
+    return MapEntry(**table)
 
 
 def as_object(value: Any, where: str) -> dict[str, Any]:

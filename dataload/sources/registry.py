@@ -18,7 +18,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from dataload.errors import ConfigError, MissingDependencyError, closest
-from dataload.sources.array_record.format import ARRAY_RECORD
+from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
 from dataload.sources.arrow.format import ARROW, CSV, HUGGING_FACE, PARQUET
 from dataload.sources.format import Format
 from dataload.sources.jsonl.format import JSONL
@@ -71,7 +71,7 @@ RANGE = Format(
 )
 
 _TABLES = (PARQUET, ARROW, HUGGING_FACE, CSV, JSONL)
-_FORMATS = (SYRAH, TORCHRECORD, LMDB, TAR, ARRAY_RECORD, *_TABLES, TOKENS, MEMORY, RANGE)
+_FORMATS = (SYRAH, TORCHRECORD, LMDB, TAR, ARRAY_RECORD, TFDS, *_TABLES, TOKENS, MEMORY, RANGE)
 _BUILT_IN = {entry.name: entry for entry in _FORMATS}
 
 

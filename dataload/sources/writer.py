@@ -8,7 +8,7 @@ from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from dataload.codecs.codec import CODEC_NAMES
+from dataload.codecs.codec import CODEC_NAMES, resolve_codec
 from dataload.errors import ConfigError
 from dataload.sources.options import FileOptions, Options
 from dataload.storage import local_path, storage_of
@@ -156,6 +156,21 @@ def require_fields(record: Any, format_name: str) -> Mapping[str, Any]:
         if not isinstance(name, str):
             raise ConfigError(f"field names must be text, got {name!r} ({type(name).__name__})")
     return record
+
+
+DEFAULT_CODEC = "tensorprotos"
+"""The codec of records with fields in a format that stores bytes, if none is chosen."""
+
+
+def choose_codec(codec: Any, first: Any) -> Any:
+    """Return the codec to write with, given the one that was chosen and the first record."""
+    return resolve_codec(DEFAULT_CODEC) if codec is None and isinstance(first, Mapping) else codec
+
+
+def codec_name(codec: Any) -> str | None:
+    """Return the name by which a codec can be recorded; None for that of a user."""
+    name = getattr(codec, "name", None)
+    return name if name in CODEC_NAMES and resolve_codec(name) == codec else None
 
 
 def encode_bytes(record: Any, codec: Any, format_name: str) -> bytes:

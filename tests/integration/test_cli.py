@@ -331,7 +331,7 @@ def test_convert_keeps_the_key_if_asked(tmp_path):
     text = ok("convert", tmp_path / "a.tar", tmp_path / "a.syr")
     assert text.startswith("note: the field '__key__' of tar samples is dropped; --keep-key keeps it\n")
     ok("convert", tmp_path / "a.tar", tmp_path / "b.syr", "--keep-key")
-    assert dataload.open(tmp_path / "b.syr")[0] == {"__key__": "k", "txt": b"t"}
+    assert dataload.open(tmp_path / "b.syr")[0] == {"__key__": "k", "txt": "t"}
 
 
 # verify

@@ -82,7 +82,7 @@ def test_any_format_to_any_format(originals, tmp_path, origin, target):
 @pytest.mark.parametrize("target", ["lmdb", "array_record"])
 @pytest.mark.parametrize("origin", ["lmdb", "array_record"])
 def test_plain_bytes_stay_what_they_are(originals, tmp_path, origin, target):
-    source = dataload.open(originals / f"a{FORMATS[origin][0]}")
+    source = dataload.open(originals / f"a{FORMATS[origin][0]}", codec="raw")
     report = convert(source, tmp_path / f"b{FORMATS[target][0]}", shards=2)
     assert report.notes == ()
     assert list(dataload.open(report.pattern)) == list(source)
@@ -91,7 +91,7 @@ def test_plain_bytes_stay_what_they_are(originals, tmp_path, origin, target):
 
 @pytest.mark.parametrize("target", ["syrah", "torchrecord", "tar"])
 def test_plain_bytes_become_a_field_where_there_are_only_fields(originals, tmp_path, target):
-    source = dataload.open(originals / "a.lmdb")
+    source = dataload.open(originals / "a.lmdb", codec="raw")
     report = convert(source, tmp_path / f"b{FORMATS[target][0]}")
     assert report.notes == ("records have no fields: each is stored as the field 'data'",)
     found = [{k: v for k, v in record.items() if k != "__key__"} for record in open_format(report.pattern, target)]

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import dataload
 from dataload.cli.app import app
-from dataload.convert.manifest import index_shards
+from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, WorkerError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]

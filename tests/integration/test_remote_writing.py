@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import dataload
 from dataload.cli.app import app
 from dataload.convert import convert, parts
-from dataload.convert.manifest import index_shards
+from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources.find import HEAD_BYTES
 from dataload.storage.remote.client import ObjectClient
@@ -508,7 +508,8 @@ def test_indexing(object_server, proxy, place, tmp_path, name):
     assert all(tags) == (name in OBJECTS)
     data = sum(size for key, size in proxy.counts.bytes.items() if "-of-" in key and not key.endswith(".idx"))
     heads = 0 if name in OBJECTS else 3 * HEAD_BYTES  # what a directory contains does not show in its name
-    assert data == report.bytes + heads, "each shard is read once"
+    recorded = data - report.bytes - heads  # what the first says of its codec
+    assert 0 <= recorded < 2000, "each shard is read once"
     with dataload.open(place[0], **place[1]) as one, dataload.open(tmp_path / "local") as other:
         same(one.read_batch(range(COUNT)), other.read_batch(range(COUNT)))
         assert one.fingerprint() == other.fingerprint()
@@ -517,7 +518,7 @@ def test_indexing(object_server, proxy, place, tmp_path, name):
 
 def test_indexing_is_resumed(object_server, proxy, place, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("dataload.convert.manifest._MOST_THREADS", 1)
+    monkeypatch.setattr("dataload.convert.indexing._MOST_THREADS", 1)
     report = convert(Records(), f"{place[0]}/a.syr", shards=3, **place[1])
     options = {**through(proxy, place), "remote": {"retries": 0}}
     proxy.faults = Faults(cut=1, keys="a-00002")
@@ -636,6 +637,28 @@ def test_a_manifest_in_parts(object_server, place, tmp_path):
     index_shards(place[0], merge=True, options=place[1])
     assert content(object_server, place, "dataload.json") == expected
     assert not [name for name in names(object_server, place) if name.startswith(".")]
+
+
+def odd_twice(sample):
+    if sample["n"] in {3, 4}:
+        raise LookupError("no label")
+    return [sample, sample] if sample["n"] % 2 else dataload.DROP
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".lmdb"])
+def test_a_function_and_parts(object_server, place, tmp_path, suffix):
+    options = {"shards": 5, "map": odd_twice, "on_error": "skip"}
+    (tmp_path / "local").mkdir()
+    here = convert(Records(), tmp_path / "local" / f"a{suffix}", **options)
+    for number in (2, 1):
+        convert(Records(), f"{place[0]}/a{suffix}", part=(number, 2), **options, **place[1])
+    there = convert(Records(), f"{place[0]}/a{suffix}", merge=True, **options, **place[1])
+    assert (there.records, there.skipped, there.bytes) == (here.records, 2, here.bytes) == (20, 2, here.bytes)
+    (own,) = json.loads((tmp_path / "local" / "dataload.json").read_text())["data_sets"]
+    (found,) = json.loads(content(object_server, place, "dataload.json"))["data_sets"]
+    assert (found["shards"]["sha256"], found["map"]) == (own["shards"]["sha256"], own["map"])
+    with dataload.open(place[0], **place[1], **({"decode": "auto"} if suffix == ".tar" else {})) as remote:
+        assert numbers(remote) == [n for n in range(1, COUNT, 2) if n != 3 for _ in range(2)]
 
 
 def forget(object_server, place, *keys):

@@ -27,8 +27,8 @@ from dataload.samplers import (
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Sampler
 
-# More examples than elsewhere, for there are more ways to put orders together; the large ones take a while to draw.
-COMPOSED = settings(max_examples=2 * settings().max_examples, suppress_health_check=[HealthCheck.too_slow])
+# Large orders take a while to draw.
+COMPOSED = settings(suppress_health_check=[HealthCheck.too_slow])
 
 LONGEST = 1500  # positions, so that the lists below are soon made
 

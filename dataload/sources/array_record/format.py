@@ -1,6 +1,7 @@
 """The description of the ArrayRecord format."""
 
 import os
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +9,7 @@ from dataload._util.per_process import first_process
 from dataload.errors import ConfigError
 from dataload.sources.array_record.layout import SIGNATURE, parse_selection
 from dataload.sources.format import Format
-from dataload.sources.options import CodecOptions, CodecReadOptions
+from dataload.sources.options import CodecOptions, CodecReadOptions, ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,37 @@ ARRAY_RECORD = Format(
     split_selection=lambda path: parse_selection(path).path,
     extra="arrayrecord",
     content="bytes",
+    recorded_options="dataload.sources.array_record.recorded:find_recorded",
     verify_options={"verify_hashes": True, "cache": False},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TfdsOptions(ReadOptions):
+    """Options for reading data sets of TensorFlow Datasets.
+
+    Attributes:
+        split: Records to read: ``"train"``, ``"train[:75%]"``, ``"train[10:20]+test"``, ``"train[2shard]"`` or
+            ``"all"``. Percentages are rounded as in TensorFlow Datasets.
+        reader_options: Options of array_record's reader in its own syntax; see `ArrayRecordOptions`.
+        max_record_bytes: Most bytes of memory that a decoded feature may take; a larger one is a CorruptFileError.
+    """
+
+    split: str
+    reader_options: str | None = None
+
+
+_VERSION = re.compile(r":(\d+\.\d+\.\d+)/?$")
+
+TFDS = Format(
+    name="tfds",
+    source="dataload.sources.array_record.tfds:TfdsSource",
+    reader_options=TfdsOptions,
+    # The content of `directory_file`.
+    magic=lambda head: b'"pythonClassName": "tensorflow_datasets.' in head,
+    directory_file="features.json",
+    split_selection=lambda path: _VERSION.sub(r"/\1", path),
+    extra="arrayrecord",
 )
 
 

@@ -6,8 +6,8 @@ import warnings
 import weakref
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from os import PathLike, fspath
-from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from os import PathLike
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from dataload.sources.array_record.layout import (
 from dataload.sources.array_record.map import MappedRecords
 from dataload.sources.base import select_fields
 from dataload.sources.files import FileSource
+from dataload.sources.selection import FileInstruction, as_path
 from dataload.sources.shards import ShardReader
 from dataload.storage import LeasedFile, Storage, storage_of
 from dataload.storage.errors import changed_error, rewritten_error
@@ -40,16 +41,6 @@ _AROUND_BYTES = 4096
 # A reader serves one thread, and holds 30 to 70 bytes per record of the file. More than a few per file gain nothing,
 # because each already reads on several threads.
 _MOST_READERS = 4
-
-
-@runtime_checkable
-class FileInstruction(Protocol):
-    """Part of a file, as TensorFlow Datasets describes it; `examples_in_shard` is ignored."""
-
-    filename: str
-    skip: int
-    take: int
-    examples_in_shard: int
 
 
 Location: TypeAlias = str | PathLike[str] | FileInstruction
@@ -89,7 +80,7 @@ class ArrayRecordSource(FileSource[Any]):
         self, paths: Location | Sequence[Location], *, fields: Sequence[str] | None = None, **options: Any
     ) -> None:
         several = [paths] if isinstance(paths, (str, PathLike, FileInstruction)) else paths
-        super().__init__([_as_path(path) for path in several], fields=fields, **options)
+        super().__init__([as_path(path) for path in several], fields=fields, **options)
         self._warned = False
         for path in self.paths:
             parse_selection(path)
@@ -129,17 +120,6 @@ class ArrayRecordSource(FileSource[Any]):
 
     def _data_file(self, path: str) -> str:
         return parse_selection(path).path
-
-
-def _as_path(path: Location) -> str:
-    """Return an element of `paths` as text: a `FileInstruction` becomes a slice."""
-    if not isinstance(path, FileInstruction):
-        return fspath(path)
-    if path.skip < 0 or path.take < 0:
-        raise ConfigError(
-            f"{path.filename}: skip={path.skip}, take={path.take}: neither may be negative", key="paths", value=path
-        )
-    return f"{fspath(path.filename)}[{path.skip}:{path.skip + path.take}]"
 
 
 class _ArrayRecordFile(ShardReader[Any]):

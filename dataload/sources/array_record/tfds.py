@@ -15,6 +15,7 @@ Records are Examples, decoded as ``features.json`` describes them:
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload.codecs import example
 from dataload.codecs.decoders import decode_image
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
+from dataload.sources.array_record.format import TFDS
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.array_record.tfds_info import INFO_NAME, parse_info, parse_json, select_records
 from dataload.storage import Remote, RemoteOptions, join, local_path, storage_of
@@ -42,9 +44,9 @@ class TfdsSource(ArrayRecordSource):
     """Records of a split: the features in ``features.json``, with the same values as from ``tfds.data_source``.
 
     Args:
-        paths: The directory that contains ``dataset_info.json``, such as ``mnist/3.0.1``.
-        split: ``"train"``, ``"train[:75%]"``, ``"train[10:20]+test"``, ``"train[2shard]"`` or ``"all"``. Percentages
-            are rounded as in TensorFlow Datasets.
+        paths: The directory that contains ``dataset_info.json``, such as ``mnist/3.0.1``, which may also be given as
+            ``mnist:3.0.1``; or that of its versions, of which the highest is read.
+        split: See `TfdsOptions`.
         fields: Names of the features to read, in that order; None means all. A feature includes those inside it.
         reader_options: See `ArrayRecordSource`.
         max_record_bytes: See `ArrayRecordSource`.
@@ -85,8 +87,8 @@ class TfdsSource(ArrayRecordSource):
                 key="paths",
                 value=paths,
             )
-        self._directory = local_path(fspath(several[0]))
         place = Remote.of(storage_options, remote)
+        self._directory = _find_version(TFDS.file(local_path(fspath(several[0]))), place)
         self._split = str(split)
         info = join(self._directory, INFO_NAME)
         parts = select_records(parse_info(_read_text(info, place), info), self._split)
@@ -107,6 +109,16 @@ class TfdsSource(ArrayRecordSource):
         directory = self._directory if len(self._directory) < 80 else f"...{self._directory[-77:]}"
         fields = "" if self._selected is None else f", {len(self._selected)} fields"
         return f"TfdsSource({directory!r}, split={self._split!r}{fields})"[:199]
+
+
+def _find_version(directory: str, remote: Remote | None) -> str:
+    """Return the directory of the highest version, if this is that of all versions."""
+    storage = storage_of(directory, remote)
+    if storage.exists(join(directory, INFO_NAME)) or not storage.is_directory(directory):
+        return directory
+    versions = [name for name in storage.list(directory) if re.fullmatch(r"\d+\.\d+\.\d+", name)]
+    highest = max(versions, key=lambda name: [int(part) for part in name.split(".")], default=None)
+    return directory if highest is None else join(directory, highest)
 
 
 def split_names(directory: str | PathLike[str]) -> tuple[str, ...]:

@@ -5,11 +5,17 @@ from typing import Any
 
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.array_record.format import ArrayRecordWriterOptions, load_array_record
-from dataload.sources.writer import Writer, encode_bytes
+from dataload.sources.array_record.layout import BLOCK_SIZE
+from dataload.sources.array_record.recorded import build_padding
+from dataload.sources.recorded import build_recorded
+from dataload.sources.writer import Writer, choose_codec, codec_name, encode_bytes
+from dataload.storage import storage_of
 
 
 class ArrayRecordWriter(Writer):
-    """Writes an ArrayRecord file. The same records and options give the same bytes.
+    """Writes an ArrayRecord file, which says by which built-in codec its records are read.
+
+    The same records and options give the same bytes.
 
     Args:
         path: Destination.
@@ -34,17 +40,25 @@ class ArrayRecordWriter(Writer):
             self._finish()
 
     def _write(self, record: Any) -> None:
-        data = encode_bytes(record, self._codec, "array_record")
+        codec = self._codec if len(self) else choose_codec(self._codec, record)
+        data = encode_bytes(record, codec, "array_record")
         try:
             self._stream.write(data)
         except RuntimeError as error:
             raise self._failure(error) from error
+        self._codec = codec
 
     def _finish(self) -> None:
         try:
             self._stream.close()
         except RuntimeError as error:
             raise self._failure(error) from error
+        if (name := codec_name(self._codec)) is not None:
+            with storage_of(self._part.temporary).open(self._part.temporary) as file:
+                start = file.size - BLOCK_SIZE
+                found = build_padding(file.read(max(0, start), BLOCK_SIZE), build_recorded({"codec": name}))
+            if found is not None:
+                self._part.patch(start + found[0], found[1])
 
     def _failure(self, error: RuntimeError) -> SourceError:
         return SourceError(f"cannot write {self.path}: {error}", path=self.path)

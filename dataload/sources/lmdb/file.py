@@ -11,12 +11,18 @@ So whoever finds the meta page of T unchanged after reading has read T, whatever
 """
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dataload.errors import CorruptFileError, SourceNotFoundError, UnsupportedFormatError
+from dataload.sources.recorded import MOST_BYTES, parse_recorded
 from dataload.storage import RecordFile, Remote, absolute, join, storage_of
 
 DATA_FILE = "data.mdb"
+
+RECORDED_OFFSET = 512
+"""Where in the file reader options are recorded: in the first page, of which LMDB writes only the begin."""
 
 _MAGIC = 0xBEEFC0DE
 _VERSIONS = {16: 1, 24: 3}  # bytes of the page header -> data version
@@ -112,6 +118,13 @@ def open_file(path: str, *, mapped: bool = True, remote: Remote | None = None) -
             f"the directory {path} has no {DATA_FILE}, so it is not an LMDB environment", path=path
         )
     return storage.map(absolute(data_file(path, remote)), mapped=mapped, whole=True)
+
+
+def find_recorded(path: str, remote: Remote | None) -> Mapping[str, Any]:
+    """Return the reader options that our writer recorded in an environment."""
+    file = data_file(path, remote)
+    with storage_of(file, remote).open(file) as opened:
+        return parse_recorded(opened.read(RECORDED_OFFSET, MOST_BYTES), ("codec",))
 
 
 def is_lmdb(head: bytes) -> bool:

@@ -93,6 +93,7 @@ LMDB = Format(
     directory_file=DATA_FILE,
     extra="lmdb",
     content="bytes",
+    recorded_options="dataload.sources.lmdb.file:find_recorded",
     verify_options={"verify_pages": True},
 )
 

@@ -2,13 +2,15 @@
 
 from typing import Any
 
+from dataload.sources.lmdb.file import DATA_FILE, RECORDED_OFFSET
 from dataload.sources.lmdb.format import LMDB, LMDBWriterOptions
 from dataload.sources.lmdb.write_environment import NewEnvironment
-from dataload.sources.writer import Writer, encode_bytes
+from dataload.sources.recorded import build_recorded
+from dataload.sources.writer import Writer, choose_codec, codec_name, encode_bytes
 
 
 class LMDBWriter(Writer):
-    """Writes one LMDB directory with ``data.mdb`` and no lock file.
+    """Writes one LMDB directory with ``data.mdb``, which says by which built-in codec it is read, and no lock file.
 
     Keys are 0, 1, ..., padded with zeros to 10 digits, so that LMDB's order is the writing order. With custom `keys`,
     a reader finds the records in key order.
@@ -32,16 +34,20 @@ class LMDBWriter(Writer):
         self._environment = NewEnvironment(self._part.temporary, LMDB)
 
     def _write(self, record: Any) -> None:
-        value = encode_bytes(record, self._codec, "lmdb")
+        codec = self._codec if len(self) else choose_codec(self._codec, record)
+        value = encode_bytes(record, codec, "lmdb")
         if self._keys is None:
             key = b"%010d" % len(self)
         else:
             key = self._keys(len(self), record)
             key = key.encode() if isinstance(key, str) else bytes(key)
         self._environment.put(key, value, append=self._keys is None)
+        self._codec = codec
 
     def _finish(self) -> None:
         self._environment.finish()
+        if (name := codec_name(self._codec)) is not None:
+            self._part.patch(RECORDED_OFFSET, build_recorded({"codec": name}), DATA_FILE)
 
     def _discard(self) -> None:
         self._environment.close()

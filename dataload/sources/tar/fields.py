@@ -25,14 +25,19 @@ from dataload.errors import ConfigError
 
 
 def name_fields(
-    extensions: Sequence[str], *, shorten: bool, case_sensitive: bool, meet: Callable[[tuple[int, ...]], bool]
+    extensions: Sequence[str],
+    *,
+    known: Callable[[str], Any],
+    case_sensitive: bool,
+    meet: Callable[[tuple[int, ...]], bool],
 ) -> dict[str, tuple[int, ...]]:
     """Return the fields of an archive.
 
     Args:
         extensions: Extension by code.
-        shorten: Remove known last parts of longer extensions. Extensions that become equal are one field
-            (``image.jpg`` of some samples and ``image.png`` of others), unless a sample has two of them.
+        known: Returns something true if the last part of an extension is known, and therefore removed from longer
+            ones. Extensions that become equal are one field (``image.jpg`` of some samples and ``image.png`` of
+            others), unless a sample has two of them.
         case_sensitive: If False, names are in lower case, and extensions that differ only in case are one field.
         meet: Returns whether any sample has two of these codes.
 
@@ -40,20 +45,19 @@ def name_fields(
         Name -> codes, in order of first occurrence.
 
     Example:
-        >>> name_fields(["image.npy", "cls", "a.txt", "a.cls"], shorten=True, case_sensitive=True, meet=lambda _: True)
+        >>> several = ["image.npy", "cls", "a.txt", "a.cls"]
+        >>> name_fields(several, known=known_extension, case_sensitive=True, meet=lambda _: True)
         {'image': (0,), 'cls': (1,), 'a.txt': (2,), 'a.cls': (3,)}
     """
     full: dict[str, tuple[int, ...]] = {}
     for code, extension in enumerate(extensions):
         name = extension if case_sensitive else extension.lower()
         full[name] = (*full.get(name, ()), code)
-    if not shorten:
-        return full
     kept: set[str] = set()  # names that are not shortened
     while True:
         groups: dict[str, list[str]] = {}
         for name in full:
-            groups.setdefault(name if name in kept else _shorten(name), []).append(name)
+            groups.setdefault(_shorten(name) if name not in kept and known(name) else name, []).append(name)
         fields = {short: tuple(code for name in names for code in full[name]) for short, names in groups.items()}
         meeting = {name for short, names in groups.items() if len(names) > 1 and meet(fields[short]) for name in names}
         if not meeting:
@@ -62,7 +66,7 @@ def name_fields(
 
 
 def _shorten(name: str) -> str:
-    return (name.rpartition(".")[0] or name) if known_extension(name) else name
+    return name.rpartition(".")[0] or name
 
 
 def encode_field(name: str, value: Any) -> tuple[str, bytes]:

@@ -13,7 +13,7 @@ from dataload.sources.tar.header import OnDamage, is_tar
 KEY = "__key__"
 """The field with the common path of a sample's files."""
 
-Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
+Decode: TypeAlias = Literal["auto", "written"] | Mapping[str, str | Callable[[bytes], Any]]
 Missing: TypeAlias = Literal["error", "skip", "empty"]
 
 
@@ -27,8 +27,9 @@ class TarOptions(ReadOptions):
         decode: None returns `bytes`. ``"auto"`` decodes by the last part of the extension: ``cls`` to int, ``txt`` to
             str, ``json``, ``npy``, ``npz``, and images to (height, width, 3) uint8. A longer extension loses that part:
             ``image.npy`` becomes ``image``, and so does ``image.png`` of other samples; if one sample has both, they
-            keep their full names. A mapping gives, for an extension or its last part, the name of a decoder or a
-            function of bytes; other fields stay `bytes`. Nothing is ever unpickled.
+            keep their full names. ``"written"`` does the same, but leaves images as `bytes`: it undoes what our writer
+            does, and `dataload.open` takes it for archives that say so. A mapping gives, for an extension or its last
+            part, the name of a decoder or a function of bytes; other fields stay `bytes`. Nothing is ever unpickled.
         missing: What happens if a sample lacks one of `fields`. ``"error"`` refuses to open the archive and names the
             sample; ``"skip"`` leaves such samples out; ``"empty"`` reads ``b""``, ``""`` for text or an image without
             pixels, and refuses fields that have no empty value.
@@ -85,5 +86,6 @@ TAR = Format(
     magic=is_tar,
     key_field=KEY,
     index_writer="dataload.sources.tar.writer:write_index",
+    recorded_options="dataload.sources.tar.table:find_recorded",
     verify_options={"cache": False},
 )

@@ -142,6 +142,20 @@ def build_header(name: bytes, size: int) -> bytes:
     return extension + data.ljust(padded(len(data)), b"\0") + header
 
 
+def build_comment(text: bytes) -> bytes:
+    """Return a header with a comment for all members, in whole blocks. No program shows or obeys it."""
+    data = _pax_record(b"comment", text)
+    return _ustar(b"", b"pax_global_header", len(data), b"g") + data.ljust(padded(len(data)), b"\0")
+
+
+def parse_comment(head: bytes) -> bytes:
+    """Return the comment for all members with which an archive begins; empty if there is none."""
+    if not is_tar(head[:BLOCK]) or head[156:157] != b"g":
+        return b""
+    records = _parse_pax(head[BLOCK : BLOCK + (_number(head[124:136]) or 0)])
+    return (records or {}).get(b"comment", b"")
+
+
 def _split_for_prefix(name: bytes) -> tuple[bytes, bytes] | None:
     """Split a path at a slash into a prefix (at most 155 bytes) and a name (100); return None if none is possible."""
     if len(name) <= 100:

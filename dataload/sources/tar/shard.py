@@ -38,18 +38,23 @@ class TarSettings:
         """Return the decoder of components with an extension."""
         name = extension if self.options.case_sensitive else extension.lower()
         chosen = self.decoders.get(name) or self.decoders.get(name.rpartition(".")[2])
-        chosen = chosen or (known_extension(name) if self.options.decode == "auto" else None) or DECODERS["bytes"]
-        return for_extension(chosen, name, self.options.max_record_bytes)
+        return for_extension(chosen or self.known(name) or DECODERS["bytes"], name, self.options.max_record_bytes)
+
+    def known(self, name: str) -> Decoder | None:
+        """Return the decoder that the last part of an extension names, if that is what decides."""
+        decode = self.options.decode
+        found = known_extension(name) if decode in ("auto", "written") else None
+        return None if found is not None and found.name == "image" and decode == "written" else found
 
 
 def plan_decoders(options: TarOptions) -> dict[str, Decoder]:
     """Return the decoders of the option `decode` by extension, or raise a ConfigError."""
     decode: Any = options.decode
-    if decode is None or decode == "auto":
+    if decode is None or decode in ("auto", "written"):
         return {}
     if not isinstance(decode, Mapping):
         raise ConfigError(
-            f'decode is {decode!r}: give None, "auto" or a mapping of extensions to decoders',
+            f'decode is {decode!r}: give None, "auto", "written" or a mapping of extensions to decoders',
             key="decode",
             value=decode,
         )
@@ -103,7 +108,7 @@ class TarReader(ShardReader[Record]):
         )
         self._codes = name_fields(
             self._table.extensions,
-            shorten=settings.options.decode == "auto",
+            known=settings.known,
             case_sensitive=settings.options.case_sensitive,
             meet=self._table.meet,
         )

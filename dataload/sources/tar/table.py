@@ -1,5 +1,6 @@
 """Load the sample table of an archive: from the cache, from its index (and check it), or by scanning the archive."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import takewhile
 from typing import Any, Literal, cast
@@ -7,7 +8,17 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from dataload.errors import CorruptFileError
-from dataload.sources.tar.header import BLOCK, GREATEST_SIZE, REGULAR, OnDamage, padded, parse_header, scan
+from dataload.sources.recorded import parse_recorded
+from dataload.sources.tar.header import (
+    BLOCK,
+    GREATEST_SIZE,
+    REGULAR,
+    OnDamage,
+    padded,
+    parse_comment,
+    parse_header,
+    scan,
+)
 from dataload.sources.tar.index import index_path, parse_index
 from dataload.sources.tar.samples import Keys, SampleTable, decode_name, group_members, split_name
 from dataload.storage import RecordFile, Remote, base_name, storage_of
@@ -19,6 +30,13 @@ _MEMBERS_VERIFIED = 16  # evenly spaced, including the first and the last; each 
 _LEAST_CACHED = {True: 2_000, False: 100_000}
 """Components of the smallest table that is cached, by whether it was scanned. Making either takes about 30 ms."""
 _LONGEST_GAP = 1 << 20  # bytes between two components that are searched for the header of the second
+
+
+def find_recorded(path: str, remote: Remote | None) -> Mapping[str, Any] | None:
+    """Return the reader options that our writer recorded in an archive; None if it is empty."""
+    with storage_of(path, remote).open(path) as file:
+        head = file.read(0, 2 * BLOCK)
+        return parse_recorded(parse_comment(head), ("decode",)) if any(head) else None
 
 
 def load_table(

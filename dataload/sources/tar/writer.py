@@ -7,13 +7,16 @@ from typing import Any
 
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.options import FileOptions
+from dataload.sources.recorded import build_recorded
 from dataload.sources.tar.fields import encode_field
 from dataload.sources.tar.format import KEY, TarWriterOptions
-from dataload.sources.tar.header import BLOCK, END, Member, build_header, padded, scan
+from dataload.sources.tar.header import BLOCK, END, Member, build_comment, build_header, padded, scan
 from dataload.sources.tar.index import build_head, build_line, index_path
 from dataload.sources.tar.samples import decode_name, split_name
 from dataload.sources.writer import Writer, require_fields
 from dataload.storage import Remote, storage_of
+
+_BYTES = (bytes, bytearray, memoryview)
 
 
 class TarWriter(Writer):
@@ -21,8 +24,9 @@ class TarWriter(Writer):
 
     Each value becomes a file named key, dot, extension. Arrays are stored as ``.npy``, int as ``.cls``, text as
     ``.txt``, bytes unchanged, and float, bool and other values that JSON can represent as ``.json``. A field whose own
-    name ends in such an extension keeps it (``"cls"``, ``"caption.txt"``; ``"jpg"`` for bytes). With ``decode="auto"``
-    the records are read back as they were.
+    name ends in such an extension keeps it (``"cls"``, ``"caption.txt"``; ``"jpg"`` for bytes). If the first record
+    has a value that is not bytes, the archive says so in a PAX comment: `dataload.open` then reads records back as they
+    were, and images are bytes unless ``decode="auto"`` is passed.
 
     Args:
         path: Destination.
@@ -56,8 +60,10 @@ class TarWriter(Writer):
         if not files:
             raise ConfigError(f"record {len(self)} has no fields: a sample without files cannot be stored")
         members: list[Member] = []
-        position = self._position
         parts: list[bytes] = []
+        if not len(self) and any(name != KEY and not isinstance(value, _BYTES) for name, value in record.items()):
+            parts.append(build_comment(build_recorded({"decode": "written"})))
+        position = self._position + sum(map(len, parts))
         for name, data in files.items():
             header = build_header(name, len(data))
             members.append(Member(name, position + len(header), len(data)))

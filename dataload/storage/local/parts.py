@@ -76,6 +76,14 @@ class Part:
         """Return a stream that is in memory up to `memory_bytes`, then in an unnamed file beside the destination."""
         return tempfile.SpooledTemporaryFile(memory_bytes, dir=self._folder)  # pyright: ignore[reportReturnType]
 
+    def patch(self, offset: int, data: bytes, name: str = "") -> None:
+        """Replace bytes of the temporary, or of the file `name` in it."""
+        with open(os.path.join(self.temporary, name) if name else self.temporary, "r+b") as stream:
+            stream.seek(offset)
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+
     def sync(self) -> None:
         """Flush the temporary to the disk."""
         _sync(self.temporary)

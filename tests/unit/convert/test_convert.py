@@ -187,6 +187,10 @@ def test_a_journal_of_version_0_1_loads(tmp_path):
     assert JournalFile(str(path)).load() == expected
     JournalFile(str(path)).save(expected)
     assert JournalFile(str(path)).load() == expected
+    assert "skipped" not in path.read_text(), "as version 0.1 expects"
+    mapped = journal(finished={"a-0": FinishedShard(3, "ab", 17, records=0, skipped=2)})
+    JournalFile(str(path)).save(mapped)
+    assert JournalFile(str(path)).load() == mapped
     assert os.listdir(tmp_path) == ["m"]
 
 
@@ -232,6 +236,8 @@ FINISHED = {"bytes": 3, "sha256": "ab", "mtime_ns": 17}
         ({"options": []}, "its options are not a table"),
         ({"finished": {"b": FINISHED}}, "it has no shard 'b', and yet says that it is finished"),
         ({"finished": {"a-0": {**FINISHED, "bytes": "3"}}}, "the size of the shard 'a-0' is '3'"),
+        ({"finished": {"a-0": {**FINISHED, "records": -1}}}, "the number of records of the shard 'a-0' is -1"),
+        ({"finished": {"a-0": {**FINISHED, "skipped": None}}}, "the number skipped of the shard 'a-0' is None"),
     ],
 )
 def test_a_journal_that_contradicts_itself(tmp_path, change, problem):

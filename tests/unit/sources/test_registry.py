@@ -33,7 +33,7 @@ def add_distribution(directory, name, entry_points):
 
 def test_the_built_in_formats():
     tables = ("arrow", "csv", "hugging_face", "jsonl", "parquet")
-    others = ("array_record", "lmdb", "memory", "range", "syrah", "tar", "tokens", "torchrecord")
+    others = ("array_record", "lmdb", "memory", "range", "syrah", "tar", "tfds", "tokens", "torchrecord")
     assert format_names() == tuple(sorted(tables + others))
 
 

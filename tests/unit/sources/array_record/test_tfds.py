@@ -3,8 +3,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
+import shutil
 import zlib
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -308,3 +312,26 @@ def test_repr_is_short(write):
     source = TfdsSource(write({"x": LABEL}, [{"x": 1}]), split="train[:100%]", fields=["x"])
     assert repr(source).endswith("', split='train[:100%]', 1 fields)")
     assert len(repr(source)) < 200
+
+
+def test_a_data_set_opens_by_its_directory_or_by_name_and_version(tmp_path):
+    demo = Path(__file__).parents[3] / "golden" / "tfds" / "demo"
+    for version in ("1.0.0", "1.2.0", "1.10.0"):
+        shutil.copytree(demo / "1.0.0", tmp_path / "demo" / version)
+    for path in ("demo/1.10.0", "tfds:demo", "tfds:demo:1.10.0"):
+        prefix, colon, rest = path.rpartition("tfds:")
+        source = dataload.open(f"{prefix}{colon}{tmp_path}/{rest}", split="train")
+        assert type(source).__name__ == "TfdsSource"
+        assert {os.path.dirname(file) for file in source.paths} == {f"{tmp_path}/demo/1.10.0"}
+    with pytest.raises(ConfigError, match="format 'tfds' needs the option 'split': pass split="):
+        dataload.open(tmp_path / "demo" / "1.2.0")
+    with pytest.raises(SourceNotFoundError, match=r"demo:3\.0\.0"):
+        dataload.open(f"tfds:{tmp_path}/demo:3.0.0", split="train")
+
+
+def test_instructions_are_paths(tmp_path):
+    with dataload.create(tmp_path / "x.array_record") as writer:
+        writer.extend([b"%d" % i for i in range(9)])
+    part = SimpleNamespace(filename=str(tmp_path / "x.array_record"), skip=2, take=3, examples_in_shard=9)
+    assert list(dataload.open(part)) == [b"2", b"3", b"4"]
+    assert list(dataload.open([part, tmp_path / "x.array_record[7:9]"])) == [b"2", b"3", b"4", b"7", b"8"]

@@ -100,10 +100,11 @@ def test_values_that_lmdb_does_not_hold(tmp_path, monkeypatch):
 
 def test_records_that_are_no_bytes(tmp_path):
     writer = LMDBWriter(tmp_path / "o")
-    with pytest.raises(ConfigError, match="format 'lmdb' stores bytes, got a record of type dict: choose a codec"):
-        writer.write({"x": 1})
-    with pytest.raises(ConfigError, match="got a record of type str"):
+    with pytest.raises(ConfigError, match="format 'lmdb' stores bytes, got a record of type str: choose a codec"):
         writer.write("text")
+    writer.write(b"data")
+    with pytest.raises(ConfigError, match="got a record of type dict"):
+        writer.write({"x": 1})
     writer.abort()
     with pytest.raises(ConfigError, match="there is no codec 'jpeg'"):
         LMDBWriter(tmp_path / "o", codec="jpeg")

@@ -6,12 +6,18 @@ import json
 import numpy as np
 import pytest
 
+from dataload.codecs.decoders import known_extension
 from dataload.errors import ConfigError
 from dataload.sources.tar.fields import encode_field, name_fields
 
 
 def names(*extensions: str, shorten: bool = True, case_sensitive: bool = True, meet: bool = True):
-    return name_fields(extensions, shorten=shorten, case_sensitive=case_sensitive, meet=lambda codes: meet)
+    return name_fields(
+        extensions,
+        known=known_extension if shorten else lambda name: None,
+        case_sensitive=case_sensitive,
+        meet=lambda codes: meet,
+    )
 
 
 def test_names_are_extensions():

@@ -35,7 +35,7 @@ def test_members_and_index(path):
         ("d/a.jpg", b"abc"), ("d/a.cls", b"3"), ("00000001.jpg", b""), ("00000001.cls", b"12"),
     ]  # fmt: skip
     assert path.with_suffix(".idx").read_text() == (
-        "v1.2 2\njpg 512 3 d/a.jpg cls 1536 1 d/a.cls\njpg 2560 0 00000001.jpg cls 3072 2 00000001.cls\n"
+        "v1.2 2\njpg 1536 3 d/a.jpg cls 2560 1 d/a.cls\njpg 3584 0 00000001.jpg cls 4096 2 00000001.cls\n"
     )
     assert path.read_bytes()[-1024:] == bytes(1024)
 

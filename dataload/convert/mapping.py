@@ -1,0 +1,246 @@
+"""The function that a conversion applies to each sample, and the bad records that it leaves out."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+from dataload._util.checks import check_choice, check_count
+from dataload._util.randomness import check_seed
+from dataload.convert.blocks import read_records
+from dataload.errors import ConfigError, WorkerError, message_of, printable, traceback_of
+from dataload.loader.bad_records import BadRecord, Budget
+from dataload.loader.rescue import StageError
+from dataload.sources.base import locate
+from dataload.sources.manifest import MapEntry
+from dataload.sources.manifest_checks import LONGEST_SOURCE, LONGEST_TEXT
+from dataload.transforms import DROP, NamedTransform, SampleContext, compose
+from dataload.types import Int64Array
+
+KEY = "__key__"
+"""Name of the field that holds the key of a sample."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
+_SHOWN_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MapFunction:
+    """A function of a sample, and its description.
+
+    Made once and sent to other processes, it is described alike in all, even where the text of the function is not
+    found. `dataload.convert.convert` takes it in place of the function.
+    """
+
+    transform: NamedTransform
+    entry: MapEntry
+
+    @classmethod
+    def of(cls, function: Callable[..., Any] | MapFunction) -> MapFunction:
+        """Describe a function; a described one is returned unchanged.
+
+        Raises:
+            ConfigError: It is no function.
+        """
+        if isinstance(function, MapFunction):
+            return function
+        if not callable(function):
+            raise ConfigError(f"map is a function of a sample, got {function!r}", key="map", value=function)
+        return cls(compose(function)[0], _describe(function))
+
+    def __str__(self) -> str:
+        version = f"version {self.entry.version}, " if self.entry.version else ""
+        return f"{self.entry.name} ({version}sha256 {self.entry.sha256[:_SHOWN_DIGITS]})"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMap:
+    """Turns the samples of a source into the records to write.
+
+    Attributes:
+        function: None leaves samples as they are.
+        seed: Seed of the random numbers that `SampleContext` gives to the function.
+        max_bad: Number of bad records that may be left out; None if they are errors.
+    """
+
+    function: MapFunction | None = None
+    seed: int = 0
+    max_bad: int | None = None
+
+    @classmethod
+    def of(cls, function: Callable[..., Any] | MapFunction | None, *, seed: int, on_error: str, max_bad: int) -> Self:
+        """Build the map from arguments of `dataload.convert.convert`."""
+        if on_error == "replace":
+            message = "on_error='replace' would write another record twice: choose 'raise' or 'skip' for a conversion"
+            raise ConfigError(message, key="on_error", value=on_error)
+        check_choice("on_error", on_error, ("raise", "skip"))
+        most = check_count("max_bad", max_bad, least=0)
+        described = None if function is None else MapFunction.of(function)
+        return cls(described, check_seed(seed), most if on_error == "skip" else None)
+
+    def __bool__(self) -> bool:
+        """Return whether the records, or how many there are, may differ from the samples."""
+        return self.function is not None or self.max_bad is not None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What decides the content of files, as text. Only the finished files tell which records were skipped."""
+        if self.function is None:
+            return {}
+        return {
+            "map": str(self.function),
+            **({"seed": str(self.seed)} if self.function.transform.takes_context else {}),
+        }
+
+    def reading(self, source: Any) -> Any:
+        """Return the source to read from: if bad records are left out, it has a `BadRecord` in place of each."""
+        return source if self.max_bad is None else _Tolerant(source)
+
+    def records(
+        self, source: Any, samples: Sequence[Any], first: int, skip: Callable[[BadRecord], None]
+    ) -> Iterator[tuple[int, int | None, Any]]:
+        """Yield the records of samples: the index of the sample, the record's number in a list or None, the record.
+
+        Args:
+            source: The source, for messages.
+            samples: Consecutive samples, of `reading`.
+            first: Index of the first one.
+            skip: Called with each record that is left out.
+
+        Raises:
+            ConfigError: The function returned None.
+            WorkerError: The function failed.
+        """
+        for index, sample in enumerate(samples, first):
+            if isinstance(sample, BadRecord):
+                skip(sample)
+            elif self.function is None:
+                yield index, None, sample
+            else:
+                found = self._apply(self.function.transform, source, sample, index)
+                if isinstance(found, BadRecord):
+                    skip(found)
+                elif isinstance(found, list):
+                    for number, record in enumerate(_with_own_keys(cast("list[Any]", found))):
+                        if record is not DROP:
+                            yield index, number, _checked(record, self.function, index)
+                elif found is not DROP:
+                    yield index, None, _checked(found, self.function, index)
+
+    def _apply(self, transform: NamedTransform, source: Any, sample: Any, index: int) -> Any:
+        """Return what the function returns, or the `BadRecord` to leave out."""
+        try:
+            if transform.takes_context:
+                return transform.function(sample, SampleContext(index, 0, self.seed))
+            return transform.function(sample)
+        except Exception as error:
+            failure = StageError(f"transform {transform.name!r}", error, index)
+            if self.max_bad is not None and failure.record_may_be_at_fault:
+                return BadRecord.of(source, index, failure.stage, error, epoch=0, step=index)
+            advice = "\n  on_error='skip' leaves such records out" if failure.record_may_be_at_fault else ""
+            raise WorkerError(
+                f"record {index} of the source failed in {failure.stage}: {message_of(error)}\n  location: "
+                f"{printable(str(locate(source, index)))}{advice}",
+                step=index,
+                epoch=0,
+                indices=(index,),
+                traceback_text=traceback_of(error),
+            ) from error
+
+
+class SkippedRecords:
+    """Collects the bad records that are left out, and raises when there are too many.
+
+    Attributes:
+        records: The bad records, in index order.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.records: list[BadRecord] = []
+
+    def __call__(self, bad: BadRecord) -> None:
+        """Count a bad record.
+
+        Raises:
+            WorkerError: There are too many.
+        """
+        self.records.append(bad)
+        self._budget.spend([bad], "main", "the conversion")
+
+
+class _Tolerant:
+    """A source with a `BadRecord` in place of each record that cannot be read."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __getitems__(self, indices: Int64Array) -> list[Any]:
+        return self._read(int(indices[0]), int(indices[-1]) + 1)
+
+    def _read(self, start: int, stop: int) -> list[Any]:
+        try:
+            return read_records(self._source, start, stop)
+        except Exception as error:
+            if not StageError("read", error).record_may_be_at_fault:
+                raise
+            if stop - start == 1:
+                return [BadRecord.of(self._source, start, "read", error, epoch=0, step=start)]
+        middle = (start + stop) // 2
+        return [*self._read(start, middle), *self._read(middle, stop)]
+
+
+def _checked(record: Any, function: MapFunction, index: int) -> Any:
+    if record is None:
+        message = "return a record, a list of records, or dataload.DROP to write none"
+        raise ConfigError(f"{function.entry.name} returned None for record {index} of the source: {message}", key="map")
+    return record
+
+
+def _with_own_keys(records: list[Any]) -> list[Any]:
+    """Return the records of a list with different keys: numbered if two have the same, as copies of a sample have."""
+    keys = [str(record[KEY]) for record in records if isinstance(record, Mapping) and KEY in record]
+    if len({*keys}) == len(keys):
+        return records
+    return [
+        {**record, KEY: numbered(record[KEY], number)} if isinstance(record, Mapping) and KEY in record else record
+        for number, record in enumerate(records)
+    ]
+
+
+def numbered(key: str, number: int) -> str:
+    """Return the key of a record of a list, from the key of its sample."""
+    return f"{key}-{number:04d}"
+
+
+def _describe(function: Callable[..., Any]) -> MapEntry:
+    """Describe a function: its name and text, its module's version, and a hash that also covers bound arguments."""
+    bound = ""
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        # Arguments may be secret, so only their hash is kept.
+        bound += repr((inner.args, sorted(inner.keywords.items())))
+        inner = inner.func
+    named: Any = inner if hasattr(inner, "__qualname__") else type(inner)
+    if named is not inner:
+        bound += repr(inner)
+    try:
+        source = inspect.getsource(named)
+    except (TypeError, OSError):  # written in C, or in a session
+        source = ""
+    module = sys.modules.get(str(named.__module__))
+    version = getattr(module, "__version__", getattr(module, "version", None))
+    name = f"{named.__module__}.{named.__qualname__}"
+    digest = hashlib.sha256("\0".join((name, source, _ADDRESS.sub("", bound))).encode(errors="surrogatepass"))
+    return MapEntry(
+        name=name[:LONGEST_TEXT],
+        source=printable(source, LONGEST_SOURCE // 2)[:LONGEST_SOURCE],
+        sha256=digest.hexdigest(),
+        version=str(version)[:LONGEST_TEXT] if isinstance(version, (str, int, float)) else "",
+    )

@@ -1,0 +1,432 @@
+"""What a conversion's function may return, which records are left out, and how a function is told from another."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import json
+import linecache
+import os
+import pickle
+import re
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload import DROP, ConfigError, SampleContext, StoreError, WorkerError
+from dataload.convert import convert
+from dataload.convert.mapping import MapFunction
+from dataload.sources.manifest import Manifest
+from dataload.sources.manifest_checks import as_map
+
+
+def source_of(count):
+    return dataload.MemorySource([{"n": np.array(i)} for i in range(count)])
+
+
+def numbers(path, **options):
+    return [int(record["n"]) for record in dataload.open(path, **options)]
+
+
+def test_drop_is_one_object():
+    assert repr(DROP) == "dataload.DROP"
+    assert pickle.loads(pickle.dumps(DROP)) is DROP
+    assert copy.deepcopy(DROP) is DROP
+
+
+RETURNED = {  # by the number of a record: the numbers of the records to write, None for DROP, an int for no list
+    0: None,
+    1: [],
+    2: 20,
+    3: [30, 31, 32],
+    4: [40],
+    5: None,
+    6: [60, None, 61],
+    7: 70,
+}
+
+
+def returned(sample):
+    def record(n):
+        return DROP if n is None else {"n": np.array(n)}
+
+    found = RETURNED[int(sample["n"])]
+    return [record(n) for n in found] if isinstance(found, list) else record(found)
+
+
+@pytest.mark.parametrize("shards", [None, 2, 8])
+def test_what_a_function_may_return(tmp_path, shards):
+    seen = []
+    report = convert(source_of(8), tmp_path / "a.syr", shards=shards, map=returned, progress=lambda *p: seen.append(p))
+    assert numbers(tmp_path) == numbers(report.pattern) == [20, 30, 31, 32, 40, 60, 61, 70]
+    assert (report.records, report.skipped, report.bad_records) == (8, 0, ())
+    assert seen[-1] == (8, 8), "records of the source"
+    with dataload.open(tmp_path / "a.syr" if shards is None else report.pattern) as found:
+        expected = {None: (8,), 2: (4, 4), 8: (0, 0, 1, 3, 1, 0, 2, 1)}
+        assert found.shard_lengths == expected[shards]
+    again = convert(source_of(8), tmp_path / "a.syr", shards=shards, map=returned, resume=True)
+    assert (again.records, again.resumed) == (8, 8)
+
+
+def test_a_function_that_returns_nothing(tmp_path):
+    message = (
+        r"test_mapping\.test_.*<lambda> returned None for record 0 of the source: return a record, a list of "
+        r"records, or dataload\.DROP to write none"
+    )
+    for result in (None, [None]):
+        with pytest.raises(ConfigError, match=message):
+            convert(source_of(2), tmp_path / "a.syr", map=lambda _, result=result: result, on_error="skip")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"on_error": "replace"}, "on_error='replace' would write another record twice: choose 'raise' or 'skip' for"),
+        ({"on_error": "skp"}, "on_error is 'skp': did you mean 'skip'?"),
+        ({"max_bad": -1}, "max_bad must be an integer >= 0, got -1"),
+        ({"seed": 0.5}, "seed must be an integer, got 0.5 (float)"),
+        ({"map": "f"}, "map is a function of a sample, got 'f'"),
+        ({"error_report": "none/x"}, "error_report must be the path of a file that can be written to, got 'none/x'"),
+    ],
+)
+def test_wrong_arguments(tmp_path, arguments, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        convert(source_of(2), tmp_path / "a.syr", **arguments)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_context(tmp_path):
+    def noisy(sample, context):
+        return {"n": sample["n"], "noise": context.generator.random(), "epoch": context.epoch}
+
+    convert(source_of(5), tmp_path / "a.syr", shards=2, map=noisy, seed=7)
+    for index, record in enumerate(dataload.open(tmp_path)):
+        assert record["noise"] == SampleContext(index, 0, 7).generator.random()
+        assert record["epoch"] == 0
+    with pytest.raises(ConfigError, match=r"a different conversion\n  seed: 7 when it began, 0 now"):
+        convert(source_of(5), tmp_path / "a.syr", shards=2, map=noisy, resume=True)
+
+
+# Keys
+
+
+def test_keys_of_samples_tell_the_index_and_the_number_in_a_list(tmp_path):
+    report = convert(source_of(8), tmp_path / "a.tar", shards=2, map=returned)
+    assert [record["__key__"] for record in dataload.open(report.pattern)] == [
+        "00000002",
+        *(f"00000003-{number:04d}" for number in range(3)),
+        "00000004-0000",
+        "00000006-0000",
+        "00000006-0002",
+        "00000007",
+    ]
+
+
+def test_records_of_a_list_have_keys_of_their_own(tmp_path):
+    def crops(sample):
+        own = {**sample, "__key__": sample["__key__"] + "b"}
+        return [[sample, sample], [sample, own], sample][int(sample["n"])]
+
+    with dataload.create(tmp_path / "a.tar") as writer:
+        writer.extend({"__key__": f"k/{name}", "n": np.array(i)} for i, name in enumerate("xyz"))
+    with dataload.open(tmp_path / "a.tar", decode="auto") as source:
+        convert(source, tmp_path / "b.tar", map=crops)
+        convert(source, tmp_path / "b.syr", map=crops, keep_key=True)
+    keys = ["k/x-0000", "k/x-0001", "k/y", "k/yb", "k/z"]
+    assert [record["__key__"] for record in dataload.open(tmp_path / "b.tar")] == keys
+    assert [record["__key__"] for record in dataload.open(tmp_path / "b.syr")] == keys
+
+
+def test_only_records_without_keys_are_numbered(tmp_path):
+    def name_odd(sample):
+        return {"__key__": f"k{sample['n']}", **sample} if sample["n"] % 2 else sample
+
+    for first in (0, 1):
+        source = dataload.MemorySource([{"n": np.array(i)} for i in range(first, first + 4)])
+        report = convert(source, tmp_path / f"{first}.tar", shards=2, map=name_odd)
+        expected = [["00000000", "k1", "00000002", "k3"], ["k1", "00000001", "k3", "00000003"]][first]
+        assert [record["__key__"] for record in dataload.open(report.pattern)] == expected
+
+
+# The first record that is written decides
+
+
+def late(sample):
+    return DROP if sample["n"] < 20 else {"__key__": f"k{sample['n']}", "x": sample["n"]}
+
+
+def test_a_codec_is_chosen_by_the_first_record_that_is_written(tmp_path):
+    def as_bytes(sample):
+        return b"%d" % sample["n"] if sample["n"] > 3 else DROP
+
+    report = convert(source_of(6), tmp_path / "bytes.lmdb", map=as_bytes)
+    assert report.notes == ()
+    assert list(dataload.open(tmp_path / "bytes.lmdb")) == [b"4", b"5"]
+    report = convert(source_of(6), tmp_path / "bytes.syr", map=as_bytes)
+    assert report.notes == ("records have no fields: each is stored as the field 'data'",)
+    report = convert(source_of(23), tmp_path / "fields.lmdb", map=late, shards=3)
+    assert len(report.notes) == 2
+    assert [int(record["x"]) for record in dataload.open(report.pattern, codec="tensorprotos")] == [20, 21, 22]
+    assert all("__key__" not in record for record in dataload.open(report.pattern, codec="tensorprotos"))
+
+
+SUFFIXES = [".syr", ".tar", ".lmdb", ".array_record", ".torchrecord"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_first_shard_is_empty(tmp_path, suffix):
+    report = convert(source_of(6), tmp_path / f"a{suffix}", shards=3, map=lambda s: s if 2 <= s["n"] < 4 else DROP)
+    assert numbers(tmp_path) == numbers(report.pattern) == [2, 3]
+    assert dataload.open(report.pattern).shard_lengths == (0, 2, 0)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_nothing_is_left(tmp_path, suffix):
+    report = convert(source_of(5), tmp_path / f"a{suffix}", shards=2, map=lambda _: DROP)
+    assert report.records == 0
+    assert len(dataload.open(tmp_path)) == 0
+
+
+def test_a_function_is_called_once_for_each_sample_but_the_first(tmp_path):
+    called = []
+
+    def count(sample):
+        called.append(int(sample["n"]))
+        return {"n": np.array(len(called))}
+
+    convert(source_of(30), tmp_path / "a.syr", shards=3, map=count)
+    assert sorted(called) == sorted([0, *range(30)])
+    assert numbers(tmp_path) == [*range(2, 32)], "what it returned when it was called the second time"
+
+
+def test_records_of_two_kinds_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot write record 1 of the source to .*a\.tar: .*fields"):
+        convert(source_of(2), tmp_path / "a.tar", map=lambda sample: b"x" if sample["n"] else sample)
+
+
+# Bad records
+
+
+class Flawed:
+    """A source of which some records cannot be read, neither alone nor with others."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index in {0, 7, 8, 31}:
+            raise ValueError(f"no {index}")
+        return {"n": np.array(index)}
+
+
+def fragile(sample):
+    if int(sample["n"]) in {5, 9}:
+        raise KeyError("label")
+    return DROP if sample["n"] == 20 else sample
+
+
+GOOD = [n for n in range(40) if n not in {0, 5, 7, 8, 9, 20, 31}]
+
+
+def test_bad_records_are_left_out_and_listed(tmp_path):
+    report = convert(
+        Flawed(),
+        tmp_path / "a.tar",
+        shards=4,
+        map=fragile,
+        on_error="skip",
+        max_bad=6,
+        error_report=tmp_path / "bad.jsonl",
+    )
+    assert numbers(report.pattern, decode="auto") == GOOD
+    assert report.records == len(GOOD)
+    assert report.skipped == 6
+    found = [(bad.index, bad.stage, bad.error, bad.cause) for bad in report.bad_records]
+    assert found == [
+        (0, "read", "ValueError", "no 0"),
+        (5, "transform 'fragile'", "KeyError", "'label'"),
+        (7, "read", "ValueError", "no 7"),
+        (8, "read", "ValueError", "no 8"),
+        (9, "transform 'fragile'", "KeyError", "'label'"),
+        (31, "read", "ValueError", "no 31"),
+    ]
+    loader = dataload.Loader(Flawed(), batch_size=40, exclude=tmp_path / "bad.jsonl")
+    assert [batch["n"].tolist() for batch in loader] == [sorted([*GOOD, 20])], "the report is one of a loader, too"
+
+
+def test_too_many_bad_records(tmp_path):
+    message = r"^the conversion failed: bad records so far: 4, and max_bad allows 3; the last is index 8, in read: Valu"
+    arguments = {"shards": 5, "map": fragile, "on_error": "skip"}  # shards of eight records
+    with pytest.raises(WorkerError, match=message):
+        convert(Flawed(), tmp_path / "a.syr", **arguments, max_bad=3)
+    with pytest.raises(WorkerError, match=message):
+        convert(Flawed(), tmp_path / "a.syr", **arguments, max_bad=3, resume=True)
+    report = convert(Flawed(), tmp_path / "a.syr", **arguments, max_bad=6, resume=True)
+    assert (report.skipped, len(report.bad_records), report.resumed) == (6, 3, 5)
+    assert numbers(tmp_path) == GOOD
+
+
+def test_bad_records_are_not_read_without_end_for_the_first_good_one(tmp_path):
+    read = []
+
+    class Bad(Flawed):
+        def __len__(self):
+            return 1 << 40
+
+        def __getitem__(self, index):
+            read.append(index)
+            raise ValueError
+
+    with pytest.raises(WorkerError, match=r"bad records so far: 4, and max_bad allows 3; the last is index 3, in read"):
+        convert(Bad(), tmp_path / "a.syr", on_error="skip", max_bad=3)
+    assert len(read) < 200
+
+
+def test_the_first_bad_record_is_an_error_by_default(tmp_path):
+    with pytest.raises(ValueError, match="no 0"):
+        convert(Flawed(), tmp_path / "a.syr")
+    with pytest.raises(WorkerError) as caught:
+        convert(source_of(10), tmp_path / "a.syr", map=fragile)
+    assert str(caught.value) == (
+        "record 5 of the source failed in transform 'fragile': KeyError: 'label'\n  location: record 5\n"
+        "  on_error='skip' leaves such records out"
+    )
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert (caught.value.step, caught.value.indices) == (5, (5,))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_store_that_does_not_answer_is_no_bad_record(tmp_path):
+    def ask(_):
+        raise StoreError("no answer")
+
+    class Asking(Flawed):
+        def __getitem__(self, index):
+            ask(index)
+
+    with pytest.raises(StoreError, match=r"^no answer$"):
+        convert(Asking(), tmp_path / "a.syr", on_error="skip")
+    with pytest.raises(WorkerError, match=r"failed in transform '.*ask': StoreError: no answer\n  location: record 0$"):
+        convert(source_of(2), tmp_path / "a.syr", map=ask, on_error="skip")
+
+
+@pytest.mark.parametrize("suffix", [".syr", ".torchrecord"])  # the latter's writer can be told the number of records
+def test_skipping_changes_nothing_if_no_record_is_bad(tmp_path, suffix):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    one = convert(source_of(12), tmp_path / f"a/x{suffix}")
+    other = convert(source_of(12), tmp_path / f"b/x{suffix}", on_error="skip")
+    assert (one.records, one.bytes) == (other.records, other.bytes)
+    hashes = [json.loads((tmp_path / f"{name}/dataload.json").read_text())["data_sets"] for name in ("a", "b")]
+    assert hashes[0] == hashes[1]
+
+
+# Which function it is
+
+
+@pytest.fixture
+def write_module(tmp_path, monkeypatch):
+    """Write a module and import it again."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(text):
+        (tmp_path / "prepared_here.py").write_text(text)
+        importlib.invalidate_caches()
+        module = importlib.import_module("prepared_here")
+        module.__dict__.pop("__version__", None)
+        return importlib.reload(module)
+
+    return write
+
+
+TEXT = "def keep(sample):\n    return sample\n"
+
+
+def test_a_function_that_has_changed_is_another_one(tmp_path, write_module):
+    def run(text):
+        convert(source_of(4), tmp_path / "a.syr", shards=2, map=write_module(text).keep, resume=True)
+
+    run(TEXT)
+    run(f"# elsewhere\n\n{TEXT}")
+    told = r"prepared_here\.keep \(sha256 [0-9a-f]{16}\) when it began, prepared_here\.keep \("
+    for text, now in (
+        (TEXT.replace("return", "pass; return"), r"sha256 [0-9a-f]{16}\) now$"),
+        (f"__version__ = '1.2'\n{TEXT}", r"version 1\.2, sha256 [0-9a-f]{16}\) now$"),
+    ):
+        with pytest.raises(ConfigError, match=rf"is the journal of a different conversion\n  map: {told}{now}"):
+            run(text)
+    with pytest.raises(ConfigError, match=r"a different conversion\n  map: .*\) when it began, not set now$"):
+        convert(source_of(4), tmp_path / "a.syr", shards=2, resume=True)
+
+
+def test_the_function_is_in_the_manifest(tmp_path, write_module):
+    function = write_module(f"version = 3\n{TEXT}").keep
+    convert(source_of(4), tmp_path / "a.syr", map=function)
+    data = (tmp_path / "dataload.json").read_bytes()
+    (entry,) = Manifest.parse(data, "m").data_sets
+    assert Manifest((entry,)).to_bytes() == data
+    assert (entry.map.name, entry.map.source, entry.map.version) == ("prepared_here.keep", TEXT, "3")
+    assert entry.map == MapFunction.of(function).entry
+    with dataload.open(tmp_path) as found:
+        assert len(found) == 4
+
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, sample):
+        return {"n": sample["n"] * self.factor}
+
+    def __repr__(self):
+        return f"Scale({self.factor})"
+
+
+def scale(sample, factor):
+    return {"n": sample["n"] * factor}
+
+
+@pytest.mark.parametrize("make", [Scale, lambda factor: functools.partial(scale, factor=factor)])
+def test_arguments_of_a_function_tell_and_are_not_shown(make):
+    one, same, other = (MapFunction.of(make(factor)) for factor in ("secret", "secret", "other"))
+    assert one.entry == same.entry
+    assert one.entry != other.entry
+    assert one.entry._replace(sha256="") == other.entry._replace(sha256="")
+    assert "secret" not in f"{one.entry}{one}"
+    assert "self.factor" in one.entry.source or "* factor" in one.entry.source
+    assert MapFunction.of(one) is one
+
+
+def test_functions_without_source():
+    assert MapFunction.of(np.asarray).entry.source == MapFunction.of(eval("lambda s: s")).entry.source == ""
+    assert MapFunction.of(dict).entry.name == "builtins.dict"
+    # Its repr has an address, which differs in each process.
+    assert MapFunction.of(functools.partial(scale, factor=object())) != MapFunction.of(scale)
+    made = [MapFunction.of(functools.partial(scale, factor=object())).entry for _ in range(2)]
+    assert made[0] == made[1]
+
+
+def test_a_long_source_is_shortened():
+    scope = {}
+    text = "def long(s):\n" + "    # \x01é\n" * 20_000 + "    return s\n"
+    linecache.cache["<long>"] = (len(text), None, text.splitlines(keepends=True), "<long>")
+    exec(compile(text, "<long>", "exec"), scope)
+    entry = MapFunction.of(scope["long"]).entry
+    assert as_map(json.loads(json.dumps(entry._asdict()))) == entry
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"source": "x" * 70_000}, "map.source: expected text of at most 65536 characters but found xxx"),
+        ({"name": "x" * 5000}, "map.name: expected text of at most 4096 characters but found xxx"),
+        ({"version": 3}, "map.version: expected text of at most 4096 characters but found 3"),
+        ({"extra": ""}, "map: unknown key extra"),
+    ],
+)
+def test_a_hostile_description(change, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        as_map({**MapFunction.of(scale).entry._asdict(), **change})

@@ -1,0 +1,155 @@
+"""What our writers record in their files about how to read them."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload.convert import convert
+from dataload.sources.array_record.layout import BLOCK_SIZE
+from dataload.sources.array_record.recorded import build_padding
+from dataload.sources.find import find_destination
+from dataload.sources.recorded import build_recorded, parse_recorded
+
+BYTES_FORMATS = ("array_record", "lmdb")
+RECORDS = [{"features": np.full(3, i, np.float32), "label": i} for i in range(5)]
+
+
+def write(path, records=RECORDS, **options):
+    with dataload.create(path, **options) as writer:
+        writer.extend(records)
+    return path
+
+
+def recorded(path):
+    entry, name = find_destination(str(path))
+    return dict(entry.find_recorded([name]))
+
+
+def labels(source):
+    assert source[0]["features"].dtype == np.float32
+    return [int(record["label"]) for record in source]
+
+
+@pytest.mark.parametrize("suffix", ["syr", "tar", "torchrecord", "array_record", "lmdb"])
+def test_what_is_written_is_read_back(tmp_path, suffix):
+    source = dataload.open(write(tmp_path / f"train.{suffix}"))
+    assert labels(source) == [0, 1, 2, 3, 4]
+    assert source.read_batch([3, 1])["label"].tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("suffix", BYTES_FORMATS)
+@pytest.mark.parametrize("codec", ["npz", "msgpack"])
+def test_a_codec_is_recorded_and_the_caller_comes_first(tmp_path, suffix, codec):
+    path = write(tmp_path / f"train.{suffix}", [{"x": [1, 2]}], codec=codec)
+    assert recorded(path) == {"codec": codec}
+    assert list(dataload.open(path)[0]["x"]) == [1, 2]
+    assert isinstance(dataload.open(path, codec=None)[0], bytes)
+    assert isinstance(dataload.open(path, codec="raw")[0], bytes)
+    assert dataload.open(path).fingerprint() == dataload.open(path, codec=codec).fingerprint()
+
+
+@pytest.mark.parametrize("suffix", BYTES_FORMATS)
+def test_bytes_and_codecs_of_users_are_not_recorded(tmp_path, suffix):
+    class Own:
+        name = "npz"  # not the built-in one
+
+        def decode(self, data):
+            return {"x": data}
+
+        def encode(self, record):
+            return bytes(3)
+
+    assert recorded(write(tmp_path / f"a.{suffix}", [b"abc"])) == {}
+    assert recorded(write(tmp_path / f"b.{suffix}", [{"x": 1}], codec=Own())) == {}
+    assert recorded(write(tmp_path / f"c.{suffix}", [])) == {}
+
+
+def test_the_package_reads_the_same_array_record(tmp_path):
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    path = write(tmp_path / "a.array_record", codec="npz")
+    reader = ArrayRecordReader(str(path))
+    assert reader.ok()
+    assert [reader.read([i])[0] for i in range(reader.num_records())] == list(dataload.open(path, codec="raw"))
+
+
+@pytest.mark.parametrize(
+    "options", ["group_size:1", "group_size:1,uncompressed", "group_size:4", "group_size:1,brotli:9"]
+)
+def test_padding_is_built_as_the_package_does(tmp_path, options):
+    path = write(tmp_path / "a.array_record", [b"abc" * 50_000] * 9, options=options)
+    block = path.read_bytes()[-BLOCK_SIZE:]
+    start, padding = build_padding(block, b"")
+    assert block[start:] == padding, "with the hashes of the package"
+    assert build_padding(block[:-1], b"") is build_padding(b"", b"") is build_padding(bytes(BLOCK_SIZE), b"") is None
+    assert build_padding(block, bytes(BLOCK_SIZE)) is None
+
+
+def test_lmdb_reads_the_same_environment_and_keeps_the_record(tmp_path):
+    import lmdb
+
+    path = write(tmp_path / "a.lmdb", codec="npz")
+    with lmdb.open(str(path), lock=False) as environment, environment.begin(write=True) as txn:
+        assert [key for key, _ in txn.cursor()] == [b"%010d" % i for i in range(5)]
+        txn.put(b"%010d" % 5, dataload.open(path, codec="raw")[0])
+    assert recorded(path) == {"codec": "npz"}
+    assert labels(dataload.open(path)) == [0, 1, 2, 3, 4, 0]
+
+
+def test_others_see_no_more_members_in_an_archive(tmp_path):
+    path = write(tmp_path / "a.tar")
+    with tarfile.open(path) as archive:
+        assert archive.getnames()[:2] == ["00000000.features.npy", "00000000.label.cls"]
+        assert archive.pax_headers == {"comment": 'dataload: {"decode": "written"}'}
+    (tmp_path / "a.idx").unlink()
+    assert labels(dataload.open(path)) == [0, 1, 2, 3, 4]
+
+
+def test_images_and_raw_samples_stay_bytes(tmp_path):
+    path = write(tmp_path / "a.tar", [{"image.png": b"no image", "label": 3, "caption.txt": "cat"}])
+    record = dataload.open(path)[0]
+    assert (record["image.png"], record["label"], record["caption"]) == (b"no image", 3, "cat")
+    assert dataload.open(path, decode=None)[0]["label.cls"] == b"3"
+    raw = write(tmp_path / "b.tar", [{"__key__": "a", "json": b"{}", "png": b""}])
+    assert recorded(raw) == {}
+    assert dataload.open(raw)[0]["json"] == b"{}"
+
+
+def test_conversions_keep_what_is_recorded(tmp_path):
+    image = {"image.png": b"no image", "label": 3}
+    write(tmp_path / "a.tar", [image])
+    (tmp_path / "out").mkdir()
+    convert(dataload.open(tmp_path / "a.tar"), tmp_path / "out" / "b.tar")
+    assert (tmp_path / "out" / "b.tar").read_bytes() == (tmp_path / "a.tar").read_bytes()
+    for opened in (tmp_path / "out", tmp_path / "out" / "b.tar"):
+        record = dataload.open(opened)[0]
+        assert (record["image.png"], record["label"]) == (b"no image", 3)
+    write(tmp_path / "a.array_record", codec="npz")
+    convert(dataload.open(tmp_path / "a.array_record"), tmp_path / "b.lmdb")
+    assert recorded(tmp_path / "b.lmdb") == {"codec": "npz"}
+
+
+def test_hostile_records_are_ignored():
+    assert parse_recorded(build_recorded({"codec": "npz"}) + b"\0\0x", ("codec",)) == {"codec": "npz"}
+    assert build_recorded({}) == b""
+    for text in (
+        '{"codec": "pickle"}', '{"codec": 1}', '{"index": "/etc/passwd"}', '{"codec": "npz"', "[]", "null", "",
+        "[" * 200, '{"codec": "' + "x" * 300 + '"}',
+    ):  # fmt: skip
+        assert parse_recorded(b"dataload: " + text.encode(), ("codec",)) == {}
+    assert parse_recorded(json.dumps({"codec": "npz"}).encode(), ("codec",)) == {}
+    assert parse_recorded(b"dataload: \xff", ("codec",)) == {}
+
+
+@pytest.mark.parametrize("head", [b"", bytes(1024), b"garbage" * 200])
+def test_files_of_others_record_nothing(tmp_path, head):
+    for suffix in ("tar", "array_record", "mdb"):
+        path = tmp_path / f"x.{suffix}"
+        path.write_bytes(head)
+        assert recorded(path) == {}
+    assert recorded(tmp_path / "missing.tar") == {}

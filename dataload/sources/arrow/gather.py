@@ -126,15 +126,15 @@ class Gatherer:
                 raise CorruptFileError("a batch has other columns than the first", path=file.path, offset=found.offset)
         self._offsets = np.array([found.offset for found in batches], np.int64)
         self._counts = np.array([found.rows for found in batches], np.int64)
-        shape = (len(batches), -1, 2) if batches else (0, 0, 2)
-        self._items = pairs_of([found.nodes for found in batches]).reshape(shape)
-        bodies = np.array([(found.body, 0) for found in batches], np.int64).reshape(-1, 1, 2)
-        self._buffers = pairs_of([found.buffers for found in batches]).reshape(shape) + bodies
         counts = [0, 0]
         for node in nodes:
             _plan(node.kind, counts)
-        if len(batches) and (self._items.shape[1], self._buffers.shape[1]) != tuple(counts):
+        found = tuple(len(each) // 16 for each in (batches[0].nodes, batches[0].buffers)) if batches else tuple(counts)
+        if found != tuple(counts):
             raise CorruptFileError("a batch has other columns than the schema", path=file.path, offset=self._offsets[0])
+        self._items = pairs_of([found.nodes for found in batches]).reshape(len(batches), counts[0], 2)
+        bodies = np.array([(found.body, 0) for found in batches], np.int64).reshape(-1, 1, 2)
+        self._buffers = pairs_of([found.buffers for found in batches]).reshape(len(batches), counts[1], 2) + bodies
         for node in nodes:
             self._check(node, self._counts, exact=True)
         self._plain = [self._plan_numbers(node) for node in nodes]

@@ -126,6 +126,13 @@ def polars():
     return module
 
 
+def test_tables_without_records(tmp_path):
+    for source in sources_of(tmp_path, TABLE.slice(0, 0)):
+        assert len(source) == 0
+        assert source.fields.keys() == COLUMNS.keys()
+        assert source.read_batch([]) == {}
+
+
 def test_tables_of_polars_with_views(tmp_path, polars):
     text = ["a", "long enough to be no part of a view", ""]
     kind = polars.Series(["u", "v", "u"], dtype=polars.Categorical)

@@ -51,8 +51,9 @@ class DecodedCache:
     def _keep(self, parts: _Parts, key: Hashable, found: tuple[Any, int]) -> None:
         with parts.lock:
             parts.decoding.pop(key, None)
+            _, before = parts.found.pop(key, (None, 0))
             parts.found[key] = found
-            parts.bytes += found[1]
+            parts.bytes += found[1] - before
             while parts.bytes > self._limit and len(parts.found) > 1:
                 parts.bytes -= parts.found.popitem(last=False)[1][1]
 

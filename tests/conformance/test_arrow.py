@@ -8,16 +8,14 @@ from dataload.sources.arrow.reader import ArrowSource
 from dataload.testing import SourceSuite, SourceTraits
 
 
-class ArrowSuite(SourceSuite):
-    """Files of pyarrow, with several batches."""
+class TestArrow(SourceSuite):
+    """Files of pyarrow, with several batches. Data sets of Hugging Face are streams; Parquet is decoded in groups."""
 
     traits = SourceTraits(suffix=".arrow", value_types=(np.ndarray, bytes, str), several_paths=True)
-    options = pa.ipc.IpcWriteOptions()
-    new = staticmethod(pa.ipc.new_file)
 
     def write(self, path, records):
         table = tables.table_of(records)
-        with self.new(str(path), table.schema, options=self.options) as writer:
+        with pa.ipc.new_file(str(path), table.schema) as writer:
             writer.write_table(table, max_chunksize=8)
 
     def open(self, path):
@@ -25,15 +23,3 @@ class ArrowSuite(SourceSuite):
 
     def expected(self, records):
         return tables.expected(records)
-
-
-class TestArrowFile(ArrowSuite):
-    pass
-
-
-class TestArrowStream(ArrowSuite):
-    new = staticmethod(pa.ipc.new_stream)
-
-
-class TestCompressedArrow(ArrowSuite):
-    options = pa.ipc.IpcWriteOptions(compression="zstd")

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import tables  # noqa: F401 - starts what pyarrow keeps
 from run import watch_mutants
 from targets import TARGETS
 

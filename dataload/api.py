@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
 from dataload.sources.files import FileSource
-from dataload.sources.find import find_destination, find_shards, split_format
+from dataload.sources.find import FoundShards, find_destination, find_shards, split_format
 from dataload.sources.writer import Writer
 from dataload.storage import Remote, is_url
 
@@ -59,7 +59,13 @@ def open_source(
         return source
     # What is found out here about the versions of objects goes on to the source.
     remote = Remote.of(options.get("storage_options"), options.get("remote"))
-    found = find_shards(paths, format, remote=remote)
+    return open_found(find_shards(paths, format, remote=remote), remote, fields, options)
+
+
+def open_found(
+    found: FoundShards, remote: Remote, fields: Sequence[str] | None, options: Mapping[str, Any]
+) -> Source[Any]:
+    """Open the shards that `find_shards` has found with `remote`."""
     if any(map(is_url, found.files)) and "remote" in found.format.reader_options.names():
         options = {**options, "storage_options": None, "remote": remote}
     # A manifest says all; asking the first of its shards would be a request.

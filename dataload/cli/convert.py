@@ -8,11 +8,18 @@ import typer
 from rich.filesize import decimal
 
 from dataload.cli.options import (
+    Address,
     Codec,
+    Cpus,
     Decode,
+    EngineName,
     Fields,
+    Memory,
     Options,
+    Parts,
     SourceOptions,
+    Workers,
+    parse_engine,
     parse_options,
     parse_part,
     resolve_codec,
@@ -77,15 +84,22 @@ def convert_command(
         list[str] | None,
         typer.Option(help="Option of the writer, or storage_options.NAME of a URL, as key=value. Repeatable."),
     ] = None,
+    engine: EngineName = None,
+    parts: Parts = None,
+    workers: Workers = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
+    address: Address = None,
 ) -> None:
     """Convert a data set to another format, in shards, keeping the order of its records.
 
     --codec applies to whichever of the two formats stores plain bytes, or to
     both. Parts may run on several machines, in any order, and again; --merge,
-    with the same arguments, ends the conversion.
+    with the same arguments, ends the conversion. --engine does all of that.
 
     The function of --map returns a record, a list of records, or dataload.DROP.
     """
+    running = parse_engine(engine, parts, workers=workers, cpus=cpus, memory=memory, address=address)
     tokenize = None
     if tokenizer is not None:
         if map is not None:
@@ -118,6 +132,7 @@ def convert_command(
             overwrite=overwrite,
             part=None if part is None else parse_part(part),
             merge=merge,
+            engine=running,
             progress=bar,
         )
     for note in report.notes:

@@ -50,7 +50,7 @@ def inspect_command(
     """
     wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
     found = wanted.shards()
-    with wanted.open() as source:
+    with wanted.open_found(found) as source:
         facts = _facts(source, found, wanted.remote)
         statistics = _statistics(source, found)
         facts["statistics"] = [statistics_facts(each) for each, _ in statistics]

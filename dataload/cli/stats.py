@@ -7,18 +7,26 @@ from typing import Annotated, Any
 import typer
 
 from dataload.cli.options import (
+    Address,
     Codec,
+    Cpus,
     Decode,
+    EngineName,
     Fields,
     JsonFlag,
+    Memory,
     Options,
     Overrides,
+    Parts,
     SourceFormat,
     SourceOptions,
+    Workers,
+    parse_engine,
     parse_part,
 )
 from dataload.cli.output import ProgressBar, count_of, print_json, print_line, print_table
 from dataload.config import read_config
+from dataload.convert.engine import Engine, index_in_parts
 from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import IndexReport, index_shards
 from dataload.errors import ConfigError
@@ -45,6 +53,12 @@ def stats_command(
         str | None, typer.Option(help="Measure only part I of N, a contiguous range of the shards.", metavar="I/N")
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Write the statistics of all finished parts.")] = False,
+    engine: EngineName = None,
+    parts: Parts = None,
+    workers: Workers = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
+    address: Address = None,
     save: Annotated[bool, typer.Option(help="Keep the statistics beside the data.")] = True,
     json: JsonFlag = False,
 ) -> None:
@@ -58,7 +72,10 @@ def stats_command(
     Bytes are not decoded without --codec or --decode, unless the manifest or
     the config says how.
     """
-    if (part or merge) and not save:
+    running = parse_engine(engine, parts, workers=workers, cpus=cpus, memory=memory, address=address)
+    if running is not None and (part or merge):
+        raise ConfigError("--engine runs all parts and merges them: leave --part and --merge out", key="engine")
+    if (part or merge or running) and not save:
         raise ConfigError("parts are kept until they are merged: leave --no-save out", key="save")
     if os.path.splitext(path)[1].lower() in _CONFIGS and not is_url(path) and not os.path.isdir(path):
         if format or field or codec or decode or option:
@@ -70,7 +87,7 @@ def stats_command(
         wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
         targets = [(wanted.path, wanted.format, dict(wanted.options))]
     number = None if part is None else parse_part(part)
-    reports = [_measure(*target, save, number, merge) for target in targets]
+    reports = [_measure(*target, save, number, merge, running) for target in targets]
     if json:
         print_json([_facts(report) for report in reports])
     else:
@@ -79,13 +96,20 @@ def stats_command(
 
 
 def _measure(
-    path: str, name: str | None, options: dict[str, Any], save: bool, part: tuple[int, int] | None, merge: bool
+    path: str,
+    name: str | None,
+    options: dict[str, Any],
+    save: bool,
+    part: tuple[int, int] | None,
+    merge: bool,
+    engine: Engine | None,
 ) -> IndexReport:
     measuring = Measuring(options.pop("fields", None), save)
     with ProgressBar("measuring shards") as bar:
-        return index_shards(
-            path, format=name, options=options, part=part, merge=merge, measuring=measuring, progress=bar
-        )
+        data: dict[str, Any] = {"format": name, "options": options, "measuring": measuring, "progress": bar}
+        if engine is not None:
+            return index_in_parts(engine, path, **data)
+        return index_shards(path, **data, part=part, merge=merge)
 
 
 def _of_config(path: str, overrides: Sequence[str]) -> Iterator[tuple[str, str | None, dict[str, Any]]]:

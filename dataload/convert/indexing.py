@@ -110,7 +110,9 @@ def _merge(plan: IndexPlan, remote: Remote) -> IndexReport:
 
     entries = merge_receipts(plan.directory, expected, remote)
     manifest = update_manifest(plan.directory, entries, plan.gone, remote=remote)
-    remove_receipts(plan.directory, read_manifest(plan.directory, remote) or Manifest(), remote)
+    for part in remove_receipts(plan.directory, read_manifest(plan.directory, remote) or Manifest(), remote):
+        journal = _journal_path(plan.directory, remote, part)
+        storage_of(journal).remove(journal)
     return IndexReport(manifest, entries, sum(len(entry.names) for entry in entries))
 
 
@@ -141,7 +143,8 @@ class _Run:
                 if not self._measures:
                     raise
                 return self._unsaved(described, str(error))
-            storage_of(journal).remove(journal)
+            if self._part is None:  # else it may run again before all are merged
+                storage_of(journal).remove(journal)
         return report
 
     @property

@@ -106,8 +106,8 @@ def journal_path(destination: str) -> str:
     return join(directory, f".{_PLACEHOLDER.sub('N', name)}.convert.json")
 
 
-def part_path(journal: str, number: int, count: int) -> str:
-    """Return the path of the receipt of a part, which lies beside the journal of the whole."""
+def part_path(journal: str, number: int | str, count: int) -> str:
+    """Return the path of the receipt of a part, which lies beside the journal of the whole; "*" stands for any part."""
     return f"{journal.removesuffix('.json')}.{number}-of-{count}.json"
 
 

@@ -37,14 +37,20 @@ def save_receipt(path: str, entries: Sequence[DataSetEntry], remote: Remote | No
         storage.replace(path, Manifest(tuple(entries)).to_bytes(), None if found is None else found[1])
 
 
-def remove_receipts(directory: str, manifest: Manifest, remote: Remote | None) -> None:
-    """Remove the receipts of all parts, and the files of lengths of which the manifest does not know."""
-    for path, _ in _found(directory, remote):
+def remove_receipts(directory: str, manifest: Manifest, remote: Remote | None) -> list[tuple[int, int]]:
+    """Remove the receipts of all parts, and the files of lengths of which the manifest does not know.
+
+    Returns:
+        The parts.
+    """
+    receipts = _found(directory, remote)
+    for path in receipts:
         found = storage_of(path, remote).load(path)
         if found is not None:
             with suppress(CorruptFileError):
                 remove_lengths(directory, Manifest.parse(found[0], path), manifest, remote)
         storage_of(path, remote).remove(path)
+    return [*receipts.values()]
 
 
 def merge_receipts(
@@ -64,16 +70,15 @@ def merge_receipts(
         CorruptFileError: A receipt is damaged.
     """
     found = _found(directory, remote)
-    counts = sorted({count for _, count in found})
+    counts = sorted({count for _, count in found.values()})
     if not counts:
         raise SourceNotFoundError(f"no part of an index of {directory} has finished: run the parts", path=directory)
     if len(counts) > 1:
         message = f"{directory} has receipts of {' and of '.join(map(str, counts))} parts: delete those that are wrong"
         raise ConfigError(f"{message} (.{MANIFEST_NAME}.*)", key="merge", value=directory)
     (count,) = counts
-    present = {path for path, _ in found}
     paths = [receipt_path(directory, number, count) for number in range(1, count + 1)]
-    if missing := [f"{number}/{count}" for number, path in enumerate(paths, 1) if path not in present]:
+    if missing := [f"{number}/{count}" for number, path in enumerate(paths, 1) if path not in found]:
         several = f" (and {len(missing) - _MOST_NAMED} more)" if len(missing) > _MOST_NAMED else ""
         message = f"parts {', '.join(missing[:_MOST_NAMED])}{several} have no receipt: run them, again if need be"
         raise ConfigError(message, key="merge", value=missing)
@@ -105,11 +110,11 @@ def _with_lengths(
     return keep_lengths(directory, merged, statistics, lengths, remote)
 
 
-def _found(directory: str, remote: Remote | None) -> list[tuple[str, int]]:
-    """Return the paths of the receipts in a directory, and of how many parts each is one."""
+def _found(directory: str, remote: Remote | None) -> dict[str, tuple[int, int]]:
+    """Return the paths of the receipts in a directory, and the part of each."""
     paths = storage_of(directory, remote).glob(join(glob.escape(directory), f".{MANIFEST_NAME}.*-of-*"))
     matches = [(join(directory, path.rpartition("/")[2]), _NAME.fullmatch(f"/{path}")) for path in paths]
-    return [(path, int(match[2])) for path, match in matches if match is not None]
+    return {path: (int(match[1]), int(match[2])) for path, match in matches if match is not None}
 
 
 def _load(

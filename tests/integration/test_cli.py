@@ -472,7 +472,7 @@ def test_index_writes_manifests(tmp_path, monkeypatch):
 
 def test_index_with_options_of_the_other_kind():
     result = fail(2, "index", "a.tar", "--codec", "npz")
-    assert result.stderr == "error: --format, --codec, --decode, --part and --merge are for --manifest\n"
+    assert result.stderr == "error: --format, --codec, --decode, --part, --merge and --engine are for --manifest\n"
     result = fail(2, "index", "--manifest", "a.tar", "--directory", "x")
     assert result.stderr == "error: a manifest is written beside its shards: leave --directory out\n"
 

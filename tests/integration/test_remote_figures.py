@@ -222,7 +222,7 @@ def test_inspect_costs_a_handful_of_requests(bucket, proxy, tmp_path, monkeypatc
     if listed:
         touched = {key for _, key in proxy.counts.requests} | {*proxy.counts.lists}
         assert not any(f"part-{shard:02}" in key for key in touched for shard in range(1, SHARDS))
-        assert requests <= 9  # one more if records have fields, which the manifest tells how to decode
+        assert requests <= 8
         assert proxy.counts.bytes.total() < 4 * size  # the tables of some formats are read beside the shard
     else:
         assert requests <= 6 * SHARDS + 2

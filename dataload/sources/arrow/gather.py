@@ -308,16 +308,17 @@ class Gatherer:
     ) -> tuple[Int64Array, Int64Array]:
         """Return start and length of each value among the items or bytes of its batch."""
         bases = self._buffers[:, node.buffer + 1, 0]
-        pairs = self._gather(bases, node.width, 2 * node.width, batch, rows).view(f"<i{node.width}").astype(np.int64)
-        starts, stops = pairs[:, 0], pairs[:, 1]
+        pairs = self._gather(bases, node.width, 2 * node.width, batch, rows).view(f"<i{node.width}")
+        starts, stops = pairs.T.astype(np.int64, order="C")
         lengths = stops - starts
         child = node.children[0] if node.children else None
         ends = _of(self._buffers[:, node.buffer + 2, 1] if child is None else self._items[:, child.number, 0], batch)
-        bad = (starts < 0) | (lengths < 0) | (stops > ends)
-        if bad.any():
-            row = int(np.argmax(bad))
+        wrong = starts | stops | lengths | (ends - stops)  # negative if one of them is
+        if len(wrong) and int(wrong.min()) < 0:
+            row = int(np.argmax(wrong < 0))
+            end = np.broadcast_to(ends, wrong.shape)[row]
             raise CorruptFileError(
-                f"a value begins at {starts[row]} and ends at {stops[row]} of {np.broadcast_to(ends, bad.shape)[row]}",
+                f"a value begins at {starts[row]} and ends at {stops[row]} of {end}",
                 path=self._file.path,
                 offset=int(bases[batch[row]] + rows[row] * node.width),
                 index=int(indices[row]),

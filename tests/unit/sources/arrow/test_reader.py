@@ -15,6 +15,7 @@ from PIL import Image
 
 import dataload
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.arrow.ipc import pairs_of
 from dataload.sources.arrow.parquet import ParquetSource
 from dataload.sources.arrow.reader import ArrowSource
 from dataload.testing.compare import difference
@@ -237,6 +238,52 @@ def test_a_damaged_page_names_its_row_group_and_record(tmp_path):
     with pytest.raises(CorruptFileError, match=r"a\.parquet, record 25: row group 1: .*CRC checksum") as caught:
         source.read_batch([25])
     assert caught.value.index == 25
+
+
+@pytest.mark.parametrize("offset", [-1, 1000, 2**31 - 1])
+@pytest.mark.parametrize("values", [[b"ab", b"cd", b"ef"], [[1, 2], [3], [4, 5]], ["ab", "cd", "ef"]])
+def test_a_value_outside_of_its_batch(tmp_path, values, offset):
+    path = write_arrow(tmp_path / "a.arrow", pa.table({"x": values}))
+    source = ArrowSource(path)
+    layout = source._data_set().reader(0)._layout
+    [place] = [at + layout.batches[0].body for at, _ in pairs_of([layout.batches[0].buffers])[1:2].tolist()]
+    data = bytearray(path.read_bytes())
+    data[place + 8 : place + 12] = offset.to_bytes(4, "little", signed=True)  # the end of record 1
+    path.write_bytes(data)
+    source = ArrowSource(path)
+    assert len(source.read([0, 0])) == 2
+    for index in (1, 2):
+        with pytest.raises(CorruptFileError, match=r"a value begins at -?\d+ and ends at -?\d+ of \d+") as caught:
+            source.read_batch([0, index])
+        assert (caught.value.index, caught.value.offset) == (index, place + 4 * index)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-4], "byte [0-9]+: the file has no valid end: it was truncated"),
+        (
+            lambda data: data[:8] + data[8:].replace(b"\xff\xff\xff\xff", b"\xff\xff\xff\xfe"),
+            "expected a message of Arrow",
+        ),
+        (
+            lambda data: data.replace(b"\3\0\0\0\0\0\0\0", b"\4\0\0\0\0\0\0\0"),
+            "a batch has less than it claims to have",
+        ),
+    ],
+)
+def test_damaged_metadata_of_arrow(tmp_path, damage, message):
+    path = write_arrow(tmp_path / "a.arrow", pa.table({"x": pa.array([1, 2, 3], pa.int16())}))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CorruptFileError, match=message):
+        len(ArrowSource(path))
+
+
+def test_a_stream_without_its_end(tmp_path):
+    path = write_arrow(tmp_path / "a.arrow", TABLE, pa.ipc.new_stream)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CorruptFileError, match="the stream has no end: it was truncated"):
+        len(ArrowSource(path))
 
 
 def test_text_that_is_not_utf8(tmp_path):

@@ -129,18 +129,18 @@ class _ArrowFile(TableReader):
 
     def _decode(self, group: int, name: str) -> Any:
         self._check_replaced(self._layout)
-        found = self._layout.batches[group]
-        data = self._bytes(found)
+        return self._read_stream([self._bytes(self._layout.batches[group])], name).column(name)
+
+    def _bytes(self, found: Message) -> bytes:
+        """Return a message, of which decompression takes no more memory than the limit."""
+        data = self._file.read(found.offset, found.body + found.body_length - found.offset)
         if found.compressed:
             at = found.body - found.offset
             heads = [data[at + start : at + start + 8] for start, size in pairs_of([found.buffers]).tolist() if size]
             # -1 stands for a buffer that is not compressed.
             claims = sum(max(0, int.from_bytes(head, "little", signed=True)) for head in heads)
-            check_size(claims, self._limit, f"batch {group}", path=self._path)
-        return self._read_stream([data], name).column(name)
-
-    def _bytes(self, found: Message) -> bytes:
-        return self._file.read(found.offset, found.body + found.body_length - found.offset)
+            check_size(claims, self._limit, f"the batch at byte {found.offset}", path=self._path)
+        return data
 
     def _read_stream(self, batch: Sequence[bytes], name: str | None) -> Any:
         """Return a batch of records that follows all dictionaries, as pyarrow reads it; of one column, if named."""

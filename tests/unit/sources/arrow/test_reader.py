@@ -301,7 +301,10 @@ def test_text_that_is_not_utf8(tmp_path):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (pa.table({"x": [b"a" * 2000]}), r"field 'x' of row group 0 takes|the record takes 2,000|batch 0 takes"),
+        (
+            pa.table({"x": [b"a" * 2000]}),
+            r"field 'x' of row group 0 takes|the record takes 2,000|the batch at byte [0-9]+ takes",
+        ),
         (pa.table({"x": pa.array(["a" * 200]).take(pa.array([0] * 50))}), r"takes [\d,]+ bytes|10,"),
     ],
 )
@@ -311,6 +314,9 @@ def test_more_than_the_limit(tmp_path, table, message):
     for path in ("a.parquet", "a.arrow"):
         with pytest.raises(CorruptFileError, match=message):
             dataload.open(tmp_path / path, max_record_bytes=1000)[0]
+    words = pa.table({"x": pa.array(["a" * 2000]).dictionary_encode()})
+    with pytest.raises(CorruptFileError, match="the batch at byte [0-9]+ takes 2,0"):
+        ArrowSource(write_arrow(tmp_path / "c.arrow", words, compression="zstd"), max_record_bytes=1000)[0]
     write_arrow(tmp_path / "b.arrow", pa.table({"x": [b"", b"a" * 2000]}))
     source = dataload.open(tmp_path / "b.arrow", max_record_bytes=1000)
     assert source[0]["x"] == b""

@@ -11,6 +11,7 @@ from benchmarks import (
     adaptive,
     beside,
     cold,
+    convert,
     costs,
     execution,
     formats,
@@ -29,6 +30,7 @@ CASES = {
     "transforms": samples.transforms,
     "jpeg": samples.jpeg,
     "peers": beside.peers,
+    "own-readers": beside.own_readers,
     "overhead": costs.overhead,
     "open": costs.opening,
     "resume": costs.resuming,
@@ -45,6 +47,7 @@ CASES = {
     "memory": execution.memory,
     "adaptive": adaptive.adaptive,
     "remote": remote.remote,
+    **convert.CASES,
 }
 
 

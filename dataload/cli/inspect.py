@@ -1,6 +1,6 @@
 """``dataload inspect``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import numpy as np
@@ -85,8 +85,8 @@ def _facts(source: Source[Any], found: FoundShards, remote: Remote | None) -> di
     except DataloadError as error:  # the other facts are still worth showing
         sample = f"cannot be read: {error}"
     lengths = source.shard_lengths
-    files = source.paths if isinstance(source, FileSource) else ()  # of a directory that is one data set
-    names = next((each for each in (found.files, files) if len(each) == len(lengths)), [repr(source)] * len(lengths))
+    several: list[Sequence[str]] = [found.files, getattr(source, "paths", ())]  # an index lists others
+    names = next((paths for paths in several if len(paths) == len(lengths)), [repr(source)] * len(lengths))
     listed = [size for entry in found.listed for size in entry.bytes]
     if remote is None or len(listed) != len(names):  # otherwise that would take requests for each shard
         listed = [_size(name, remote) for name in names]
@@ -174,9 +174,10 @@ def _print(facts: dict[str, Any]) -> None:
         print_line(f"note: {note}")
     print_line()
     if facts["fields"]:
-        shown = cast("dict[str, str]", sample) if isinstance(sample, dict) else {}
+        shown = cast("dict[str, Any]", sample) if isinstance(sample, dict) else {}
         rows = [
-            (name, spec["dtype"], _shape(spec["shape"]), shown.get(name, "")) for name, spec in facts["fields"].items()
+            (name, spec["dtype"], _shape(spec["shape"]), str(shown.get(name, "")))
+            for name, spec in facts["fields"].items()
         ]
         print_table({"field": "left", "dtype": "left", "shape": "left", "record 0": "left"}, rows)
     elif facts["records"]:

@@ -27,7 +27,9 @@ SourceFormat: TypeAlias = Annotated[
 Fields: TypeAlias = Annotated[list[str] | None, typer.Option(help="Read only this field. Repeatable.")]
 Codec: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="Codec of byte records: tensorprotos, example, msgpack, npz, or module:function."),
+    typer.Option(
+        help="Codec of byte records: tensorprotos, example, sequence_example, msgpack, npz, or module:function."
+    ),
 ]
 Decode: TypeAlias = Annotated[
     list[str] | None,

@@ -109,9 +109,9 @@ def convert(
     """Write the records of a source, in index order, as files of another format.
 
     Values are passed to the writer unchanged, with three exceptions that the report mentions: a format that stores
-    bytes gets the codec "tensorprotos" for records with fields unless `writer_options` names another; plain bytes
-    become the field "data" if the format requires fields; and the ``__key__`` of tar samples is dropped if the format
-    has no keys.
+    bytes gets the codec "tensorprotos" (TFRecord: "example") for records with fields unless `writer_options` names
+    another; plain bytes become the field "data" if the format requires fields; and the ``__key__`` of tar samples is
+    dropped if the format has no keys.
 
     Args:
         source: What `dataload.open` returns, or any object with ``__len__`` and ``__getitem__``.

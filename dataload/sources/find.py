@@ -12,7 +12,7 @@ import numpy as np
 
 from dataload._util.indexing import expand_braces
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
-from dataload.sources.format import Format
+from dataload.sources.format import HEAD_BYTES, Format
 from dataload.sources.head import describe_head
 from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest, renewal
 from dataload.sources.registry import added_formats, built_in_formats, by_suffix, get_format
@@ -28,9 +28,6 @@ from dataload.storage import (
     local_path,
     storage_of,
 )
-
-HEAD_BYTES = 512
-"""Number of bytes at the start of a file from which its format is detected."""
 
 _SHOWN_PATTERNS = 10
 _PATTERN = re.compile(r"[*?[{]")

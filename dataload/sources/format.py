@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from dataload.sources.base import Source
     from dataload.sources.writer import Writer
 
+HEAD_BYTES = 512
+"""Number of bytes at the start of a file from which its format is detected."""
+
 Content: TypeAlias = Literal["fields", "bytes"]
 """Type of a format's records: fields, or bytes that a codec turns into fields."""
 
@@ -53,6 +56,7 @@ class Format:
             None if the source takes paths.
         extra: The extra of dataload that installs what the format needs.
         content: What the writer takes without a codec.
+        default_codec: If that is bytes, the codec with which records of fields are written; None for any.
         index_writer: ``"module:function"`` that writes an index beside a file.
         key_field: Name of the field with a record's key, if the format stores keys.
         recorded_options: ``"module:function"`` that returns, for a path and the `Remote` or None, the reader options
@@ -75,6 +79,7 @@ class Format:
     parse_argument: Callable[[Any], Any] | None = None
     extra: str | None = None
     content: Content = "fields"
+    default_codec: str | None = None
     index_writer: str | None = None
     key_field: str | None = None
     recorded_options: str | None = None
@@ -112,7 +117,12 @@ class Format:
     def is_data_set(self, directory: str, remote: Remote | None = None) -> bool:
         """Return whether a directory is a single data set of this format."""
         storage = storage_of(directory, remote)
-        return self.directory_file is not None and storage.exists(join(directory, self.directory_file))
+        if self.directory_file is None or not storage.exists(path := join(directory, self.directory_file)):
+            return False
+        if self.suffixes:
+            return True  # the reader explains best what is wrong
+        with storage.open(path) as file:  # others have files of this name, too
+            return self.matches(file.read(0, HEAD_BYTES))
 
     def open(
         self, argument: Any, *, fields: Sequence[str] | None = None, options: Mapping[str, Any] | None = None

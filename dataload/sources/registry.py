@@ -11,6 +11,7 @@ named, or when a file is not in any built-in format.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ from dataload.sources.arrow.format import ARROW, CSV, HUGGING_FACE, PARQUET
 from dataload.sources.format import Format
 from dataload.sources.jsonl.format import JSONL
 from dataload.sources.lmdb.format import LMDB, TORCHRECORD
+from dataload.sources.mds.format import MDS
 from dataload.sources.options import Options
 from dataload.sources.syrah.format import SYRAH
-from dataload.sources.tar.format import TAR
+from dataload.sources.tar.format import TAR, WIDS
+from dataload.sources.tfrecord.format import TFRECORD
 from dataload.sources.tokens.format import TOKENS
 
 if TYPE_CHECKING:
@@ -71,8 +74,10 @@ RANGE = Format(
 )
 
 _TABLES = (PARQUET, ARROW, HUGGING_FACE, CSV, JSONL)
-_FORMATS = (SYRAH, TORCHRECORD, LMDB, TAR, ARRAY_RECORD, TFDS, *_TABLES, TOKENS, MEMORY, RANGE)
-_BUILT_IN = {entry.name: entry for entry in _FORMATS}
+_OF_FILES = (SYRAH, TORCHRECORD, LMDB, TAR, WIDS, ARRAY_RECORD, TFDS, TFRECORD, MDS, *_TABLES, TOKENS)
+_BUILT_IN = {entry.name: entry for entry in (*_OF_FILES, MEMORY, RANGE)}
+
+_NUMBER = re.compile(r"-\d+-of-\d+$")  # follows the suffix in TensorFlow's names: x.tfrecord-00000-of-00010
 
 
 def format_names() -> tuple[str, ...]:
@@ -138,6 +143,6 @@ def _distribution(point: EntryPoint) -> str:
 
 def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None:
     """Return the first of the `known` formats, by default all, that has the suffix of `path`, or None."""
-    lowered = path.rstrip("/").lower()
+    lowered = _NUMBER.sub("", path.rstrip("/").lower())
     among = chain(built_in_formats(), added_formats()) if known is None else known
     return next((entry for entry in among if entry.suffixes and lowered.endswith(entry.suffixes)), None)

@@ -44,13 +44,17 @@ from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.snapshot import list_subdatabases
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.manifest import DataSetEntry, Manifest, ShardEntry
+from dataload.sources.mds.index import parse_index
+from dataload.sources.mds.reader import MDSSource
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.tar import header as tar
 from dataload.sources.tar import index as tar_index
 from dataload.sources.tar import samples as tar_samples
 from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource
+from dataload.sources.tar.wids import WidsSource
 from dataload.sources.tar.writer import write_index
+from dataload.sources.tfrecord.reader import TFRecordSource
 from dataload.sources.tokens.reader import TokenSource
 from dataload.storage import storage_of
 from dataload.storage import table_cache as index_cache
@@ -424,6 +428,38 @@ def run_table(name, make, **options):
     return run
 
 
+def run_tfrecord(data):
+    path = as_file(data, "x.tfrecord")
+    for options in ({}, {"codec": "example"}, {"codec": "sequence_example", "verify_checksums": True}):
+        read_all(TFRecordSource(path, **options, **READING), len(data))
+
+
+def run_mds(data):
+    """One text as an index and as a shard that the index of another data set lists."""
+    with suppress(DataloadError):
+        for shard in parse_index(data, "index.json"):
+            if shard.name.startswith("/") or ".." in shard.name.split("/"):
+                raise AssertionError("a file outside of the directory")
+    folder = directory() / "mds"
+    if not folder.exists():
+        shutil.copytree(GOLDEN / "mds/all", folder)
+    index = json.loads((folder / "index.json").read_text())
+    index["shards"] = index["shards"][:1]
+    index["shards"][0]["raw_data"] |= {"bytes": len(data), "basename": "x.mds"}
+    index["shards"][0]["samples"] = int.from_bytes(data[:4], "little")
+    (folder / "index.json").write_text(json.dumps(index))
+    (folder / "x.mds").write_bytes(data)
+    read_all(MDSSource(folder, max_record_bytes=RECORD_BYTES), len(data))
+
+
+def run_wids(data):
+    path = as_file(data, "x.json")
+    for number in range(3):
+        as_file((GOLDEN / f"wids/part-{number}.tar").read_bytes(), f"part-{number}.tar")
+    with suppress(SourceError, ConfigError):
+        read_all(WidsSource(path, **READING), len(data) + 30_720)
+
+
 def run_tfds(data):
     text = data.decode(errors="replace")
     outcome(lambda: tfds_info.parse_info(text, "dataset_info.json"))
@@ -616,6 +652,10 @@ def seeds_arrow():
     return [*plain, *compressed, *golden("hugging_face/saved/*.arrow")]
 
 
+def seeds_tfrecord():
+    return golden("tfrecord/*.tfrecord*")
+
+
 def seeds_config():
     table = {"source": {"path": ["a.tar", "b.tar"], "decode": "auto"}, "sampler": {"kind": "pool", "pool_size": 64}}
     table["loader"] = {"batch_size": 4, "num_workers": 2, "executor": "threads", "seed": 1}
@@ -694,6 +734,9 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "csv": (run_table("x.csv", CsvSource), lambda: [b'n,t\n1,a\n2,"b\nc"\n', b"x\n1.5\n\n2020-01-02\n"]),
     "jsonl": (run_table("x.jsonl", JsonlSource, cache=False), seeds_tables(".jsonl")),
     "jsonl_gz": (run_table("x.jsonl.gz", JsonlSource), seeds_tables(".jsonl.gz")),
+    "tfrecord": (run_tfrecord, seeds_tfrecord),
+    "mds": (run_mds, lambda: golden("mds/all/*", "mds/images/index.json")),
+    "wids": (run_wids, lambda: golden("wids/shards.json")),
     "tfds": (run_tfds, lambda: golden("tfds/demo/**/*.json")),
     "state": (run_state, seeds_state),
     "config": (run_config, seeds_config),

@@ -122,6 +122,36 @@ def test_records_and_fingerprint(server, shards, bucket, tmp_path, name, mode):
         assert server.secret_key not in repr(remote) + repr(vars(remote)) + str(remote.options)
 
 
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        ("mds/all", {"fields": ["str", "fixed", "int"]}),
+        ("mds/gz/index.json", {}),
+        ("wids/shards.json", {}),
+        ("tfrecord/examples.tfrecord-{00000..00001}-of-00002", {"codec": "example"}),
+    ],
+)
+def test_data_sets_of_others(server, tmp_path, data, options):
+    golden = Path(__file__).parents[1] / "golden"
+    folder, _, name = data.rpartition("/") if data != "mds/all" else (data, "", "")
+    bucket = server.bucket()
+    server.put_directory(bucket, golden / folder, "data/")
+    remote = {"cache": str(tmp_path / "cache"), "budget": "1MB"}
+    url = f"{server.url(bucket)}/data/{name}".rstrip("/")
+    with (
+        dataload.open(str(golden / data), remote=remote, **options) as local,
+        dataload.open(url, storage_options=server.storage_options(), remote=remote, **options) as source,
+    ):
+        assert source.fingerprint() == local.fingerprint()
+        order = np.random.default_rng(1).permutation(len(local))
+        assert same(source.read(order), local.read(order))
+        if "codec" in options:  # Examples of different lengths
+            return
+        loaders = [dataload.Loader(each, batch_size=2, shuffle=True, seed=1, num_workers=1) for each in (source, local)]
+        with loaders[0], loaders[1]:
+            assert same(*map(list, loaders))
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_manifest_knows_the_fingerprint(object_server, shards, tmp_path, name):
     directory, options = tmp_path / "data", FORMATS[name][2]

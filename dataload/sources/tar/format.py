@@ -1,4 +1,4 @@
-"""The options and the `Format` of tar archives."""
+"""The options and the `Format` of tar archives, and of indexes of wids that list some."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,5 +87,14 @@ TAR = Format(
     key_field=KEY,
     index_writer="dataload.sources.tar.writer:write_index",
     recorded_options="dataload.sources.tar.table:find_recorded",
+    verify_options={"cache": False},
+)
+
+WIDS = Format(
+    name="wids",
+    source="dataload.sources.tar.wids:WidsSource",
+    reader_options=TarOptions,
+    magic=lambda head: b'"wids-shard-index-v1"' in head and head.lstrip().startswith(b"{"),
+    key_field=KEY,
     verify_options={"cache": False},
 )

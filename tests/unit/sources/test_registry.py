@@ -32,9 +32,8 @@ def add_distribution(directory, name, entry_points):
 
 
 def test_the_built_in_formats():
-    tables = ("arrow", "csv", "hugging_face", "jsonl", "parquet")
-    others = ("array_record", "lmdb", "memory", "range", "syrah", "tar", "tfds", "tokens", "torchrecord")
-    assert format_names() == tuple(sorted(tables + others))
+    known = "array_record arrow csv hugging_face jsonl lmdb mds memory parquet range syrah tar tfds tfrecord tokens torchrecord wids"
+    assert format_names() == tuple(known.split())
 
 
 @pytest.mark.parametrize(
@@ -52,6 +51,7 @@ def test_the_built_in_formats():
         ("a.feather", "arrow"),
         ("a.csv.gz", "csv"),
         ("a.jsonl.zst", "jsonl"),
+        ("a.tfrecord-00000-of-00010", "tfrecord"),
     ],
 )
 def test_a_suffix_means_a_format(path, name):

@@ -49,9 +49,12 @@ class FinishedShard:
             object.__setattr__(self, "identity", as_identity(self.identity))
 
     @classmethod
-    def of(cls, path: str) -> Self:
-        """Describe a local shard that was just written."""
-        return cls.of_files(_files(path))
+    def of(cls, path: str, hashed: tuple[int, str] | None = None) -> Self:
+        """Describe a local shard that was just written, and whose size and SHA-256 may be known."""
+        files = _files(path)
+        size = _size(files)
+        sha256 = hashed[1] if hashed is not None and hashed[0] == size else _sha256(files)
+        return cls(size, sha256, _mtime_ns(files))
 
     @classmethod
     def of_files(cls, files: Sequence[str]) -> Self:

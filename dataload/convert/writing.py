@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, Self, cast
 
 from dataload.convert.blocks import read_ahead
+from dataload.convert.hash_ahead import HashAhead
 from dataload.convert.journal import FinishedShard, Journal, JournalFile
 from dataload.convert.manifest import etag_of, fields_of, identities_of
 from dataload.convert.mapping import KEY, RecordMap, SkippedRecords, numbered
@@ -79,9 +80,9 @@ class Writing:
         codec = self.options.get("codec")
         return {"codec": codec} if isinstance(codec, str) and "codec" in self.entry.reader_options.names() else {}
 
-    def describe(self, path: str) -> FinishedShard:
-        """Describe a local shard that was just written."""
-        found = FinishedShard.of(path)
+    def describe(self, path: str, hashed: tuple[int, str] | None) -> FinishedShard:
+        """Describe a local shard that was just written; its size and SHA-256 may be known."""
+        found = FinishedShard.of(path, hashed)
         with suppress(ConfigError):  # the reader of the format needs options that only its user knows
             return replace(found, identity=identities_of(self.entry, [path], self.reader_options)[0])
         return found
@@ -255,12 +256,20 @@ def _write_shard(
     skipped: SkippedRecords,
 ) -> Callable[[ExitStack], FinishedShard]:
     """Write the records of a shard; return the function that closes its writer, which `held` holds."""
-    local: list[FinishedShard] = []
     before = len(skipped.records)
     options = writing.options_for(shard.stop - shard.start)
+    hashing = held.enter_context(ExitStack())  # ends after the writer
     writer = held.enter_context(writing.entry.create(shard.path, overwrite=overwrite, options=options))
-    if writing.remote is not None:
-        writer.before_publish = lambda path: local.append(writing.describe(path))
+    ahead = hashing.enter_context(HashAhead(writer.temporary)) if writing.entry.appends else None
+    hashed: tuple[int, str] | None = None
+    local: FinishedShard | None = None
+
+    def before_publish(path: str) -> None:
+        nonlocal hashed, local
+        hashed = None if ahead is None else ahead.finish()
+        local = None if writing.remote is None else writing.describe(path, hashed)
+
+    writer.before_publish = before_publish
     for first, samples in read_ahead(writing.mapping.reading(source), shard.start, shard.stop):
         records = writing.records(source, samples, first, skipped)
         most = _MAPPED_AT_ONCE if writing.mapping else len(samples)
@@ -271,7 +280,7 @@ def _write_shard(
 
     def complete(closing: ExitStack) -> FinishedShard:
         closing.close()
-        found = local[0].as_uploaded(shard.path, writing.remote) if local else writing.describe(shard.path)
+        found = writing.describe(shard.path, hashed) if local is None else local.as_uploaded(shard.path, writing.remote)
         return replace(found, records=len(writer), skipped=left_out) if writing.mapping else found
 
     return complete

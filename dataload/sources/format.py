@@ -63,6 +63,8 @@ class Format:
         key_field: Name of the field with a record's key, if the format stores keys.
         recorded_options: ``"module:function"`` that returns, for a path and the `Remote` or None, the reader options
             that our writer recorded in a file; None if the file is empty, so that another may tell.
+        appends: Whether the writer only appends to a single file, but for its last 64 KiB: a conversion then computes
+            its hash while it is written.
         verify_options: Reader options with which ``dataload verify`` finds more damage.
     """
 
@@ -87,6 +89,7 @@ class Format:
     index_path: str | None = None
     key_field: str | None = None
     recorded_options: str | None = None
+    appends: bool = False
     verify_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @classmethod

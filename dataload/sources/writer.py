@@ -101,6 +101,11 @@ class Writer(ABC):
     def _discard(self) -> None:  # noqa: B027 - not every writer holds resources
         """Release resources without completing the temporary."""
 
+    @property
+    def temporary(self) -> str:
+        """Path of the file that is being written, until it is published."""
+        return self._part.temporary
+
     def __len__(self) -> int:
         """Return the number of records written so far."""
         return self._count

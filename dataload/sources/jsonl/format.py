@@ -35,6 +35,7 @@ JSONL = Format(
     source="dataload.sources.jsonl.reader:JsonlSource",
     writer="dataload.sources.jsonl.writer:JsonlWriter",
     reader_options=JsonlOptions,
+    appends=True,
     writer_options=FileOptions,
     suffixes=tuple(f"{name}{compressed}" for name in (".jsonl", ".ndjson") for compressed in ("", ".gz", ".zst")),
     lies_beside=True,

@@ -86,6 +86,7 @@ TAR = Format(
     writer_options=TarWriterOptions,
     suffixes=(".tar",),
     magic=is_tar,
+    appends=True,
     key_field=KEY,
     index_path="dataload.sources.tar.index:index_path",
     index_writer="dataload.sources.tar.writer:write_index",

@@ -41,6 +41,7 @@ TFRECORD = Format(
     source="dataload.sources.tfrecord.reader:TFRecordSource",
     writer="dataload.sources.tfrecord.writer:TFRecordWriter",
     reader_options=TFRecordOptions,
+    appends=True,
     writer_options=TFRecordWriterOptions,
     suffixes=(".tfrecord", ".tfrecords"),
     magic=is_tfrecord,

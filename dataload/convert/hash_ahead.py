@@ -1,0 +1,70 @@
+"""The hash of a file that is still being written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from threading import Event, Thread
+from types import TracebackType
+from typing import Self
+
+UNSETTLED_BYTES = 1 << 17
+"""The end of a file that its writer may still change: more than a block of ArrayRecord."""
+
+_CHUNK_BYTES = 1 << 20
+_SECONDS = 0.005  # between two looks at the size of the file
+
+
+class HashAhead:
+    """Computes the SHA-256 of a file in a thread that follows its writer, `UNSETTLED_BYTES` behind the end.
+
+    Hashing takes about as long as writing large records, and otherwise begins when the file is complete.
+
+    Args:
+        path: A file to which a writer appends.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # stays open if the file is renamed
+        self._digest = hashlib.sha256()
+        self._hashed = 0
+        self._failed = False
+        self._ended, self._dropped = Event(), Event()
+        self._thread = Thread(target=self._follow, name="dataload-hash", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> tuple[int, str] | None:
+        """Return size and hash of the file, which is complete now; None if it could not be read."""
+        self._ended.set()
+        self._thread.join()
+        return None if self._failed or self._dropped.is_set() else (self._hashed, self._digest.hexdigest())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._dropped.set()
+        self._ended.set()
+        self._thread.join()
+        with suppress(OSError):
+            os.close(self._file)
+
+    def _follow(self) -> None:
+        buffer = memoryview(bytearray(_CHUNK_BYTES))
+        try:
+            while not self._dropped.is_set():
+                ended = self._ended.is_set()
+                left = os.fstat(self._file).st_size - self._hashed - (0 if ended else UNSETTLED_BYTES)
+                if left >= len(buffer) or (ended and left > 0):
+                    count = os.preadv(self._file, [buffer[:left]], self._hashed)
+                    self._digest.update(buffer[:count])
+                    self._hashed += count
+                elif ended:
+                    return
+                else:
+                    self._ended.wait(_SECONDS)
+        except OSError:
+            self._failed = True

@@ -1,0 +1,62 @@
+"""The hash of a file that is still being written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload.convert import convert
+from dataload.convert.hash_ahead import UNSETTLED_BYTES, HashAhead
+from dataload.sources.find import read_manifest
+from dataload.sources.registry import built_in_formats
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [5], [1 << 20, 3], [300_000] * 12])
+def test_the_hash_of_a_growing_file(tmp_path, sizes):
+    path = tmp_path / "a"
+    with path.open("wb", buffering=0) as stream, HashAhead(str(path)) as ahead:
+        for number, size in enumerate(sizes):
+            stream.write(bytes([number]) * size)
+        path.rename(tmp_path / "b")
+        found = ahead.finish()
+    data = (tmp_path / "b").read_bytes()
+    assert found == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_the_end_may_change(tmp_path):
+    path = tmp_path / "a"
+    with path.open("wb", buffering=0) as stream, HashAhead(str(path)) as ahead:
+        stream.write(bytes(3 << 20))
+        while ahead._hashed < 2 << 20:
+            time.sleep(0.001)
+        stream.seek(-UNSETTLED_BYTES // 2, os.SEEK_END)
+        stream.write(b"changed")
+        found = ahead.finish()
+    assert found == (3 << 20, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def test_what_is_given_up_ends_its_thread(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(1 << 22))
+    with pytest.raises(KeyError), HashAhead(str(tmp_path / "a")) as ahead:
+        raise KeyError
+    assert not ahead._thread.is_alive()
+    assert ahead.finish() is None
+
+
+@pytest.mark.parametrize(
+    "entry", [entry for entry in built_in_formats() if entry.appends], ids=lambda entry: entry.name
+)
+def test_formats_that_append(tmp_path, entry):
+    """Their files are large enough that most of them is hashed before the end is written."""
+    rng = np.random.default_rng(0)
+    source = dataload.MemorySource([{"x": rng.integers(0, 255, 40_000, np.uint8), "n": i} for i in range(150)])
+    report = convert(source, tmp_path / f"a{entry.suffixes[0]}", shards=2)
+    (listed,) = read_manifest(str(tmp_path)).data_sets
+    for path, sha256 in zip(report.paths, listed.sha256, strict=True):
+        with open(path, "rb") as stream:
+            assert hashlib.file_digest(stream, "sha256").hexdigest() == sha256

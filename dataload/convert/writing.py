@@ -80,7 +80,7 @@ class Writing:
         codec = self.options.get("codec")
         return {"codec": codec} if isinstance(codec, str) and "codec" in self.entry.reader_options.names() else {}
 
-    def describe(self, path: str, hashed: tuple[int, str] | None) -> FinishedShard:
+    def describe(self, path: str, hashed: tuple[int, str] | None = None) -> FinishedShard:
         """Describe a local shard that was just written; its size and SHA-256 may be known."""
         found = FinishedShard.of(path, hashed)
         with suppress(ConfigError):  # the reader of the format needs options that only its user knows

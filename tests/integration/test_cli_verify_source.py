@@ -125,7 +125,7 @@ def test_source_that_does_not_open(tmp_path):
         (
             ["somebodys_source:numbers", "--field", "x"],
             ConfigError,
-            "--field, --codec, --decode and --part are for files",
+            "--field, --codec, --decode, --part and --engine are for files",
         ),
     ],
 )

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import dataload
 from dataload.cli.app import app
-from dataload.convert import LocalEngine, convert, local
+from dataload.convert import LocalEngine, convert, processes
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 
 SHARDS = 5
@@ -233,12 +233,12 @@ def test_processes_that_cannot_start(source, expected, tmp_path, monkeypatch):
         raise BlockingIOError(11, "no more processes")
 
     with monkeypatch.context() as patched:
-        patched.setattr(local, "WorkerHandle", refuse)
+        patched.setattr(processes, "WorkerHandle", refuse)
         with pytest.raises(
             SourceError, match=r"cannot start a process for part 1/5 .*\): raise the limits of open files"
         ):
             run(source, tmp_path)
-    monkeypatch.setattr(local.multiprocessing.current_process(), "_config", {"daemon": True})
+    monkeypatch.setattr(processes.multiprocessing.current_process(), "_config", {"daemon": True})
     with pytest.raises(
         ConfigError, match=r"MainProcess is a daemonic process, which cannot start processes: pass no e"
     ):

@@ -39,7 +39,8 @@ def test_without_faults(proxy):
     assert counts.requests == {("GET", "a"): 2, ("GET", "missing"): 1}
     assert counts.bytes == {"a": len(DATA) + 10, "missing": 9}
     assert counts.ranges == [("a", "bytes=5-14")]
-    assert (counts.gets("a"), counts.faults, counts.most_at_once) == (2, {}, 1)
+    assert (counts.gets("a"), counts.faults) == (2, {})
+    assert counts.most_at_once <= 2, "the client may have its answer a moment before the proxy has ended"
     proxy.reset()
     assert not proxy.counts.requests
 

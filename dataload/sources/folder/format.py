@@ -7,7 +7,6 @@ from os import PathLike
 from typing import Any, Literal, TypeAlias, get_args
 
 from dataload._util.checks import check_choice
-from dataload.codecs.decoders import known_extension
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
 from dataload.sources.options import ReadOptions
@@ -64,6 +63,8 @@ def split_pattern(path: str) -> tuple[str, str | None]:
 
 def is_medium(name: str) -> bool:
     """Return whether the suffix of a file is that of an image or of audio."""
+    from dataload.codecs.decoders import known_extension  # imports codecs
+
     decoder = known_extension(name) if "." in name else None
     return decoder is not None and decoder.name in ("audio", "image")
 

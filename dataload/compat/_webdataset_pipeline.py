@@ -1,0 +1,432 @@
+"""WebDataset's pipeline over an order that is computed, so that it can resume."""
+
+import inspect
+import itertools
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from dataload.compat._webdataset_io import FileCache, Opener, check_pipe, is_remote, safe_defaults, safe_handlers, wds
+from dataload.compat._webdataset_stages import Meter, Named, Plan, Share, Single, plan
+from dataload.compat._webdataset_state import Part, Run, run_of, state_of
+from dataload.errors import ConfigError, CorruptFileError, DataloadError, WorkerError
+from dataload.loader.loader import Loader
+from dataload.samplers import Repeat, Sequential, ShardSequential, Subset
+from dataload.sources.tar.reader import TarSource
+from dataload.storage import Remote, is_url, local_path
+from dataload.types import Sampler
+
+_SAMPLES_AT_ONCE = 16  # that are read together
+
+
+class FluidInterface(wds.FluidInterface):
+    """WebDataset's methods, of which `decode` and `xdecode` load pickles only if that is allowed."""
+
+    allow_pickle = False
+
+    def decode(self, *args: Any, post: Any = None, **kw: Any) -> Self:
+        """See WebDataset."""
+        return super().decode(*args, post=safe_handlers(post, self.allow_pickle), **kw)
+
+    def xdecode(self, *args: Any, **kw: Any) -> Self:
+        """See WebDataset."""
+        return super().xdecode(*args, **{"defaults": safe_defaults(self.allow_pickle), **kw})
+
+
+class FluidWrapper(FluidInterface, wds.FluidWrapper):
+    """WebDataset's methods for any data set."""
+
+
+class Resumable(FluidInterface):
+    """The iterations and the state of a `WebDataset` and of a `WebLoader`."""
+
+    repetitions: int
+    nsamples: int
+    workers = 1
+    run: Run | None = None  # the last iteration
+    _next: Run | None = None  # where the next one begins, if that was set
+    _epoch = 0  # of the next one
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over one epoch, or over the rest of it after `load_state_dict`."""
+        run = self.run = self._next or Run(self.first_epoch())
+        self._next, self._epoch = None, run.epoch + 1
+        return self._values(run)
+
+    def _values(self, run: Run) -> Iterator[Any]:
+        limit = self.limit
+        while run.passes < self.repetitions and (limit is None or run.given < limit):
+            before = run.given
+            for value in self.one_pass(run):
+                run.given += 1
+                yield value
+                if limit is not None and run.given >= limit:
+                    break
+            if run.given == before and not run.resumed:
+                break
+            self.end_pass(run)
+        run.over = True
+
+    def one_pass(self, run: Run) -> Iterator[Any]:
+        """Yield the values of a pass."""
+        raise NotImplementedError
+
+    def end_pass(self, run: Run) -> None:
+        """Move to the next pass."""
+        run.passes, run.resumed, run.parts, run.now = run.passes + 1, False, (), {}
+
+    def first_epoch(self) -> int:
+        """Return the epoch of a new iteration."""
+        return self._epoch
+
+    @property
+    def limit(self) -> int | None:
+        """Values of an epoch, if ``with_epoch`` or ``repeat(nbatches=)`` says so."""
+        return self.nsamples if self.repetitions != 1 and self.nsamples > 0 else None
+
+    def compose(self, *args: Any) -> Self:
+        """Return a copy of the pipeline with more stages."""
+        made = super().compose(*args)  # type: ignore[misc]
+        made.run = made._next = None
+        return made
+
+    def begin(self, run: Run) -> None:
+        """Make the next iteration begin at a position."""
+        self._next = run
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration serve `epoch`, unless it was set to a position of it."""
+        if self._next is None or self._next.epoch != epoch:
+            self._next, self._epoch = None, epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the consumer, for JSON.
+
+        Raises:
+            ConfigError: The position is not exact, or the archives are read as streams; the message says why.
+        """
+        data, run, limit = self.dataset(), self._next or self.run, self.limit
+        if run is None or run.over:
+            return state_of(data, self._epoch)
+        if limit is not None and run.given >= limit:
+            return state_of(data, run.epoch + 1)
+        inexact = self.inexact()
+        if inexact is not None and run.now:
+            raise ConfigError(
+                f"{inexact} holds samples back or counts them, so there is no exact position within an epoch: take "
+                "the state between epochs, or use shuffle() before batched(), and stages that work on single samples",
+                key="state_dict",
+            )
+        return state_of(data, run.epoch, run.place(self.workers), self.outer(run))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken, with the same stages. Reads no sample.
+
+        Raises:
+            ConfigError: The archives are read as streams.
+            StateMismatchError: The state is of other data or another order.
+        """
+        self._next = run_of(self.dataset(), state)
+
+    def inexact(self) -> Any:
+        """Return the first stage that does not work on single samples, or None."""
+        raise NotImplementedError
+
+    def outer(self, run: Run) -> tuple[int, int]:
+        """Return passes and values, if they are not those of the data set."""
+        raise NotImplementedError
+
+    def dataset(self) -> "WebDataset":
+        """Return the data set that gives the samples."""
+        raise NotImplementedError
+
+
+class WebDataset(Resumable, wds.WebDataset):
+    """WebDataset's pipeline of samples, which reads them at random and can resume.
+
+    The arguments are WebDataset's, and those below. `seed` is 0 by default. Ranks divide the samples, unless
+    `nodesplitter` is None; workers divide them, unless `workersplitter` is None.
+
+    Args:
+        urls: Archives, as WebDataset takes them.
+        args: See WebDataset.
+        allow_pipe: Run URLs ``pipe:COMMAND`` in a shell.
+        allow_pickle: Let `decode` and `xdecode` load pickles, which can run any code.
+        storage_options: See `dataload.open`.
+        remote: See `dataload.open`.
+        kw: See WebDataset.
+    """
+
+    def __init__(
+        self,
+        urls: Any,
+        *args: Any,
+        allow_pipe: bool = False,
+        allow_pickle: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        remote: Any = None,
+        **kw: Any,
+    ) -> None:
+        urls = os.fspath(urls) if isinstance(urls, os.PathLike) else urls
+        bound = inspect.signature(wds.WebDataset.__init__).bind(self, urls, *args, **kw)
+        bound.apply_defaults()
+        given = bound.arguments
+        super().__init__(urls, *args, **kw)
+        self.allow_pickle = allow_pickle
+        self._remote = None if storage_options is None and remote is None else Remote.of(storage_options, remote)
+        self._seed = 0 if given["seed"] is None else int(given["seed"])
+        self._shuffles, self._checks_empty = bool(given["shardshuffle"]), given["empty_check"]
+        self._urls = [os.fspath(url) for url in getattr(self.pipeline[0], "urls", ())]
+        check_pipe(self._urls, allow_pipe)
+        self._streams = _why_streams(given, self.pipeline, self._urls)
+        for position, stage in enumerate(self.pipeline):
+            if isinstance(stage, wds.cache.StreamingOpen):
+                self.pipeline[position] = Opener(given["handler"], allow_pipe=allow_pipe, remote=self._remote)
+            elif isinstance(stage, wds.cache.FileCache):
+                stage.__class__ = FileCache
+                stage.allow_pipe, stage.remote = allow_pipe, self._remote
+        self._head = tuple(self.pipeline)
+        self._by_rank, self._by_worker = given["nodesplitter"] is not None, bool(given["workersplitter"])
+        self._source: TarSource | None = None
+        self._batch = 1  # values that a WebLoader puts in a batch
+        self._is_fed = False  # by a WebLoader, which tells the epoch
+
+    def fed(self, batch: int) -> Self:
+        """Return a copy for a `WebLoader`, which puts `batch` values in a batch."""
+        made = self.compose()
+        made._batch, made._is_fed = batch, True
+        return made
+
+    def compose(self, *args: Any) -> Self:
+        """Return a copy of the pipeline with more stages."""
+        made = super().compose(*args)
+        made._source = None
+        return made
+
+    def open(self) -> TarSource | None:
+        """Return the archives; None if they are read as streams."""
+        if tuple(self.pipeline[: len(self._head)]) != self._head:
+            self._streams = "the stages that read samples were changed"
+        if self._source is None and self._streams is None:
+            found = _open_archives(self._urls, self._remote)
+            if isinstance(found, str):
+                self._streams = found
+                warnings.warn(
+                    f"the archives are read as streams, in WebDataset's own order and without a state: {found}",
+                    stacklevel=2,
+                )
+            else:
+                self._source = found
+        return None if self._streams is not None else self._source
+
+    def archives(self) -> TarSource:
+        """Return the archives, or raise a ConfigError if they are read as streams."""
+        source = self.open()
+        if source is None:
+            raise ConfigError(f"the archives are read as streams, without a state: {self._streams}", key="urls")
+        return source
+
+    def plan(self) -> Plan:
+        """Return the stages after the samples are read."""
+        return plan(self.pipeline[len(self._head) :])
+
+    def place(self) -> tuple[int, int, int, int]:
+        """Return rank, number of ranks, worker and number of workers, as they divide the samples."""
+        rank, world_size, worker, workers = wds.utils.pytorch_worker_info()
+        return (*((rank, world_size) if self._by_rank else (0, 1)), *((worker, workers) if self._by_worker else (0, 1)))
+
+    def order(self) -> Sampler:
+        """Return the order of a pass."""
+        lengths = self.archives().shard_lengths
+        first: Sampler = ShardSequential(lengths, self._seed) if self._shuffles else Sequential(sum(lengths))
+        return self.plan().order(first, self._seed)
+
+    def epoch_order(self, order: Sampler) -> tuple[Sampler, int]:
+        """Return the order of all passes of an epoch, and their number."""
+        batching, limit = self.plan().batching, self.limit
+        if limit is not None and len(order):
+            rows = limit * (batching.size if batching else 1) * self.place()[1]
+            passes = -(-rows // len(order))
+            return Subset(Repeat(order, passes), slice(rows)), passes
+        passes = 1 if self.repetitions == sys.maxsize else self.repetitions
+        return (order if passes == 1 else Repeat(order, passes)), passes
+
+    def share(self, order: Sampler, part: Part, workers: int) -> Share:
+        """Return the part of `order` that a worker reads."""
+        rank, world_size = self.place()[:2]
+        batching = self.plan().batching
+        return Share(
+            order,
+            start=part.start,
+            rank=rank,
+            world_size=world_size,
+            worker=part.lane,
+            workers=workers,
+            chunk=self._batch * (batching.size if batching else 1),
+            even=world_size > 1 and batching is not None and not batching.partial,
+            begun=part.used,
+        )
+
+    def first_epoch(self) -> int:
+        """Return the epoch of a new iteration; torch's DataLoader does not tell it to its workers."""
+        info = None
+        if not self._is_fed and self._epoch == 0 and "torch" in sys.modules:
+            info = sys.modules["torch"].utils.data.get_worker_info()
+        if info is None or not (self._shuffles or self.plan().orders):
+            return self._epoch
+        if self.place()[1] == 1:
+            return (info.seed - info.id) % 2**31  # the same in all workers, and another one in each epoch
+        warnings.warn(
+            "every epoch has the same order, because workers of torch's DataLoader do not know the epoch: use the "
+            "WebLoader of this module, or call set_epoch(n) before each epoch",
+            stacklevel=3,
+        )
+        return 0
+
+    def one_pass(self, run: Run) -> Iterator[Any]:
+        """Yield the values of a pass."""
+        if self.open() is None:
+            yield from self.iterator1()
+            return
+        order, found, (_, _, worker, workers) = self.order(), self.plan(), self.place()
+        if not len(order) and self._checks_empty:
+            raise ValueError(f"there are no samples in {self._urls}: empty_check=False allows that")
+        part = run.part_of(worker, workers)
+        epoch = run.epoch * self.epoch_order(order)[1] + run.passes
+        if self.repetitions == sys.maxsize and self.limit is None:
+            epoch = run.epoch + run.passes
+            self._epoch = epoch + 1
+        meter = Meter(part.used)
+        run.last = part.lane
+        values: Any = meter.head(self._read(self.share(order, part, workers), epoch))
+        for position, stage in enumerate(found.stages):
+            if position == found.batch:
+                values = meter.batches(values, stage, _arguments_size(found))
+            else:
+                values = self.invoke(stage, values)
+        for value in values:
+            run.now[part.lane] = Part(part.lane, run.passes, part.start, meter.used, run.given + 1)
+            yield value
+
+    def _read(self, share: Share, epoch: int) -> Iterator[dict[str, Any]]:
+        if not len(share):
+            return
+        loader: Loader[list[Any]] = Loader(
+            self.archives(),
+            batch_size=_SAMPLES_AT_ONCE,
+            sampler=share,
+            transform=self._named(),
+            collate=list,
+            epochs=epoch + 1,
+            rank=0,
+            world_size=1,
+        )
+        loader.set_epoch(epoch)
+        with loader:
+            try:
+                for samples in loader:
+                    yield from samples
+            except WorkerError as error:
+                raise error.__cause__ or error from None
+
+    def _named(self) -> Named:
+        paths = [(url, None if is_url(local_path(url)) else local_path(url)) for url in self._urls]
+        return Named(paths, list(itertools.accumulate(self.archives().shard_lengths)))
+
+    def loader(self, **options: Any) -> Loader[Any]:
+        """Return a `dataload.Loader` of the same batches, for its workers, statistics and bad records.
+
+        States go from one to the other. With ``repeat(n)``, a batch may span two passes. Without ``batched``, batches
+        are lists of one sample.
+
+        Args:
+            options: Options of `dataload.Loader`, such as ``num_workers=4``.
+
+        Raises:
+            ConfigError: A stage does not work on single samples, or the archives are read as streams.
+        """
+        source, found = self.archives(), self.plan()
+        if found.inexact is not None:
+            raise ConfigError(f"{found.inexact} does not work on single samples, as a Loader does", key="loader")
+        batching = found.batching
+        cut = len(found.stages) if found.batch is None else found.batch
+        rank, world_size = self.place()[:2]
+        settings: dict[str, Any] = {
+            "batch_size": batching.size if batching else 1,
+            "sampler": self.epoch_order(self.order())[0],
+            "tail": "partial" if batching is None or batching.partial else "drop",
+            "seed": self._seed,
+            "transform": [self._named(), *([Single(found.stages[:cut])] if cut else [])],
+            "collate": batching.collate if batching else list,
+            "batch_transform": Single(found.stages[cut + 1 :]) if found.stages[cut + 1 :] else None,
+            "rank": rank,
+            "world_size": world_size,
+        }
+        return Loader(source, **{**settings, **options})
+
+    def dataset(self) -> "WebDataset":
+        """See `Resumable`."""
+        return self
+
+    def inexact(self) -> Any:
+        """See `Resumable`."""
+        return self.plan().inexact
+
+    def outer(self, run: Run) -> tuple[int, int]:  # noqa: ARG002 - they are in the parts
+        """See `Resumable`."""
+        return (0, 0)
+
+    def close(self) -> None:
+        """Close the archives, and the stages that can be closed."""
+        if self._source is not None:
+            self._source.close()
+        super().close()
+
+
+def _why_streams(given: Mapping[str, Any], pipeline: Sequence[Any], urls: Sequence[str]) -> str | None:
+    """Return why archives cannot be read at random, as far as the arguments tell."""
+    if type(pipeline[0]) is not wds.SimpleShardList:
+        return f"{type(pipeline[0]).__name__} chooses them"
+    for name in ("select_files", "rename_files"):
+        if given[name] is not None:
+            return f"{name} works on files"
+    if any(isinstance(stage, wds.cache.FileCache) for stage in pipeline):
+        return "cache_dir keeps them one after another; remote={'cache': ...} reads at random"
+    for name, known in (
+        ("nodesplitter", (None, wds.split_by_node, wds.single_node_only)),
+        ("workersplitter", (None, False, wds.split_by_worker)),
+    ):
+        if given[name] not in known:
+            return f"{name} chooses them"
+    if "GOPEN_REWRITE" in os.environ:
+        return "GOPEN_REWRITE is set"
+    for url in urls:
+        if url == "-" or url.startswith("pipe:") or (is_url(local_path(url)) and not is_remote(url)):
+            return f"{url} is a stream"
+    return None
+
+
+def _open_archives(urls: Sequence[str], remote: Remote | None) -> TarSource | str:
+    """Return the archives, or why they cannot be read at random. A bad index beside an archive is left out."""
+    bad_index = None
+    for index in (None, False):
+        source = TarSource(
+            [local_path(url) for url in urls], case_sensitive=False, index=index, **({"remote": remote} if remote else {})
+        )
+        try:
+            oddity = source.oddity()
+        except CorruptFileError as error:
+            bad_index = bad_index or error
+            continue
+        except DataloadError as error:
+            return str(error)
+        if oddity is None and bad_index is not None:
+            warnings.warn(f"the archives are scanned, because an index beside them is bad: {bad_index}", stacklevel=2)
+        return oddity or source
+    return str(bad_index)
+
+
+def _arguments_size(found: Plan) -> int:
+    return found.batching.size if found.batching else 1

@@ -1,12 +1,10 @@
-"""What WebDataset does with the outside world, made safe: URLs go through `dataload.storage`, commands need a consent."""
+"""WebDataset's reading, writing and decoding: URLs go through `dataload.storage`; commands and pickles need consent."""
 
 import functools
 import importlib
 import io
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlparse
 
 from dataload._util.optional import load_optional
@@ -14,7 +12,6 @@ from dataload.errors import ConfigError
 from dataload.storage import Remote, is_url, local_path, storage_of
 
 wds: Any = load_optional("webdataset", needed_by="dataload.compat.webdataset", extra="webdataset")
-torch_data: Any = wds.pytorch
 
 _BUFFER_BYTES = 1 << 20
 _SCHEMES = ("s3", "gs", "az", "http", "https")  # that our storage reads, unless the user has a handler of his own
@@ -39,7 +36,13 @@ def is_remote(url: str) -> bool:
 
 
 def gopen(
-    url: str, mode: str = "rb", bufsize: int = 8192, *, allow_pipe: bool = False, remote: Remote | None = None, **kw: Any
+    url: str,
+    mode: str = "rb",
+    bufsize: int = 8192,
+    *,
+    allow_pipe: bool = False,
+    remote: Remote | None = None,
+    **kw: Any,
 ) -> Any:
     """Open a file or a URL as a stream; ``pipe:`` only with `allow_pipe`."""
     url = importlib.import_module("webdataset.gopen").rewrite_url(url)
@@ -47,7 +50,11 @@ def gopen(
     if not is_remote(url):
         return wds.gopen(url, mode, bufsize, **kw)
     storage = storage_of(url, remote)
-    return io.BufferedReader(_Stream(storage.open(url)), _BUFFER_BYTES) if mode == "rb" else _Upload(storage, url)
+    return (
+        io.BufferedReader(_Stream(storage.open(url, whole=True)), _BUFFER_BYTES)
+        if mode == "rb"
+        else _Upload(storage, url)
+    )
 
 
 class _Stream(io.RawIOBase):
@@ -83,7 +90,9 @@ class _Upload:
 class Opener:
     """Opens archives as streams: the stage of a pipeline that follows the list of shards."""
 
-    def __init__(self, handler: Any, *, allow_pipe: bool, remote: Remote | None = None, names_file: bool = True) -> None:
+    def __init__(
+        self, handler: Any, *, allow_pipe: bool, remote: Remote | None = None, names_file: bool = True
+    ) -> None:
         self._handler, self._allow_pipe, self._remote, self._names_file = handler, allow_pipe, remote, names_file
 
     def __call__(self, sources: Iterable[Any]) -> Iterator[dict[str, Any]]:
@@ -101,30 +110,6 @@ class Opener:
             if self._names_file and urlparse(url).scheme in ("", "file"):
                 opened["local_path"] = local_path(url)
             yield opened
-
-
-class FileCache(wds.cache.FileCache):
-    """WebDataset's cache, which downloads through our storage."""
-
-    allow_pipe, remote = False, None
-
-    def get_file(self, url: str) -> str:
-        """Return the path of a file with the content of a URL."""
-        check_pipe(url, self.allow_pipe)
-        if not is_remote(url):
-            return super().get_file(url)
-        target = os.path.join(self.cache_dir, self.url_to_name(url))
-        if not os.path.exists(target):
-            if self.cleaner is not None:
-                self.cleaner.cleanup()
-            temporary = f"{target}.temp{os.getpid()}"
-            with gopen(url, remote=self.remote) as stream, open(temporary, "wb") as file:
-                shutil.copyfileobj(stream, file, _BUFFER_BYTES)
-            if not self.validator(temporary):
-                os.remove(temporary)
-                raise ValueError(f"{url} is not a tar archive")
-            os.replace(temporary, target)
-        return target
 
 
 def tarfile_samples(
@@ -179,40 +164,28 @@ def _compression(name: str) -> str | None:
     return next((kind for kind in ("gz", "bz2", "xz") if name.endswith(kind)), None)
 
 
-def decode_basic(key: str, data: bytes) -> Any:
-    """Decode a component by its extension, but never unpickle it."""
-    extension = key.rpartition(".")[2]
-    if extension in _PICKLED:
-        _refuse_pickle(extension)
-    return wds.autodecode.basichandlers(key, data)
-
-
-def _refuse_pickle(extension: str) -> None:
+def _refuse_pickle(*_: Any) -> None:
     raise ConfigError(
-        f"components .{extension} are pickles, which can run any code: pass allow_pickle=True if you trust the "
-        "archives, or leave them out with only=",
+        f"components .{', .'.join(_PICKLED)} are pickles, which can run any code: pass allow_pickle=True if you trust "
+        "the archives, or leave them out with only=",
         key="allow_pickle",
-        value=extension,
     )
 
 
+def _decode_basic(key: str, data: bytes) -> Any:
+    return (_refuse_pickle if key.rpartition(".")[2] in _PICKLED else wds.autodecode.basichandlers)(key, data)
+
+
 def safe_handlers(post: Sequence[Any] | None, allow_pickle: bool) -> list[Any]:
-    """Return the handlers that a decoder ends with; those of WebDataset's own unpickle only if that is allowed."""
+    """Return the last handlers of a decoder; those of WebDataset's own unpickle only if that is allowed."""
     basic = wds.autodecode.basichandlers
     chosen = [basic] if post is None else list(post)
-    return chosen if allow_pickle else [decode_basic if each is basic else each for each in chosen]
+    return chosen if allow_pickle else [_decode_basic if each is basic else each for each in chosen]
 
 
 def safe_defaults(allow_pickle: bool) -> list[tuple[str, Callable[[Any], Any]]]:
-    """Return the decoders of `xdecode`."""
-    defaults = wds.filters.default_decoders
-    if allow_pickle:
-        return defaults
-    return [(name, functools.partial(_refuse_stream, name[2:]) if name == "*.pyd" else f) for name, f in defaults]
-
-
-def _refuse_stream(extension: str, _: Any) -> None:
-    _refuse_pickle(extension)
+    """Return the decoders of `xdecode`, of which the last that fits a name is used."""
+    return [*wds.filters.default_decoders, *([] if allow_pickle else [("*.pyd", _refuse_pickle)])]
 
 
 class Decoder(wds.Decoder):
@@ -232,3 +205,21 @@ def decode(*args: Any, post: Any = None, allow_pickle: bool = False, **kw: Any) 
 def xdecode(*args: Any, allow_pickle: bool = False, **kw: Any) -> Any:
     """Return the stage that decodes samples from streams; it unpickles only with `allow_pickle`."""
     return wds.xdecode(*args, **{"defaults": safe_defaults(allow_pickle), **kw})
+
+
+class FluidInterface(wds.FluidInterface):
+    """WebDataset's methods, of which `decode` and `xdecode` load pickles only if that is allowed."""
+
+    allow_pickle = False
+
+    def decode(self, *args: Any, post: Any = None, **kw: Any) -> Self:
+        """See WebDataset."""
+        return super().decode(*args, post=safe_handlers(post, self.allow_pickle), **kw)
+
+    def xdecode(self, *args: Any, **kw: Any) -> Self:
+        """See WebDataset."""
+        return super().xdecode(*args, **{"defaults": safe_defaults(self.allow_pickle), **kw})
+
+
+class FluidWrapper(FluidInterface, wds.FluidWrapper):
+    """WebDataset's methods for any data set."""

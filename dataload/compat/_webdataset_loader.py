@@ -1,14 +1,14 @@
 """WebDataset's loader, which knows how far its workers are."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dataload._util.optional import load_optional
 from dataload.compat._webdataset_io import wds
-from dataload.compat._webdataset_pipeline import Resumable, WebDataset
+from dataload.compat._webdataset_pipeline import WebDataset
 from dataload.compat._webdataset_stages import is_single
-from dataload.compat._webdataset_state import Part, Run
+from dataload.compat._webdataset_state import Progress, Resumable, Run
 from dataload.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ class _Feeder(wds.pytorch.IterableDataset):
     def __iter__(self) -> Iterator[tuple[tuple[int, ...], Any]]:
         for value in self.data:
             run = self.data.run
-            yield (() if run is None or not run.now else tuple(run.now[run.last])), value
+            yield ((self.data.place()[2], *run.progress[0]) if run and run.progress else ()), value
 
 
 class _Collate:
@@ -73,9 +73,12 @@ class WebLoader(Resumable, wds.DataPipeline):
             yield from self.iterator1()
             return
         data, loader = self.data, self.pipeline[0]
+        data.open()  # here, so that workers inherit it
         data.set_epoch(run.epoch)
-        if run.parts:
-            data.begin(Run(run.epoch, run.parts))
+        if run.resumed:
+            start = Run(run.epoch, run.position)
+            start.passes, start.given = data.restored(start, run.counts)
+            data.begin(start)
             loader._iterator = None  # workers that persist have begun elsewhere
         values: Any = _received(run, loader)
         for stage in self.pipeline[1:]:
@@ -85,7 +88,7 @@ class WebLoader(Resumable, wds.DataPipeline):
     def end_pass(self, run: Run) -> None:
         """Move to the next pass, which is an epoch of the data set."""
         super().end_pass(run)
-        run.epoch += 1
+        run.epoch, run.position, run.progress = run.epoch + 1, 0, {}
         self._epoch = run.epoch
 
     def dataset(self) -> WebDataset:
@@ -99,15 +102,21 @@ class WebLoader(Resumable, wds.DataPipeline):
         inexact = None if self.data is None else self.data.inexact()
         return inexact or next((stage for stage in self.pipeline[1:] if not is_single(stage)), None)
 
-    def outer(self, run: Run) -> tuple[int, int]:
+    def counts(self, run: Run, given: int) -> dict[str, int]:
         """See `Resumable`."""
-        return (0, 0) if self.repetitions == 1 else (run.passes, run.given)
+        own = {} if self.repetitions == 1 else {"loader_passes": run.passes, "loader_given": run.given}
+        return own | self.dataset().counts(run, given)
+
+    def restored(self, run: Run, counts: Mapping[str, int]) -> tuple[int, int]:
+        """See `Resumable`."""
+        run.counts = counts
+        return counts.get("loader_passes", 0), counts.get("loader_given", 0)
 
 
 def _received(run: Run, loader: Any) -> Iterator[Any]:
     """Yield the values of a loader, and keep their parts."""
     for part, value in loader:
         if len(part):
-            found = Part(*map(int, part))
-            run.now[found.lane], run.last = found, found.lane
+            worker, *progress = map(int, part)
+            run.progress[worker] = Progress(*progress)
         yield value

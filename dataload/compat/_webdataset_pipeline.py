@@ -1,5 +1,6 @@
 """WebDataset's pipeline over an order that is computed, so that it can resume."""
 
+import copy
 import inspect
 import itertools
 import os
@@ -8,9 +9,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from dataload.compat._webdataset_io import FileCache, Opener, check_pipe, is_remote, safe_defaults, safe_handlers, wds
+from dataload.compat._webdataset_io import Opener, check_pipe, is_remote, wds
 from dataload.compat._webdataset_stages import Meter, Named, Plan, Share, Single, plan
-from dataload.compat._webdataset_state import Part, Run, run_of, state_of
+from dataload.compat._webdataset_state import Progress, Resumable, Run
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, WorkerError
 from dataload.loader.loader import Loader
 from dataload.samplers import Repeat, Sequential, ShardSequential, Subset
@@ -21,133 +22,11 @@ from dataload.types import Sampler
 _SAMPLES_AT_ONCE = 16  # that are read together
 
 
-class FluidInterface(wds.FluidInterface):
-    """WebDataset's methods, of which `decode` and `xdecode` load pickles only if that is allowed."""
-
-    allow_pickle = False
-
-    def decode(self, *args: Any, post: Any = None, **kw: Any) -> Self:
-        """See WebDataset."""
-        return super().decode(*args, post=safe_handlers(post, self.allow_pickle), **kw)
-
-    def xdecode(self, *args: Any, **kw: Any) -> Self:
-        """See WebDataset."""
-        return super().xdecode(*args, **{"defaults": safe_defaults(self.allow_pickle), **kw})
-
-
-class FluidWrapper(FluidInterface, wds.FluidWrapper):
-    """WebDataset's methods for any data set."""
-
-
-class Resumable(FluidInterface):
-    """The iterations and the state of a `WebDataset` and of a `WebLoader`."""
-
-    repetitions: int
-    nsamples: int
-    workers = 1
-    run: Run | None = None  # the last iteration
-    _next: Run | None = None  # where the next one begins, if that was set
-    _epoch = 0  # of the next one
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over one epoch, or over the rest of it after `load_state_dict`."""
-        run = self.run = self._next or Run(self.first_epoch())
-        self._next, self._epoch = None, run.epoch + 1
-        return self._values(run)
-
-    def _values(self, run: Run) -> Iterator[Any]:
-        limit = self.limit
-        while run.passes < self.repetitions and (limit is None or run.given < limit):
-            before = run.given
-            for value in self.one_pass(run):
-                run.given += 1
-                yield value
-                if limit is not None and run.given >= limit:
-                    break
-            if run.given == before and not run.resumed:
-                break
-            self.end_pass(run)
-        run.over = True
-
-    def one_pass(self, run: Run) -> Iterator[Any]:
-        """Yield the values of a pass."""
-        raise NotImplementedError
-
-    def end_pass(self, run: Run) -> None:
-        """Move to the next pass."""
-        run.passes, run.resumed, run.parts, run.now = run.passes + 1, False, (), {}
-
-    def first_epoch(self) -> int:
-        """Return the epoch of a new iteration."""
-        return self._epoch
-
-    @property
-    def limit(self) -> int | None:
-        """Values of an epoch, if ``with_epoch`` or ``repeat(nbatches=)`` says so."""
-        return self.nsamples if self.repetitions != 1 and self.nsamples > 0 else None
-
-    def compose(self, *args: Any) -> Self:
-        """Return a copy of the pipeline with more stages."""
-        made = super().compose(*args)  # type: ignore[misc]
-        made.run = made._next = None
-        return made
-
-    def begin(self, run: Run) -> None:
-        """Make the next iteration begin at a position."""
-        self._next = run
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration serve `epoch`, unless it was set to a position of it."""
-        if self._next is None or self._next.epoch != epoch:
-            self._next, self._epoch = None, epoch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the consumer, for JSON.
-
-        Raises:
-            ConfigError: The position is not exact, or the archives are read as streams; the message says why.
-        """
-        data, run, limit = self.dataset(), self._next or self.run, self.limit
-        if run is None or run.over:
-            return state_of(data, self._epoch)
-        if limit is not None and run.given >= limit:
-            return state_of(data, run.epoch + 1)
-        inexact = self.inexact()
-        if inexact is not None and run.now:
-            raise ConfigError(
-                f"{inexact} holds samples back or counts them, so there is no exact position within an epoch: take "
-                "the state between epochs, or use shuffle() before batched(), and stages that work on single samples",
-                key="state_dict",
-            )
-        return state_of(data, run.epoch, run.place(self.workers), self.outer(run))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, with the same stages. Reads no sample.
-
-        Raises:
-            ConfigError: The archives are read as streams.
-            StateMismatchError: The state is of other data or another order.
-        """
-        self._next = run_of(self.dataset(), state)
-
-    def inexact(self) -> Any:
-        """Return the first stage that does not work on single samples, or None."""
-        raise NotImplementedError
-
-    def outer(self, run: Run) -> tuple[int, int]:
-        """Return passes and values, if they are not those of the data set."""
-        raise NotImplementedError
-
-    def dataset(self) -> "WebDataset":
-        """Return the data set that gives the samples."""
-        raise NotImplementedError
-
-
 class WebDataset(Resumable, wds.WebDataset):
     """WebDataset's pipeline of samples, which reads them at random and can resume.
 
-    The arguments are WebDataset's, and those below. `seed` is 0 by default. Ranks divide the samples, unless
-    `nodesplitter` is None; workers divide them, unless `workersplitter` is None.
+    The arguments are WebDataset's, and those below. `seed` is 0 by default. `cache_dir` is dataload's cache of
+    shards. Ranks divide the samples unless `nodesplitter` is None, and workers unless `workersplitter` is None.
 
     Args:
         urls: Archives, as WebDataset takes them.
@@ -182,27 +61,26 @@ class WebDataset(Resumable, wds.WebDataset):
         check_pipe(self._urls, allow_pipe)
         self._streams = _why_streams(given, self.pipeline, self._urls)
         for position, stage in enumerate(self.pipeline):
-            if isinstance(stage, wds.cache.StreamingOpen):
+            if isinstance(stage, wds.cache.FileCache):
+                own = {"cache": stage.cache_dir, "budget": stage.cleaner.cache_size if stage.cleaner else None}
+                self._remote = Remote.of(storage_options, own | dict(remote or {}))
+            if isinstance(stage, (wds.cache.StreamingOpen, wds.cache.FileCache)):
                 self.pipeline[position] = Opener(given["handler"], allow_pipe=allow_pipe, remote=self._remote)
-            elif isinstance(stage, wds.cache.FileCache):
-                stage.__class__ = FileCache
-                stage.allow_pipe, stage.remote = allow_pipe, self._remote
         self._head = tuple(self.pipeline)
         self._by_rank, self._by_worker = given["nodesplitter"] is not None, bool(given["workersplitter"])
         self._source: TarSource | None = None
         self._batch = 1  # values that a WebLoader puts in a batch
-        self._is_fed = False  # by a WebLoader, which tells the epoch
 
     def fed(self, batch: int) -> Self:
         """Return a copy for a `WebLoader`, which puts `batch` values in a batch."""
         made = self.compose()
-        made._batch, made._is_fed = batch, True
+        made._batch, made._knows_epoch = batch, True
         return made
 
     def compose(self, *args: Any) -> Self:
         """Return a copy of the pipeline with more stages."""
         made = super().compose(*args)
-        made._source = None
+        made._source = copy.copy(self._source)  # so that closing one does not affect the other
         return made
 
     def open(self) -> TarSource | None:
@@ -235,7 +113,9 @@ class WebDataset(Resumable, wds.WebDataset):
     def place(self) -> tuple[int, int, int, int]:
         """Return rank, number of ranks, worker and number of workers, as they divide the samples."""
         rank, world_size, worker, workers = wds.utils.pytorch_worker_info()
-        return (*((rank, world_size) if self._by_rank else (0, 1)), *((worker, workers) if self._by_worker else (0, 1)))
+        if not self._by_rank:
+            rank, world_size = 0, 1
+        return (rank, world_size, worker, workers) if self._by_worker else (rank, world_size, 0, 1)
 
     def order(self) -> Sampler:
         """Return the order of a pass."""
@@ -253,29 +133,27 @@ class WebDataset(Resumable, wds.WebDataset):
         passes = 1 if self.repetitions == sys.maxsize else self.repetitions
         return (order if passes == 1 else Repeat(order, passes)), passes
 
-    def share(self, order: Sampler, part: Part, workers: int) -> Share:
-        """Return the part of `order` that a worker reads."""
+    def share(self, order: Sampler, start: int, worker: int, workers: int) -> Share:
+        """Return the part of `order` that a worker reads, of all that follows the position `start`."""
         rank, world_size = self.place()[:2]
         batching = self.plan().batching
         return Share(
             order,
-            start=part.start,
+            start=start % max(1, len(order)),
             rank=rank,
             world_size=world_size,
-            worker=part.lane,
+            worker=worker,
             workers=workers,
             chunk=self._batch * (batching.size if batching else 1),
             even=world_size > 1 and batching is not None and not batching.partial,
-            begun=part.used,
         )
 
     def first_epoch(self) -> int:
         """Return the epoch of a new iteration; torch's DataLoader does not tell it to its workers."""
-        info = None
-        if not self._is_fed and self._epoch == 0 and "torch" in sys.modules:
-            info = sys.modules["torch"].utils.data.get_worker_info()
-        if info is None or not (self._shuffles or self.plan().orders):
+        info = sys.modules["torch"].utils.data.get_worker_info() if "torch" in sys.modules else None
+        if info is None or self._knows_epoch or not (self._shuffles or self.plan().orders):
             return self._epoch
+        self._knows_epoch = True
         if self.place()[1] == 1:
             return (info.seed - info.id) % 2**31  # the same in all workers, and another one in each epoch
         warnings.warn(
@@ -283,7 +161,7 @@ class WebDataset(Resumable, wds.WebDataset):
             "WebLoader of this module, or call set_epoch(n) before each epoch",
             stacklevel=3,
         )
-        return 0
+        return self._epoch
 
     def one_pass(self, run: Run) -> Iterator[Any]:
         """Yield the values of a pass."""
@@ -293,21 +171,20 @@ class WebDataset(Resumable, wds.WebDataset):
         order, found, (_, _, worker, workers) = self.order(), self.plan(), self.place()
         if not len(order) and self._checks_empty:
             raise ValueError(f"there are no samples in {self._urls}: empty_check=False allows that")
-        part = run.part_of(worker, workers)
+        start = run.position if run.resumed else 0
         epoch = run.epoch * self.epoch_order(order)[1] + run.passes
         if self.repetitions == sys.maxsize and self.limit is None:
             epoch = run.epoch + run.passes
             self._epoch = epoch + 1
-        meter = Meter(part.used)
-        run.last = part.lane
-        values: Any = meter.head(self._read(self.share(order, part, workers), epoch))
+        meter = Meter()
+        values: Any = meter.head(self._read(self.share(order, start, worker, workers), epoch))
         for position, stage in enumerate(found.stages):
-            if position == found.batch:
-                values = meter.batches(values, stage, _arguments_size(found))
+            if found.batching is not None and position == found.batch:
+                values = meter.batches(values, stage, found.batching.size)
             else:
                 values = self.invoke(stage, values)
         for value in values:
-            run.now[part.lane] = Part(part.lane, run.passes, part.start, meter.used, run.given + 1)
+            run.progress[0] = Progress(run.passes, meter.used, run.given + 1)
             yield value
 
     def _read(self, share: Share, epoch: int) -> Iterator[dict[str, Any]]:
@@ -374,9 +251,18 @@ class WebDataset(Resumable, wds.WebDataset):
         """See `Resumable`."""
         return self.plan().inexact
 
-    def outer(self, run: Run) -> tuple[int, int]:  # noqa: ARG002 - they are in the parts
+    def counts(self, run: Run, given: int) -> dict[str, int]:  # noqa: ARG002 - a loader has its own
         """See `Resumable`."""
-        return (0, 0)
+        return {} if self.limit is None else {"given": given}
+
+    def given_before(self, position: int) -> int:
+        """Return the values before a position, if each sample has given one."""
+        batching = self.plan().batching
+        return position // ((batching.size if batching else 1) * self.place()[1])
+
+    def restored(self, run: Run, counts: Mapping[str, int]) -> tuple[int, int]:
+        """See `Resumable`."""
+        return run.position // max(1, len(self.order())), counts.get("given", self.given_before(run.position))
 
     def close(self) -> None:
         """Close the archives, and the stages that can be closed."""
@@ -392,8 +278,6 @@ def _why_streams(given: Mapping[str, Any], pipeline: Sequence[Any], urls: Sequen
     for name in ("select_files", "rename_files"):
         if given[name] is not None:
             return f"{name} works on files"
-    if any(isinstance(stage, wds.cache.FileCache) for stage in pipeline):
-        return "cache_dir keeps them one after another; remote={'cache': ...} reads at random"
     for name, known in (
         ("nodesplitter", (None, wds.split_by_node, wds.single_node_only)),
         ("workersplitter", (None, False, wds.split_by_worker)),
@@ -411,10 +295,9 @@ def _why_streams(given: Mapping[str, Any], pipeline: Sequence[Any], urls: Sequen
 def _open_archives(urls: Sequence[str], remote: Remote | None) -> TarSource | str:
     """Return the archives, or why they cannot be read at random. A bad index beside an archive is left out."""
     bad_index = None
+    options: dict[str, Any] = {} if remote is None else {"remote": remote}
     for index in (None, False):
-        source = TarSource(
-            [local_path(url) for url in urls], case_sensitive=False, index=index, **({"remote": remote} if remote else {})
-        )
+        source = TarSource([local_path(url) for url in urls], case_sensitive=False, index=index, **options)
         try:
             oddity = source.oddity()
         except CorruptFileError as error:
@@ -426,7 +309,3 @@ def _open_archives(urls: Sequence[str], remote: Remote | None) -> TarSource | st
             warnings.warn(f"the archives are scanned, because an index beside them is bad: {bad_index}", stacklevel=2)
         return oddity or source
     return str(bad_index)
-
-
-def _arguments_size(found: Plan) -> int:
-    return found.batching.size if found.batching else 1

@@ -17,10 +17,8 @@ from dataload.transforms import SampleContext
 from dataload.types import Int64Array, Sampler
 
 _FILTER = wds.filters.FilterFunction
-_SINGLE = frozenset(
-    getattr(wds.filters, name).f
-    for name in "associate decode extract_keys map map_dict map_tuple rename rename_keys to_tuple xdecode".split()
-)
+_NAMES = "associate decode extract_keys map map_dict map_tuple rename rename_keys to_tuple xdecode"
+_SINGLE = frozenset(getattr(wds.filters, name).f for name in _NAMES.split())
 _DROPPING = frozenset((wds.filters.select.f, wds.filters.rsample.f))
 
 
@@ -124,8 +122,8 @@ def _arguments(stage: Any) -> dict[str, Any]:
 class Meter:
     """Counts the samples that a pass has read, and those that the values it has given were made of."""
 
-    def __init__(self, begun: int) -> None:
-        self._read = self._used = begun
+    def __init__(self) -> None:
+        self._read = self._used = 0
         self._entered: list[int] = []
         self._batched = False
 
@@ -170,7 +168,6 @@ class Share:
         workers: Number of workers of each rank.
         chunk: Samples that a worker reads in a row.
         even: Whether every rank reads the same number of samples.
-        begun: Samples of this part that were read before.
     """
 
     parent: Sampler
@@ -181,7 +178,6 @@ class Share:
     workers: int = 1
     chunk: int = 1
     even: bool = False
-    begun: int = 0
 
     @property
     def records(self) -> int:
@@ -193,11 +189,11 @@ class Share:
         of_rank = left // self.world_size if self.even else -(-(left - self.rank) // self.world_size)
         chunks, rest = divmod(max(0, of_rank), self.chunk)
         own = max(0, -(-(chunks - self.worker) // self.workers)) * self.chunk
-        return max(0, own + (rest if chunks % self.workers == self.worker else 0) - self.begun)
+        return own + (rest if chunks % self.workers == self.worker else 0)
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""
-        chunk, offset = np.divmod(positions + self.begun, self.chunk)
+        chunk, offset = np.divmod(positions, self.chunk)
         of_rank = (chunk * self.workers + self.worker) * self.chunk + offset
         return self.parent.indices(self.start + of_rank * self.world_size + self.rank, epoch=epoch)
 

@@ -1,6 +1,6 @@
 """WebDataset with an order that can resume: ``import dataload.compat.webdataset as wds``.
 
-This is the package webdataset itself, and all of its names are here. What differs is that `WebDataset` reads archives at
+This is the package webdataset itself, with all of its names. What differs is that `WebDataset` reads archives at
 random, in an order that is computed. Where every stage of a pipeline works on single samples up to ``batched``, the
 batches are the same for any number of workers, and `state_dict` is exact at every step. Other pipelines run as they do
 there, and `state_dict` says what is in the way.
@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 __all__ = ["ShardWriter", "TarWriter", "WebDataset", "WebLoader"]
 
 _OURS = {
-    **dict.fromkeys(("FluidInterface", "FluidWrapper", "WebDataset"), "pipeline"),
+    "WebDataset": "pipeline",
     "WebLoader": "loader",
-    **dict.fromkeys(("Decoder", "FileCache", "ShardWriter", "TarWriter", "decode", "gopen", "xdecode"), "io"),
+    **dict.fromkeys(
+        ("Decoder", "FluidInterface", "FluidWrapper", "ShardWriter", "TarWriter", "decode", "gopen", "xdecode"), "io"
+    ),
     **dict.fromkeys(("tarfile_samples", "tarfile_to_samples"), "io"),
 }
-_SUBMODULES = (
-    "autodecode cache compat extradatasets filters handlers mix pipeline pytorch shardlists tariterators tenbin utils "
-    "writer"
-).split()
+_SUBMODULES = """
+    autodecode cache compat extradatasets filters handlers mix pipeline pytorch shardlists tariterators tenbin utils
+    writer
+"""
 
 
 def __getattr__(name: str) -> Any:
@@ -39,7 +41,7 @@ def __getattr__(name: str) -> Any:
     if name in _OURS:
         return getattr(importlib.import_module(f"dataload.compat._webdataset_{_OURS[name]}"), name)
     theirs = importlib.import_module("dataload.compat._webdataset_io").wds
-    if name not in _SUBMODULES:
+    if name not in _SUBMODULES.split():
         return getattr(theirs, name)
     found = vars(importlib.import_module(f"webdataset.{name}"))
     module = types.ModuleType(f"{__name__}.{name}", found["__doc__"])

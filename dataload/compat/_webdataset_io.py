@@ -72,6 +72,11 @@ class _Stream(io.RawIOBase):
         self._at += len(data)
         return len(data)
 
+    def close(self) -> None:
+        if not self.closed:
+            self._file.__exit__(None, None, None)
+        super().close()
+
 
 class _Upload:
     """A file that becomes an object when it is closed."""
@@ -101,7 +106,10 @@ class Opener:
             url = source["url"] if isinstance(source, dict) else source
             check_pipe(url, self._allow_pipe)
             try:
-                opened = {"url": url, "stream": gopen(url, allow_pipe=self._allow_pipe, remote=self._remote)}
+                opened: dict[str, Any] = {
+                    "url": url,
+                    "stream": gopen(url, allow_pipe=self._allow_pipe, remote=self._remote),
+                }
             except Exception as error:
                 error.args = (*error.args, url)
                 if self._handler(error):
@@ -109,7 +117,11 @@ class Opener:
                 break
             if self._names_file and urlparse(url).scheme in ("", "file"):
                 opened["local_path"] = local_path(url)
-            yield opened
+            try:
+                yield opened
+            finally:
+                if not url.startswith("pipe:"):  # the end of a command may be an error
+                    opened["stream"].close()
 
 
 def tarfile_samples(

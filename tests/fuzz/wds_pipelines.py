@@ -217,7 +217,6 @@ def check(seed: int, theirs: Any, ours: Any, paths: list[str]) -> str:
     names = [name for name, _, _ in calls]
     said = f"pipeline {seed}: {settings} {calls}"
     wanted, error = run(build(theirs, urls, settings, calls))
-    gc.collect()
     data = build(ours, urls, settings, calls)
     found, own_error = run(data)
     if any(name == "shuffle" and arguments[0] > 1 for name, arguments, _ in calls):
@@ -258,7 +257,7 @@ def compare(seeds: range, folder: Path) -> dict[str, int]:
         warnings.simplefilter("ignore")
         for seed in seeds:
             kinds[check(seed, webdataset, facade, paths)] += 1
-            gc.collect()
+        gc.collect()  # the original leaves archives open
     return kinds
 
 

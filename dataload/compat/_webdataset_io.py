@@ -106,22 +106,26 @@ class Opener:
             url = source["url"] if isinstance(source, dict) else source
             check_pipe(url, self._allow_pipe)
             try:
-                opened: dict[str, Any] = {
-                    "url": url,
-                    "stream": gopen(url, allow_pipe=self._allow_pipe, remote=self._remote),
-                }
+                opened = self._open(url)
             except Exception as error:
                 error.args = (*error.args, url)
                 if self._handler(error):
                     continue
                 break
-            if self._names_file and urlparse(url).scheme in ("", "file"):
-                opened["local_path"] = local_path(url)
             try:
                 yield opened
             finally:
                 if not url.startswith("pipe:"):  # the end of a command may be an error
                     opened["stream"].close()
+
+    def _open(self, url: str) -> dict[str, Any]:
+        path = local_path(url) if urlparse(url).scheme in ("", "file") else None
+        if is_remote(url) and self._remote is not None and self._remote.options.cache is not None:
+            lease = storage_of(url, self._remote).lease(url)
+            stream = open(lease.path, "rb")  # noqa: SIM115 - closed above
+            return {"url": url, "stream": stream, "local_path": lease.path, "lease": lease}
+        opened = {"url": url, "stream": gopen(url, allow_pipe=self._allow_pipe, remote=self._remote)}
+        return {**opened, "local_path": path} if path and self._names_file else opened
 
 
 def tarfile_samples(

@@ -69,7 +69,10 @@ def state_of(data: WebDataset, epoch: int, position: int = 0, **counts: int) -> 
     whole, passes = data.epoch_order(order)
     batching, world_size = data.plan().batching, data.place()[1]
     least = batching.size * world_size if batching and not batching.partial else 1  # samples that make a value
-    if not counts and position > len(order) * passes - least:
+    length = len(order)
+    if not counts and passes == 1 and length:  # each pass of an endless epoch counts as one
+        epoch, position = epoch + position // length, position % length
+    if not counts and position > length * passes - least:
         epoch, position = epoch + bool(position), 0
     state = LoaderState(
         epoch=epoch,

@@ -50,11 +50,9 @@ def gopen(
     if not is_remote(url):
         return wds.gopen(url, mode, bufsize, **kw)
     storage = storage_of(url, remote)
-    return (
-        io.BufferedReader(_Stream(storage.open(url, whole=True)), _BUFFER_BYTES)
-        if mode == "rb"
-        else _Upload(storage, url)
-    )
+    if mode == "wb":
+        return _Upload(storage, url)
+    return io.BufferedReader(_Stream(storage.open(url, whole=True)), _BUFFER_BYTES)
 
 
 class _Stream(io.RawIOBase):

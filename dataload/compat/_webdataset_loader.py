@@ -19,9 +19,10 @@ class _Feeder(wds.pytorch.IterableDataset):
         self.data = data
 
     def __iter__(self) -> Iterator[tuple[tuple[int, ...], Any]]:
+        worker = self.data.place()[2]
         for value in self.data:
             run = self.data.run
-            yield ((self.data.place()[2], *run.progress[0]) if run and run.progress else ()), value
+            yield ((worker, *run.progress[0]) if run and run.progress else ()), value
 
 
 class _Collate:

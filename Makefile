@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 CORE := $(VENV)/.core
 
-.PHONY: demo test test-remote check format bench readme-table fuzz kills sanitize clean
+.PHONY: demo test test-remote test-ray check format bench readme-table fuzz kills sanitize clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -42,6 +42,15 @@ $(AZURITE): | $(INSTALLED)
 
 test-remote: $(INSTALLED) $(CORE) $(AZURITE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -o faulthandler_timeout=170 -m remote tests/integration
+
+# Ray is large, so nothing else installs it. Its clusters are slow to start, and want the machine for themselves.
+RAY := $(VENV)/.installed-ray
+$(RAY): pyproject.toml constraints.txt | $(INSTALLED)
+	$(INSTALL) -c constraints.txt -e '.[ray]'
+	touch $@
+
+test-ray: $(INSTALLED) $(CORE) $(RAY)
+	$(BIN)/python -m pytest --session-timeout 600 -o faulthandler_timeout=230 -m ray tests/integration/test_ray.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

@@ -7,7 +7,20 @@ import sys
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import adaptive, beside, cold, costs, execution, formats, harness, orders, remote, samples, tokens
+from benchmarks import (
+    adaptive,
+    beside,
+    cold,
+    convert,
+    costs,
+    execution,
+    formats,
+    harness,
+    orders,
+    remote,
+    samples,
+    tokens,
+)
 from dataload.bench.results import Results
 from dataload.bench.runner import describe_run
 
@@ -16,6 +29,7 @@ CASES = {
     "transforms": samples.transforms,
     "jpeg": samples.jpeg,
     "peers": beside.peers,
+    "own-readers": beside.own_readers,
     "overhead": costs.overhead,
     "open": costs.opening,
     "resume": costs.resuming,
@@ -31,6 +45,7 @@ CASES = {
     "memory": execution.memory,
     "adaptive": adaptive.adaptive,
     "remote": remote.remote,
+    **convert.CASES,
 }
 
 

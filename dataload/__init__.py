@@ -10,9 +10,10 @@ for batch in loader: ...
 from dataload._util.decoding import decoding
 from dataload.analysis.live import live_view
 from dataload.analysis.timeline import record_timeline
-from dataload.api import create, from_config
+from dataload.api import from_config
 from dataload.api import open_source as open  # noqa: A004 - dataload.open, as gzip.open
 from dataload.collate import Collate, Pack, Ragged, default_collate
+from dataload.convert.sharded import create
 from dataload.errors import (
     ClosedSourceError,
     ConfigError,
@@ -30,9 +31,11 @@ from dataload.loader.loader import Loader
 from dataload.loader.statistics import Statistics
 from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
+from dataload.sources.mix import concat, mix
 from dataload.sources.range import RangeSource
-from dataload.sources.sequences import sequence_lengths
+from dataload.sources.sequences import record_lengths, sequence_lengths
 from dataload.sources.tokens.reader import TokenSource
+from dataload.sources.windows import windows
 from dataload.storage import RemoteOptions
 from dataload.streams import MultiStreamLoader, StreamContext
 from dataload.transforms import DROP, SampleContext
@@ -83,12 +86,16 @@ __all__ = [
     "TokenSource",
     "UnsupportedFormatError",
     "WorkerError",
+    "concat",
     "create",
     "decoding",
     "default_collate",
     "from_config",
     "live_view",
+    "mix",
     "open",
+    "record_lengths",
     "record_timeline",
     "sequence_lengths",
+    "windows",
 ]

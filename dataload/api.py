@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
 from dataload.sources.files import FileSource
-from dataload.sources.find import find_destination, find_shards, split_format
-from dataload.sources.writer import Writer
+from dataload.sources.find import FoundShards, find_shards, split_format
 from dataload.storage import Remote, is_url
 
 if TYPE_CHECKING:
@@ -59,7 +58,13 @@ def open_source(
         return source
     # What is found out here about the versions of objects goes on to the source.
     remote = Remote.of(options.get("storage_options"), options.get("remote"))
-    found = find_shards(paths, format, remote=remote)
+    return open_found(find_shards(paths, format, remote=remote), remote, fields, options)
+
+
+def open_found(
+    found: FoundShards, remote: Remote, fields: Sequence[str] | None, options: Mapping[str, Any]
+) -> Source[Any]:
+    """Open the shards that `find_shards` has found with `remote`."""
     if any(map(is_url, found.files)) and "remote" in found.format.reader_options.names():
         options = {**options, "storage_options": None, "remote": remote}
     # A manifest says all; asking the first of its shards would be a request.
@@ -78,30 +83,6 @@ def open_source(
         source.close()
         raise
     return source
-
-
-def create(
-    path: Path,
-    *,
-    format: str | None = None,  # noqa: A002 - the word that users expect
-    overwrite: bool = False,
-    **options: Any,
-) -> Writer:
-    """Write a data set: ``with dataload.create("out.syr") as writer: writer.write(record)``.
-
-    Nothing shows at `path` before the writer is closed without an error.
-
-    Args:
-        path: Destination, or ``"format:path"``.
-        format: By default the end of the name decides.
-        overwrite: Replace what is there.
-        options: Options of the format, see its writer class.
-
-    Raises:
-        ConfigError: The destination exists, or format or option are unknown.
-    """
-    entry, name = find_destination(os.fspath(path), format)
-    return entry.create(name, overwrite=overwrite, options=options)
 
 
 def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Loader[Any] | MultiStreamLoader:

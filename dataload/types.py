@@ -164,15 +164,18 @@ class FieldSpec:
         dtype: A numpy dtype name, ``"bytes"``, ``"str"``, or ``"unknown"`` if only a record can tell.
         shape: Shape of the value in one record. An axis is None if its length varies between records; the whole
             shape is None if the number of dimensions is unknown or varies.
+        classes: Names of the classes that the numbers 0, 1, ... stand for; None if values are no labels.
     """
 
     dtype: str
     shape: tuple[int | None, ...] | None = None
+    classes: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
         if self.shape is None:
             return self.dtype
-        return f"{self.dtype} ({', '.join('?' if n is None else str(n) for n in self.shape)})"
+        classes = "" if self.classes is None else f", {len(self.classes)} classes"
+        return f"{self.dtype} ({', '.join('?' if n is None else str(n) for n in self.shape)}){classes}"
 
 
 @runtime_checkable

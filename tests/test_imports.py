@@ -6,6 +6,7 @@ import sys
 
 OPTIONAL = [
     "torch",
+    "ray",
     "lmdb",
     "bson",
     "pymongo",

@@ -70,6 +70,7 @@ _POOL: tuple[Order, ...] = ("pool", "sequential")
 _ALL_ORDERS: tuple[Order, ...] = ("global", "pool", "sequential")
 _MEMMAP: Mapping[str, Any] = {"write": torch_loader.write_npy, "kinds": ("array",)}
 _DALI = "nvidia-dali-cuda120", "nvidia-dali-cuda130"
+_THREADS: Mapping[str, Any] = {"kinds": ("array", "bytes"), "workers": False}
 _ALL = (
     _torch("", torch_loader.RECORDS),
     _torch(", memmap", {"npy": torch_loader.memmap}, **_MEMMAP),
@@ -80,6 +81,7 @@ _ALL = (
     _own("MosaicML Streaming", "streaming torch", "mosaicml-streaming torch", own.mds, _ALL_ORDERS, own.write_mds),
     _own("LitData", "litdata torch", "litdata torch", own.litdata, _POOL, own.write_litdata),
     Peer("DALI on CPU", ("nvidia.dali",), _DALI, {"tar": readers.dali}, _POOL),
+    Peer("tf.data", ("tensorflow",), ("tensorflow-cpu",), {"tfrecord": readers.tf_data}, _POOL, **_THREADS),
     Peer("SPDL", ("spdl.pipeline",), ("spdl-core",), readers.SPDL),
     _own("bagz", "bagz", "bagz", own.bagz, _GLOBAL, own.write_bagz, workers=False),
     _own("Hugging Face datasets", "datasets", "datasets torch", own.arrow, _ALL_ORDERS, own.write_arrow),
@@ -96,6 +98,7 @@ _ADVICE = {
     "LitData": "https://github.com/Lightning-AI/litData",
     "DALI on CPU": "https://docs.nvidia.com/deeplearning/dali/user-guide/docs/examples/general/data_loading/"
     "dataloading_webdataset.html",
+    "tf.data": "https://www.tensorflow.org/guide/data_performance",
     "SPDL": "https://facebookresearch.github.io/spdl/latest/getting_started/pytorch.html",
     "bagz": "https://github.com/google-deepmind/bagz",
     "Hugging Face datasets": "https://huggingface.co/docs/datasets/about_mapstyle_vs_iterable",

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from dataload._util.fingerprint import digest
-from dataload.api import create, open_source
+from dataload.api import open_source
 from dataload.bench.results import FileFacts
 from dataload.bench.timing import seconds_of
 from dataload.bench.workloads import Workload
 from dataload.convert import convert
+from dataload.convert.sharded import create
 from dataload.errors import ConfigError
 from dataload.loader.step import nbytes
 from dataload.sources.registry import added_formats, built_in_formats, get_format
+from dataload.sources.writer import DEFAULT_CODEC
 from dataload.types import RandomAccessSource
 
 _SPARE_BYTES = 1 << 30
@@ -136,7 +138,7 @@ def _options(data: Data, format_name: str) -> dict[str, Any]:
     if format_name == "tokens":
         return {"window": 1025}
     entry = get_format(format_name)
-    options: dict[str, Any] = {"codec": "tensorprotos"} if entry.content == "bytes" else {}
+    options: dict[str, Any] = {"codec": entry.default_codec or DEFAULT_CODEC} if entry.content == "bytes" else {}
     if "decode" in entry.reader_options.names():
         options |= {"fields": list(data.fields), **({} if data.decodes else {"decode": "auto"})}
     return options

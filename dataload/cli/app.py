@@ -16,6 +16,7 @@ from dataload.cli.index import index_command
 from dataload.cli.inspect import inspect_command
 from dataload.cli.order import order_command
 from dataload.cli.output import as_typed, print_error, print_json, print_warning
+from dataload.cli.stats import stats_command
 from dataload.cli.timeline import timeline_command
 from dataload.cli.verify import verify_command
 from dataload.config import json_schema
@@ -117,6 +118,7 @@ for _command in (
     index_command,
     convert_command,
     verify_command,
+    stats_command,
     order_command,
     timeline_command,
     bench_command,

@@ -2,17 +2,25 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Annotated, Any, cast
 
 import typer
 from rich.filesize import decimal
 
 from dataload.cli.options import (
+    Address,
     Codec,
+    Cpus,
     Decode,
+    EngineName,
     Fields,
+    Memory,
     Options,
+    Parts,
     SourceOptions,
+    Workers,
+    parse_engine,
     parse_options,
     parse_part,
     resolve_codec,
@@ -20,9 +28,12 @@ from dataload.cli.options import (
 )
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line
 from dataload.convert import convert
+from dataload.convert.tokenize import Tokenize
+from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord
 from dataload.sources.base import Location
 from dataload.sources.find import find_destination
+from dataload.sources.format import Format
 
 _SHOWN_BAD = 3
 
@@ -43,6 +54,13 @@ def convert_command(
     map: Annotated[  # noqa: A002 - the option's name
         str | None,
         typer.Option(help="Function of a sample, or of a sample and its context: module:function."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer.json: write the tokens of texts.", metavar="FILE")
+    ] = None,
+    text_field: Annotated[str, typer.Option(help="Field with the texts for --tokenizer.")] = "text",
+    end_token: Annotated[
+        str | None, typer.Option(help="Token to write after each text, such as '<|endoftext|>'.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random numbers in the context.")] = 0,
     on_error: Annotated[
@@ -68,20 +86,36 @@ def convert_command(
         list[str] | None,
         typer.Option(help="Option of the writer, or storage_options.NAME of a URL, as key=value. Repeatable."),
     ] = None,
+    engine: EngineName = None,
+    parts: Parts = None,
+    workers: Workers = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
+    address: Address = None,
 ) -> None:
     """Convert a data set to another format, in shards, keeping the order of its records.
 
     --codec applies to whichever of the two formats stores plain bytes, or to
     both. Parts may run on several machines, in any order, and again; --merge,
-    with the same arguments, ends the conversion.
+    with the same arguments, ends the conversion. --engine does all of that.
 
     The function of --map returns a record, a list of records, or dataload.DROP.
     """
+    running = parse_engine(engine, parts, workers=workers, cpus=cpus, memory=memory, address=address)
+    tokenize = None
+    if tokenizer is not None:
+        if map is not None:
+            raise ConfigError("--tokenizer and --map are both functions of a sample: pass one of them", key="tokenizer")
+        tokenize = Tokenize.of(tokenizer, text_field=text_field, end_token=end_token)
+        format = format or "tokens"  # noqa: A001
     entry, path = find_destination(destination, format)
     wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
     if codec is not None and "codec" in wanted.shards().format.reader_options.names():
         wanted.options["codec"] = resolve_codec(codec)
-    writer_options = parse_options(to_option)
+    if decode is None and map is None and tokenize is None and _decodes(wanted.shards().format):
+        # Files pass through unchanged; with their suffixes where fields are files again.
+        wanted.options.setdefault("decode", {} if entry.key_field is None else None)
+    writer_options = {**(tokenize.writer_options if tokenize is not None else {}), **parse_options(to_option)}
     writer_codec = to_codec or codec
     if writer_codec is not None and "codec" in entry.writer_options.names():
         writer_options["codec"] = resolve_codec(writer_codec)
@@ -94,7 +128,7 @@ def convert_command(
             shards=shards,
             records_per_shard=records_per_shard,
             keep_key=keep_key,
-            map=None if map is None else resolve_here(map, "--map"),
+            map=tokenize if map is None else resolve_here(map, "--map"),
             seed=seed,
             on_error=cast("Any", on_error),
             max_bad=max_bad,
@@ -103,6 +137,7 @@ def convert_command(
             overwrite=overwrite,
             part=None if part is None else parse_part(part),
             merge=merge,
+            engine=running,
             progress=bar,
         )
     for note in report.notes:
@@ -113,6 +148,11 @@ def convert_command(
         print_line(f"{count_of(report.skipped, 'bad record')} skipped")
         for line in _describe_bad(report.bad_records):
             print_line(f"  {line}")
+
+
+def _decodes(entry: Format) -> bool:
+    """Return whether a format decodes files unless it is told not to."""
+    return any(each.name == "decode" and each.default == "auto" for each in fields(entry.reader_options))
 
 
 def _describe_bad(bad: Sequence[BadRecord]) -> Iterator[str]:

@@ -1,14 +1,30 @@
 """``dataload index``."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.filesize import decimal
 
-from dataload.cli.options import Codec, Decode, Options, SourceFormat, SourceOptions, parse_options, parse_part
+from dataload.cli.options import (
+    Address,
+    Codec,
+    Cpus,
+    Decode,
+    EngineName,
+    Memory,
+    Options,
+    Parts,
+    SourceFormat,
+    SourceOptions,
+    Workers,
+    parse_engine,
+    parse_options,
+    parse_part,
+)
 from dataload.cli.output import ProgressBar, count_of, print_error, print_line
-from dataload.convert.manifest import index_shards
+from dataload.convert.engine import Engine, index_in_parts
+from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, DataloadError
 from dataload.sources.find import find_shards
 from dataload.sources.registry import built_in_formats
@@ -37,6 +53,12 @@ def index_command(
     codec: Codec = None,
     decode: Decode = None,
     option: Options = None,
+    engine: EngineName = None,
+    parts: Parts = None,
+    workers: Workers = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
+    address: Address = None,
 ) -> None:
     """Write index files for tar archives, or the manifest of a directory.
 
@@ -47,14 +69,16 @@ def index_command(
     sizes and SHA-256, and tells their format, --codec and --decode to those
     who open the directory. An interrupted run resumes.
     """
+    running = parse_engine(engine, parts, workers=workers, cpus=cpus, memory=memory, address=address)
     if manifest:
         if directory is not None:
             raise ConfigError("a manifest is written beside its shards: leave --directory out", key="directory")
         for path in paths:
             wanted = SourceOptions.parse(path, format=format, codec=codec, decode=decode, options=option)
-            _write_manifest(wanted, None if part is None else parse_part(part), merge)
-    elif format or codec or decode or part or merge:
-        raise ConfigError("--format, --codec, --decode, --part and --merge are for --manifest", key="manifest")
+            _write_manifest(wanted, None if part is None else parse_part(part), merge, running)
+    elif format or codec or decode or part or merge or running:
+        message = "--format, --codec, --decode, --part, --merge and --engine are for --manifest"
+        raise ConfigError(message, key="manifest")
     else:
         given = parse_options(option)
         remote = Remote.of(given.pop("storage_options", None), given.pop("remote", None))
@@ -64,11 +88,15 @@ def index_command(
         _index_archives(paths, directory, remote, strict=strict)
 
 
-def _write_manifest(wanted: SourceOptions, part: tuple[int, int] | None, merge: bool) -> None:
+def _write_manifest(wanted: SourceOptions, part: tuple[int, int] | None, merge: bool, engine: Engine | None) -> None:
+    data: dict[str, Any] = {"format": wanted.format, "options": wanted.options}
     with ProgressBar("hashing shards") as bar:
-        report = index_shards(
-            wanted.path, format=wanted.format, options=wanted.options, part=part, merge=merge, progress=bar
-        )
+        if engine is None:
+            report = index_shards(wanted.path, **data, part=part, merge=merge, progress=bar)
+        elif part is not None or merge:
+            raise ConfigError("--engine runs all parts and merges them: leave --part and --merge out", key="engine")
+        else:
+            report = index_in_parts(engine, wanted.path, **data, progress=bar)
     for entry in report.data_sets:
         shards, records = count_of(len(entry.names), "shard"), count_of(sum(entry.records), "record")
         print_line(f"{report.path}: {entry.pattern}: {records} in {shards} ({decimal(sum(entry.bytes))})")

@@ -1,6 +1,6 @@
 """``dataload inspect``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import numpy as np
@@ -9,9 +9,13 @@ from rich.filesize import decimal
 
 from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, SourceFormat, SourceOptions
 from dataload.cli.output import count_of, print_json, print_line, print_table
+from dataload.cli.stats import print_statistics, statistics_facts
 from dataload.errors import DataloadError
 from dataload.sources.base import Source, spec_of
+from dataload.sources.field_statistics import DataSetStatistics
+from dataload.sources.files import FileSource
 from dataload.sources.find import FoundShards
+from dataload.sources.kept_statistics import find_statistics
 from dataload.sources.manifest import MANIFEST_NAME
 from dataload.storage import Remote, storage_of
 from dataload.storage.core import core_name
@@ -20,6 +24,7 @@ from dataload.types import BatchReader, ColumnReader, Sharded
 
 _PROTOCOLS: tuple[type[Any], ...] = (BatchReader, ColumnReader, Sharded)
 _SHOWN_SHARDS = 10
+_SHOWN_CLASSES = 10
 _SHOWN_VALUES = 6
 _SHOWN_CHARACTERS = 60
 
@@ -46,8 +51,10 @@ def inspect_command(
     """
     wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
     found = wanted.shards()
-    with wanted.open() as source:
+    with wanted.open_found(found) as source:
         facts = _facts(source, found, wanted.remote)
+        statistics = _statistics(source, found)
+        facts["statistics"] = [statistics_facts(each) for each, _ in statistics]
         facts["fingerprint"] = source.fingerprint() if fingerprint or wanted.remote is None else None
     facts["remote"] = _remote(wanted.remote)
     facts["manifest"] = _manifest(found)
@@ -55,6 +62,18 @@ def inspect_command(
         print_json(facts)
     else:
         _print(facts)
+        for each, records in statistics:
+            print_line()
+            print_statistics(each, records)
+
+
+def _statistics(source: Source[Any], found: FoundShards) -> list[tuple[DataSetStatistics, int]]:
+    """Return the statistics that are kept of whole data sets, and their numbers of records."""
+    listed = any(entry.statistics is not None for entry in found.listed)  # asking again is a request
+    if not isinstance(source, FileSource) or not (listed or (source.remote is None and not found.listed)):
+        return []
+    kept = [each for each in find_statistics(source) if len(each.shards) == len(each.entry.names)]
+    return [(each.statistics, sum(each.entry.records)) for each in kept]
 
 
 def _facts(source: Source[Any], found: FoundShards, remote: Remote | None) -> dict[str, Any]:
@@ -67,10 +86,11 @@ def _facts(source: Source[Any], found: FoundShards, remote: Remote | None) -> di
     except DataloadError as error:  # the other facts are still worth showing
         sample = f"cannot be read: {error}"
     lengths = source.shard_lengths
-    names = found.files if len(found.files) == len(lengths) else [repr(source)] * len(lengths)
+    several: list[Sequence[str]] = [found.files, getattr(source, "paths", ())]  # an index lists others
+    names = next((paths for paths in several if len(paths) == len(lengths)), [repr(source)] * len(lengths))
     listed = [size for entry in found.listed for size in entry.bytes]
     if remote is None or len(listed) != len(names):  # otherwise that would take requests for each shard
-        listed = [_size(name, remote) for name in names]
+        listed = [_size(found.format.file(name), remote) for name in names]
     shards: list[dict[str, Any]] = [
         {"path": name, "records": length, "bytes": size}
         for name, length, size in zip(names, lengths, listed, strict=True)
@@ -84,7 +104,14 @@ def _facts(source: Source[Any], found: FoundShards, remote: Remote | None) -> di
         "core": core_name(),
         "records": len(source),
         "bytes": sum(shard["bytes"] for shard in shards),
-        "fields": {name: {"dtype": spec.dtype, "shape": spec.shape} for name, spec in specs.items()},
+        "fields": {
+            name: {
+                "dtype": spec.dtype,
+                "shape": spec.shape,
+                **({} if spec.classes is None else {"classes": spec.classes}),
+            }
+            for name, spec in specs.items()
+        },
         "protocols": [protocol.__name__ for protocol in _PROTOCOLS if isinstance(source, protocol)],
         "notes": [] if key_order is None else [f"records are ordered by key, compared by {key_order}"],
         "shards": shards,
@@ -155,11 +182,17 @@ def _print(facts: dict[str, Any]) -> None:
         print_line(f"note: {note}")
     print_line()
     if facts["fields"]:
-        shown = cast("dict[str, str]", sample) if isinstance(sample, dict) else {}
+        shown = cast("dict[str, Any]", sample) if isinstance(sample, dict) else {}
         rows = [
-            (name, spec["dtype"], _shape(spec["shape"]), shown.get(name, "")) for name, spec in facts["fields"].items()
+            (name, spec["dtype"], _shape(spec["shape"]), str(shown.get(name, "")))
+            for name, spec in facts["fields"].items()
         ]
         print_table({"field": "left", "dtype": "left", "shape": "left", "record 0": "left"}, rows)
+        for name, spec in facts["fields"].items():
+            if classes := spec.get("classes"):
+                more = ", ..." if len(classes) > _SHOWN_CLASSES else ""
+                shown = ", ".join(classes[:_SHOWN_CLASSES])
+                print_line(f"{name}: {count_of(len(classes), 'class', 'classes')}, {shown}{more}")
     elif facts["records"]:
         print_line("no fields: records are plain bytes; use --codec to decode them into fields")
     if sample is not None and not isinstance(sample, dict):

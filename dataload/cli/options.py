@@ -10,9 +10,11 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from dataload.api import open_source
+from dataload.api import open_found, open_source
 from dataload.config.overrides import parse_assignment
 from dataload.config.references import resolve_reference
+from dataload.convert.engine import Engine
+from dataload.convert.local import LocalEngine
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
 from dataload.sources.find import FoundShards, find_shards, split_format
@@ -25,11 +27,13 @@ SourceFormat: TypeAlias = Annotated[
 Fields: TypeAlias = Annotated[list[str] | None, typer.Option(help="Read only this field. Repeatable.")]
 Codec: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="Codec of byte records: tensorprotos, example, msgpack, npz, or module:function."),
+    typer.Option(
+        help="Codec of byte records: tensorprotos, example, sequence_example, msgpack, npz, or module:function."
+    ),
 ]
 Decode: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(help="Decoder for tar members: 'auto', or extension=decoder. Repeatable."),
+    typer.Option(help="Decoder for files in archives and folders: 'auto', or extension=decoder. Repeatable."),
 ]
 Options: TypeAlias = Annotated[
     list[str] | None,
@@ -39,6 +43,32 @@ JsonFlag: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")
 ConfigFile: TypeAlias = Annotated[str, typer.Argument(help="A config file: TOML, YAML or JSON.", metavar="CONFIG")]
 Overrides: TypeAlias = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, such as loader.batch_size=64. Repeatable.")
+]
+
+_PANEL = "Engine"
+EngineName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Run all parts, and merge them: 'local' in processes of this machine, 'ray' on a Ray cluster.",
+        metavar="NAME",
+        rich_help_panel=_PANEL,
+    ),
+]
+Parts: TypeAlias = Annotated[
+    int | None, typer.Option(help="Number of parts. Default: one per shard, up to a limit.", rich_help_panel=_PANEL)
+]
+Workers: TypeAlias = Annotated[
+    int | None, typer.Option(help="local: processes at a time. Default: one per CPU.", rich_help_panel=_PANEL)
+]
+Cpus: TypeAlias = Annotated[
+    float | None, typer.Option(help="ray: CPUs to reserve for a part. Default: 1.", rich_help_panel=_PANEL)
+]
+Memory: TypeAlias = Annotated[
+    str | None, typer.Option(help="ray: memory to reserve for a part, such as 4GB.", rich_help_panel=_PANEL)
+]
+Address: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="ray: the cluster. Default: RAY_ADDRESS, or one on this machine.", rich_help_panel=_PANEL),
 ]
 Picture: TypeAlias = Annotated[str | None, typer.Option(help="Save a picture: .png, .svg or .pdf.")]
 
@@ -86,6 +116,14 @@ class SourceOptions:
         """The settings of data at URLs; None for data on this machine."""
         return self.options.get("remote") if is_url(self.path) else None
 
+    def open_found(self, found: FoundShards) -> Source[Any]:
+        """Open what `shards` has returned, without finding it again."""
+        if not found.files:
+            return self.open()
+        options = dict(self.options)
+        fields = options.pop("fields", None)
+        return open_found(found, self.remote or Remote.of(None, None), fields, options)
+
     def open(self, path: str | None = None, format: str | None = None) -> Source[Any]:  # noqa: A002
         """Open the data set, or one of its files."""
         return open_source(path or self.path, format=format or self.format, **self.options)
@@ -111,6 +149,31 @@ def parse_part(text: str) -> tuple[int, int]:
     if not (slash and number.isdecimal() and count.isdecimal()):
         raise ConfigError(f"--part {text!r}: pass two numbers, such as 2/8 for the second of eight", key="part")
     return int(number), int(count)
+
+
+def parse_engine(
+    name: str | None,
+    parts: int | None,
+    *,
+    workers: int | None,
+    cpus: float | None,
+    memory: str | None,
+    address: str | None,
+) -> Engine | None:
+    """Return the engine that the options describe; None if there is none."""
+    given = {"parts": parts, "workers": workers, "cpus": cpus, "memory": memory, "address": address}
+    settings: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    known = {None: set[str](), "local": {"parts", "workers"}, "ray": {"parts", "cpus", "memory", "address"}}
+    if name not in known:
+        raise ConfigError(f"--engine {name!r}: pass local or ray", key="engine", value=name)
+    if wrong := sorted(settings.keys() - known[name]):
+        engines = " or ".join(each for each, keys in known.items() if each is not None and wrong[0] in keys)
+        raise ConfigError(f"--{wrong[0]} is for --engine {engines}", key=wrong[0], value=settings[wrong[0]])
+    if name == "ray":
+        from dataload.ray import RayEngine  # imports Ray
+
+        return RayEngine(**settings)
+    return None if name is None else LocalEngine(**settings)
 
 
 def resolve_codec(name: str, key: str = "--codec") -> Any:

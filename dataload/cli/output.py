@@ -32,8 +32,12 @@ def _safe(text: str) -> str:
 
 def as_typed(message: str) -> str:
     """Return a message of the library with keyword arguments as options: ``overwrite=True`` becomes ``--overwrite``."""
+
+    def option(found: re.Match[str]) -> str:
+        return f"--{found[1].replace('_', '-')}{' N' if found[2] == 'N' else ''}"
+
     message = message.replace("on_error='skip'", "--on-error skip")
-    return re.sub(r"\b(overwrite|resume|keep_key)=True", lambda m: f"--{m[1].replace('_', '-')}", message)
+    return re.sub(r"\b(overwrite|resume|keep_key|shards|records_per_shard)=(True|N)\b", option, message)
 
 
 def print_line(text: str = "", style: str = "") -> None:
@@ -96,8 +100,14 @@ class ProgressBar(Progress):
         )
         self._task = self.add_task(_safe(description), total=None, rate="")
 
-    def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` units are done."""
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if isinstance(error[1], KeyboardInterrupt):  # typer drops it
+            for note in getattr(error[1], "__notes__", ()):
+                print_error(f"interrupted; {as_typed(note)}")
+
+    def __call__(self, done: int, total: int | None) -> None:
+        """Show that `done` of `total` units are done, or of an unknown number."""
         speed = self.tasks[0].speed
         rate = f"{speed:,.0f}/s" if speed else ""
         self.update(self._task, completed=done, total=total, rate=rate)

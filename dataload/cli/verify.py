@@ -5,9 +5,10 @@ import inspect
 import os
 import re
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Self
 
@@ -15,13 +16,20 @@ import numpy as np
 import typer
 
 from dataload.cli.options import (
+    Address,
     Codec,
+    Cpus,
     Decode,
+    EngineName,
     Fields,
     JsonFlag,
+    Memory,
     Options,
+    Parts,
     SourceFormat,
     SourceOptions,
+    Workers,
+    parse_engine,
     parse_options,
     parse_part,
     resolve_here,
@@ -29,6 +37,7 @@ from dataload.cli.options import (
 from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line
 from dataload.config.references import REFERENCE_PATTERN
 from dataload.convert.blocks import BlockSize, read_records
+from dataload.convert.engine import Engine, run_all
 from dataload.convert.plan import select_part
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceError, SourceNotFoundError
 from dataload.sources.registry import format_names
@@ -78,6 +87,12 @@ def verify_command(
     ] = None,
     sample: Annotated[int, typer.Option(help="With module:function: number of records per check.", min=1)] = 64,
     json: JsonFlag = False,
+    engine: EngineName = None,
+    parts: Parts = None,
+    workers: Workers = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
+    address: Address = None,
 ) -> None:
     """Read and decode every record, and report those that cannot be read.
 
@@ -86,19 +101,28 @@ def verify_command(
 
     The exit code is 1 if there is anything to report.
     """
+    running = parse_engine(engine, parts, workers=workers, cpus=cpus, memory=memory, address=address)
+    if part and running:
+        raise ConfigError("--engine reads all parts: leave --part out", key="engine")
     if format is None and _names_object(path):
-        if field or codec or decode or part:
+        if field or codec or decode or part or running:
             raise ConfigError(
-                f"--field, --codec, --decode and --part are for files; pass options to {path} with --option"
+                f"--field, --codec, --decode, --part and --engine are for files; pass options to {path} with --option"
             )
         _verify_own(path, _open_own(path, parse_options(option)), sample, limit, json=json)
     else:
         wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
-        _verify_files(path, wanted, limit, None if part is None else parse_part(part), json=json)
+        _verify_files(path, wanted, limit, None if part is None else parse_part(part), running, json=json)
 
 
 def _verify_files(
-    name: str, wanted: SourceOptions, limit: int | None, part: tuple[int, int] | None, *, json: bool
+    name: str,
+    wanted: SourceOptions,
+    limit: int | None,
+    part: tuple[int, int] | None,
+    engine: Engine | None,
+    *,
+    json: bool,
 ) -> None:
     found_shards = wanted.shards()
     entry, paths = found_shards.format, found_shards.files
@@ -107,10 +131,17 @@ def _verify_files(
     if part is not None:
         paths = select_part(paths, *part)
     with ProgressBar("verifying") as bar:
-        reading = _Reading(bar)
-        with closing(reading.findings(wanted, entry.name, paths, part and part[0])) as findings:
-            found = _collect(findings, limit, bar, quiet=json)
-    files, records = max(1, len(paths)), reading.records
+        if engine is None:
+            reading = _Reading(bar)
+            with closing(reading.findings(wanted, entry.name, paths, part and part[0])) as findings:
+                found = _collect(findings, limit, bar, quiet=json)
+            records = reading.records
+        else:
+            task = partial(_verify_part, wanted, entry.name, paths, limit)
+            reports = run_all(engine, task, len(paths), progress=lambda done: bar(done, None))
+            found = _collect(_merge_findings(reports), limit, bar, quiet=json)
+            records = sum(records for records, _ in reports)
+    files = max(1, len(paths))
     if json:
         bad = [dataclasses.asdict(finding) for finding in found]
         print_json({"path": name, "files": files, "records": records, "ok": not found, "bad": bad})
@@ -121,6 +152,37 @@ def _verify_files(
         print_line(f"{count_of(records, 'record')} in {count_of(files, 'file')}: all can be read")
     if found:
         raise typer.Exit(1)
+
+
+def _verify_part(
+    wanted: SourceOptions,
+    format_name: str,
+    paths: Sequence[str],
+    limit: int | None,
+    *,
+    part: tuple[int, int],
+    progress: Callable[[int, int], None],
+) -> tuple[int, list[Finding]]:
+    """Return the number of records in a part, and its findings; the first record of the part has index 0."""
+
+    def report(_done: int, _length: int) -> None:
+        progress(reading.records, 0)
+
+    reading = _Reading(report)
+    with closing(reading.findings(wanted, format_name, select_part(paths, *part), 1)) as findings:
+        found = [*islice(findings, limit)]
+    return reading.records, found
+
+
+def _merge_findings(reports: Sequence[tuple[int, list[Finding]]]) -> Iterator[Finding]:
+    """Yield the findings of all parts with their indices in the data set."""
+    first: int | None = 0
+    for records, findings in reports:
+        for finding in findings:
+            index = None if first is None or finding.index is None else first + finding.index
+            yield dataclasses.replace(finding, index=index)
+        if first is not None:
+            first = None if any(finding.index is None for finding in findings) else first + records
 
 
 def _verify_own(name: str, source: Any, sample: int, limit: int | None, *, json: bool) -> None:
@@ -199,8 +261,8 @@ def _collect(findings: Iterator[Finding], limit: int | None, bar: ProgressBar, *
 class _Reading:
     """Reads sources from front to back, and counts the `records` read so far, good or bad."""
 
-    def __init__(self, bar: ProgressBar) -> None:
-        self._bar = bar
+    def __init__(self, progress: Callable[[int, int], None]) -> None:
+        self._progress = progress
         self.records = 0
 
     def failures(self, source: Any) -> Iterator[tuple[int, Exception]]:
@@ -211,7 +273,7 @@ class _Reading:
             self.records += stop - start
             yield from _failures(source, start, stop, size)
             start = stop
-            self._bar(start, length)
+            self._progress(start, length)
 
     def findings(
         self, wanted: SourceOptions, format_name: str, paths: Sequence[str], part: int | None

@@ -4,6 +4,7 @@
 |---|---|---|
 | ``"tensorprotos"`` | caffe2 ``TensorProtos`` | arrays with their shapes |
 | ``"example"`` | ``tf.train.Example`` | 1-D arrays, bytes; see `dataload.codecs.example` |
+| ``"sequence_example"`` | ``tf.train.SequenceExample`` | see `dataload.codecs.sequence_example`; only read |
 | ``"msgpack"`` | a msgpack map, with arrays as in msgpack-numpy | see `dataload.codecs.msgpack` |
 | ``"npz"`` | an archive of `numpy.savez` | see `dataload.codecs.npz` |
 | ``"raw"``, None | anything | the bytes themselves |
@@ -31,11 +32,15 @@ _MODULES = {
     "example": "dataload.codecs.example",
     "msgpack": "dataload.codecs.msgpack",
     "npz": "dataload.codecs.npz",
+    "sequence_example": "dataload.codecs.sequence_example",
     "tensorprotos": "dataload.codecs.tensorprotos",
 }
 
 CODEC_NAMES = (*_MODULES, "raw")
 """Names of the built-in codecs."""
+
+READ_ONLY_CODEC = "sequence_example"
+"""The built-in codec that only decodes."""
 
 
 @functools.cache

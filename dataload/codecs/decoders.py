@@ -1,4 +1,4 @@
-"""Decoders for components of tar records, chosen by file extension.
+"""Decoders for files of a record, such as those of a tar archive, chosen by extension.
 
 Decoders take the component's bytes and never unpickle. They raise CorruptFileError without a path, which the caller
 adds.
@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from dataload._util.buffers import pooled_empty
 from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload._util.optional import load_optional
 from dataload.codecs import npz
+from dataload.codecs.audio import AUDIO_EXTENSIONS, decode_audio, decode_rate, no_audio
 from dataload.codecs.npy import parse_npy
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, UnsupportedFormatError, closest
-from dataload.types import Array
+from dataload.types import Array, FieldSpec
 
 _PIXEL_BYTES = 12
 """Most that decoding takes: Pillow's pixels, a copy of them as bytes, and ours. Pillow's own limit has it, too."""
@@ -46,6 +47,7 @@ class Decoder:
     small: bool = False  # whether contents are short or kept, so that bytes cost less than a view
     own: bool = False  # whether it is the user's function
     limited: bool = False  # whether it takes `limit`, the most bytes of a record, because values outgrow their bytes
+    spec: FieldSpec | None = None  # of all of its values; None if they vary
     kind: str | None = None  # the format of images that the extension names; None for any of `IMAGE_KINDS`
 
 
@@ -264,13 +266,24 @@ def _no_pixels() -> Array:
 DECODERS: Mapping[str, Decoder] = {
     decoder.name: decoder
     for decoder in (
-        Decoder("bytes", bytes, empty=bytes, small=True),
-        Decoder("cls", _integer, ("cls", "cls2"), small=True),
-        Decoder("image", decode_image, tuple(IMAGE_KINDS), _no_pixels, limited=True),
+        Decoder(
+            "audio", decode_audio, AUDIO_EXTENSIONS, no_audio, limited=True, spec=FieldSpec("float32", (None, None))
+        ),
+        Decoder("bytes", bytes, empty=bytes, small=True, spec=FieldSpec("bytes", ())),
+        Decoder("cls", _integer, ("cls", "cls2"), small=True, spec=FieldSpec("int64", ())),
+        Decoder(
+            "image",
+            decode_image,
+            tuple(IMAGE_KINDS),
+            _no_pixels,
+            limited=True,
+            spec=FieldSpec("uint8", (None, None, 3)),
+        ),
         Decoder("json", _json, ("json",), small=True, limited=True),
         Decoder("npy", parse_npy, ("npy",)),
-        Decoder("npz", npz.decode, ("npz",), limited=True),
-        Decoder("txt", _text, ("txt", "text"), str, small=True),
+        Decoder("npz", npz.decode, ("npz",), limited=True, spec=FieldSpec("unknown")),
+        Decoder("sample_rate", decode_rate, spec=FieldSpec("int64", ())),
+        Decoder("txt", _text, ("txt", "text"), str, small=True, spec=FieldSpec("str", ())),
     )
 }
 
@@ -293,6 +306,22 @@ def find_decoder(what: str | Callable[[bytes], Any], extension: str) -> Decoder:
             value=what,
         )
     return DECODERS[what]
+
+
+def plan_decoders(decode: Any, *, names: Sequence[str] = ("auto",), case_sensitive: bool = True) -> dict[str, Decoder]:
+    """Return the decoders that the option `decode` names, by extension or last part of it; none for None and `names`.
+
+    Raises:
+        ConfigError: The option has another value, or names an unknown decoder.
+    """
+    if decode is None or decode in names:
+        return {}
+    if not isinstance(decode, Mapping):
+        known = ", ".join(f'"{name}"' for name in names)
+        message = f"decode is {decode!r}: give None, {known} or a mapping of extensions to decoders"
+        raise ConfigError(message, key="decode", value=decode)
+    table = cast("Mapping[str, Any]", decode)
+    return {(n if case_sensitive else n.lower()): find_decoder(what, n) for n, what in table.items()}
 
 
 def for_extension(decoder: Decoder, extension: str, limit: int) -> Decoder:

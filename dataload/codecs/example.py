@@ -132,38 +132,46 @@ def _value(data: bytes | memoryview, kind: int, start: int, stop: int) -> Any:
 
 def _decode_any(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str, Any]:
     """Decode any valid Example by protobuf: parts in any order or repeated, unpacked lists, unknown fields."""
-    parse, invalid = _parser()
-    try:
-        features = parse(bytes(data)).features.feature
-    except invalid as error:
-        raise CorruptFileError(f"not a tf.train.Example ({len(data)} bytes): {error}") from error
-    record: dict[str, Any] = {}
+    features = parse_message("Example", data).features.feature
     check_size(FIELD_BYTES * len(features), limit, f"an Example of {len(features):,} features")
-    for name in sorted(features):
-        feature = features[name]
-        kind = feature.WhichOneof("kind")
-        if kind == "float_list":
-            record[name] = np.array(feature.float_list.value, np.float32)
-        elif kind == "int64_list":
-            record[name] = np.array(feature.int64_list.value, np.int64)
-        else:
-            values = list(feature.bytes_list.value)
-            record[name] = values[0] if len(values) == 1 else values
-    return record
+    return {name: feature_value(features[name]) for name in sorted(features)}
+
+
+def feature_value(feature: Any) -> Any:
+    """Return the value of a parsed Feature."""
+    kind = feature.WhichOneof("kind")
+    if kind == "float_list":
+        return np.array(feature.float_list.value, np.float32)
+    if kind == "int64_list":
+        return np.array(feature.int64_list.value, np.int64)
+    values = list(feature.bytes_list.value)
+    return values[0] if len(values) == 1 else values
+
+
+def parse_message(kind: str, data: bytes | memoryview) -> Any:
+    """Parse an ``Example`` or a ``SequenceExample`` by protobuf."""
+    parse, invalid = _parser(kind)
+    try:
+        return parse(bytes(data))
+    except invalid as error:
+        raise CorruptFileError(f"not a tf.train.{kind} ({len(data)} bytes): {error}") from error
+
+
+_CODECS: Final = {"Example": "example", "SequenceExample": "sequence_example"}
 
 
 @functools.cache
-def _parser() -> tuple[Callable[[bytes], Any], type[Exception]]:
-    """Return protobuf's parser of Example and its exception. The schema is built in a separate pool."""
+def _parser(kind: str) -> tuple[Callable[[bytes], Any], type[Exception]]:
+    """Return protobuf's parser of a message and its exception. The schema is built in a separate pool."""
 
     def load(module: str) -> Any:
         name = f"google.protobuf.{module}"
-        return load_optional(name, needed_by="codec 'example'", extra="codecs", package="protobuf")
+        return load_optional(name, needed_by=f"codec {_CODECS[kind]!r}", extra="codecs", package="protobuf")
 
     file = load("descriptor_pb2").FileDescriptorProto(**_SCHEMA)
     pool = load("descriptor_pool").DescriptorPool()
     pool.Add(file)
-    example = load("message_factory").GetMessageClass(pool.FindMessageTypeByName("dataload.Example"))
+    example = load("message_factory").GetMessageClass(pool.FindMessageTypeByName(f"dataload.{kind}"))
     return example.FromString, load("message").DecodeError
 
 
@@ -179,8 +187,14 @@ def _message(name: str, *fields: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 _FLOAT_TYPE, _INT64_TYPE, _STRING_TYPE, _BYTES_TYPE = 2, 3, 9, 12
-_ENTRY: Final = (_field("key", 1, _STRING_TYPE), _field("value", 2, "Feature"))
-_MAP: Final = _message("FeatureEntry", *_ENTRY, options={"map_entry": True})
+
+
+def _map(name: str, value: str) -> dict[str, Any]:
+    """Return the entries of a map from text to a message, a message inside of the one that has the map."""
+    entry = _field("key", 1, _STRING_TYPE), _field("value", 2, value)
+    return _message(name, *entry, options={"map_entry": True})
+
+
 _LISTS: Final = [
     _field(f"{name}_list", kind, f"{name.capitalize()}List", oneof_index=0)
     for kind, name in ((_BYTES, "bytes"), (_FLOAT, "float"), (_INT64, "int64"))
@@ -194,8 +208,19 @@ _SCHEMA: Final = {
         _message("FloatList", _field("value", 1, _FLOAT_TYPE, many=True)),
         _message("Int64List", _field("value", 1, _INT64_TYPE, many=True)),
         _message("Feature", *_LISTS, oneof_decl=[{"name": "kind"}]),
-        _message("Features", _field("feature", 1, "Features.FeatureEntry", many=True), nested_type=[_MAP]),
+        _message(
+            "Features",
+            _field("feature", 1, "Features.FeatureEntry", many=True),
+            nested_type=[_map("FeatureEntry", "Feature")],
+        ),
         _message("Example", _field("features", 1, "Features")),
+        _message("FeatureList", _field("feature", 1, "Feature", many=True)),
+        _message(
+            "FeatureLists",
+            _field("feature_list", 1, "FeatureLists.FeatureListEntry", many=True),
+            nested_type=[_map("FeatureListEntry", "FeatureList")],
+        ),
+        _message("SequenceExample", _field("context", 1, "Features"), _field("feature_lists", 2, "FeatureLists")),
     ],
 }
 

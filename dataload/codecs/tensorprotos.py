@@ -22,7 +22,7 @@ written. In records of other writers:
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,7 @@ from dataload.codecs.wire import (
     LENGTH,
     VARINT,
     build_field,
+    build_head,
     encode_varint,
     encode_varints,
     parse_packed,
@@ -82,7 +83,7 @@ TYPES: Mapping[int, DataType] = {
     12: DataType("FLOAT16", _INT32_DATA, np.dtype("float16")),
     13: DataType("DOUBLE", _DOUBLE_DATA, np.dtype("<f8")),
 }
-FLOAT, BYTE, STRING, UINT8 = 1, 3, 4, 6
+FLOAT, BYTE, STRING, UINT8, INT64 = 1, 3, 4, 6, 10
 
 # Wire types of the repeated numbers, packed and not: a reader accepts both, whatever the schema says.
 _WIRES = {
@@ -115,6 +116,7 @@ class Tensor:
 # by kind and size, as in dtype.str, because dtype.name is slow
 _BY_DTYPE = {kind.dtype.str[1:]: number for number, kind in TYPES.items() if number != UINT8}
 _MAX_BYTES = 2**31 - 1  # protobuf's limit
+_MOST_FRAMES = 1 << 10  # remembered, of about 200 bytes
 
 
 def decode(data: _Data, limit: int = MAX_RECORD_BYTES) -> dict[str, Value]:
@@ -315,31 +317,80 @@ def encode(record: Mapping[str, Any]) -> bytes:
     """Serialize the fields of `record` as TensorProtos, each with its name."""
     if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - users pass bytes
         raise ConfigError(f"TensorProtos hold fields, got a record of type {type(record).__name__}")
-    data = b"".join(build_field(TENSOR, _tensor(name, value)) for name, value in record.items())
+    parts: list[Any] = []
+    for name, value in record.items():
+        frame = None
+        if type(value) is np.ndarray:
+            frame = _frame(name, value.dtype, value.shape)
+            value = value if frame is None or value.flags.c_contiguous else np.ascontiguousarray(value)
+        elif type(value) is bytes:
+            frame = _frame(name, None, (len(value),))
+        if frame is None:
+            parts.append(build_field(TENSOR, _tensor(name, value)))
+        else:  # the values are copied once
+            parts += frame[0], value, frame[1]
+    data = b"".join(parts)
     if len(data) > _MAX_BYTES:
         raise ConfigError(f"a record of {len(data)} bytes; the limit of protobuf is {_MAX_BYTES}")
     return data
 
 
-def _tensor(name: Any, value: Any) -> bytes:
+@lru_cache(_MOST_FRAMES)
+def _frame(name: Any, dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -> tuple[bytes, bytes] | None:
+    """Return what comes before and after the bytes of an array, or of bytes if `dtype` is None.
+
+    Returns:
+        None if the values decide on more than themselves, or cannot be stored.
+    """
+    data_type = BYTE if dtype is None else _data_type(dtype)
+    kind = TYPES.get(data_type)
+    if kind is None or kind.is_varint or data_type == STRING or (dtype is not None and kind.dtype != dtype):
+        return None
+    if data_type == BYTE and not shape:  # BYTE without dims is bytes
+        return None
+    try:
+        called = _name_field(name)
+    except (ConfigError, UnicodeEncodeError):
+        return None
+    size = math.prod(shape) * kind.dtype.itemsize
+    head = _head(() if dtype is None else shape, data_type)
+    opening = build_head(kind.field, size) if size or dtype is None else b""
+    # in order of field numbers, as protobuf writes them: the name comes between the fields of the data
+    before, after = (head + called + opening, b"") if kind.field > NAME else (head + opening, called)
+    return build_head(TENSOR, len(before) + size + len(after)) + before, after
+
+
+@lru_cache(_MOST_FRAMES)
+def _data_type(dtype: np.dtype[Any]) -> int:
+    """Return the data type of arrays, 0 if there is none."""
+    return _BY_DTYPE.get(dtype.str[1:], 0)
+
+
+@lru_cache(_MOST_FRAMES)
+def _name_field(name: Any) -> bytes:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"names of fields must be non-empty strings; got {name!r}")
+    return build_field(NAME, name.encode())
+
+
+def _tensor(name: Any, value: Any) -> bytes:
     try:
-        called = build_field(NAME, name.encode())
+        called = _name_field(name)
         if isinstance(value, str):
             return _head((), STRING) + build_field(STRING_DATA, value.encode()) + called
     except UnicodeEncodeError as error:
         raise ConfigError(f"field {name!r} holds text that UTF-8 cannot encode: {error.reason}", key=name) from None
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _head((), BYTE) + build_field(BYTE_DATA, bytes(value)) + called
+    if type(value) is int and -(2**63) <= value < 2**63:  # for example a label
+        return _head((), INT64) + called + build_field(_INT64_DATA, encode_varint(value % 2**64))
     array = _array(name, value)
     if array.dtype.kind == "O":
         texts = b"".join(build_field(STRING_DATA, item) for item in array.ravel().tolist())
         return _head(array.shape, STRING) + texts + called
-    data_type = _BY_DTYPE[array.dtype.str[1:]]
+    data_type = _data_type(array.dtype)
     if data_type == BYTE and array.ndim == 0:
         data_type = UINT8  # BYTE without dims is bytes
-    # in order of field numbers, as protobuf writes them: the name comes between the fields of the data
     kind = TYPES[data_type]
     head, values = _head(array.shape, data_type), _values(array, kind)
     return head + (called + values if kind.field > NAME else values + called)
@@ -359,7 +410,7 @@ def _array(name: str, value: Any) -> Array:
         # without dimensions it would be read as text
         if array.ndim and isinstance(value, np.ndarray) and all(isinstance(item, bytes) for item in array.flat):
             return array
-    elif array.dtype.str[1:] in _BY_DTYPE:
+    elif _data_type(array.dtype):
         return np.asarray(array, array.dtype.newbyteorder("="), order="C")
     found = f"has dtype {array.dtype}" if isinstance(value, np.ndarray) else f"is {type(value).__name__} {value!r:.80}"
     known = ", ".join(kind.dtype.name for number, kind in TYPES.items() if number not in (BYTE, STRING))

@@ -105,9 +105,14 @@ def _end_of_group(data: bytes | memoryview, position: int, stop: int, number: in
 
 def build_field(number: int, payload: bytes) -> bytes:
     """Encode a field of wire type `LENGTH`."""
-    if number < 16 and len(payload) < 0x80:
-        return bytes((number << 3 | LENGTH, len(payload))) + payload
-    return encode_varint(number << 3 | LENGTH) + encode_varint(len(payload)) + payload
+    return build_head(number, len(payload)) + payload
+
+
+def build_head(number: int, length: int) -> bytes:
+    """Return what comes before the `length` bytes of a field of wire type `LENGTH`."""
+    if number < 16 and length < 0x80:
+        return bytes((number << 3 | LENGTH, length))
+    return encode_varint(number << 3 | LENGTH) + encode_varint(length)
 
 
 def parse_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:

@@ -180,7 +180,7 @@ class _Copy:
 
 
 _PATHS = {
-    "source": ("path", "index", "documents"),
+    "source": ("path", "index", "documents", "labels"),
     "sampler": ("indices", "weights", "lengths", "sequences"),
     "loader": ("exclude",),
     "remote": ("cache",),

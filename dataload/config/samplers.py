@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, Union, cast
 
 from pydantic import Field, create_model
 
@@ -204,12 +204,32 @@ class _Mixture(SamplerSection):
     samplers: Annotated[tuple[OrderConfig, ...], Field(strict=False, min_length=1)] | None = Field(
         None, description="The order of each source. Defaults to global_shuffle, with a seed derived for each source."
     )
+    length_of: str | None = Field(
+        None, description="A field: the weights are then shares of its length, such as tokens, instead of records."
+    )
 
     def _arguments(self, context: BuildContext) -> dict[str, Any]:
         sections = self.samplers or tuple(_section("global_shuffle") for _ in context.parts)
         samplers = tuple(section.build(context.part(i)) for i, section in enumerate(sections))
-        given = {name: value for name, value in self.given().items() if name != "kind"}
+        given = {name: value for name, value in self.given().items() if name not in ("kind", "length_of")}
+        if self.length_of is not None:
+            with named_as("length_of", self.length_of):
+                given["weights"] = self._weights_of_records(context.parts, self.length_of)
         return {"seed": context.seed, **given, "samplers": samplers, "lengths": tuple(map(len, context.parts))}
+
+    def _weights_of_records(self, parts: tuple[Source[Any], ...], field: str) -> tuple[Any, ...]:
+        """Return how often records must be drawn, so that the weights are shares of the lengths of `field`."""
+        means = [float(record_lengths(part, field).mean()) if len(part) else 1.0 for part in parts]
+        if not min(means):
+            raise ConfigError(
+                f"all records of source[{means.index(0)}] have the length 0", key="length_of", value=field
+            )
+
+        def divided(weights: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(weight / mean for weight, mean in zip(weights, means, strict=True))
+
+        rows = [row for row in self.weights if isinstance(row, tuple)]
+        return tuple(map(divided, rows)) if rows else divided(cast("tuple[float, ...]", self.weights))
 
     def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
         if not parts:
@@ -237,7 +257,8 @@ class _ByLength(SamplerSection):
         None, description="The length of each record: a .npy file of integers, relative to the config file."
     )
     length_of: str | None = Field(
-        None, description="The field whose length is the record's; found by reading all records once."
+        None,
+        description="The field whose length is the record's: from `dataload stats`, or by reading all records once.",
     )
 
     def _arguments(self, context: BuildContext) -> dict[str, Any]:

@@ -27,10 +27,13 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from dataload._util.fingerprint import identify
+from dataload.convert.engine import Engine, conversion_parts, engine_of, run_conversion
 from dataload.convert.journal import Journal, JournalFile
+from dataload.convert.local import LocalEngine
 from dataload.convert.manifest import update_manifest
 from dataload.convert.mapping import MapFunction, RecordMap, SkippedRecords
 from dataload.convert.parts import begin, begin_part, close_parts, merged, replaceable, without_damaged
@@ -43,7 +46,7 @@ from dataload.storage import Remote, RemoteOptions, is_url, parent, storage_of
 from dataload.storage.local.parts import remove_leftovers
 from dataload.types import RandomAccessSource
 
-__all__ = ["ConvertReport", "convert"]
+__all__ = ["ConvertReport", "Engine", "LocalEngine", "convert"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,7 @@ def convert(
     overwrite: bool = False,
     part: tuple[int, int] | None = None,
     merge: bool = False,
+    engine: Engine | Literal["local"] | None = None,
     progress: Callable[[int, int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     remote: RemoteOptions | Remote | Mapping[str, Any] | None = None,
@@ -105,16 +109,17 @@ def convert(
     """Write the records of a source, in index order, as files of another format.
 
     Values are passed to the writer unchanged, with three exceptions that the report mentions: a format that stores
-    bytes gets the codec "tensorprotos" for records with fields unless `writer_options` names another; plain bytes
-    become the field "data" if the format requires fields; and the ``__key__`` of tar samples is dropped if the format
-    has no keys.
+    bytes gets the codec "tensorprotos" (TFRecord: "example") for records with fields unless `writer_options` names
+    another; plain bytes become the field "data" if the format requires fields; and the ``__key__`` of tar samples is
+    dropped if the format has no keys. In keys of a tar archive, dots of the name and white space become ``_``. Open a
+    folder of images with ``decode=None`` to copy its files into an archive, and with ``decode={}`` for other formats.
 
     Args:
         source: What `dataload.open` returns, or any object with ``__len__`` and ``__getitem__``.
         destination: A path in an existing directory. With `shards` or `records_per_shard`, ``-00000-of-00008`` goes
             before its suffix unless the name contains ``{shard}`` (and ``{shards}``), as in
-            ``"train-{shard:05d}.tar"``. LMDB shards are directories. At a URL, each shard is written to a local file
-            and then uploaded.
+            ``"train-{shard:05d}.tar"``. A range, ``"train-{00..15}.tar"``, names all of them. LMDB shards are
+            directories. At a URL, each shard is written to a local file and then uploaded.
         format: Name of the format; by default the suffix of `destination` decides.
         writer_options: Options of the format's writer, such as ``codec``.
         shards: Number of files. Records are split evenly: the counts differ by at most one.
@@ -138,6 +143,8 @@ def convert(
             different machines, in any order, and again: a part keeps the shards that it has finished.
         merge: Write no shards, but check that all parts have finished, and enter their shards in the manifest. All
             other arguments must be those of the parts.
+        engine: Run the conversion as parts and merge them: "local" in processes of this machine, one for each CPU;
+            `LocalEngine` has settings, and `dataload.ray.RayEngine` uses a Ray cluster. The files are the same.
         progress: Called with (records of the source done, total) at the start and after each block.
         storage_options: Arguments of obstore's stores for a destination at a URL; see `dataload.open`.
         remote: Settings for a destination at a URL; see `dataload.RemoteOptions`. Shards are written in its `cache`.
@@ -151,7 +158,7 @@ def convert(
         SourceError: The source cannot be read, the destination cannot be written, or another process is converting to
             the same destination.
     """
-    _check_modes(part, resume=resume, overwrite=overwrite, merge=merge)
+    _check_modes(part, resume=resume, overwrite=overwrite, merge=merge, engine=engine)
     entry, destination = find_destination(os.fspath(destination), format)
     mapping = RecordMap.of(map, seed=seed, on_error=on_error, max_bad=max_bad)
     budget = Budget(max_bad, error_report)
@@ -180,14 +187,40 @@ def convert(
         read_manifest(parent(whole), writing.remote)  # a damaged one is better known now
         if not is_url(whole):
             remove_leftovers(file.path)
+        if engine is not None:
+            engine = engine_of(engine)
+            requested = replace(requested, parts=conversion_parts(engine, file, plan, resume=resume))
         if merge:
             journal = merged(file, requested, plan, writing.remote)
             done = _Done(journal, _records(own, journal))
         else:
             modes = {"resume": resume or (part is not None and not overwrite), "overwrite": overwrite}
             begun = _begin(file, whole, requested, plan, writing.remote, **modes)
-            replaced = replaceable(own, begun, writing.remote, **modes)
-            done = _write_missing(source, own, writing, begun, file, replaced, progress, budget)
+            if engine is not None and not begun.complete:
+                task = partial(
+                    convert,
+                    source,
+                    destination,
+                    format=entry.name,
+                    writer_options=options,
+                    shards=shards,
+                    records_per_shard=records_per_shard,
+                    keep_key=keep_key,
+                    map=map,
+                    seed=seed,
+                    on_error=on_error,
+                    max_bad=max_bad,
+                    error_report=error_report,
+                    remote=writing.remote,
+                )
+                begun = replace(begun, parts=requested.parts)
+                reports = run_conversion(
+                    engine, task, file, begun, plan, writing.remote, overwrite=overwrite, progress=progress
+                )
+                done = _merge_reports(merged(file, requested, plan, writing.remote), reports, writing.notes)
+            else:
+                replaced = replaceable(own, begun, writing.remote, **modes)
+                done = _write_missing(source, own, writing, begun, file, replaced, progress, budget)
         if part is None:
             entries = [manifest_entry(plan, done.journal, writing)]
             manifest = update_manifest(parent(whole), entries, remote=writing.remote)
@@ -234,6 +267,15 @@ class _Done:
     bad_records: tuple[BadRecord, ...] = ()
 
 
+def _merge_reports(journal: Journal, reports: Sequence[ConvertReport], known: Sequence[str]) -> _Done:
+    """Combine the reports of the parts that an engine has run; notes in `known` are in the report of the whole."""
+    notes = [note for report in reports for note in report.notes if note not in known]
+    if len(reports) == 1:
+        notes.append("one shard is one part: with shards=N, or records_per_shard=N, parts run at the same time")
+    bad_records = tuple(bad for report in reports for bad in report.bad_records)
+    return _Done(journal, sum(report.resumed for report in reports), tuple(notes), bad_records)
+
+
 def _write_missing(
     source: RandomAccessSource[Any],
     shards: Sequence[Shard],
@@ -270,12 +312,14 @@ def _records(shards: Sequence[Shard], journal: Journal) -> int:
     return sum(count_in(shard, journal.finished[shard.name]) for shard in shards if shard.name in journal.finished)
 
 
-def _check_modes(part: tuple[int, int] | None, *, resume: bool, overwrite: bool, merge: bool) -> None:
+def _check_modes(part: tuple[int, int] | None, *, resume: bool, overwrite: bool, merge: bool, engine: Any) -> None:
     if resume and overwrite:
         raise ConfigError("resume keeps existing files, overwrite replaces them: pass only one", key="overwrite")
     if merge and (part is not None or overwrite or resume):
         message = "merge writes no shards: pass it without part, resume and overwrite"
         raise ConfigError(message, key="merge", value=merge)
+    if engine is not None and (part is not None or merge):
+        raise ConfigError("an engine runs all parts and merges them: pass it without part and merge", key="engine")
 
 
 def _check_directory(path: str) -> None:

@@ -41,7 +41,8 @@ def begin(
     unfinished = begun is not None and not begun.complete
     if begun is not None and unfinished and begun.parts:
         message = f"{path} is the journal of an unfinished conversion in {begun.parts} parts: run the parts that are"
-        raise ConfigError(f"{message} missing and merge them, or pass overwrite=True to start over", key="part")
+        remedy = "missing and merge them (an engine does both with resume=True), or pass overwrite=True to start over"
+        raise ConfigError(f"{message} {remedy}", key="part")
     taken = _existing(plan, remote)
     if not taken and unfinished and is_url(path):  # its run may live: no lock says so
         message = (

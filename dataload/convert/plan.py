@@ -14,7 +14,7 @@ from dataload.storage import base_name, is_url, join, parent
 
 Item = TypeVar("Item")
 
-_PLACEHOLDER = re.compile(r"\{shards?(:\d*d)?\}")
+_PLACEHOLDER = re.compile(r"\{shards?(?::\d*d)?\}")
 _DEFAULT_NAME = "-{shard:05d}-of-{shards:05d}"
 
 
@@ -37,26 +37,55 @@ def plan_shards(
 ) -> tuple[Shard, ...]:
     """Return the files to write, in index order; see `dataload.convert.convert` for the names.
 
-    Without `shards` and `records_per_shard`, it is one file with exactly the name of the destination.
+    Without `shards` and `records_per_shard`, it is one file with exactly the name of the destination, or those that a
+    range such as ``{00..15}`` in the name lists.
 
     Raises:
         ConfigError: Both numbers are given, one is less than 1, there are more shards than records, or two shards
             would have the same name.
     """
-    count = _count_shards(length, shards, records_per_shard)
     directory, name = _split(destination)
-    if not _PLACEHOLDER.search(name):
-        if count is None:
-            return (Shard(join(directory, name), 0, length),)
-        suffix = next((s for s in entry.suffixes if name.lower().endswith(s)), "")
-        stem = name[: len(name) - len(suffix)]
-        name = f"{_literal(stem)}{_DEFAULT_NAME}{_literal(name[len(stem) :])}"
+    listed = expand_braces(name) if not _PLACEHOLDER.search(name) else [name]
+    if len(listed) > 1:
+        if shards not in (None, len(listed)) or records_per_shard is not None:
+            message = f"{name!r} names {len(listed)} shards: leave shards and records_per_shard out"
+            raise ConfigError(message, key="shards", value=shards)
+        _count_shards(length, len(listed), None)
+        spans = even_split(length, len(listed))
+        return tuple(Shard(join(directory, each), *span) for each, span in zip(listed, spans, strict=True))
+    count = _count_shards(length, shards, records_per_shard)
+    if not _PLACEHOLDER.search(name) and count is None:
+        return (Shard(join(directory, name), 0, length),)
+    name = _template(name, entry)
     names = [_fill(name, shard, count or 1) for shard in range(count or 1)]
     if len(set(names)) < len(names):
         message = f"all {len(names)} shards would be called {names[0]!r}: put {{shard:05d}} into the name"
         raise ConfigError(message, key="destination", value=destination)
     spans = even_split(length, len(names))
     return tuple(Shard(join(directory, path), *span) for path, span in zip(names, spans, strict=True))
+
+
+def shard_names(destination: str, entry: Format, count: int | None) -> re.Pattern[str]:
+    """Return an expression for the names of `count` shards, or of any number; see `plan_shards`.
+
+    Raises:
+        ConfigError: Two shards would have the same name.
+    """
+    plan = plan_shards(destination, entry, count or 2, shards=count or 2, records_per_shard=None)
+    if count is not None:
+        return re.compile("|".join(re.escape(shard.name) for shard in plan))
+    literals = _PLACEHOLDER.split(_template(_split(destination)[1], entry))
+    return re.compile(r"\d+".join(re.escape(text.replace("{{", "{").replace("}}", "}")) for text in literals))
+
+
+def _template(name: str, entry: Format) -> str:
+    """Return the name of shards with placeholders."""
+    if _PLACEHOLDER.search(name):
+        return name
+    known = entry.suffixes or (os.path.splitext(name)[1].lower(),)
+    suffix = next((s for s in known if name.lower().endswith(s)), "")
+    stem = name[: len(name) - len(suffix)]
+    return f"{_literal(stem)}{_DEFAULT_NAME}{_literal(name[len(stem) :])}"
 
 
 def _count_shards(length: int, shards: int | None, records_per_shard: int | None) -> int | None:
@@ -96,8 +125,8 @@ def journal_path(destination: str) -> str:
     return join(directory, f".{_PLACEHOLDER.sub('N', name)}.convert.json")
 
 
-def part_path(journal: str, number: int, count: int) -> str:
-    """Return the path of the receipt of a part, which lies beside the journal of the whole."""
+def part_path(journal: str, number: int | str, count: int) -> str:
+    """Return the path of the receipt of a part, which lies beside the journal of the whole; "*" stands for any part."""
     return f"{journal.removesuffix('.json')}.{number}-of-{count}.json"
 
 

@@ -8,10 +8,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
+from dataload.convert.manifest import remove_lengths
+from dataload.convert.measuring import keep_lengths
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
+from dataload.sources.field_statistics import DataSetStatistics
+from dataload.sources.kept_statistics import lengths_of
 from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, merge_manifests
 from dataload.sources.shard_files import shard_bytes
 from dataload.storage import Remote, is_url, join, storage_of
+from dataload.types import Array
 
 _NAME = re.compile(rf".*/\.{re.escape(MANIFEST_NAME)}\.(\d+)-of-(\d+)", re.DOTALL)
 _MOST_NAMED = 8
@@ -30,10 +37,20 @@ def save_receipt(path: str, entries: Sequence[DataSetEntry], remote: Remote | No
         storage.replace(path, Manifest(tuple(entries)).to_bytes(), None if found is None else found[1])
 
 
-def remove_receipts(directory: str, remote: Remote | None) -> None:
-    """Remove the receipts of all parts."""
-    for path, _ in _found(directory, remote):
+def remove_receipts(directory: str, manifest: Manifest, remote: Remote | None) -> list[tuple[int, int]]:
+    """Remove the receipts of all parts, and the files of lengths of which the manifest does not know.
+
+    Returns:
+        The parts.
+    """
+    receipts = _found(directory, remote)
+    for path in receipts:
+        found = storage_of(path, remote).load(path)
+        if found is not None:
+            with suppress(CorruptFileError):
+                remove_lengths(directory, Manifest.parse(found[0], path), manifest, remote)
         storage_of(path, remote).remove(path)
+    return [*receipts.values()]
 
 
 def merge_receipts(
@@ -43,7 +60,8 @@ def merge_receipts(
 
     Args:
         directory: Where the shards are.
-        expected: Returns pattern, format, options and names of the data sets of a part.
+        expected: Returns pattern, format, options and names of the data sets of a part, and the options with which
+            statistics of them were to be computed; None if they are not asked for.
         remote: The settings of data at URLs.
 
     Raises:
@@ -52,30 +70,51 @@ def merge_receipts(
         CorruptFileError: A receipt is damaged.
     """
     found = _found(directory, remote)
-    counts = sorted({count for _, count in found})
+    counts = sorted({count for _, count in found.values()})
     if not counts:
         raise SourceNotFoundError(f"no part of an index of {directory} has finished: run the parts", path=directory)
     if len(counts) > 1:
         message = f"{directory} has receipts of {' and of '.join(map(str, counts))} parts: delete those that are wrong"
         raise ConfigError(f"{message} (.{MANIFEST_NAME}.*)", key="merge", value=directory)
     (count,) = counts
-    present = {path for path, _ in found}
     paths = [receipt_path(directory, number, count) for number in range(1, count + 1)]
-    if missing := [f"{number}/{count}" for number, path in enumerate(paths, 1) if path not in present]:
+    if missing := [f"{number}/{count}" for number, path in enumerate(paths, 1) if path not in found]:
         several = f" (and {len(missing) - _MOST_NAMED} more)" if len(missing) > _MOST_NAMED else ""
         message = f"parts {', '.join(missing[:_MOST_NAMED])}{several} have no receipt: run them, again if need be"
         raise ConfigError(message, key="merge", value=missing)
     parts = [_load(path, number, count, expected, remote) for number, path in enumerate(paths, 1)]
     entries = merge_manifests(parts).data_sets
     _check_unchanged(directory, entries, remote)
-    return entries
+    return tuple(_with_lengths(directory, entry, parts, remote) for entry in entries)
 
 
-def _found(directory: str, remote: Remote | None) -> list[tuple[str, int]]:
-    """Return the paths of the receipts in a directory, and of how many parts each is one."""
+def _with_lengths(
+    directory: str, merged: DataSetEntry, parts: Sequence[Manifest], remote: Remote | None
+) -> DataSetEntry:
+    """Join the lengths that parts of a data set have kept."""
+    if merged.statistics is None:
+        return merged
+    own = [entry for part in parts for entry in part.data_sets if entry.pattern == merged.pattern]
+    described = [(entry, DataSetStatistics.parse(entry.statistics)) for entry in own]
+    statistics = DataSetStatistics.parse(merged.statistics)
+    lengths: dict[str, Array] = {}
+    for name, field in statistics.fields.items():
+        if field.varies_in_length:
+            found = [lengths_of(directory, entry, each, name, remote) for entry, each in described]
+            known = [each for each in found if each is not None]
+            if len(known) == len(found):
+                lengths[name] = np.concatenate(known)
+            elif field.records == sum(merged.records):
+                message = f"the lengths of {name!r} that parts of {merged.pattern} have kept are missing"
+                raise ConfigError(f"{message}: run the parts again", key="merge", value=directory)
+    return keep_lengths(directory, merged, statistics, lengths, remote)
+
+
+def _found(directory: str, remote: Remote | None) -> dict[str, tuple[int, int]]:
+    """Return the paths of the receipts in a directory, and the part of each."""
     paths = storage_of(directory, remote).glob(join(glob.escape(directory), f".{MANIFEST_NAME}.*-of-*"))
     matches = [(join(directory, path.rpartition("/")[2]), _NAME.fullmatch(f"/{path}")) for path in paths]
-    return [(path, int(match[2])) for path, match in matches if match is not None]
+    return {path: (int(match[1]), int(match[2])) for path, match in matches if match is not None}
 
 
 def _load(
@@ -91,13 +130,24 @@ def _load(
         raise ConfigError(f"{path} has just been removed: {again}", key="merge", value=path)
     try:
         manifest = Manifest.parse(found[0], path)
-    except CorruptFileError as error:
+        statistics = [_options_of_statistics(each) for each in manifest.data_sets]
+    except (CorruptFileError, ConfigError) as error:
         raise CorruptFileError(f"the receipt of a part is damaged: {again}", path=path) from error
-    described = [(each.pattern, each.format, dict(each.options), each.names) for each in manifest.data_sets]
-    if described != [*expected(number, count)]:
+    wanted = [*expected(number, count)]
+    if all(asked is None for *_, asked in wanted):
+        statistics = [None] * len(statistics)
+    described = [
+        (each.pattern, each.format, dict(each.options), each.names, found)
+        for each, found in zip(manifest.data_sets, statistics, strict=True)
+    ]
+    if described != wanted:
         message = f"{path} is the receipt of other shards, options or parts than there are now: {again}"
         raise ConfigError(message, key="merge", value=path)
     return manifest
+
+
+def _options_of_statistics(entry: DataSetEntry) -> dict[str, Any] | None:
+    return None if entry.statistics is None else dict(DataSetStatistics.parse(entry.statistics).options)
 
 
 def _check_unchanged(directory: str, entries: Sequence[DataSetEntry], remote: Remote | None) -> None:

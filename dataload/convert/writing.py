@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Self, cast
 
 from dataload.convert.blocks import read_ahead
@@ -16,12 +19,14 @@ from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord, Budget
 from dataload.sources.format import Format
 from dataload.sources.manifest import DataSetEntry, ShardEntry
-from dataload.sources.writer import DEFAULT_CODEC, codec_name
+from dataload.sources.writer import DEFAULT_CODEC, Writer, codec_name
 from dataload.storage import Remote
 from dataload.types import FieldSpec, RandomAccessSource
 
-_KEY_DIGITS = 8
+KEY_DIGITS = 8
+_MAPPED_AT_ONCE = 256  # records, which a function may make many of one sample
 _BYTES_FIELD = "data"
+_NOT_IN_KEYS = re.compile(r"[\s\x00]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +101,8 @@ def prepare(
     first = _first_record(source, mapping)
     has_fields = isinstance(first, Mapping)
     if has_fields and takes_bytes and options.get("codec") is None:
-        options = {
-            **options,
-            "codec": codec_name(getattr(getattr(source, "options", None), "codec", None)) or DEFAULT_CODEC,
-        }
+        codec = entry.default_codec or codec_name(getattr(getattr(source, "options", None), "codec", None))
+        options = {**options, "codec": codec or DEFAULT_CODEC}
         notes.append(f"records are encoded with the codec {options['codec']!r}")
     wraps = first is not None and not has_fields and not takes_bytes
     if wraps:
@@ -121,8 +124,8 @@ def prepare(
         if drops:
             return {name: value for name, value in fields.items() if name != KEY}
         if KEY in fields:
-            return fields
-        key = f"{index:0{_KEY_DIGITS}d}"
+            return {**fields, KEY: _clean_key(fields[KEY])}
+        key = f"{index:0{KEY_DIGITS}d}"
         return {KEY: key if number is None else numbered(key, number), **fields}
 
     return Writing(entry, options, counts, adapt, tuple(notes), mapping)
@@ -137,6 +140,14 @@ def _first_record(source: RandomAccessSource[Any], mapping: RecordMap) -> Any:
         for _, _, record in mapping.records(source, samples, first, skipped):
             return record
     return None
+
+
+def _clean_key(key: Any) -> Any:
+    """Return a key that a tar archive and its index can have: without white space, and no dot in its last part."""
+    if not isinstance(key, str):
+        return key  # which the writer refuses
+    folder, slash, name = key.rpartition("/")
+    return _NOT_IN_KEYS.sub("_", f"{folder}{slash}{name.replace('.', '_')}")
 
 
 def manifest_entry(plan: Sequence[Shard], journal: Journal, writing: Writing) -> DataSetEntry:
@@ -194,41 +205,83 @@ def write_shards(
     if not shards:
         return journal
     file.save(journal)
-    try:
-        for shard in shards:
-            finished = _write_shard(source, shard, writing, shard.path in replaced, advance, skipped)
-            journal = replace(journal, finished={**journal.finished, shard.name: finished})
-            file.save(journal)
-    except BaseException:
-        if not journal.finished:  # there is nothing to resume
-            file.remove()
-        raise
-    return journal
+    completed = _Completed(journal, file)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for shard in shards:
+                with ExitStack() as held:
+                    complete = _write_shard(held, source, shard, writing, shard.path in replaced, advance, skipped)
+                    completed.wait()
+                    # Flushing to the disk and hashing are not Python's work: the next shard is written meanwhile.
+                    completed.running = pool.submit(completed.enter, shard.name, complete, held.pop_all())
+            completed.wait()
+        except BaseException:
+            with suppress(Exception):  # the first error is the one to report
+                completed.wait()
+            if not completed.journal.finished:  # there is nothing to resume
+                file.remove()
+            raise
+    return completed.journal
+
+
+@dataclass(slots=True)
+class _Completed:
+    """The journal of the shards that are complete, and the shard that a thread completes."""
+
+    journal: Journal
+    file: JournalFile
+    running: Future[None] | None = None
+
+    def enter(self, name: str, complete: Callable[[ExitStack], FinishedShard], held: ExitStack) -> None:
+        """Complete a shard and enter it in the journal, which nobody else changes before `wait`."""
+        finished = complete(held)
+        self.journal = replace(self.journal, finished={**self.journal.finished, name: finished})
+        self.file.save(self.journal)
+
+    def wait(self) -> None:
+        """Wait until the shard is complete; raise what has prevented it."""
+        if self.running is not None:
+            self.running.result()
+            self.running = None
 
 
 def _write_shard(
+    held: ExitStack,
     source: RandomAccessSource[Any],
     shard: Shard,
     writing: Writing,
     overwrite: bool,
     advance: Callable[[int], None],
     skipped: SkippedRecords,
-) -> FinishedShard:
+) -> Callable[[ExitStack], FinishedShard]:
+    """Write the records of a shard; return the function that closes its writer, which `held` holds."""
     local: list[FinishedShard] = []
     before = len(skipped.records)
     options = writing.options_for(shard.stop - shard.start)
-    with writing.entry.create(shard.path, overwrite=overwrite, options=options) as writer:
-        if writing.remote is not None:
-            writer.before_publish = lambda path: local.append(writing.describe(path))
-        for first, samples in read_ahead(writing.mapping.reading(source), shard.start, shard.stop):
-            for index, record in writing.records(source, samples, first, skipped):
-                try:
-                    writer.write(record)
-                except ConfigError as error:
-                    message = f"cannot write record {index} of the source to {shard.path}: {error}"
-                    raise ConfigError(message, key=error.key, value=error.value) from error
-            advance(len(samples))
-    found = local[0].as_uploaded(shard.path, writing.remote) if local else writing.describe(shard.path)
-    if not writing.mapping:
-        return found
-    return replace(found, records=len(writer), skipped=len(skipped.records) - before)
+    writer = held.enter_context(writing.entry.create(shard.path, overwrite=overwrite, options=options))
+    if writing.remote is not None:
+        writer.before_publish = lambda path: local.append(writing.describe(path))
+    for first, samples in read_ahead(writing.mapping.reading(source), shard.start, shard.stop):
+        records = writing.records(source, samples, first, skipped)
+        most = _MAPPED_AT_ONCE if writing.mapping else len(samples)
+        while block := [*islice(records, most)]:
+            _write_block(writer, block)
+        advance(len(samples))
+    left_out = len(skipped.records) - before
+
+    def complete(closing: ExitStack) -> FinishedShard:
+        closing.close()
+        found = local[0].as_uploaded(shard.path, writing.remote) if local else writing.describe(shard.path)
+        return replace(found, records=len(writer), skipped=left_out) if writing.mapping else found
+
+    return complete
+
+
+def _write_block(writer: Writer, block: Sequence[tuple[int, Any]]) -> None:
+    """Write records, each with the index of the sample that it was made of."""
+    before = len(writer)
+    try:
+        writer.extend([record for _, record in block])
+    except ConfigError as error:
+        message = f"cannot write record {block[len(writer) - before][0]} of the source to {writer.path}: {error}"
+        raise ConfigError(message, key=error.key, value=error.value) from error

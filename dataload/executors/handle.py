@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Generator
+from multiprocessing import forkserver
 from multiprocessing import process as multiprocessing_process
 from time import monotonic, sleep
 from typing import Any
@@ -139,6 +140,10 @@ class WorkerHandle:
             return f"{what} before it started; stderr may say why{hint}"
         return what
 
+    def terminate(self) -> None:
+        """Send the process SIGTERM."""
+        self._process.terminate()
+
     def kill(self) -> None:
         """Kill the process."""
         self._process.kill()
@@ -215,6 +220,14 @@ def _without_interrupts() -> Generator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def preload(*modules: str) -> None:
+    """Have a fork server that has not started yet import modules for all processes; a running one ignores this."""
+    # multiprocessing has no way to ask which modules others have named.
+    known: list[str] = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", ["__main__"])
+    added = ("dataload.executors.worker", "threadpoolctl", *modules)
+    forkserver.set_forkserver_preload([*known, *(name for name in added if name not in known)])
 
 
 def check_parent(start_method: StartMethod) -> None:

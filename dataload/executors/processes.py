@@ -11,7 +11,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator
 from functools import partial
-from multiprocessing import forkserver
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -29,7 +28,7 @@ from dataload.executors.base import (
     raise_closed,
 )
 from dataload.executors.channel import Message
-from dataload.executors.handle import WorkerHandle, check_parent, within_descriptors
+from dataload.executors.handle import WorkerHandle, check_parent, preload, within_descriptors
 from dataload.executors.serialization import put_together
 from dataload.executors.shared_memory import Ring
 from dataload.executors.worker import ResultMessage, TaskMessage
@@ -40,7 +39,6 @@ ResultT = TypeVar("ResultT")
 _MEMORY_SHARE = 0.8
 _CLOSE_SECONDS = 1.0
 _POLL_SECONDS = 0.5
-_PRELOAD = ("dataload.executors.worker", "threadpoolctl")
 
 
 class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
@@ -115,9 +113,7 @@ class ProcessPool:
         self._start_method: StartMethod = start_method
         self._timeouts = timeouts
         if start_method == "forkserver":
-            # A running server ignores this.
-            known: list[str] = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", ["__main__"])
-            forkserver.set_forkserver_preload([*known, *(name for name in _PRELOAD if name not in known)])
+            preload()
         self._active = size
         self.size, slots = within_descriptors(size, slots)
         self._largest = 0

@@ -10,13 +10,13 @@ import numpy as np
 from dataload._util.checks import setting_error
 from dataload._util.decoding import DecodeClock
 from dataload.collate import Collate, Pack, Policy, default_collate, in_chunks
-from dataload.errors import ConfigError, SourceError
+from dataload.errors import ConfigError, SourceError, closest
 from dataload.executors import WorkerStatus
 from dataload.loader.bad_records import BadRecord
 from dataload.loader.rescue import ErrorPolicy, Rescue, StageError, is_for_consumer
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source, select_fields
-from dataload.transforms import NamedTransform, SampleContext
+from dataload.transforms import DROP, NamedTransform, SampleContext
 from dataload.types import BatchReader, BytesColumn, ColumnReader, Int64Array
 
 StageSpan: TypeAlias = tuple[str, float, float]
@@ -162,6 +162,8 @@ class Fetcher:
                         result = transform.function(result, context)
                     else:
                         result = transform.function(result)
+                    if result is None or result is DROP:
+                        raise _no_sample(transform.name, result)
                 done.append(result)
         except BaseException:
             trace.transform, trace.index = transform.name, index
@@ -209,6 +211,12 @@ class Fetcher:
         return batches
 
 
+def _no_sample(name: str, result: Any) -> ConfigError:
+    """Return the error for a transform that returned None or `DROP`."""
+    hint = "does it end without `return sample`?" if result is None else "leave records out by source.filter(...)"
+    return ConfigError(f"transform {name!r} returned {result!r} instead of a sample: {hint}", key="transform")
+
+
 def choose_collate(collate: Callable[..., Any] | Mapping[str, Policy] | None, *, packs: bool) -> Callable[..., Any]:
     """Return the function that makes batches, from a loader's argument."""
     if packs:
@@ -223,6 +231,25 @@ def choose_collate(collate: Callable[..., Any] | Mapping[str, Policy] | None, *,
     if not callable(collate):
         raise setting_error("collate", collate, "must be a function of a list of samples")
     return collate
+
+
+def check_names(source: Any, fields: Sequence[str] | None, collate: Any, *, transformed: bool) -> None:
+    """Check the names in `fields`, and those in the policies of `collate`, if a source knows the fields of its records.
+
+    Transforms may add fields, so with them policies are not checked.
+    """
+    policies = collate.policies if isinstance(collate, Collate) and not transformed else {}
+    if not isinstance(source, Source) or not (fields or policies):
+        return
+    known: Sequence[str] = tuple(cast("Source[Any]", source).fields)
+    for name in (fields or ()) if known else ():
+        if name not in known:
+            raise ConfigError(f"{source!r} has no field {name!r}: {closest(name, known)}", key="fields", value=name)
+    known = known if fields is None or not known else fields
+    for name in policies if known else ():
+        if name not in known and not any(name.startswith(f"{outer}.") for outer in known):
+            message = f"collate names the field {name!r}, which the samples do not have: {closest(name, known)}"
+            raise ConfigError(message, key=f"collate.{name}", value=name)
 
 
 def complete(batch: Any, plan: BatchPlan) -> Any:

@@ -18,7 +18,7 @@ from dataload.loader.ahead import ReadAhead
 from dataload.loader.autoscale import Scaling, Setting
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import EpochIteration, LoaderBase
-from dataload.loader.fetch import Fetcher, choose_collate
+from dataload.loader.fetch import Fetcher, check_names, choose_collate
 from dataload.loader.order import Shuffle, plan_batches
 from dataload.loader.pipeline import StepDelivery, TaskSizer, apply_in_consumer, lost_step
 from dataload.loader.recorder import Recorder
@@ -28,6 +28,7 @@ from dataload.loader.step import StepResult, StepWork
 from dataload.loader.workers import ExecutorName, make_executor, parts_of_work
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
+from dataload.sources.adapt import loadable
 from dataload.sources.base import Source, traffics_of
 from dataload.transforms import compose
 from dataload.types import RandomAccessSource, Sampler, Transform
@@ -57,7 +58,8 @@ class Loader(LoaderBase[BatchT]):
     sources stay open until their opener closes them.
 
     Args:
-        source: Anything with ``__len__`` and ``__getitem__``; other methods of `dataload.types` make it faster.
+        source: Anything with ``__len__`` and ``__getitem__``; other methods of `dataload.types` make it faster. Also
+            columns: a dict of arrays or lists of equal length, or a table of pandas, polars or pyarrow.
         batch_size: Rows per batch of this rank.
         sampler: The order; by default all records, as set by `shuffle`.
         batch_sampler: Order and batches in one, such as `BucketBatchSampler`, instead of `batch_size`, `sampler` and
@@ -103,7 +105,9 @@ class Loader(LoaderBase[BatchT]):
         world_size: Number of processes.
 
     Raises:
-        ConfigError: A setting is out of range, or two contradict each other.
+        ConfigError: A setting is out of range, two contradict each other, or a source that knows its fields does not
+            have one that `fields` or `collate` names.
+        TypeError: `source` is no source, or `sampler` no sampler; the message says what to write instead.
 
     Example:
         >>> import dataload
@@ -141,12 +145,7 @@ class Loader(LoaderBase[BatchT]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        missing = [name for name in ("__len__", "__getitem__") if not hasattr(source, name)]
-        if missing:
-            raise TypeError(
-                f"{type(source).__name__} has no {' and no '.join(missing)}; a source needs __len__ and __getitem__"
-            )
-        self._source = source
+        self._source = source = loadable(source)
         self._seed = check_seed(seed)
         self._planner = plan_batches(
             source,
@@ -172,6 +171,7 @@ class Loader(LoaderBase[BatchT]):
             seed=self._seed,
             policy=ErrorPolicy(on_error, read_excluded(exclude, source)),
         )
+        check_names(source, fetch.fields, fetch.collate, transformed=bool(fetch.transform))
         self._work = StepWork(fetch, self._planner, reseeds=executor == "processes" and workers > 0)
         self._prefetch = check_count("prefetch", prefetch, least=1)
         self._executor = make_executor(

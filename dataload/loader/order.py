@@ -7,17 +7,20 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from dataload._util.checks import setting_error
 from dataload._util.indexing import even_split
+from dataload._util.randomness import derive_key
 from dataload.errors import ConfigError
 from dataload.samplers import (
     BatchPlan,
     BatchPlanner,
     BatchSampler,
     GlobalShuffle,
+    Mixture,
     PoolShuffle,
     Sequential,
     ShardSequential,
 )
 from dataload.samplers.batch import Tail
+from dataload.sources.mix import MixedSource
 from dataload.types import RandomAccessSource, Sampler, Sharded
 
 Shuffle: TypeAlias = Literal["global", "shards"]
@@ -56,12 +59,13 @@ def plan_batches(
                     value=value,
                 )
         if not isinstance(batch_sampler, BatchPlanner):
-            raise setting_error("batch_sampler", batch_sampler, "must be a BatchPlanner, such as BucketBatchSampler")
+            rule = "must be a BatchPlanner, such as BucketBatchSampler (an order of records is passed as sampler=)"
+            raise setting_error("batch_sampler", batch_sampler, rule)
         plan = batch_sampler.with_ranks(rank=rank, world_size=world_size, tail=tail)
     else:
+        order = _order(source, sampler, shuffle, seed)
         if batch_size is None:
             raise ConfigError("give batch_size, or a batch_sampler", key="batch_size", value=None)
-        order = _order(source, sampler, shuffle, seed)
         plan = BatchSampler(sampler=order, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
     if plan.records > len(source):
         raise ConfigError(
@@ -70,6 +74,16 @@ def plan_batches(
             value=plan.order,
         )
     return plan
+
+
+def default_order(source: RandomAccessSource[Any], shuffle: bool | Shuffle, seed: int) -> Sampler:
+    """Return the order of a source without a sampler: index order, shuffled, or mixed by weights."""
+    if not isinstance(source, MixedSource):
+        return shuffled(source, shuffle, seed) if shuffle else Sequential(len(source))
+    parts = source.sources
+    seeds = [int(derive_key(seed, "part of a mix", part, words=1)[0]) for part in range(len(parts))]
+    samplers = tuple(default_order(part, shuffle, own) for part, own in zip(parts, seeds, strict=True))
+    return Mixture(samplers, source.weights, source.stop, seed, lengths=tuple(map(len, parts)))
 
 
 def shuffled(source: RandomAccessSource[Any], shuffle: Literal[True] | Shuffle, seed: int) -> Sampler:
@@ -109,9 +123,11 @@ def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffl
         allowed = ", ".join(map(repr, get_args(Shuffle)))
         raise setting_error("shuffle", shuffle, f"must be True, False, {allowed}")
     if sampler is None:
-        return shuffled(source, shuffle, seed) if shuffle else Sequential(len(source))
+        return default_order(source, shuffle, seed)
     if shuffle:
         raise ConfigError("shuffle and sampler both choose the order: give one of them", key="shuffle", value=shuffle)
+    if isinstance(sampler, BatchPlanner):
+        raise TypeError(f"{type(sampler).__name__} makes batches: pass it as batch_sampler=, without batch_size")
     if not isinstance(sampler, Sampler):
         raise TypeError(
             f"a sampler needs __len__ and indices(positions, epoch=); {type(sampler).__name__} does not have both"

@@ -81,8 +81,8 @@ def read_ahead(
         never_by_range = frozenset(number for number, file in enumerate(kept) if whole[file])
         shards = Shards(kept, [versions[file] for file in kept], never_by_range)
         return storage.read_ahead(shards, shard_uses(steps, opened.ends, _numbers(files, kept)), share)
-    if not here:
-        return None
+    if not here or (len(first) and first.ranges(np.zeros(1, np.int64), fields) is None):
+        return None  # nobody knows what will be read
     return RangesAhead(versions, step_ranges(steps, files, opened, fields, remote.options.connections), remote)
 
 

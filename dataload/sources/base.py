@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, Self, SupportsIndex, TypeVar, overload
+from typing import Any, Generic, Literal, NamedTuple, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
+from dataload._util.checks import check_fields
 from dataload._util.fingerprint import digest
 from dataload._util.indexing import as_indices, check_index
+from dataload._util.randomness import check_seed
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, closest
+from dataload.sources.selecting import Filter, FilterExecutor, Predicate, Rule, Share, run_filter
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
@@ -100,6 +103,10 @@ class Source(ABC, Generic[T_co]):
         """Return what counts the downloads of this source in this process; nothing if no data are remote."""
         return ()
 
+    def _files(self) -> Sequence[str]:
+        """Return the files that hold the records; none if they are elsewhere, too."""
+        return ()
+
     @abstractmethod
     def fingerprint(self) -> str:
         """Return an identifier of the content: equal for a copy elsewhere, different for other data.
@@ -163,6 +170,57 @@ class Source(ABC, Generic[T_co]):
         for start in range(0, len(self), _ITERATION_BLOCK):
             yield from self._read(np.arange(start, min(start + _ITERATION_BLOCK, len(self)), dtype=np.int64))
 
+    def filter(
+        self,
+        predicate: Predicate,
+        *,
+        fields: Sequence[str] | None = None,
+        num_workers: int | Literal["auto"] = "auto",
+        executor: FilterExecutor = "threads",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> SelectionSource[T_co]:
+        """Return a source of the records for which `predicate` is true, in index order.
+
+        All records are read once, now. For data in files, the result is kept, and found again while the data, the code
+        of the predicate, and all that the code refers to are the same. A predicate must depend on the record alone.
+
+        Args:
+            predicate: A function of a record that returns True or False.
+            fields: Names of the fields that the predicate needs, for which only these are read; None means all.
+            num_workers: Workers that ask the predicate; ``"auto"`` means one per CPU, 0 none but this thread.
+            executor: ``"threads"``; or ``"processes"``, for a predicate that holds the GIL and pickles.
+            progress: Called with (records done, total records). By default a terminal shows them.
+
+        Raises:
+            ConfigError: There is no such field, the predicate returned something else, or a setting is unknown.
+
+        Example:
+            >>> from dataload import RangeSource
+            >>> [record["index"] for record in RangeSource(10).filter(lambda record: record["index"] % 3 == 0)]
+            [0, 3, 6, 9]
+        """
+        work = Filter(self, predicate, check_fields(fields))
+        rule = run_filter(work, self._files(), num_workers=num_workers, executor=executor, progress=progress)
+        return SelectionSource(self, rule)
+
+    def split(self, share: float, *, seed: int = 0) -> tuple[SelectionSource[T_co], SelectionSource[T_co]]:
+        """Return two sources: one with about `share` of the records, and one with the others, for held-out data.
+
+        The side of a record is a hash of the seed and its index. So it stays the same when records are appended, and
+        sizes are close to `share`, not exact: for n records, usually within 1 / sqrt(n) of it.
+
+        Raises:
+            ConfigError: `share` is not between 0 and 1, or the seed is no integer.
+
+        Example:
+            >>> from dataload import RangeSource
+            >>> train, held_out = RangeSource(1000).split(0.9, seed=0)
+            >>> len(train), len(held_out)
+            (896, 104)
+        """
+        seed = check_seed(seed)
+        return SelectionSource(self, Share(share, seed, True)), SelectionSource(self, Share(share, seed, False))
+
     def close(self) -> None:
         """Release files; later reads raise `ClosedSourceError`. May be called twice."""
 
@@ -173,18 +231,24 @@ class Source(ABC, Generic[T_co]):
         self.close()
 
 
-class SliceSource(Source[T_co]):
-    """A slice of another source, which stores neither records nor indices."""
+class PartSource(Source[T_co]):
+    """Some of the records of another source, `_parent`."""
 
-    def __init__(self, parent: Source[T_co], span: range) -> None:
-        self._parent = parent
-        self._span = span
+    _parent: Source[T_co]
 
-    def __len__(self) -> int:
-        return len(self._span)
+    @property
+    def parent(self) -> Source[T_co]:
+        """The source of which this is a part."""
+        return self._parent
 
+    @property
+    def indices(self) -> Int64Array:
+        """(records,) int64, the indices in the parent."""
+        return self._map(np.arange(len(self)))
+
+    @abstractmethod
     def _map(self, indices: Int64Array) -> Int64Array:
-        return indices * self._span.step + self._span.start
+        """Return the parent's indices."""
 
     def _read(self, indices: Int64Array) -> list[T_co]:
         return self._parent._read(self._map(indices))
@@ -197,17 +261,8 @@ class SliceSource(Source[T_co]):
         """Fields of the parent."""
         return self._parent.fields
 
-    @property
-    def shard_lengths(self) -> tuple[int, ...]:
-        """Number of records that each of the parent's shards has in the slice; one shard unless the step is 1."""
-        if self._span.step != 1 or not self._span:
-            return (len(self),)
-        ends = np.cumsum(self._parent.shard_lengths)
-        inside = np.diff(np.clip(ends, self._span.start, self._span.stop), prepend=self._span.start)
-        return tuple(n for n in inside.tolist() if n) or (0,)
-
     def _locate(self, index: int) -> Location:
-        return self._parent._locate(self._span[index])
+        return self._parent._locate(int(self._map(np.array([index], np.int64))[0]))
 
     @property
     def reads_in_order(self) -> bool:
@@ -223,20 +278,77 @@ class SliceSource(Source[T_co]):
         mapped = (replace(block, indices=self._map(block.indices)) for block in steps)
         return self._parent.read_ahead(mapped, fields, here=here, share=share)
 
+    def _traffics(self) -> Sequence[Traffic]:
+        return self._parent._traffics()
+
+    def _files(self) -> Sequence[str]:
+        return self._parent._files()
+
+    def close(self) -> None:
+        """Close the parent too, because the user may only have this part."""
+        self._parent.close()
+
+
+class SliceSource(PartSource[T_co]):
+    """A slice of another source, which stores neither records nor indices."""
+
+    def __init__(self, parent: Source[T_co], span: range) -> None:
+        self._parent = parent
+        self._span = span
+
+    def __len__(self) -> int:
+        return len(self._span)
+
+    def _map(self, indices: Int64Array) -> Int64Array:
+        return indices * self._span.step + self._span.start
+
+    @property
+    def shard_lengths(self) -> tuple[int, ...]:
+        """Number of records that each of the parent's shards has in the slice; one shard unless the step is 1."""
+        if self._span.step != 1 or not self._span:
+            return (len(self),)
+        ends = np.cumsum(self._parent.shard_lengths)
+        inside = np.diff(np.clip(ends, self._span.start, self._span.stop), prepend=self._span.start)
+        return tuple(n for n in inside.tolist() if n) or (0,)
+
     def fingerprint(self) -> str:
         """See `Source.fingerprint`."""
         return digest("slice", self._parent.fingerprint(), self._span.start, self._span.stop, self._span.step)
 
-    def _traffics(self) -> Sequence[Traffic]:
-        return self._parent._traffics()
-
-    def close(self) -> None:
-        """Close the parent too, because the user may only have the slice."""
-        self._parent.close()
-
     def __repr__(self) -> str:
         s = self._span
         return f"{self._parent!r}[{s.start}:{s.stop}{f':{s.step}' if s.step != 1 else ''}]"
+
+
+class SelectionSource(PartSource[T_co]):
+    """The records of another source that a rule selects; see `Source.filter` and `Source.split`."""
+
+    def __init__(self, parent: Source[T_co], rule: Rule) -> None:
+        self._parent = parent
+        self._rule = rule
+        self._indices = rule.indices(len(parent))
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._parent, self._rule)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def _map(self, indices: Int64Array) -> Int64Array:
+        return self._indices[indices]
+
+    @property
+    def shard_lengths(self) -> tuple[int, ...]:
+        """Number of selected records in each of the parent's shards, without those that have none."""
+        ends = np.searchsorted(self._indices, np.cumsum(self._parent.shard_lengths))
+        return tuple(n for n in np.diff(ends, prepend=0).tolist() if n) or (0,)
+
+    def fingerprint(self) -> str:
+        """See `Source.fingerprint`."""
+        return digest("selection", self._parent.fingerprint(), self._rule.identity)
+
+    def __repr__(self) -> str:
+        return f"SelectionSource({self._parent!r}, {len(self)} records)"
 
 
 def locate(source: Any, index: int) -> Location:

@@ -1,7 +1,7 @@
 """Concatenation of sources."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -14,12 +14,19 @@ from dataload.sources.parts_ahead import SeveralAhead, StepsByPart
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
+_KEY = "__key__"
+
 
 class ConcatSource(Source[Any]):
     """The records of several sources, one source after the other. Formats may differ, fields may not.
 
+    Only ``__key__`` is left out if some sources have it and others do not.
+
     Args:
         sources: At least one built-in source.
+
+    Raises:
+        ConfigError: There is no source. On first use: labels stand for other classes in one source than in another.
     """
 
     def __init__(self, sources: Sequence[Source[Any]]) -> None:
@@ -27,6 +34,7 @@ class ConcatSource(Source[Any]):
             raise ConfigError("a ConcatSource needs at least one source, got none", key="sources", value=sources)
         self._sources = tuple(sources)
         self._ends: Int64Array | None = None
+        self._drops_key: bool | None = None  # once it is known
 
     @property
     def sources(self) -> tuple[Source[Any], ...]:
@@ -35,8 +43,32 @@ class ConcatSource(Source[Any]):
 
     def _bounds(self) -> Int64Array:
         if self._ends is None:
-            self._ends = np.cumsum([len(source) for source in self._sources], dtype=np.int64)
+            ends = np.cumsum([len(source) for source in self._sources], dtype=np.int64)
+            self._check_classes()
+            self._ends = ends
         return self._ends
+
+    def _check_classes(self) -> None:
+        """Raise if the labels of one source stand for other classes than those of another."""
+        known: dict[str, tuple[int, tuple[str, ...]]] = {}
+        for number, source in enumerate(self._sources):
+            for name, spec in source.fields.items():
+                if spec.classes is None:
+                    continue
+                first, classes = known.setdefault(name, (number, spec.classes))
+                if classes != spec.classes:
+                    message = f"field {name!r} stands for other classes in source {first} than in source {number}"
+                    hint = "open them as one list of paths, which numbers the classes of all"
+                    raise ConfigError(f"{message}: {hint}", key="sources", value=self._sources)
+
+    def _without_key(self, record: Any) -> Any:
+        """Return a record or a batch without its key, unless all sources have keys."""
+        if self._drops_key is None:
+            keyed = {_KEY in source.fields for source in self._sources if source.fields}
+            self._drops_key = len(keyed) > 1
+        if self._drops_key and isinstance(record, dict):
+            cast("dict[str, Any]", record).pop(_KEY, None)
+        return record
 
     def __len__(self) -> int:
         return int(self._bounds()[-1])
@@ -45,7 +77,7 @@ class ConcatSource(Source[Any]):
         records: list[Any] = [None] * len(indices)
         for part, local, where in split_by_shard(self._bounds(), indices):
             for row, record in zip(where.tolist(), self._sources[part].read(local), strict=True):
-                records[row] = record
+                records[row] = self._without_key(record)
         return records
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
@@ -53,6 +85,8 @@ class ConcatSource(Source[Any]):
             (where, self._sources[part].read_batch(local, fields))
             for part, local, where in split_by_shard(self._bounds(), indices)
         )
+        if fields is None:
+            pieces = ((where, self._without_key(batch)) for where, batch in pieces)
         return scatter_columns(pieces, len(indices))
 
     def read_ahead(
@@ -81,7 +115,7 @@ class ConcatSource(Source[Any]):
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """Fields of the first source."""
-        return self._sources[0].fields
+        return self._without_key(dict(self._sources[0].fields))
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
@@ -100,6 +134,10 @@ class ConcatSource(Source[Any]):
     def _traffics(self) -> Sequence[Traffic]:
         # Sources may share one.
         return [*{id(each): each for source in self._sources for each in source._traffics()}.values()]
+
+    def _files(self) -> Sequence[str]:
+        files = [source._files() for source in self._sources]
+        return [file for some in files for file in some] if all(files) else ()
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`."""

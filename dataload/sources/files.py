@@ -102,6 +102,18 @@ class FileSource(Source[T_co]):
         """Files in index order."""
         return self._paths
 
+    @property
+    def remote(self) -> Remote | None:
+        """How data at URLs are read; None if that is not known."""
+        return self._remote
+
+    def reads_alike(self, options: Mapping[str, Any]) -> bool:
+        """Return whether a source with these options would give the same records, apart from `fields`."""
+        if self.options_type is not None:
+            options = self.options_type.parse(options, f"format {self.format_name!r}").content()
+        given, own = ({name: describe_value(each) for name, each in of.items()} for of in (options, self._content))
+        return given == own
+
     def __len__(self) -> int:
         return int(self._data_set().ends[-1])
 
@@ -140,8 +152,7 @@ class FileSource(Source[T_co]):
             ends = np.cumsum(self._known.lengths, dtype=np.int64)
             open_shard = WeakMethod(self._open_known)
             return OpenShards(ends, self._known.fields, [None] * len(ends), open_shard, most_open, far)
-        # Those of objects are sent with `Remote`.
-        files = [self._data_file(path) for path in self._paths if not is_url(path)]
+        files = self._versioned_files()
         inherited = self._versions
         versions = versions_of(files) if inherited is None else inherited
         with nullcontext() if self._remote is None else self._remote.learning(self._paths):
@@ -153,6 +164,10 @@ class FileSource(Source[T_co]):
         recent = OrderedDict.fromkeys(range(min(len(readers), most_open)))
         known = self._known_fields(readers, fields)
         return OpenShards(ends, known, list(readers), WeakMethod(self._open_reader), most_open, far, recent)
+
+    def _versioned_files(self) -> list[str]:
+        """Return the files that must be of the same version in workers; those of objects are sent with `Remote`."""
+        return [self._data_file(path) for path in self._paths if not is_url(path)]
 
     def _open_reader(self, shard: int) -> ShardReader[T_co]:
         with reading_tables(), file_errors(self._paths[shard]):
@@ -286,6 +301,9 @@ class FileSource(Source[T_co]):
 
     def _traffics(self) -> Sequence[Traffic]:
         return () if self._remote is None or not any(map(is_url, self._paths)) else (self._remote.traffic,)
+
+    def _files(self) -> Sequence[str]:
+        return [self._data_file(path) for path in self._paths]
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""

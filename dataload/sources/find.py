@@ -12,10 +12,10 @@ import numpy as np
 
 from dataload._util.indexing import expand_braces
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
-from dataload.sources.format import Format
+from dataload.sources.format import HEAD_BYTES, Format
 from dataload.sources.head import describe_head
 from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest, renewal
-from dataload.sources.registry import added_formats, built_in_formats, by_suffix, get_format
+from dataload.sources.registry import added_formats, built_in_formats, by_content, by_suffix, get_format
 from dataload.sources.selection import FileInstruction, as_path
 from dataload.sources.shard_files import check_complete, shard_bytes
 from dataload.sources.shards import KnownShards
@@ -28,9 +28,6 @@ from dataload.storage import (
     local_path,
     storage_of,
 )
-
-HEAD_BYTES = 512
-"""Number of bytes at the start of a file from which its format is detected."""
 
 _SHOWN_PATTERNS = 10
 _PATTERN = re.compile(r"[*?[{]")
@@ -318,6 +315,8 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None)
     names = storage_of(path, remote).list(path)  # without hidden ones, such as a writer's temporary
     found = [join(path, name) for name in _shards_among(names, entry)]
     if not found:
+        if entry is None and by_content(path) is not None:
+            return [path]
         wanted = f"of format {entry.name!r} " if entry is not None else ""
         raise SourceNotFoundError(f"the directory {path} contains no shard {wanted}by its suffix", path=path)
     check_complete(path, [base_name(file) for file in found], remote)
@@ -358,12 +357,17 @@ def _common_format(files: Sequence[str], remote: Remote | None) -> Format:
 
 
 def _format_of(path: str, known: Sequence[Format], remote: Remote | None) -> Format:
-    path = next((file for entry in known if (file := entry.file(path)) != path), path)
+    selected = next((entry for entry in known if entry.file(path) != path), None)
+    if selected is not None and not selected.suffixes:
+        return selected
+    path = path if selected is None else selected.file(path)
     by_name = by_suffix(path, known)
     if by_name is not None and by_name.variant_of is None and not _variants(by_name):
         return by_name
     storage = storage_of(path, remote)
     holder = _format_of_directory(path, remote) if storage.is_directory(path) else None
+    if holder is None and (found := by_content(path)) is not None:
+        return found
     data = path if holder is None or holder.directory_file is None else join(path, holder.directory_file)
     with storage.open(data) as file:
         head = file.read(0, HEAD_BYTES)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from dataload.sources.base import Source
     from dataload.sources.writer import Writer
 
+HEAD_BYTES = 512
+"""Number of bytes at the start of a file from which its format is detected."""
+
 Content: TypeAlias = Literal["fields", "bytes"]
 """Type of a format's records: fields, or bytes that a codec turns into fields."""
 
@@ -45,13 +48,16 @@ class Format:
         is_variant: Returns, for a path and the `Remote` or None, whether the file, which is in the format `variant_of`,
             is in this one.
         directory_file: Name of the file that makes a directory a single data set rather than a directory of shards.
+        is_data_set_without_shards: Returns whether a directory in which no file is a shard is a single data set.
         split_selection: Returns the file that a path with a selection names: ``"x.array_record"`` for
             ``"x.array_record[2:4]"``.
         parse_argument: Converts the argument of a source that takes no paths, such as ``"100"`` of ``"range:100"``;
             None if the source takes paths.
         extra: The extra of dataload that installs what the format needs.
         content: What the writer takes without a codec.
+        default_codec: If that is bytes, the codec with which records of fields are written; None for any.
         index_writer: ``"module:function"`` that writes an index beside a file.
+        index_path: ``"module:function"`` that returns where the writer may write an index of the file at a path.
         key_field: Name of the field with a record's key, if the format stores keys.
         recorded_options: ``"module:function"`` that returns, for a path and the `Remote` or None, the reader options
             that our writer recorded in a file; None if the file is empty, so that another may tell.
@@ -68,11 +74,14 @@ class Format:
     variant_of: str | None = None
     is_variant: Callable[..., bool] | None = None
     directory_file: str | None = None
+    is_data_set_without_shards: Callable[[str], bool] | None = None
     split_selection: Callable[[str], str] | None = None
     parse_argument: Callable[[Any], Any] | None = None
     extra: str | None = None
     content: Content = "fields"
+    default_codec: str | None = None
     index_writer: str | None = None
+    index_path: str | None = None
     key_field: str | None = None
     recorded_options: str | None = None
     verify_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -109,7 +118,12 @@ class Format:
     def is_data_set(self, directory: str, remote: Remote | None = None) -> bool:
         """Return whether a directory is a single data set of this format."""
         storage = storage_of(directory, remote)
-        return self.directory_file is not None and storage.exists(join(directory, self.directory_file))
+        if self.directory_file is None or not storage.exists(path := join(directory, self.directory_file)):
+            return False
+        if self.suffixes:
+            return True  # the reader explains best what is wrong
+        with storage.open(path) as file:  # others have files of this name, too
+            return self.matches(file.read(0, HEAD_BYTES))
 
     def open(
         self, argument: Any, *, fields: Sequence[str] | None = None, options: Mapping[str, Any] | None = None
@@ -130,6 +144,10 @@ class Format:
         selected = {} if fields is None else {"fields": fields}
         source: Source[Any] = self._load(self.source)(argument, **selected, **given)
         return source
+
+    def find_index(self, path: str) -> str | None:
+        """Return where the writer may write an index of the file at `path`; None if it writes none."""
+        return None if self.index_path is None else self._load(self.index_path)(path)
 
     def find_recorded(self, paths: Iterable[str], remote: Remote | None = None) -> Mapping[str, Any]:
         """Return the reader options that our writer recorded in the first of the files that is not empty."""

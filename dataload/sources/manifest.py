@@ -26,18 +26,19 @@
 
 Shards are in index order. ``etag`` and ``sha256`` are lists, in which null means unknown, or null if all are unknown.
 ``identity`` is what the fingerprint of the data set needs to know of the content, so that it reads no shard; it may be
-missing. ``map`` describes the function of a conversion and is there only if there was one. Columns parse several times
-faster than an object for each shard.
+missing. ``map`` describes the function of a conversion, ``statistics`` is what `DataSetStatistics` parses; both may be
+missing, too. Columns parse several times faster than an object for each shard.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.field_statistics import DataSetStatistics
 from dataload.sources.manifest_checks import (
     DTYPE,
     ETAG,
@@ -110,6 +111,7 @@ class DataSetEntry:
         fields: Fields by name; empty if records are bytes.
         options: Options of the reader that decide how records are decoded; see `STORED_OPTIONS`.
         map: The function that made the records in a conversion; None if there was none.
+        statistics: What `DataSetStatistics` parses, when it is used; None if nobody has computed them.
 
     Raises:
         ConfigError: A value is impossible.
@@ -126,6 +128,7 @@ class DataSetEntry:
     fields: Mapping[str, FieldSpec] = field(default_factory=dict[str, FieldSpec])
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     map: MapEntry | None = None
+    statistics: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_name(self.pattern, "pattern")
@@ -203,6 +206,7 @@ class DataSetEntry:
                 **({"identity": self.identities} if self.identities else {}),
             },
             **({} if self.map is None else {"map": self.map._asdict()}),
+            **({} if self.statistics is None else {"statistics": self.statistics}),
         }
 
     @classmethod
@@ -213,7 +217,7 @@ class DataSetEntry:
             ConfigError: See the class; or a key is missing or unknown, or the totals contradict the shards.
         """
         keys = ("pattern", "format", "options", "fields", "records", "bytes", "shards")
-        table = as_table(value, "data set", keys, ["map"])
+        table = as_table(value, "data set", keys, ["map", "statistics"])
         columns = as_table(table["shards"], "shards", ("name", "records", "bytes", "etag", "sha256"), ["identity"])
         names = as_column(columns["name"], "shards.name")
         unknown = (None,) * len(names)
@@ -234,6 +238,7 @@ class DataSetEntry:
             fields={name: _parse_field(spec, name) for name, spec in as_object(table["fields"], "fields").items()},
             options=as_object(table["options"], "options"),
             map=as_map(table.get("map")),
+            statistics=as_object(table["statistics"], "statistics") if "statistics" in table else None,
         )
         for name, parts in (("records", entry.records), ("bytes", entry.bytes)):
             if type(table[name]) is not int or table[name] != sum(parts):
@@ -287,6 +292,11 @@ class Manifest:
 
     def with_data_set(self, entry: DataSetEntry) -> Manifest:
         """Return a manifest with `entry` in place of the data sets that share its pattern or a shard with it."""
+        before = self.find(entry.pattern)
+        same = before is not None and (before.format, before.shards) == (entry.format, entry.shards)
+        if before is not None and same and all(entry.sha256):  # what is known of them is still right
+            statistics = before.statistics if entry.statistics is None else entry.statistics
+            entry = replace(entry, statistics=statistics, map=entry.map or before.map)
         mine = {*entry.names}
         kept = [other for other in self.data_sets if other.pattern != entry.pattern and mine.isdisjoint(other.names)]
         return Manifest(tuple(sorted((*kept, entry), key=lambda each: each.pattern)))
@@ -314,7 +324,7 @@ def _joined(one: DataSetEntry, other: DataSetEntry) -> DataSetEntry:
     for name, mine, others in (
         ("format", one.format, other.format),
         ("options", one.options, other.options),
-        ("fields", fields, other.fields or fields),
+        ("fields", sorted(fields), sorted(other.fields or fields)),  # the first records may differ in shape
     ):
         if mine != others:
             found = f"{shorten(mine)}, {shorten(others)}"
@@ -325,7 +335,21 @@ def _joined(one: DataSetEntry, other: DataSetEntry) -> DataSetEntry:
         if shards.setdefault(shard.name, shard) != shard:
             message = f"parts disagree about the shard {shard.name}: {shards[shard.name]}, {shard}"
             raise ConfigError(message, key="shards")
-    return DataSetEntry.of(one.pattern, one.format, shards.values(), fields=fields, options=one.options)
+    joined = DataSetEntry.of(one.pattern, one.format, shards.values(), fields=fields, options=one.options)
+    return replace(joined, statistics=_joined_statistics(one, other))
+
+
+def _joined_statistics(one: DataSetEntry, other: DataSetEntry) -> dict[str, Any] | None:
+    if one.statistics is None and other.statistics is None:
+        return None
+    if one.statistics is None or other.statistics is None:
+        raise ConfigError(f"only some parts of {shorten(one.pattern)} have statistics: run all with them", key="part")
+    if {*other.names} <= {*one.names}:  # a part that was done twice
+        return dict(one.statistics)
+    if twice := {*other.names}.intersection(one.names):
+        raise ConfigError(f"two parts have statistics of the shard {shorten(min(twice))}", key="part")
+    mine, others = DataSetStatistics.parse(one.statistics), DataSetStatistics.parse(other.statistics)
+    return mine.merge(others).to_json()
 
 
 def _check_shards(entry: DataSetEntry) -> None:

@@ -11,6 +11,7 @@ named, or when a file is not in any built-in format.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,12 +20,16 @@ from typing import TYPE_CHECKING
 
 from dataload.errors import ConfigError, MissingDependencyError, closest
 from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
+from dataload.sources.folder.format import FOLDER
 from dataload.sources.format import Format
 from dataload.sources.lmdb.format import LMDB, TORCHRECORD
+from dataload.sources.mds.format import MDS
 from dataload.sources.options import Options
 from dataload.sources.syrah.format import SYRAH
-from dataload.sources.tar.format import TAR
+from dataload.sources.tar.format import TAR, WIDS
+from dataload.sources.tfrecord.format import TFRECORD
 from dataload.sources.tokens.format import TOKENS
+from dataload.storage import is_url, storage_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -68,7 +73,10 @@ RANGE = Format(
     parse_argument=_parse_count,
 )
 
-_BUILT_IN = {entry.name: entry for entry in (SYRAH, TORCHRECORD, LMDB, TAR, ARRAY_RECORD, TFDS, TOKENS, MEMORY, RANGE)}
+_OF_FILES = (SYRAH, TORCHRECORD, LMDB, TAR, WIDS, ARRAY_RECORD, TFDS, TFRECORD, MDS, TOKENS, FOLDER)
+_BUILT_IN = {entry.name: entry for entry in (*_OF_FILES, MEMORY, RANGE)}
+
+_NUMBER = re.compile(r"-\d+-of-\d+$")  # follows the suffix in TensorFlow's names: x.tfrecord-00000-of-00010
 
 
 def format_names() -> tuple[str, ...]:
@@ -134,6 +142,14 @@ def _distribution(point: EntryPoint) -> str:
 
 def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None:
     """Return the first of the `known` formats, by default all, that has the suffix of `path`, or None."""
-    lowered = path.rstrip("/").lower()
+    lowered = _NUMBER.sub("", path.rstrip("/").lower())
     among = chain(built_in_formats(), added_formats()) if known is None else known
     return next((entry for entry in among if entry.suffixes and lowered.endswith(entry.suffixes)), None)
+
+
+def by_content(path: str) -> Format | None:
+    """Return the format of a local directory that is a single data set because it has no shards, or None."""
+    if is_url(path) or not storage_of(path).is_directory(path):
+        return None
+    ways = ((entry, entry.is_data_set_without_shards) for entry in built_in_formats())
+    return next((entry for entry, tells in ways if tells is not None and tells(path)), None)

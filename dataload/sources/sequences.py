@@ -11,7 +11,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from dataload.errors import ConfigError
-from dataload.sources.base import Source, locate, select_fields
+from dataload.sources.base import PartSource, Source, locate, select_fields
+from dataload.sources.concat import ConcatSource
+from dataload.sources.files import FileSource
+from dataload.sources.kept_statistics import find_statistics
 from dataload.types import BatchReader, ColumnReader, Int64Array
 
 SequenceKey: TypeAlias = "str | re.Pattern[str] | Literal[True]"
@@ -160,7 +163,8 @@ def _compiled(key: Any) -> re.Pattern[str]:
 def record_lengths(source: Source[Any], field: str) -> Int64Array:
     """Return the length of each record's field: the extent of its first axis, or its number of bytes or characters.
 
-    This reads every record once, in blocks. For large data, compute the lengths once and keep them in a file.
+    Lengths that ``dataload stats`` has kept beside the data are read from there. Otherwise, this reads every record
+    once, in blocks.
 
     Args:
         source: A source of records with fields.
@@ -171,7 +175,18 @@ def record_lengths(source: Source[Any], field: str) -> Int64Array:
 
     Raises:
         ConfigError: A record lacks the field, or its value has no length.
+        CorruptFileError: The file that keeps the lengths is damaged.
+
+    Example:
+        >>> from dataload import MemorySource
+        >>> record_lengths(MemorySource([{"text": "to be"}, {"text": "or not"}]), "text")
+        array([5, 6])
     """
+    if isinstance(source, ConcatSource):
+        return np.concatenate([record_lengths(each, field) for each in source.sources])
+    kept = _kept_lengths(source, field)
+    if kept is not None:
+        return kept
     lengths = np.empty(len(source), np.int64)
     for index, record in enumerate(source):
         value = select_fields(record, (field,))[field]
@@ -183,3 +198,14 @@ def record_lengths(source: Source[Any], field: str) -> Int64Array:
             )
             raise ConfigError(message, key="field", value=field) from None
     return lengths
+
+
+def _kept_lengths(source: Source[Any], field: str) -> Int64Array | None:
+    if isinstance(source, PartSource):
+        kept = _kept_lengths(source.parent, field)
+        return None if kept is None else kept[source.indices]
+    if not isinstance(source, FileSource) or (source.fields and field not in source.fields):
+        return None
+    found = [each.lengths(field, source.remote) for each in find_statistics(source)]
+    known = [each for each in found if each is not None]
+    return np.concatenate(known) if known and len(known) == len(found) else None

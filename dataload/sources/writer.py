@@ -3,16 +3,18 @@
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
-from dataload.codecs.codec import CODEC_NAMES, resolve_codec
+from dataload.codecs.codec import CODEC_NAMES, READ_ONLY_CODEC, resolve_codec
 from dataload.errors import ConfigError
 from dataload.sources.options import FileOptions, Options
 from dataload.storage import local_path, storage_of
 from dataload.storage.local.parts import write_errors
+
+_BLOCK_BYTES, _MOST_RECORDS = 1 << 22, 1 << 10  # encoded at once
 
 
 class Writer(ABC):
@@ -27,6 +29,8 @@ class Writer(ABC):
         options: Options of the format's writer; see `options_type`.
 
     Attributes:
+        stored_bytes: Bytes of the records written so far, as the format stores them, before compression and without its
+            tables; 0 if the writer does not count.
         before_publish: Called with the path of the complete temporary, which is on this machine for URLs, too.
 
     Raises:
@@ -41,6 +45,7 @@ class Writer(ABC):
         self.before_publish: Callable[[str], None] | None = None
         self._state = "refused"  # -> "open" -> "closed" | "aborted"
         self._count = 0
+        self.stored_bytes = 0
         self._pid = os.getpid()
         self.path = local_path(fspath(path))
         given = self.options_type.parse(options, type(self).__name__)
@@ -64,6 +69,31 @@ class Writer(ABC):
     def _write(self, record: Any) -> None:
         """Append one record to the temporary, or raise and leave it unchanged."""
 
+    def _write_all(self, records: Sequence[Any]) -> None:
+        """Append records and count each; a format may do better than one by one.
+
+        If one is refused, those before it have been written and counted.
+        """
+        for record in records:
+            self._write(record)
+            self._count += 1
+
+    def _write_encoded(
+        self, records: Sequence[Any], encode: Callable[[Any], bytes], write: Callable[[list[bytes]], None]
+    ) -> None:
+        """Encode records, and pass the bytes to `write` in blocks of some MiB: a `_write_all` for formats of bytes."""
+        start, some = 0, 1
+        while start < len(records):
+            values: list[bytes] = []
+            try:
+                values.extend(map(encode, records[start : start + some]))
+            finally:  # if a record is refused, those before it are in the list
+                if values:
+                    write(values)
+                    self._count += len(values)
+            start += some
+            some = max(1, min(some * 8, _MOST_RECORDS, _BLOCK_BYTES * len(values) // (1 + sum(map(len, values)))))
+
     @abstractmethod
     def _finish(self) -> None:
         """Complete and close the temporary."""
@@ -82,16 +112,32 @@ class Writer(ABC):
             ConfigError: The format cannot store the record; the file is unchanged.
             SourceError: The operating system reports an error, such as a full disk.
         """
-        if self._state != "open":
-            raise ConfigError(f"the writer of {self.path} is {self._state}: nothing more can be written")
-        with write_errors(self.path):
+        self._check_open()
+        try:
             self._write(record)
+        except OSError:
+            with write_errors(self.path):  # only now: for small records it would take as long as the rest
+                raise
         self._count += 1
 
     def extend(self, records: Iterable[Any]) -> None:
-        """Append several records."""
-        for record in records:
-            self.write(record)
+        """Append several records; of a list or tuple, small ones are written faster than by `write`.
+
+        Raises:
+            ConfigError: The format cannot store a record; those before it have been written.
+            SourceError: The operating system reports an error, such as a full disk.
+        """
+        if not isinstance(records, (list, tuple)):
+            for record in records:
+                self.write(record)
+            return
+        self._check_open()
+        with write_errors(self.path):
+            self._write_all(cast("Sequence[Any]", records))
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise ConfigError(f"the writer of {self.path} is {self._state}: nothing more can be written")
 
     def close(self) -> None:
         """Complete the file and rename it to its destination. May be called twice.
@@ -150,7 +196,7 @@ def require_fields(record: Any, format_name: str) -> Mapping[str, Any]:
     Raises:
         ConfigError: The record is not a mapping, or the name of a field is not text.
     """
-    if not isinstance(record, Mapping):
+    if type(record) is not dict and not isinstance(record, Mapping):  # the abstract class takes longer to ask
         raise ConfigError(f"format {format_name!r} stores fields, got a record of type {type(record).__name__}")
     for name in record:
         if not isinstance(name, str):
@@ -162,15 +208,15 @@ DEFAULT_CODEC = "tensorprotos"
 """The codec of records with fields in a format that stores bytes, if none is chosen."""
 
 
-def choose_codec(codec: Any, first: Any) -> Any:
-    """Return the codec to write with, given the one that was chosen and the first record."""
-    return resolve_codec(DEFAULT_CODEC) if codec is None and isinstance(first, Mapping) else codec
+def choose_codec(codec: Any, first: Any, default: str | None = None) -> Any:
+    """Return the codec to write with, given the one that was chosen, the first record and the format's default."""
+    return resolve_codec(default or DEFAULT_CODEC) if codec is None and isinstance(first, Mapping) else codec
 
 
 def codec_name(codec: Any) -> str | None:
-    """Return the name by which a codec can be recorded; None for that of a user."""
+    """Return the name by which a codec can be recorded; None for that of a user, or one that only reads."""
     name = getattr(codec, "name", None)
-    return name if name in CODEC_NAMES and resolve_codec(name) == codec else None
+    return name if name in CODEC_NAMES and name != READ_ONLY_CODEC and resolve_codec(name) == codec else None
 
 
 def encode_bytes(record: Any, codec: Any, format_name: str) -> bytes:
@@ -180,6 +226,8 @@ def encode_bytes(record: Any, codec: Any, format_name: str) -> bytes:
         ConfigError: The record, or the output of the codec, is not bytes.
     """
     data = record if codec is None else codec.encode(record)
+    if type(data) is bytes:
+        return data
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
     if codec is not None:

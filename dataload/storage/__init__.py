@@ -4,6 +4,7 @@ A backend implements `Storage`; `storage_of` selects it by path: local files, or
 """
 
 from dataload.storage.local.files import LocalFile, LocalStorage
+from dataload.storage.local.folders import Listing, list_folder, read_files
 from dataload.storage.local.parts import Part
 from dataload.storage.local.reopened import FileIdentity
 from dataload.storage.paths import absolute, base_name, has_wildcards, is_url, join, local_path, parent
@@ -14,6 +15,7 @@ from dataload.storage.storage import LeasedFile, Storage, storage_of
 __all__ = [
     "FileIdentity",
     "LeasedFile",
+    "Listing",
     "LocalFile",
     "LocalStorage",
     "Part",
@@ -26,8 +28,10 @@ __all__ = [
     "has_wildcards",
     "is_url",
     "join",
+    "list_folder",
     "local_path",
     "parent",
+    "read_files",
     "reading_tables",
     "storage_of",
 ]

@@ -16,6 +16,7 @@ import struct
 import tarfile
 import tempfile
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ import numpy as np
 
 import dataload
 from dataload.codecs import example, msgpack, npy, npz, tensorprotos
+from dataload.codecs.audio import decode_audio, decode_rate
 from dataload.codecs.decoders import DECODERS
 from dataload.config import read_config
 from dataload.config.overrides import apply_overrides
@@ -35,18 +37,23 @@ from dataload.loader.bad_records import read_excluded
 from dataload.sources.array_record import riegeli, tfds, tfds_info
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.find import detect
+from dataload.sources.folder import zip as zip_members
 from dataload.sources.head import describe_head
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.snapshot import list_subdatabases
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.manifest import DataSetEntry, Manifest, ShardEntry
+from dataload.sources.mds.index import parse_index
+from dataload.sources.mds.reader import MDSSource
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.tar import header as tar
 from dataload.sources.tar import index as tar_index
 from dataload.sources.tar import samples as tar_samples
 from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource
+from dataload.sources.tar.wids import WidsSource
 from dataload.sources.tar.writer import write_index
+from dataload.sources.tfrecord.reader import TFRecordSource
 from dataload.sources.tokens.reader import TokenSource
 from dataload.storage import storage_of
 from dataload.storage import table_cache as index_cache
@@ -206,6 +213,35 @@ def run_image(data):
         warnings.simplefilter("ignore")
         with little_memory(OPENING_BYTES):
             outcome(lambda: DECODERS["image"].decode(data, limit=RECORD_BYTES))
+
+
+def run_audio(data):
+    """libsndfile's own limits are far above those of a record."""
+    with little_memory(OPENING_BYTES + RECORD_BYTES):
+        outcome(lambda: decode_audio(data, limit=RECORD_BYTES))
+        outcome(lambda: decode_rate(data))
+
+
+def run_zip(data):
+    """A member that `zipfile` reads, too, has the same content: each has a checksum."""
+    with little_memory(OPENING_BYTES):
+        found = outcome(lambda: zip_members.read_members(lambda at, n: data[at : at + n], len(data), "x.zip"))
+    if found == "refused":
+        return
+    for row, name in enumerate(found.names[:MOST_RECORDS]):
+        start, stored, size = int(found.starts[row]), int(found.stored[row]), int(found.sizes[row])
+        if start + stored > len(data):
+            raise AssertionError(f"{name!r} lies outside of the archive")
+        content, checksum = memoryview(data[start : start + int(found.spans[row])]), int(found.checksums[row])
+        if size <= RECORD_BYTES:
+            with little_memory(4 * RECORD_BYTES):
+                got = outcome(
+                    lambda: zip_members.unpack(content, stored, size, checksum, deflated=bool(found.deflated[row]))  # noqa: B023
+                )
+            with suppress(Exception):
+                want = zipfile.ZipFile(io.BytesIO(data)).read(name)
+                if got != "refused" and bytes(got) != want:
+                    raise AssertionError(f"{name!r} was altered")
 
 
 def run_text(data):
@@ -412,6 +448,38 @@ def run_tokens(data):
     read_all(TokenSource(as_file(data, "x.bin"), **options, end_token=7, ends="pad"), len(data))
 
 
+def run_tfrecord(data):
+    path = as_file(data, "x.tfrecord")
+    for options in ({}, {"codec": "example"}, {"codec": "sequence_example", "verify_checksums": True}):
+        read_all(TFRecordSource(path, **options, **READING), len(data))
+
+
+def run_mds(data):
+    """One text as an index and as a shard that the index of another data set lists."""
+    with suppress(DataloadError):
+        for shard in parse_index(data, "index.json"):
+            if shard.name.startswith("/") or ".." in shard.name.split("/"):
+                raise AssertionError("a file outside of the directory")
+    folder = directory() / "mds"
+    if not folder.exists():
+        shutil.copytree(GOLDEN / "mds/all", folder)
+    index = json.loads((folder / "index.json").read_text())
+    index["shards"] = index["shards"][:1]
+    index["shards"][0]["raw_data"] |= {"bytes": len(data), "basename": "x.mds"}
+    index["shards"][0]["samples"] = int.from_bytes(data[:4], "little")
+    (folder / "index.json").write_text(json.dumps(index))
+    (folder / "x.mds").write_bytes(data)
+    read_all(MDSSource(folder, max_record_bytes=RECORD_BYTES), len(data))
+
+
+def run_wids(data):
+    path = as_file(data, "x.json")
+    for number in range(3):
+        as_file((GOLDEN / f"wids/part-{number}.tar").read_bytes(), f"part-{number}.tar")
+    with suppress(SourceError, ConfigError):
+        read_all(WidsSource(path, **READING), len(data) + 30_720)
+
+
 def run_tfds(data):
     text = data.decode(errors="replace")
     outcome(lambda: tfds_info.parse_info(text, "dataset_info.json"))
@@ -567,6 +635,31 @@ def seeds_lmdb_file():
     return golden("torchrecord/*/data.mdb", "torchrecord/*.lmdb")
 
 
+def seeds_audio():
+    import soundfile
+
+    found: list[bytes] = []
+    for kind, subtype in (("WAV", "PCM_16"), ("WAVEX", "PCM_24"), ("FLAC", None), ("OGG", None), ("OGG", "OPUS")):
+        stream = io.BytesIO()
+        soundfile.write(stream, np.sin(np.arange(400) / 9), 8_000, format=kind, subtype=subtype)
+        found.append(stream.getvalue())
+    return found
+
+
+def seeds_zip():
+    found: list[bytes] = []
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w", method) as archive:
+            for name in ("a/1.txt", "a/é.txt", "b/"):
+                archive.writestr(zipfile.ZipInfo(name), name.encode() * 9, method)
+            with archive.open("large", "w", force_zip64=True) as member:
+                member.write(b"xyz" * 50)
+            archive.comment = b"PK"
+        found.append(stream.getvalue())
+    return found
+
+
 def seeds_riegeli():
     found = [data for data in golden("arrayrecord/*.array_record") if len(data) <= 140_000]
     for sizes in ([3, 3, 3], [1, 200, 0, 5]):
@@ -582,6 +675,10 @@ def seeds_tokens():
     stream = io.BytesIO()
     np.save(stream, np.arange(20, dtype=np.uint16))
     return [*found, stream.getvalue()]
+
+
+def seeds_tfrecord():
+    return golden("tfrecord/*.tfrecord*")
 
 
 def seeds_config():
@@ -644,10 +741,12 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "caffe2": (run_caffe2, seeds_caffe2),
     "msgpack": (run_msgpack, seeds_msgpack),
     "image": (run_image, seeds_image),
+    "audio": (run_audio, seeds_audio),
     "text": (run_text, lambda: [b'{"a": [1, 2.5, null]}', b"17", "größe".encode()]),
     "detect": (run_detect, lambda: golden("syrah/basic.syr", "tar/tars/*")[:5]),
     "syrah": (run_syrah, lambda: [data for data in golden("syrah/*.syr") if len(data) < 20_000]),
     "tar": (run_tar, lambda: [data for data in golden("tar/tars/*.tar") if len(data) < 60_000]),
+    "zip": (run_zip, seeds_zip),
     "tar_index": (run_tar_index, seeds_tar_index),
     "archive_and_index": (run_archive_and_index, seeds_archive_and_index),
     "index_cache": (run_index_cache, seeds_index_cache),
@@ -657,6 +756,9 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "array_record_library": (run_array_record_library, seeds_riegeli),
     "lmdb_file": (run_lmdb_file, seeds_lmdb_file),
     "tokens": (run_tokens, seeds_tokens),
+    "tfrecord": (run_tfrecord, seeds_tfrecord),
+    "mds": (run_mds, lambda: golden("mds/all/*", "mds/images/index.json")),
+    "wids": (run_wids, lambda: golden("wids/shards.json")),
     "tfds": (run_tfds, lambda: golden("tfds/demo/**/*.json")),
     "state": (run_state, seeds_state),
     "config": (run_config, seeds_config),

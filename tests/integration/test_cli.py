@@ -260,6 +260,13 @@ def test_inspect_shows_the_rest_when_there_is_no_good_record_0(tmp_path):
     assert "record 0: cannot be read: " in text
 
 
+def test_inspect_of_an_index_shows_its_shards_and_nested_values():
+    lines = ok("inspect", str(Path(__file__).parents[1] / "golden/mds/all")).splitlines()
+    assert lines[0] == "mds: 9 records in 3 shards, 6.5 kB"
+    assert "json unknown ? {'a': '[0, None]', 'b': \"'x'\"}" in [" ".join(line.split()) for line in lines]
+    assert any(line.endswith("985 bytes") and "shard.00002.mds" in line for line in lines)
+
+
 def test_inspect_of_plain_bytes_and_the_order_of_keys(tmp_path):
     with dataload.create(tmp_path / "a.lmdb") as writer:
         writer.extend([b"one", b"\x00" * 200])
@@ -472,7 +479,7 @@ def test_index_writes_manifests(tmp_path, monkeypatch):
 
 def test_index_with_options_of_the_other_kind():
     result = fail(2, "index", "a.tar", "--codec", "npz")
-    assert result.stderr == "error: --format, --codec, --decode, --part and --merge are for --manifest\n"
+    assert result.stderr == "error: --format, --codec, --decode, --part, --merge and --engine are for --manifest\n"
     result = fail(2, "index", "--manifest", "a.tar", "--directory", "x")
     assert result.stderr == "error: a manifest is written beside its shards: leave --directory out\n"
 

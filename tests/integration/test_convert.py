@@ -126,23 +126,22 @@ convert(dataload.open(sys.argv[1]), sys.argv[2], shards=3, progress=progress)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", FORMATS)
 def test_a_killed_conversion_goes_on(originals, tmp_path, target):
-    # 23 records in shards of 7, 8 and 8: killed in the second, of which something may have been written.
+    # 23 records in shards of 7, 8 and 8: killed in the third, while a thread completes the second.
     destination = tmp_path / f"b{FORMATS[target][0]}"
-    ended = subprocess.run([sys.executable, "-c", KILLED, originals / "a.syr", destination, "8"], check=False)
+    ended = subprocess.run([sys.executable, "-c", KILLED, originals / "a.syr", destination, "16"], check=False)
     assert ended.returncode == -signal.SIGKILL
-    left = [name for name in os.listdir(tmp_path) if not name.startswith(".")]
-    first = f"b-00000-of-00003{FORMATS[target][0]}"
-    assert {name for name in left if not name.endswith(".idx")} == {first}, (
-        "nothing stands under a final name but what is whole"
-    )
-    assert_same_records(list(open_format(tmp_path / first, target)), make_records()[:7])
+    left = sorted(name for name in os.listdir(tmp_path) if not name.startswith(".") and not name.endswith(".idx"))
+    first, second = (f"b-0000{shard}-of-00003{FORMATS[target][0]}" for shard in range(2))
+    assert left in ([first], [first, second]), "nothing stands under a final name but what is whole"
+    found = [record for name in left for record in open_format(tmp_path / name, target)]
+    assert_same_records(found, make_records()[: len(found)])
 
     def identity(name):
         return os.stat(tmp_path / name).st_ino
 
     before = identity(first)
     report = convert(dataload.open(originals / "a.syr"), destination, shards=3, resume=True)
-    assert report.resumed == 7
+    assert report.resumed in (7, 15)
     assert identity(first) == before
     assert_same_records(list(open_format(report.pattern, target)), make_records())
     hidden = [name for name in os.listdir(tmp_path) if name.startswith(".")]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import dataload
 from dataload.cli.app import app
 from dataload.convert import convert
-from dataload.convert.manifest import index_shards
+from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError
 
 COUNT = 23

@@ -317,7 +317,7 @@ def test_a_part_does_not_replace_the_files_of_others(source, tmp_path):
 def test_one_run_does_not_take_over_parts(source, tmp_path):
     run_parts(source, tmp_path, [1])
     message = (
-        r"an unfinished conversion in 3 parts: run the parts that are missing and merge them, or pass overwrite=Tr"
+        r"an unfinished conversion in 3 parts: run the parts that are missing and merge them \(an engine does both w"
     )
     with pytest.raises(ConfigError, match=message):
         convert(source, tmp_path / "b.syr", shards=5)

@@ -1,6 +1,7 @@
 """The examples run unchanged, and print the results that they promise."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -57,3 +58,45 @@ def test_state_carried_across_batches_helps_a_language_model(tmp_path):
     carried, _ = bits["carried"]
     assert carried < min(bits["zero at each chunk"]) < 7, "of 128 characters, each of which would cost 7 bits"
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_slurm_runs_the_parts_and_merges_them(tmp_path, monkeypatch):
+    """Without Slurm: `sbatch` and `dataload` are scripts that print how they are called."""
+    import dataload
+    from dataload.cli import app as main
+    from dataload.convert import convert
+
+    for name, prints in (("sbatch", 'echo "$@" >> calls; echo 42'), ("dataload", 'echo "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{prints}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    script = str(EXAMPLES / "slurm_convert.sh")
+
+    def slurm(*arguments, **environment):
+        return subprocess.run(
+            [script, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        )
+
+    command = ["a.syr", "d/b.tar", "--shards", "3"]
+    done = slurm("--mem=8G", "--", *command, PARTS="2")
+    assert done.stdout == "submitted parts 1 to 2 as array 42, and the merge as job 42\n", done.stderr
+    called = f"{script} a.syr d/b.tar --shards 3"
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        f"--parsable --mem=8G --array=1-2 --export=ALL,PARTS=2 {called}",
+        f"--parsable --mem=8G --dependency=afterok:42 --kill-on-invalid-dep=yes --export=ALL,MERGE=1 {called}",
+    ]
+    assert slurm(*command).stderr.startswith("usage: PARTS=N ")
+
+    source = dataload.MemorySource([{"x": i} for i in range(7)])
+    with dataload.create("a.syr") as writer:
+        writer.extend(source)
+    for directory in ("d", "one"):
+        (tmp_path / directory).mkdir()
+    jobs = [{"SLURM_ARRAY_TASK_ID": "2", "PARTS": "2"}, {"SLURM_ARRAY_TASK_ID": "1", "PARTS": "2"}, {"MERGE": "1"}]
+    for environment in jobs:
+        assert main.run(slurm(*command, **environment).stdout.split()) == 0
+    with dataload.open("a.syr") as opened:
+        convert(opened, "one/b.tar", shards=3)
+    hashes = [{path.name: path.read_bytes() for path in Path(name).glob("[!.]*")} for name in ("d", "one")]
+    assert hashes[0] == hashes[1]

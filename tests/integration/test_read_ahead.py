@@ -19,7 +19,7 @@ from fault_proxy import Faults
 from remote_sets import FORMATS, proxied, write_shards
 
 import dataload
-from dataload.convert.manifest import index_shards
+from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, CorruptFileError, WorkerError
 from dataload.samplers import PoolShuffle, ShardSequential
 from dataload.sources.concat import ConcatSource

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import credentials
@@ -22,9 +23,18 @@ from object_server import FileServer
 from typer.testing import CliRunner
 
 import dataload
+from dataload._util.per_process import pickling_for_worker
 from dataload.cli.app import app
-from dataload.convert.manifest import index_shards
-from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, WorkerError
+from dataload.convert.indexing import index_shards
+from dataload.errors import (
+    ConfigError,
+    CorruptFileError,
+    SourceError,
+    SourceNotFoundError,
+    UnsupportedFormatError,
+    WorkerError,
+)
+from dataload.sources.folder.reader import FolderReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 
@@ -117,6 +127,36 @@ def test_records_and_fingerprint(server, shards, bucket, tmp_path, name, mode):
         assert server.secret_key not in repr(remote) + repr(vars(remote)) + str(remote.options)
 
 
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        ("mds/all", {"fields": ["str", "fixed", "int"]}),
+        ("mds/gz/index.json", {}),
+        ("wids/shards.json", {}),
+        ("tfrecord/examples.tfrecord-{00000..00001}-of-00002", {"codec": "example"}),
+    ],
+)
+def test_data_sets_of_others(server, tmp_path, data, options):
+    golden = Path(__file__).parents[1] / "golden"
+    folder, _, name = data.rpartition("/") if data != "mds/all" else (data, "", "")
+    bucket = server.bucket()
+    server.put_directory(bucket, golden / folder, "data/")
+    remote = {"cache": str(tmp_path / "cache"), "budget": "1MB"}
+    url = f"{server.url(bucket)}/data/{name}".rstrip("/")
+    with (
+        dataload.open(str(golden / data), remote=remote, **options) as local,
+        dataload.open(url, storage_options=server.storage_options(), remote=remote, **options) as source,
+    ):
+        assert source.fingerprint() == local.fingerprint()
+        order = np.random.default_rng(1).permutation(len(local))
+        assert same(source.read(order), local.read(order))
+        if "codec" in options:  # Examples of different lengths
+            return
+        loaders = [dataload.Loader(each, batch_size=2, shuffle=True, seed=1, num_workers=1) for each in (source, local)]
+        with loaders[0], loaders[1]:
+            assert same(*map(list, loaders))
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_manifest_knows_the_fingerprint(object_server, shards, tmp_path, name):
     directory, options = tmp_path / "data", FORMATS[name][2]
@@ -200,6 +240,41 @@ def test_selections_of_records(server, shards, bucket):
         assert [record["n"] for record in source] == [4, 6, 8]
 
 
+@pytest.mark.parametrize("mode", ["ranges", "shards"])
+def test_archives_of_files(server, environment, tmp_path, mode, monkeypatch):
+    """Their classes are those of all, also in a worker, where archives are opened one by one; a folder is refused."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for shard, names in enumerate((["b/0.x", "d/1.x"], ["a/2.x", "d/3.x"])):
+        with zipfile.ZipFile(shards / f"part-{shard}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in names:
+                archive.writestr(name, name * 100)
+    bucket = server.bucket()
+    server.put_directory(bucket, shards, "data/")
+    url = f"{server.url(bucket)}/data"
+    options = {"storage_options": {"client_options": {"allow_http": True}}, "pattern": "{label}/{key}.x"}
+    with (
+        dataload.open(str(shards / "part-{0,1}.zip"), pattern="{label}/{key}.x") as local,
+        dataload.open(f"{url}/part-{{0,1}}.zip", remote=options_of(mode, tmp_path), **options) as remote,
+    ):
+        assert remote.fields == local.fields
+        assert remote.fingerprint() == local.fingerprint()
+        assert same(remote.read([3, 0, 2]), local.read([3, 0, 2]))
+        loaders = [dataload.Loader(source, batch_size=2, shuffle=True, num_workers=2) for source in (local, remote)]
+        assert same(*map(list, loaders))
+        monkeypatch.delattr(FolderReader, "ranges")  # as in a format that does not know them
+        assert same(*map(list, loaders))
+        with pickling_for_worker():
+            sent = pickle.dumps(remote)
+        with pickle.loads(sent) as copy:
+            assert same(copy.read_batch([2, 1]), local.read_batch([2, 1]))
+            assert copy.read_batch([2, 1])["label"].tolist() == [0, 2]
+    with pytest.raises(
+        UnsupportedFormatError, match="is a folder of single files at a URL, each of which would be a re"
+    ):
+        dataload.open(f"folder:{url}/", **options)
+
+
 def test_one_object_is_not_listed(server, shards, bucket):
     with FaultProxy(server.endpoint) as proxy:
         url = paths(shards, bucket, "uncompressed")[1].replace("{0,1}", "0")
@@ -239,6 +314,22 @@ def test_writing(server, tmp_path):
             writer.extend(records(3))
         with dataload.open(url, storage_options=storage, remote=remote, **reading) as source:
             assert len(source) == 3
+    assert not list((tmp_path / "uploads").iterdir())
+
+
+@pytest.mark.parametrize("rule", [{"shards": 2}, {"records_per_shard": 3}])
+def test_writing_shards(server, tmp_path, rule):
+    root, storage, remote = server.url(server.bucket()), server.storage_options(), {"cache": str(tmp_path)}
+    with dataload.create(f"{root}/x.tar", storage_options=storage, remote=remote, **rule) as writer:
+        writer.extend(records(5))
+        with pytest.raises(SourceNotFoundError):
+            dataload.open(root, storage_options=storage)
+    assert writer.paths == tuple(f"{root}/x-0000{i}-of-00002.tar" for i in range(2))
+    with dataload.open(root, storage_options=storage, remote=remote) as source:  # by the manifest
+        order = [0, 2, 4, 1, 3] if "shards" in rule else [*range(5)]
+        assert [int(record["n"]) for record in source] == order
+    with pytest.raises(ConfigError, match=r"x-00000-of-00002\.tar exists: choose another name, or pass overwrite"):
+        dataload.create(f"{root}/x.tar", storage_options=storage, remote=remote, **rule)
     assert not list((tmp_path / "uploads").iterdir())
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import dataload
 from dataload.analysis.timeline import record_timeline
 from dataload.cli.app import app
-from dataload.convert.manifest import index_shards
+from dataload.convert.indexing import index_shards
 from dataload.samplers import ShardSequential
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]

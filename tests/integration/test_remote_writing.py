@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import dataload
 from dataload.cli.app import app
 from dataload.convert import convert, parts
-from dataload.convert.manifest import index_shards
+from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources.find import HEAD_BYTES
 from dataload.storage.remote.client import ObjectClient
@@ -192,19 +192,20 @@ def run_killed(object_server, code, *arguments):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_killed_conversion_resumes(object_server, proxy, place, name):
     file, suffix = f"train{FORMATS[name]}", FORMATS[name]
-    killed(place, object_server, file, 8)  # in the second of the shards, which have 7, 8 and 8 records
-    first = f"train-00000-of-00003{suffix}"
+    # In the third of the shards, which have 7, 8 and 8 records, while a thread completes the second.
+    killed(place, object_server, file, 16)
+    first, second = (f"train-0000{shard}-of-00003{suffix}" for shard in range(2))
     found = {key.split("/")[0] for key in names(object_server, place)}
-    assert {key for key in found if not key.endswith(".idx")} == {first, f".{file}.convert.json"}
-    match = rf"has no train-00001-of-00003\{suffix} \(and 1 more\): finish the conversion"
+    assert {key for key in found if not key.endswith(".idx")} - {second} == {first, f".{file}.convert.json"}
+    match = rf"has no train-0000(1-of-00003\{suffix} \(and 1 more\)|2-of-00003\{suffix}): finish the conversion"
     with pytest.raises(SourceNotFoundError, match=match):
         dataload.open(place[0], **place[1])
-    with pytest.raises(ConfigError, match=r"exists: choose another name, or pass resume=True to continue"):
+    with pytest.raises(ConfigError, match=r"exists( \(and 1 more\))?: choose another name, or pass resume=True"):
         convert(Records(), f"{place[0]}/{file}", shards=3, **place[1])
 
     place[1]["remote"]["cache"] += "-of-another-node"
     report = convert(Records(), f"{place[0]}/{file}", shards=3, resume=True, **through(proxy, place))
-    assert report.resumed == 7
+    assert report.resumed in (7, 15)
     assert not [key for (method, key) in proxy.counts.requests if method == "PUT" and first in key]
     with dataload.open(place[0], **place[1], **({"decode": "auto"} if name == "tar" else {})) as source:
         assert numbers(source) == [*range(COUNT)]
@@ -219,7 +220,7 @@ def test_a_killed_conversion_resumes(object_server, proxy, place, name):
 @pytest.mark.parametrize("kill_at", [0, 1, 7, 15, 22, 23])
 def test_wherever_it_is_killed(object_server, place, kill_at):
     killed(place, object_server, "part-{shard}.syr", kill_at)
-    if kill_at > 7:  # the names do not tell how many there are to be
+    if kill_at > 15:  # then the first shard is there; the names do not tell how many there are to be
         with pytest.raises(
             SourceNotFoundError, match=r"unfinished conversion \(\.part-N\.syr\.convert\.json\): finish"
         ):
@@ -278,7 +279,9 @@ def test_two_conversions_to_one_url(place, tmp_path):
                 convert(Records(), destination, shards=3, **elsewhere)
             reports[:] = [convert(Records(), destination, shards=3, resume=True, **elsewhere)]
 
-    with pytest.raises((SourceError, ConfigError), match=r"a-00000-of-00003.syr exists|has taken over .*convert.json"):
+    with pytest.raises(
+        (SourceError, ConfigError), match=r"a-0000[01]-of-00003.syr exists|has taken over .*convert.json"
+    ):
         convert(Records(), destination, shards=3, progress=progress, **place[1])
     with dataload.open(reports[0].pattern, **place[1]) as source:
         assert numbers(source) == [*range(COUNT)]
@@ -508,7 +511,8 @@ def test_indexing(object_server, proxy, place, tmp_path, name):
     assert all(tags) == (name in OBJECTS)
     data = sum(size for key, size in proxy.counts.bytes.items() if "-of-" in key and not key.endswith(".idx"))
     heads = 0 if name in OBJECTS else 3 * HEAD_BYTES  # what a directory contains does not show in its name
-    assert data == report.bytes + heads, "each shard is read once"
+    recorded = data - report.bytes - heads  # what the first says of its codec
+    assert 0 <= recorded < 2000, "each shard is read once"
     with dataload.open(place[0], **place[1]) as one, dataload.open(tmp_path / "local") as other:
         same(one.read_batch(range(COUNT)), other.read_batch(range(COUNT)))
         assert one.fingerprint() == other.fingerprint()
@@ -517,7 +521,7 @@ def test_indexing(object_server, proxy, place, tmp_path, name):
 
 def test_indexing_is_resumed(object_server, proxy, place, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("dataload.convert.manifest._MOST_THREADS", 1)
+    monkeypatch.setattr("dataload.convert.indexing._MOST_THREADS", 1)
     report = convert(Records(), f"{place[0]}/a.syr", shards=3, **place[1])
     options = {**through(proxy, place), "remote": {"retries": 0}}
     proxy.faults = Faults(cut=1, keys="a-00002")

@@ -97,6 +97,23 @@ def test_what_we_write_is_what_protobuf_writes(record):
     assert oracle().FromString(data).SerializeToString() == data
 
 
+@given(RECORDS, st.integers(-(2**63), 2**63 - 1))
+def test_fast_encoding_equals_slow_encoding(record, integer):
+    """Frames of arrays and bytes are remembered; nothing is of values of a subclass, or that are not contiguous."""
+
+    class Slow(np.ndarray):
+        pass
+
+    slow = {name: value.view(Slow) if isinstance(value, np.ndarray) else value for name, value in record.items()}
+    slow = {name: bytearray(value) if isinstance(value, bytes) else value for name, value in slow.items()}
+    turned = {
+        name: np.asarray(value.T, order="C").T if isinstance(value, np.ndarray) else value
+        for name, value in record.items()
+    }
+    assert encode(record) == encode(turned) == encode(slow)
+    assert encode({"i": integer}) == encode({"i": np.array(integer)})
+
+
 # What others may write: any fields, in any order of the repeated ones, packed or not.
 
 INT64S = st.integers(-(2**63), 2**63 - 1)

@@ -120,7 +120,7 @@ def test_nothing_there(tmp_path, path, match):
     [
         (
             b"hello world",
-            r"is not in a known format: byte 0 has b'hello wo'; array_record, lmdb, syrah, tar, tokens are detected",
+            r"is not in a known format: byte 0 has b'hello wo'; array_record, .*syrah, .*tokens.* are detected",
         ),
         (b"", "the file is empty"),
         (b"\x1f\x8b\x08rest", "byte 0 has the magic bytes of gzip: decompress it first"),

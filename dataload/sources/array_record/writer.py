@@ -1,6 +1,7 @@
 """ArrayRecord files, written through the array_record package."""
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from dataload.errors import ConfigError, SourceError
@@ -47,6 +48,23 @@ class ArrayRecordWriter(Writer):
         except RuntimeError as error:
             raise self._failure(error) from error
         self._codec = codec
+        self.stored_bytes += len(data)
+
+    def _write_all(self, records: Sequence[Any]) -> None:
+        if not len(self):  # the first record may choose the codec
+            super()._write_all(records[:1])
+            records = records[1:]
+        codec, write = self._codec, self._stream.write
+        try:
+            for record in records:
+                data = (
+                    record if codec is None and type(record) is bytes else encode_bytes(record, codec, "array_record")
+                )
+                write(data)
+                self._count += 1
+                self.stored_bytes += len(data)
+        except RuntimeError as error:
+            raise self._failure(error) from error
 
     def _finish(self) -> None:
         try:

@@ -9,13 +9,12 @@ import numpy as np
 from dataload._util.limits import check_lengths
 from dataload.codecs.layout import RecordTable
 from dataload.sources.files import FileSource
-from dataload.sources.gathered import GatheredTable
+from dataload.sources.gathered import gather_records
 from dataload.sources.lmdb.file import data_file
 from dataload.sources.lmdb.snapshot import Snapshot
 from dataload.sources.lmdb.table import Values
 from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile
-from dataload.storage.local.mapped import MappedFile
 from dataload.types import BytesColumn, FieldSpec, Int64Array
 
 T_co = TypeVar("T_co", covariant=True)
@@ -69,16 +68,7 @@ class LMDBShard(ShardReader[T_co]):
 
     def _together(self, file: RecordFile, indices: Int64Array) -> RecordTable | BytesColumn:
         """Return the stored values in one block of memory, for codecs that copy what they keep."""
-        offsets, lengths = self._offsets(indices), self._lengths(indices)
-        length = int(lengths[0])
-        if not length or not (isinstance(self._values.lengths, int) or bool((lengths == length).all())):
-            return file.gather_ranges(offsets, lengths)
-        # Without a map, every gather reads the file again.
-        return (
-            GatheredTable(file, offsets, length)
-            if isinstance(file, MappedFile)
-            else RecordTable(file.gather(offsets, length))
-        )
+        return gather_records(file, self._offsets(indices), self._lengths(indices))
 
     def stored(self, indices: Int64Array) -> list[bytes]:
         """Return records as they are stored."""

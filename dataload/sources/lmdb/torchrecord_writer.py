@@ -1,7 +1,7 @@
 """Writer of TorchRecord directories that the original can read."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from dataload._util.indexing import even_split
@@ -42,30 +42,54 @@ class TorchRecordWriter(Writer):
         self._lengths = array("q")  # of the values in the spool
         self._environment = NewEnvironment(self._part.temporary, TORCHRECORD, options.db_num)
         self._db_num = options.db_num
-        self._targets = _targets(options.num_records or 0, options.db_num)
+        self._place(options.num_records or 0)
+
+    def _place(self, total: int) -> None:
+        """Prepare to put so many records in all; keys have one width, as the original's reader expects."""
+        self._spans = even_split(total, self._db_num)
+        self._key = b"%%0%dd" % len(str(max(stop - start for start, stop in self._spans)))
+        self._database = self._placed = 0
 
     def _write(self, record: Any) -> None:
-        value = encode(require_fields(record, "torchrecord"))
-        if self._spool is not None:
-            self._spool.write(value)
-            self._lengths.append(len(value))
-        elif len(self) == self._expected:
+        self._check_room(1)
+        self._add([_encode(record)])
+
+    def _write_all(self, records: Sequence[Any]) -> None:
+        fitting = records if self._expected is None else records[: self._expected - len(self)]
+        self._write_encoded(fitting, _encode, self._add)
+        self._check_room(len(records) - len(fitting))
+
+    def _check_room(self, records: int) -> None:
+        if self._expected is not None and len(self) + records > self._expected:
             raise ConfigError(
                 f"num_records is {self._expected}, but there are more records", key="num_records", value=self._expected
             )
-        else:
-            self._put(value)
 
-    def _put(self, value: bytes) -> None:
-        database, key = next(self._targets)
-        self._environment.put(key, value, database=database, append=True)
+    def _add(self, values: Sequence[bytes]) -> None:
+        self.stored_bytes += sum(map(len, values))
+        if self._spool is None:
+            self._put_all(values)
+        else:
+            self._spool.writelines(values)
+            self._lengths.extend(map(len, values))
+
+    def _put_all(self, values: Sequence[bytes]) -> None:
+        while values:
+            start, stop = self._spans[self._database]
+            if self._placed == stop:
+                self._database += 1
+                continue
+            some, values = values[: stop - self._placed], values[stop - self._placed :]
+            keys = [self._key % number for number in range(self._placed - start, self._placed - start + len(some))]
+            self._environment.put_all(keys, some, database=self._database)
+            self._placed += len(some)
 
     def _finish(self) -> None:
         if self._spool is not None:
-            self._targets = _targets(len(self), self._db_num)
+            self._place(len(self))
             self._spool.seek(0)
             for length in self._lengths:
-                self._put(self._spool.read(length))
+                self._put_all([self._spool.read(length)])
             self._spool.close()
         elif len(self) != self._expected:
             raise ConfigError(
@@ -81,10 +105,5 @@ class TorchRecordWriter(Writer):
         self._environment.close()
 
 
-def _targets(total: int, parts: int) -> Iterator[tuple[int, bytes]]:
-    """Yield sub-database and key of each record in order; keys have one width, as the original's reader expects."""
-    spans = even_split(total, parts)
-    width = len(str(max(stop - start for start, stop in spans)))
-    for number, (start, stop) in enumerate(spans):
-        for record in range(stop - start):
-            yield number, b"%0*d" % (width, record)
+def _encode(record: Any) -> bytes:
+    return encode(require_fields(record, "torchrecord"))

@@ -1,5 +1,8 @@
 """A new LMDB environment that grows while it is written."""
 
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from dataload.errors import ConfigError, SourceError
@@ -62,12 +65,34 @@ class NewEnvironment:
         self._pending.append((key, value))
         self._pending_bytes += len(key) + len(value)
 
+    def put_all(self, keys: Sequence[bytes], values: Sequence[bytes], *, database: int = 0) -> None:
+        """Do what `put` of each record with `append` does, in the same transactions. Keys, at least one, are as long.
+
+        Raises:
+            ConfigError: LMDB cannot store a record. Those before it were added.
+            SourceError: The disk is full.
+        """
+        ends = [0, *accumulate(map(len(keys[0]).__add__, map(len, values)))]
+        checked = max(map(len, values)) <= _MAX_VALUE_BYTES
+        start = 0
+        while start < len(keys):
+            self.put(keys[start], values[start], database=database, append=True)  # begins a transaction if needed
+            start += 1
+            stop = start
+            if checked:  # as many as still belong to the transaction
+                fitting = bisect_left(ends, ends[start] + _BATCH_BYTES - self._pending_bytes, start)
+                stop = max(start, min(fitting, start + _BATCH_RECORDS - len(self._pending), len(keys)))
+            self._pending.extend(zip(keys[start:stop], values[start:stop], strict=True))
+            self._pending_bytes += ends[stop] - ends[start]
+            start = stop
+
     def flush(self) -> None:
         """Write pending records in one transaction, growing the map as needed."""
         while self._pending:
             try:
                 self._write()
             except self._lmdb.MapFullError:
+                # To know it before would save work, and change bytes that LMDB leaves from one page in the next.
                 self._map_bytes *= 2
                 self._environment.set_mapsize(self._map_bytes)
             except self._lmdb.Error as error:

@@ -1,5 +1,6 @@
 """Writer of plain LMDB directories."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from dataload.sources.lmdb.file import DATA_FILE, RECORDED_OFFSET
@@ -43,6 +44,24 @@ class LMDBWriter(Writer):
             key = key.encode() if isinstance(key, str) else bytes(key)
         self._environment.put(key, value, append=self._keys is None)
         self._codec = codec
+        self.stored_bytes += len(value)
+
+    def _write_all(self, records: Sequence[Any]) -> None:
+        if not len(self):  # the first record may choose the codec
+            super()._write_all(records[:1])
+            records = records[1:]
+        if self._keys is not None:
+            super()._write_all(records)
+        elif self._codec is None and set(map(type, records)) == {bytes}:
+            self._put_all(records)
+            self._count += len(records)
+        else:
+            self._write_encoded(records, lambda record: encode_bytes(record, self._codec, "lmdb"), self._put_all)
+
+    def _put_all(self, values: Sequence[bytes]) -> None:
+        keys = [b"%010d" % number for number in range(len(self), len(self) + len(values))]
+        self._environment.put_all(keys, values)
+        self.stored_bytes += sum(map(len, values))
 
     def _finish(self) -> None:
         self._environment.finish()

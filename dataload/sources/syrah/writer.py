@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from dataload.sources.writer import Writer, require_fields
 from dataload.types import Array
 
 _BYTES_PER_ENTRY = 16  # offset and size
+_AT_ONCE = 1024  # records checked together
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}  # `dtype.name` is slow enough to notice
 
 
@@ -70,6 +73,49 @@ class SyrahWriter(Writer):
             table.dims.extend(data.shape)
             self._stream.write(data.tobytes())
             self._position += data.nbytes
+        self.stored_bytes = self._position
+
+    def _write_all(self, records: Sequence[Any]) -> None:
+        for start in range(0, len(records), _AT_ONCE):
+            some = records[start : start + _AT_ONCE]
+            if not self._write_alike(some):
+                super()._write_all(some)
+
+    def _write_alike(self, records: Sequence[Any]) -> bool:
+        """Write arrays that need no conversion, or return False; what the records have in common is checked once."""
+        tables = self._tables
+        if not tables or any(type(record) is not dict or record.keys() != tables.keys() for record in records):
+            return False
+        columns: dict[str, list[Array]] = {}
+        for name, table in tables.items():
+            values = columns[name] = [record[name] for record in records]
+            if table.dtype == "str" or table.is_bytes or set(map(type, values)) != {np.ndarray}:
+                return False
+            alike = {(value.dtype, value.shape, value.flags.c_contiguous) for value in values}
+            if len(alike) != 1 or alike != {(DTYPES[table.dtype], values[0].shape, True)}:
+                return False
+        if not self._fit(len(records)):
+            return False
+        stride = sum(values[0].nbytes for values in columns.values())
+        start = self._position
+        for name, values in columns.items():
+            table, first = tables[name], values[0]
+            table.offsets.extend(
+                range(start, start + stride * len(values), stride) if stride else [start] * len(values)
+            )
+            table.sizes.extend([first.nbytes] * len(values))
+            table.ndims.extend([first.ndim] * len(values))
+            table.dims.extend(first.shape * len(values))
+            start += first.nbytes
+        self._stream.writelines(chain.from_iterable(zip(*columns.values(), strict=True)))
+        self._position += stride * len(records)
+        self.stored_bytes = self._position
+        self._count += len(records)
+        return True
+
+    def _fit(self, records: int) -> bool:
+        """Return whether the metadata can have so many records more."""
+        return (len(self) + records) * len(self._tables) * _BYTES_PER_ENTRY <= BSON_LIMIT - 4096
 
     def _check(self, values: dict[str, tuple[Array, str, bool]]) -> None:
         if values.keys() != self._tables.keys():
@@ -81,7 +127,7 @@ class SyrahWriter(Writer):
                 found, first = _describe(dtype, is_bytes), _describe(table.dtype, table.is_bytes)
                 message = f"field {name!r} of record {len(self)} is {found}; in the first record it was {first}"
                 raise ConfigError(message, key=name)
-        if (len(self) + 1) * len(values) * _BYTES_PER_ENTRY > BSON_LIMIT - 4096:
+        if not self._fit(1):
             raise ConfigError(
                 f"a Syrah file can have {len(self)} records of {len(values)} fields (its metadata are one BSON "
                 "document of at most 2 GiB): write several shards"

@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 
 from dataload.codecs import npz
+from dataload.codecs.audio import rate_field
 from dataload.codecs.decoders import known_extension
 from dataload.codecs.npy import build_npy
 from dataload.errors import ConfigError
@@ -63,6 +64,12 @@ def name_fields(
         if not meeting:
             return fields
         kept |= meeting
+
+
+def rate_fields(fields: Mapping[str, tuple[int, ...]], is_audio: Callable[[int], bool]) -> dict[str, tuple[int, ...]]:
+    """Return the fields with the sample rates of those that are audio, each with the codes of its audio."""
+    rates = {rate_field(name): codes for name, codes in fields.items() if all(map(is_audio, codes))}
+    return {name: codes for name, codes in rates.items() if name not in fields}
 
 
 def _shorten(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The options and the `Format` of tar archives."""
+"""The options and the `Format` of tar archives, and of indexes of wids that list some."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,11 +25,13 @@ class TarOptions(ReadOptions):
         index: DALI's index files, one for each archive. None uses ``X.idx`` beside ``X.tar`` if it exists, and scans
             the archive otherwise; False always scans.
         decode: None returns `bytes`. ``"auto"`` decodes by the last part of the extension: ``cls`` to int, ``txt`` to
-            str, ``json``, ``npy``, ``npz``, and images to (height, width, 3) uint8. A longer extension loses that part:
-            ``image.npy`` becomes ``image``, and so does ``image.png`` of other samples; if one sample has both, they
-            keep their full names. ``"written"`` does the same, but leaves images as `bytes`: it undoes what our writer
-            does, and `dataload.open` takes it for archives that say so. A mapping gives, for an extension or its last
-            part, the name of a decoder or a function of bytes; other fields stay `bytes`. Nothing is ever unpickled.
+            str, ``json``, ``npy``, ``npz``, images to (height, width, 3) uint8, and audio (``wav``, ``flac``, ``mp3``,
+            ``ogg``) to (frames, channels) float32, with its rate in a field of its own: ``sample_rate`` for ``audio``,
+            else ``wav.sample_rate``, ... A longer extension loses that part: ``image.npy`` becomes ``image``, and so
+            does ``image.png`` of other samples; if one sample has both, they keep their full names. ``"written"`` does
+            the same, but leaves images and audio as `bytes`: it undoes what our writer does, and `dataload.open` takes
+            it for archives that say so. A mapping gives, for an extension or its last part, the name of a decoder or a
+            function of bytes; other fields stay `bytes`. Nothing is ever unpickled.
         missing: What happens if a sample lacks one of `fields`. ``"error"`` refuses to open the archive and names the
             sample; ``"skip"`` leaves such samples out; ``"empty"`` reads ``b""``, ``""`` for text or an image without
             pixels, and refuses fields that have no empty value.
@@ -85,7 +87,17 @@ TAR = Format(
     suffixes=(".tar",),
     magic=is_tar,
     key_field=KEY,
+    index_path="dataload.sources.tar.index:index_path",
     index_writer="dataload.sources.tar.writer:write_index",
     recorded_options="dataload.sources.tar.table:find_recorded",
+    verify_options={"cache": False},
+)
+
+WIDS = Format(
+    name="wids",
+    source="dataload.sources.tar.wids:WidsSource",
+    reader_options=TarOptions,
+    magic=lambda head: b'"wids-shard-index-v1"' in head and head.lstrip().startswith(b"{"),
+    key_field=KEY,
     verify_options={"cache": False},
 )

@@ -172,24 +172,29 @@ def _pax_record(key: bytes, value: bytes) -> bytes:
     return b"%d" % length + rest
 
 
+_MODE_AND_OWNER = b"%07o\0" % 0o644 + b"%07o\0" % 0 * 2
+_TIME_AND_BLANKS = b"%011o\0" % 0 + b"        "  # the latter where the checksum will be
+# No link, no names of owner and group, no device.
+_LINK_TO_DEVICE = bytes(100) + _POSIX_MAGIC + b"00" + bytes(64) + b"%07o\0" % 0 * 2
+
+
 def _ustar(prefix: bytes, name: bytes, size: int, kind: bytes) -> bytes:
-    parts = (
-        name.ljust(100, b"\0"),
-        b"%07o\0" % 0o644,
-        b"%07o\0" % 0 * 2,  # owner and group
-        b"%011o\0" % size,
-        b"%011o\0" % 0,  # time
-        b"        ",
-        kind,
-        bytes(100),  # link
-        _POSIX_MAGIC + b"00",
-        bytes(64),  # names of owner and group
-        b"%07o\0" % 0 * 2,  # device
-        prefix.ljust(155, b"\0"),
-        bytes(12),
+    block = b"".join(
+        (
+            name.ljust(100, b"\0"),
+            _MODE_AND_OWNER,
+            b"%011o\0" % size,
+            _TIME_AND_BLANKS,
+            kind,
+            _LINK_TO_DEVICE,
+            prefix.ljust(155, b"\0"),
+            bytes(12),
+        )
     )
-    block = b"".join(parts)
-    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+    # As in `is_tar`; the sum of ASCII names cannot reach the modulus.
+    ascii_only = name.isascii() and prefix.isascii()
+    checksum = (zlib.adler32(block) & 0xFFFF) - 1 if ascii_only else sum(block)
+    return block[:148] + b"%06o\0 " % checksum + block[156:]
 
 
 def scan(

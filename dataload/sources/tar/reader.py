@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, Literal, cast
 
+from dataload.codecs.decoders import plan_decoders
 from dataload.errors import ConfigError
 from dataload.sources.files import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.sources.tar.format import TarOptions
-from dataload.sources.tar.shard import TarReader, TarSettings, plan_decoders
+from dataload.sources.tar.shard import TarReader, TarSettings
 from dataload.types import FieldSpec, Record
 
 
@@ -46,7 +47,9 @@ class TarSource(FileSource[Record]):
             fields = [name.lower() for name in fields]
         super().__init__(paths, fields=fields, **options)
         self._index: dict[str, str] | Literal[False] | None = pair_indexes(self._paths, self.options.index)
-        self._settings = TarSettings(self.options, plan_decoders(self.options))
+        decode, case_sensitive = self.options.decode, self.options.case_sensitive
+        decoders = plan_decoders(decode, names=("auto", "written"), case_sensitive=case_sensitive)
+        self._settings = TarSettings(self.options, decoders)
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
         index = self._index[path] if isinstance(self._index, dict) else self._index

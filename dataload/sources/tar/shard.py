@@ -3,20 +3,20 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
 from dataload._util.decoding import decoding
 from dataload._util.limits import NO_MEMORY, check_lengths
 from dataload._util.stacking import split_records, split_rows
-from dataload.codecs.decoders import DECODERS, Decoder, decode_images, find_decoder, for_extension, known_extension
+from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension
 from dataload.codecs.npy import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.base import spec_of
 from dataload.sources.shards import ShardReader
-from dataload.sources.tar.fields import name_fields
+from dataload.sources.tar.fields import name_fields, rate_fields
 from dataload.sources.tar.format import KEY, TarOptions
 from dataload.sources.tar.table import load_table, name_from_archive
 from dataload.storage import storage_of
@@ -44,22 +44,12 @@ class TarSettings:
         """Return the decoder that the last part of an extension names, if that is what decides."""
         decode = self.options.decode
         found = known_extension(name) if decode in ("auto", "written") else None
-        return None if found is not None and found.name == "image" and decode == "written" else found
+        return None if found is not None and found.name in ("audio", "image") and decode == "written" else found
 
-
-def plan_decoders(options: TarOptions) -> dict[str, Decoder]:
-    """Return the decoders of the option `decode` by extension, or raise a ConfigError."""
-    decode: Any = options.decode
-    if decode is None or decode in ("auto", "written"):
-        return {}
-    if not isinstance(decode, Mapping):
-        raise ConfigError(
-            f'decode is {decode!r}: give None, "auto", "written" or a mapping of extensions to decoders',
-            key="decode",
-            value=decode,
-        )
-    table = cast("Mapping[str, Any]", decode)
-    return {(n if options.case_sensitive else n.lower()): find_decoder(what, n) for n, what in table.items()}
+    def is_audio(self, extension: str) -> bool:
+        """Return whether components with an extension are decoded as audio."""
+        decoder = self.decoder(extension)
+        return decoder.name == "audio" and not decoder.own
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +103,8 @@ class TarReader(ShardReader[Record]):
             meet=self._table.meet,
         )
         self._codes.pop(KEY, None)
+        self._rates = rate_fields(self._codes, lambda code: settings.is_audio(self._table.extensions[code]))
+        self._codes |= self._rates
         self._planned: dict[str, _Field] = {}
         self._specs: dict[str, FieldSpec] | None = None
         self._kept: Int64Array | None = None  # numbers of the samples to read, if some are skipped
@@ -193,6 +185,7 @@ class TarReader(ShardReader[Record]):
         if field is None:
             codes = self._codes.get(name, ())
             decoders = {code: self._settings.decoder(self._table.extensions[code]) for code in codes}
+            decoders |= dict.fromkeys(self._rates.get(name, ()), DECODERS["sample_rate"])
             decoder = decoders[codes[0]] if codes else self._settings.decoder(name)
             others = {code: other for code, other in decoders.items() if other is not decoder}
             field = _Field(name, decoder, self._table.first(codes), others)
@@ -204,8 +197,8 @@ class TarReader(ShardReader[Record]):
         kind = field.decoder.name
         if field.decoder.own or any(other.own or other.name != kind for other in field.others.values()):
             return _UNKNOWN
-        if kind in _SPECS:
-            return _SPECS[kind]
+        if field.decoder.spec is not None:
+            return field.decoder.spec
         components = self._table.components(field.first, np.arange(len(self._table)))
         components = components[components >= 0]
         try:
@@ -263,16 +256,15 @@ class TarReader(ShardReader[Record]):
         """Return records with all fields of each sample, if samples differ in their fields."""
         components, rows = self._table.all_components(samples)
         codes = self._table.codes[components]
-        names = {code: name for name, own in self._codes.items() for code in own}
-        values: list[Any] = [None] * len(components)
+        values: list[dict[str, Any]] = [{} for _ in components]
         for name, own in self._codes.items():
             where = np.flatnonzero(np.isin(codes, np.asarray(own, codes.dtype)))
             for at, value in zip(where.tolist(), self._decode(self._field(name), components[where]), strict=True):
-                values[at] = value
+                values[at][name] = value
         records: list[Record] = [{KEY: key} for key in self._keys(samples)]
-        for row, code, value in zip(rows.tolist(), codes.tolist(), values, strict=True):
-            if code in names:
-                records[row].setdefault(names[code], value)
+        for row, found in zip(rows.tolist(), values, strict=True):
+            for name, value in found.items():
+                records[row].setdefault(name, value)
         return records
 
     def _values(self, name: str, samples: Int64Array) -> list[Any]:
@@ -400,10 +392,3 @@ class TarReader(ShardReader[Record]):
 
 
 _UNKNOWN = FieldSpec("unknown")
-_SPECS = {
-    "bytes": FieldSpec("bytes", ()),
-    "cls": FieldSpec("int64", ()),
-    "image": FieldSpec("uint8", (None, None, 3)),
-    "npz": _UNKNOWN,
-    "txt": FieldSpec("str", ()),
-}

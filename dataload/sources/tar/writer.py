@@ -1,6 +1,7 @@
 """Write tar archives for WebDataset and DALI, and DALI's index of them."""
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import groupby
 from os import PathLike, fspath
 from typing import Any
@@ -17,6 +18,8 @@ from dataload.sources.writer import Writer, require_fields
 from dataload.storage import Remote, storage_of
 
 _BYTES = (bytes, bytearray, memoryview)
+_PADDING = bytes(BLOCK)
+_AT_ONCE = 1 << 20
 
 
 class TarWriter(Writer):
@@ -45,7 +48,8 @@ class TarWriter(Writer):
         self._indexed = options.index
         self._make_key = options.key or _default_key
         self._last_key: bytes | None = None
-        self._position = 0
+        self._position = self._written = 0
+        self._parts: list[bytes] = []  # what is in the archive between both
         self._stream = self._part.create()
 
     def _write(self, record: Any) -> None:
@@ -59,23 +63,34 @@ class TarWriter(Writer):
         files = _encode(record, key, self._indexed)
         if not files:
             raise ConfigError(f"record {len(self)} has no fields: a sample without files cannot be stored")
-        members: list[Member] = []
         parts: list[bytes] = []
         if not len(self) and any(name != KEY and not isinstance(value, _BYTES) for name, value in record.items()):
             parts.append(build_comment(build_recorded({"decode": "written"})))
         position = self._position + sum(map(len, parts))
+        words: list[bytes] = []  # of the line of the index, as `build_line` makes it
         for name, data in files.items():
-            header = build_header(name, len(data))
-            members.append(Member(name, position + len(header), len(data)))
-            parts += header, data, bytes(padded(len(data)) - len(data))
-            position += len(header) + padded(len(data))
-        line = build_line(members) if self._indexed else b""
-        self._stream.writelines(parts)
-        self._position = position
+            header, size = build_header(name, len(data)), len(data)
+            parts += header, data, _PADDING[: -size % BLOCK]
+            position += len(header)
+            words.append(b"%s %d %d %s" % (name[len(key) + 1 :], position, size, name))
+            position += padded(size)
+        line = b" ".join(words) + b"\n" if self._indexed else b""
+        self._parts += parts
+        self._position = self.stored_bytes = position
+        if position - self._written >= _AT_ONCE:
+            self._flush()
         self._last_key = key
         self._index.write(line)
 
+    def _flush(self) -> None:
+        # Joined, they are written in one call. What is large anyway is not copied.
+        small = self._position - self._written < 2 * _AT_ONCE
+        self._stream.writelines([b"".join(self._parts)] if small else self._parts)
+        self._parts.clear()
+        self._written = self._position
+
     def _finish(self) -> None:
+        self._flush()
         with self._stream as stream:
             stream.write(END)
         # All but the renames is done before them, so that an archive is without an index for a moment only.
@@ -171,11 +186,16 @@ def _encode(record: Mapping[str, Any], key: bytes, indexed: bool) -> dict[bytes,
         if not field or "/" in field or "\0" in field:
             raise ConfigError(f"field {field!r} cannot be part of a file name", key=field)
         extension, data = encode_field(field, value)
-        name = key + b"." + _check_name(extension, f"the name of field {field!r}", indexed)
+        name = key + b"." + _check_extension(extension, field, indexed)
         if name in files:
             raise ConfigError(f"field {field!r} and another one would both be stored as {extension!r}", key=field)
         files[name] = data
     return files
+
+
+@lru_cache(1 << 10)
+def _check_extension(extension: str, field: str, indexed: bool) -> bytes:
+    return _check_name(extension, f"the name of field {field!r}", indexed)
 
 
 def write_index(

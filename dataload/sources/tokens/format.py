@@ -12,13 +12,15 @@ from dataload._util.checks import check_choice, check_count
 from dataload.codecs.npy import npy_layout
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.format import Format
-from dataload.sources.options import ReadOptions
+from dataload.sources.options import FileOptions, ReadOptions
+from dataload.sources.tokens.documents import INDEX_DTYPES
 from dataload.types import Array
 
 DocumentEnd: TypeAlias = Literal["across", "drop", "pad"]
-Documents: TypeAlias = str | PathLike[str] | Array | Sequence[Any]
+DocumentStarts: TypeAlias = Literal[True] | str | PathLike[str] | Array | Sequence[Any]
 
 COUNT_FIELD = "token_count"
+SEGMENT_FIELD, POSITION_FIELD = "segment_ids", "position_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +31,10 @@ class TokenOptions(ReadOptions):
         window: Tokens per record, at least 1.
         stride: Tokens from the start of a window to the start of the next, at least 1; by default ``window - 1``.
         dtype: Little-endian integer type of raw files; a .npy file states its own.
-        documents: Starts of the documents: an array of integers that rise from 0, or the path of a .npy file with one.
-            The number of tokens may follow as the last element. For several files, a list with one of these per file.
-            An array is pickled with the source; a path is read on first use.
+        documents: Starts of the documents: an array of integers that rise from 0, or the path of a .npy file with one,
+            or of an index that Megatron-LM wrote. The number of tokens may follow as the last element. For several
+            files, a list with one of these per file. An array is pickled with the source; a path is read on first use.
+            True takes the index beside each file, ``X.idx``, which also says the dtype of raw files.
         end_token: The token that ends a document, and is part of it.
         ends: How windows end at the end of a document; see `TokenSource`.
         pad_token: The token that fills windows with ``ends="pad"``.
@@ -45,7 +48,7 @@ class TokenOptions(ReadOptions):
     window: int
     stride: int | None = None
     dtype: npt.DTypeLike = "uint16"
-    documents: Documents | None = field(default=None, metadata={"content": False})
+    documents: DocumentStarts | None = field(default=None, metadata={"content": False})
     end_token: int | None = None
     ends: DocumentEnd = "across"
     pad_token: int = 0
@@ -61,16 +64,20 @@ class TokenOptions(ReadOptions):
         check_choice("ends", self.ends, get_args(DocumentEnd))
         if self.documents is not None and self.end_token is not None:
             raise ConfigError("documents and end_token both say where documents end: give only one", key="documents")
-        given = "documents" if self.documents is not None else "end_token"
-        if self.ends == "across" and (self.documents is not None or self.end_token is not None):
-            message = f'{given} has no effect with ends="across": give ends="drop" or "pad", or leave {given} out'
-            raise ConfigError(message, key="ends", value=self.ends)
-        if self.ends == "pad" and self.field == COUNT_FIELD:
-            message = f'field is {COUNT_FIELD!r}, which ends="pad" uses for the number of real tokens: use another name'
+        if self.documents is False:
+            raise ConfigError("documents is False: leave it out, or pass True, starts or a path", key="documents")
+        added = {"pad": (COUNT_FIELD,), "across": (SEGMENT_FIELD, POSITION_FIELD) if self.has_documents else ()}
+        if self.field in added.get(self.ends, ()):
+            message = f"field is {self.field!r}, which ends={self.ends!r} adds: use another name"
             raise ConfigError(message, key="field", value=self.field)
         if self.window * self.stored.itemsize > self.max_record_bytes:
             message = f"window is {self.window}, more tokens of {self.stored} than max_record_bytes allows"
             raise ConfigError(f"{message}, {self.max_record_bytes:,}", key="window", value=self.window)
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether it is known where documents begin."""
+        return self.documents is not None or self.end_token is not None
 
     @property
     def step(self) -> int:
@@ -81,6 +88,16 @@ class TokenOptions(ReadOptions):
     def stored(self) -> np.dtype[Any]:
         """The dtype of raw files."""
         return _integer_dtype(self.dtype)
+
+    def stored_as(self, found: np.dtype[Any] | None, path: str) -> np.dtype[Any]:
+        """Return the dtype of a raw file, given what its index says.
+
+        Raises:
+            ConfigError: The index contradicts the option.
+        """
+        if found is None or found == self.stored or self.stored == np.uint16:
+            return found or self.stored
+        raise ConfigError(f"dtype is {self.stored}, but the index of {path} says {found}: leave it out", key="dtype")
 
     def content(self) -> dict[str, Any]:
         """See `Options.content`. Includes the stride even if it is the default, and the dtype by its name."""
@@ -116,10 +133,39 @@ def _holds_tokens(head: bytes) -> bool:
     return len(layout.shape) == 1 and layout.dtype.kind in "iu"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenWriterOptions(FileOptions):
+    """Options for writing flat token files.
+
+    Attributes:
+        dtype: Integer type of the tokens: one of those that Megatron-LM's index knows.
+        end_token: A token to write after each document.
+        field: Name of the field with the tokens of a document.
+    """
+
+    dtype: npt.DTypeLike = "uint16"
+    end_token: int | None = None
+    field: str = "tokens"
+
+    def __post_init__(self) -> None:
+        FileOptions.__post_init__(self)
+        check_choice("dtype", _integer_dtype(self.dtype).name, INDEX_DTYPES)
+        if self.end_token is not None:
+            limits = np.iinfo(self.stored)
+            check_count("end_token", self.end_token, least=int(limits.min), below=int(limits.max) + 1)
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The dtype of the file."""
+        return _integer_dtype(self.dtype)
+
+
 TOKENS = Format(
     name="tokens",
     source="dataload.sources.tokens.reader:TokenSource",
+    writer="dataload.sources.tokens.writer:TokenWriter",
     reader_options=TokenOptions,
+    writer_options=TokenWriterOptions,
     # No suffixes, because .npy and .bin mean many things, and lie beside the shards of other formats.
     magic=_holds_tokens,
 )

@@ -12,8 +12,9 @@ from dataload.codecs.npy import MAGIC, npy_layout
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.files import FileSource
 from dataload.sources.shards import ShardReader
-from dataload.sources.tokens.format import COUNT_FIELD, TokenOptions
-from dataload.sources.tokens.windows import TokenWindows, check_starts, find_ends, load_starts
+from dataload.sources.tokens.documents import Documents, check_starts, find_ends, index_path, load_documents
+from dataload.sources.tokens.format import COUNT_FIELD, POSITION_FIELD, SEGMENT_FIELD, TokenOptions
+from dataload.sources.tokens.windows import TokenWindows, mark_documents
 from dataload.storage import RecordFile, storage_of
 from dataload.storage.table_cache import CachedTable, IndexKey, remember, within
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
@@ -33,6 +34,8 @@ class TokenSource(FileSource[Record]):
 
     - ``ends="across"``: windows ignore documents. A file has ``(n - window) // stride + 1`` windows, or none if it is
       shorter than one; the tokens after the last whole window are left out. Opening takes the same time for any size.
+      If documents are given, two fields tell where they begin, both (window,) int32: ``"segment_ids"`` counts the
+      documents in the window from 1, and ``"position_ids"`` the tokens of each from 0.
     - ``ends="drop"``: the same within each document, so that no window crosses its end.
     - ``ends="pad"``: the last window of a document may be short, if one of its tokens is in no earlier window. It is
       filled with `pad_token`, and a second field ``"token_count"``, an int64, has the number of real tokens. A document
@@ -102,28 +105,37 @@ class _TokenFile(ShardReader[Record]):
         self._remote = options.place
         self._file = storage_of(path, self._remote).map(path, mapped=options.map)
         self._window = options.window
-        self._start, self._dtype = _layout(self._file, options.stored)
+        found = load_documents(documents, self._remote) if isinstance(documents, str) else Documents(documents)
+        self._start, self._dtype = _layout(self._file, options.stored_as(found.dtype, path))
         self._length = (self._file.size - self._start) // self._dtype.itemsize
         self._specs = {options.field: FieldSpec(self._dtype.name, (options.window,))}
         self._pad: int | None = None
         if options.ends == "pad":
             self._specs[COUNT_FIELD] = FieldSpec("int64", ())
             self._pad = _fitting("pad_token", options.pad_token, self._dtype)
+        if found.dtype is not None and found.starts[-1] != self._length:
+            message = f"an index of {found.starts[-1]} tokens, beside a file of {self._length}: it is that of another"
+            raise CorruptFileError(message, path=documents)
+        edges = self._find_edges(options, found.starts, documents)
+        self._edges = edges if options.ends == "across" and options.has_documents else None
+        if self._edges is not None:
+            self._specs |= dict.fromkeys((SEGMENT_FIELD, POSITION_FIELD), FieldSpec("int32", (options.window,)))
         self.windows = TokenWindows.of(
-            self._find_edges(options, documents),
+            edges if self._edges is None else np.array([0, self._length]),
             window=options.window,
             stride=options.step,
             pads=self._pad is not None,
         )
 
-    def _find_edges(self, options: TokenOptions, documents: Any) -> Int64Array:
-        if documents is not None:
-            if not isinstance(documents, str):
-                return check_starts(documents, self._length, self._file.path)
+    def _find_edges(self, options: TokenOptions, starts: Any, given: Any) -> Int64Array:
+        """Return the edges of documents, of which `starts` are known from what was `given`."""
+        if starts is not None:
             try:
-                return check_starts(load_starts(documents, self._remote), self._length, self._file.path)
-            except ConfigError as error:  # here it is about a file
-                raise CorruptFileError(str(error), path=documents) from error
+                return check_starts(starts, self._length, self._file.path)
+            except ConfigError as error:
+                if not isinstance(given, str):
+                    raise
+                raise CorruptFileError(str(error), path=given) from error
         if options.end_token is None:
             return np.array([0, self._length])
         end_token = _fitting("end_token", options.end_token, self._dtype)
@@ -166,10 +178,19 @@ class _TokenFile(ShardReader[Record]):
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         names = tuple(self._specs) if fields is None else fields
+        if self._edges is not None:
+            return self._marked(self._edges, indices, names)
         if self._pad is None:
             return {name: self._whole(indices) for name in names}
         starts, counts = self.windows.spans(indices)
         return {name: counts if name == COUNT_FIELD else self._padded(starts, counts, self._pad) for name in names}
+
+    def _marked(self, edges: Int64Array, indices: Int64Array, names: tuple[str, ...]) -> Batch:
+        marks: dict[str, Array] = {}
+        if SEGMENT_FIELD in names or POSITION_FIELD in names:
+            segments, positions = mark_documents(edges, self.windows.starts(indices), self._window)
+            marks = {SEGMENT_FIELD: segments, POSITION_FIELD: positions}
+        return {name: marks[name] if name in marks else self._whole(indices) for name in names}
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002 - records are read whole
         size = self._dtype.itemsize
@@ -208,7 +229,8 @@ class _TokenFile(ShardReader[Record]):
 
     def identity(self) -> str:
         """Return a hash of the ends of documents, which may not come from the file."""
-        return hashlib.blake2b(self.windows.stops.tobytes(), digest_size=8).hexdigest()
+        stops = self.windows.stops if self._edges is None else self._edges
+        return hashlib.blake2b(stops.tobytes(), digest_size=8).hexdigest()
 
 
 def _layout(file: RecordFile, dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
@@ -249,6 +271,8 @@ def _pair_documents(paths: tuple[str, ...], documents: Any) -> dict[str, Any]:
     """Return the starts of the documents of each file, or the path of a file with them."""
     if documents is None:
         return {}
+    if documents is True:
+        return {path: index_path(path) for path in paths}
     is_list = not isinstance(documents, (str, PathLike))
     if is_list and len(paths) == 1:  # may also be the starts themselves
         is_list = isinstance(documents, (list, tuple)) and len(documents) == 1 and not _is_number(documents[0])

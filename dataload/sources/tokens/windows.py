@@ -1,18 +1,12 @@
-"""Documents in a flat file of tokens, and the windows over them, computed by arithmetic."""
+"""Windows over the documents in a flat file of tokens, computed by arithmetic. Pure (no I/O)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from dataload.codecs.npy import parse_npy
-from dataload.errors import ConfigError, CorruptFileError
-from dataload.storage import Remote, base_name, storage_of
 from dataload.types import Array, Int64Array
-
-_SCANNED_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,65 +69,24 @@ class TokenWindows:
         return np.searchsorted(self.ends, indices, side="right")
 
 
-def find_ends(path: str, start: int, dtype: np.dtype[Any], end_token: int, remote: Remote | None = None) -> Int64Array:
-    """Return the position after each end token, (end tokens,) int64, in one pass over the file.
+def mark_documents(edges: Int64Array, starts: Int64Array, window: int) -> tuple[Array, Array]:
+    """Return the segments of windows, and positions in them; both (rows, window) int32.
+
+    A window's segments are the parts of documents in it, numbered from 1; positions count from 0 in each.
 
     Args:
-        path: A flat file.
-        start: Offset of its tokens in bytes.
-        dtype: Dtype of the tokens.
-        end_token: The token that ends a document.
-        remote: The settings of data at URLs.
+        edges: (documents + 1,) int64, the start of each document and the end of the last.
+        starts: (rows,) int64, the first token of each window.
+        window: Tokens per window.
     """
-    block = np.empty(_SCANNED_BYTES // dtype.itemsize, dtype)
-    found: list[Int64Array] = []
-    first = 0
-    # Reading a file that is not in memory yet is several times faster than mapping it.
-    with storage_of(path, remote).open(path, whole=True) as file:
-        while count := file.read_into(start + first * dtype.itemsize, block.data) // dtype.itemsize:
-            found.append(np.flatnonzero(block[:count] == end_token) + (first + 1))
-            first += count
-    return np.concatenate(found) if found else np.empty(0, np.int64)
-
-
-def load_starts(path: str, remote: Remote | None = None) -> Array:
-    """Return the array in a .npy file."""
-    data = storage_of(path, remote).read(path)
-    try:
-        return parse_npy(data)
-    except CorruptFileError as error:
-        raise CorruptFileError(str(error), path=path) from error
-
-
-def check_starts(starts: Any, tokens: int, path: str) -> Int64Array:
-    """Return the edges of documents, (documents + 1,) int64; the last is the number of tokens.
-
-    Args:
-        starts: Integers in one dimension that rise from 0, with or without the number of tokens as the last. A document
-            with the same start as the next one is empty.
-        tokens: Number of tokens in the file.
-        path: The file, for error messages.
-
-    Raises:
-        ConfigError: The starts are not like that.
-    """
-    array = np.asarray(starts)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise _wrong(f"one integer per document, got an array of {array.dtype} {array.shape}", path)
-    edges = array.astype(np.int64)
-    if not edges.size or edges[-1] != tokens:
-        edges = np.append(edges, tokens)
-    if edges[0] != 0:
-        found = f"{int(edges[0])}" if array.size else "none"
-        raise _wrong(f"0 as the first start, got {found}: give starts, not ends or lengths", path)
-    falls = np.flatnonzero(np.diff(edges) < 0)
-    if not falls.size:
-        return edges
-    at = int(falls[0])
-    if at + 1 == array.size:
-        raise _wrong(f"starts up to the {tokens} tokens of the file, got {int(edges[at])} at {at}", path)
-    raise _wrong(f"rising starts, got {int(edges[at])} at {at} and {int(edges[at + 1])} after it", path)
-
-
-def _wrong(what: str, path: str) -> ConfigError:
-    return ConfigError(f"documents of {base_name(path)}: expected {what}", key="documents")
+    first, last = np.searchsorted(edges, starts, "right"), np.searchsorted(edges, starts + window, "left")
+    counts = last - first
+    rows = np.repeat(np.arange(len(starts)), counts)
+    inside = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = np.zeros((len(starts), window), np.int32)
+    places = edges[np.repeat(first, counts) + inside] - starts[rows]
+    begins[rows, places] = 1
+    begun = np.zeros_like(begins)
+    begun[rows, places] = places
+    np.maximum.accumulate(begun, axis=1, out=begun)
+    return np.cumsum(begins, axis=1, dtype=np.int32) + np.int32(1), np.arange(window, dtype=np.int32) - begun

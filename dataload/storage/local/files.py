@@ -104,7 +104,8 @@ class LocalStorage:
         """See `Storage.size`."""
         with file_errors(path):
             if os.path.isdir(path):
-                return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+                names = (os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files)
+                return sum(map(os.path.getsize, names))
             return os.stat(path).st_size
 
     def identity(self, path: str) -> FileIdentity:

@@ -375,9 +375,18 @@ class RemoteStorage:
 
     @cached_property
     def _shards(self) -> ShardCache:
-        directory = node_directory(self._remote)
-        if directory is None:
-            raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")
-        budget, named = self._remote.options.budget, self._remote.options.cache is not None
-        parsed = None if budget is None else parse_bytes("budget", budget)
-        return ShardCache(directory, parsed, share=1 if named else _SHARE_OF_HOME)
+        return node_cache(self._remote)
+
+
+def node_cache(remote: Remote) -> ShardCache:
+    """Return the cache that the settings name.
+
+    Raises:
+        ConfigError: They name none, and there is no home directory.
+    """
+    directory = node_directory(remote)
+    if directory is None:
+        raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")
+    budget, named = remote.options.budget, remote.options.cache is not None
+    parsed = None if budget is None else parse_bytes("budget", budget)
+    return ShardCache(directory, parsed, share=1 if named else _SHARE_OF_HOME)

@@ -260,4 +260,4 @@ def test_records_are_no_generators(plan):
 def test_all_peers_together(plan, prepares):
     tasks, missing = plan(*PEERS)
     assert {task.name for task in tasks} | {m.task.name for m in missing} == set(PEERS)
-    assert [name for name, _ in reasons(missing)] == [GROUPS]
+    assert [name for name, _ in reasons(missing)] == [GROUPS, "tf.data"]

@@ -39,7 +39,7 @@ source=[3] => source[0] is 3: expected a table
 source=[{path='a'}, {path=3}] => source[1].path is 3: expected text or a list of text, at least one
 source=[{path='a'}, {}] => source[1].path is missing: expected text or a list of text, at least one
 source=[{path='a', codek=1}] => source[0].codek is 1: there is no such key, did you mean 'codec'? Known: *
-source=[{path='a', batch_size=3}] => source[0].batch_size is 3: * mean 'loader.batch_size'? Known: cache, *
+source=[{path='a', batch_size=3}] => source[0].batch_size is 3: * mean 'loader.batch_size'? Known: *cache, *
 source.path=[a, 1] => source.path[1] is 1: expected text
 source.shapes.x=[a] => source.shapes.x[0] is 'a': expected a whole number
 source.index=true => source.index is true: expected text or a list of text, at least one or false

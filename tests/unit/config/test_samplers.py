@@ -154,6 +154,16 @@ def test_the_settings_of_a_mixture():
     assert build(table, PARTS) == expected
 
 
+def test_a_mixture_by_length():
+    parts = ConcatSource([MemorySource([{"x": np.zeros(n)} for n in lengths]) for lengths in ([4, 8], [2])])
+    table = {"kind": "mixture", "length_of": "x", "window": 100}
+    assert build({**table, "weights": [3, 1]}, parts).weights == (0.5, 0.5)
+    assert build({**table, "weights": [[3, 1], [0, 1]]}, parts).weights == ((0.5, 0.5), (0.0, 0.5))
+    empty = ConcatSource([MemorySource([{"x": np.zeros(1)}]), MemorySource([{"x": np.zeros(0)}])])
+    with pytest.raises(ConfigError, match=r"^sampler\.length_of: all records of source\[1\] have the length 0"):
+        build({**table, "weights": [1, 1]}, empty)
+
+
 def test_a_mixture_may_be_a_parent():
     found = build({"kind": "subset", "stop": 4, "parent": {"kind": "mixture", "weights": [0, 1]}}, PARTS)
     indices = found.indices(np.arange(4), epoch=0)

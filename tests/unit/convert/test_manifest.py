@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload.convert import convert
+from dataload.convert import convert, indexing
 from dataload.convert import manifest as manifests
-from dataload.convert.manifest import index_shards, update_manifest
+from dataload.convert.indexing import index_shards
+from dataload.convert.manifest import update_manifest
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.find import find_shards, read_manifest
 from dataload.sources.manifest import DataSetEntry, ShardEntry
@@ -321,7 +322,7 @@ def test_names_that_are_not_numbered(tmp_path):
 def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
     expected = unlisted(tmp_path, shards=6)
     hashed = []
-    original = manifests._describe
+    original = indexing._describe
 
     def stops_after_three(data_set, path):
         if len(hashed) == 3:
@@ -329,14 +330,14 @@ def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
         hashed.append(os.path.basename(path))
         return original(data_set, path)
 
-    monkeypatch.setattr(manifests, "usable_cpus", lambda: 1)
-    monkeypatch.setattr(manifests, "_describe", stops_after_three)
+    monkeypatch.setattr(indexing, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(indexing, "_describe", stops_after_three)
     with pytest.raises(KeyboardInterrupt):
         index_shards(str(tmp_path))
     assert "dataload.json" not in os.listdir(tmp_path)
     with open(tmp_path / ".dataload.json.index", "a") as stream:
         stream.write('[]\n["a", "b", 1, 2, 3, 4]\n{"a')  # the process was killed while it wrote
-    monkeypatch.setattr(manifests, "_describe", lambda *each: hashed.append(each[1]) or original(*each))
+    monkeypatch.setattr(indexing, "_describe", lambda *each: hashed.append(each[1]) or original(*each))
     os.utime(tmp_path / hashed[0], ns=(1, 1))  # touched, but the same
     report = index_shards(str(tmp_path))
     assert (report.data_sets, report.resumed) == (expected, 3)

@@ -515,7 +515,7 @@ def test_a_slot_that_cannot_be_mapped_is_an_error_of_its_batch_only(monkeypatch)
 
 
 def test_preloads_of_others_are_kept(monkeypatch):
-    server = processes.forkserver._forkserver
+    server = forkserver._forkserver
     monkeypatch.setattr(server, "_preload_modules", ["__main__", "json"])
     with executor(works.echo) as tasks:
         assert tasks.submit(1).result() == 1

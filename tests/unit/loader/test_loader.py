@@ -12,9 +12,18 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import ClosedSourceError, ConfigError, Loader, MemorySource, RangeSource, StateMismatchError, WorkerError
+from dataload import (
+    ClosedSourceError,
+    ConfigError,
+    Loader,
+    MemorySource,
+    Ragged,
+    RangeSource,
+    StateMismatchError,
+    WorkerError,
+)
 from dataload.loader.order import BLOCK_ROWS
-from dataload.samplers import GlobalShuffle, PackedBatchSampler, Sequential
+from dataload.samplers import BucketBatchSampler, GlobalShuffle, PackedBatchSampler, Sequential
 
 
 def indices(loader):
@@ -123,8 +132,10 @@ def test_fields_are_chosen():
     source = MemorySource([{"a": 1, "b": np.zeros(2)}, {"a": 2, "b": np.ones(2)}])
     assert [list(b) for b in Loader(source, batch_size=2, fields=["b"])] == [["b"]]
     assert [list(b) for b in Loader(source, batch_size=2, fields=["b"], transform=dict)] == [["b"]]
-    with pytest.raises(WorkerError, match=r"no field 'c'.*Known: a, b"):
-        list(Loader(source, batch_size=2, fields=["c"]))
+    with pytest.raises(ConfigError, match=r"no field 'c'.*Known: a, b"):
+        Loader(source, batch_size=2, fields=["c"])
+    with pytest.raises(WorkerError, match=r"no field 'c'.*Known: a"):
+        list(Loader([{"a": 1}], batch_size=2, fields=["c"]))
 
 
 def test_policies_for_unequal_shapes():
@@ -339,6 +350,22 @@ def test_leaving_a_loader_behind_leaves_no_process(leave, no_collector):
         ({"collate": {"x": "padd"}}, ConfigError, "collate policy of field 'x' is 'padd': did you mean 'pad'"),
         ({"seed": 0.5}, ConfigError, "seed must be an integer, got 0.5"),
         ({"tail": "x"}, ConfigError, "tail is 'x'"),
+        (
+            {"sampler": BucketBatchSampler(lengths=[1, 1, 1], batch_size=1), "batch_size": None},
+            TypeError,
+            "BucketBatchSampler makes batches: pass it as batch_sampler=, without batch_size",
+        ),
+        (
+            {"batch_sampler": Sequential(3), "batch_size": None},
+            ConfigError,
+            r"must be a BatchPlanner, such as BucketBatchSampler \(an order of records is passed as sampler=\)",
+        ),
+        ({"fields": ["idnex"]}, ConfigError, r"RangeSource\(3, .* has no field 'idnex': did you mean 'index'"),
+        (
+            {"collate": {"indx": "pad"}},
+            ConfigError,
+            "collate names the field 'indx', which the samples do not have: did you mean 'index'",
+        ),
     ],
 )
 def test_wrong_settings_are_named(settings, error, match):
@@ -349,6 +376,29 @@ def test_wrong_settings_are_named(settings, error, match):
 def test_a_source_is_checked():
     with pytest.raises(TypeError, match="set has no __getitem__; a source needs __len__ and __getitem__"):
         Loader({1, 2}, batch_size=1)
+
+
+@pytest.mark.parametrize("settings", [{"transform": dict}, {"fields": ["seg.png"]}, {}])
+def test_names_that_may_exist_are_not_refused(settings):
+    """Transforms may add fields, a field may be nested, and its name may have dots."""
+    source = MemorySource([{"seg.png": {"x": np.zeros(2)}, "other": {"y": 1}}])
+    policy = "added" if "transform" in settings else "seg.png.x"
+    batch = next(iter(Loader(source, batch_size=1, collate={policy: "ragged"}, **settings)))
+    assert isinstance(batch["seg.png"]["x"], np.ndarray if "transform" in settings else Ragged)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_transform_without_return_is_named(workers):
+    def forgets(sample):
+        sample["index"] += 1
+
+    with Loader(RangeSource(6), batch_size=2, transform=[dict, forgets], num_workers=workers) as loader:
+        message = r"on index 0: ConfigError: transform '.*forgets' returned None instead of a sample: does it end"
+        with pytest.raises(WorkerError, match=message):
+            next(iter(loader))
+    message = r"transform '.*<lambda>' returned dataload.DROP instead of a sample: leave records out by source\.filter"
+    with pytest.raises(WorkerError, match=message):
+        list(Loader(RangeSource(6), batch_size=2, transform=lambda sample: dataload.DROP))
 
 
 def test_plain_lists_and_arrays_are_sources():

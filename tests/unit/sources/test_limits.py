@@ -127,7 +127,7 @@ def test_a_codec_of_a_format_has_the_limit(tmp_path):
 
 @pytest.mark.parametrize("entry", FORMATS, ids=lambda entry: entry.name)
 def test_every_format_has_the_option(entry):
-    required = {"window": 2} if entry.name == "tokens" else {}
+    required = {"tokens": {"window": 2}, "tfds": {"split": "train"}}.get(entry.name, {})
     assert entry.reader_options.parse(required, "x").max_record_bytes == 1 << 30
     assert "max_record_bytes" not in entry.reader_options.parse({**required, "max_record_bytes": 5}, "x").content()
     for wrong in (0, -1, 1.5, "1", True, None):

@@ -54,6 +54,17 @@ def test_a_codec_is_recorded_and_the_caller_comes_first(tmp_path, suffix, codec)
 
 
 @pytest.mark.parametrize("suffix", BYTES_FORMATS)
+def test_one_by_one_and_together(tmp_path, suffix):
+    paths = [write(tmp_path / f"a.{suffix}"), tmp_path / f"b.{suffix}"]
+    with dataload.create(paths[1]) as writer:
+        for record in RECORDS:
+            writer.write(record)
+    data = [(path / "data.mdb" if path.is_dir() else path).read_bytes() for path in paths]
+    assert data[0] == data[1]
+    assert labels(dataload.open(paths[1])) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("suffix", BYTES_FORMATS)
 def test_bytes_and_codecs_of_users_are_not_recorded(tmp_path, suffix):
     class Own:
         name = "npz"  # not the built-in one

@@ -32,17 +32,8 @@ def add_distribution(directory, name, entry_points):
 
 
 def test_the_built_in_formats():
-    assert format_names() == (
-        "array_record",
-        "lmdb",
-        "memory",
-        "range",
-        "syrah",
-        "tar",
-        "tfds",
-        "tokens",
-        "torchrecord",
-    )
+    known = "array_record folder lmdb mds memory range syrah tar tfds tfrecord tokens torchrecord wids"
+    assert format_names() == tuple(known.split())
 
 
 @pytest.mark.parametrize(
@@ -56,6 +47,7 @@ def test_the_built_in_formats():
         ("a.torchrecord", "torchrecord"),
         ("a.array_record", "array_record"),
         ("a.arrayrecord", "array_record"),
+        ("a.tfrecord-00000-of-00010", "tfrecord"),
     ],
 )
 def test_a_suffix_means_a_format(path, name):

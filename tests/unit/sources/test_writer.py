@@ -4,9 +4,12 @@ import errno
 import gc
 import os
 
+import numpy as np
 import pytest
 
+import dataload
 from dataload.errors import ConfigError, SourceError
+from dataload.sources.registry import built_in_formats
 from dataload.sources.writer import Writer, require_fields
 from dataload.storage.local import parts
 
@@ -261,3 +264,18 @@ def test_a_writer_that_was_refused_has_a_repr(tmp_path):
     with pytest.raises(SourceError, match="there is no directory"):
         writer.__init__(tmp_path / "absent" / "a.txt")
     assert "0 records, refused" in repr(writer)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in built_in_formats() if entry.writer], ids=lambda entry: entry.name)
+def test_stored_bytes_are_counted_one_by_one_and_together(tmp_path, entry):
+    records = [{"tokens": np.arange(5)} for _ in range(9)]
+    counted = []
+    for name, together in (("a", False), ("b", True)):
+        with dataload.create(tmp_path / f"{name}.x", format=entry.name) as writer:
+            if together:
+                writer.extend(records)
+            else:
+                for record in records:
+                    writer.write(record)
+            counted.append(writer.stored_bytes)
+    assert counted[0] == counted[1] > 9 * 5

@@ -17,7 +17,7 @@ from dataload.errors import (
     UnsupportedFormatError,
 )
 from dataload.sources.base import Location
-from dataload.sources.tokens import windows as token_windows
+from dataload.sources.tokens import documents as token_documents
 from dataload.sources.tokens.reader import TokenSource
 from dataload.storage.core import can_map
 from dataload.storage.local import mapped
@@ -105,7 +105,7 @@ def test_a_file_shorter_than_a_window_has_no_records(tmp_path):
 
 
 def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_windows, "_SCANNED_BYTES", 16)  # 8 tokens
+    monkeypatch.setattr(token_documents, "_SCANNED_BYTES", 16)  # 8 tokens
     tokens = [1] * 7 + [0] + [0] + [2] * 14 + [0, 3]
     for path in (tmp_path / "a.bin", tmp_path / "a.npy"):
         found = TokenSource(write(path, tokens), window=1, stride=1, end_token=0, ends="drop").sequence_lengths
@@ -165,10 +165,10 @@ def test_the_fingerprint_is_of_tokens_and_windows_and_not_of_places(tmp_path):
         ({"dtype": "float32"}, r"dtype must be a little-endian integer type .* got 'float32'"),
         ({"dtype": ">u2"}, r"dtype must be a little-endian"),
         ({"dtype": "uint17"}, r"dtype must be a little-endian"),
-        ({"end_token": 0}, r'end_token has no effect with ends="across"'),
-        ({"documents": [0]}, r'documents has no effect with ends="across"'),
         ({"documents": [0], "end_token": 0, "ends": "drop"}, r"documents and end_token both say .* give only one"),
-        ({"ends": "pad", "field": "token_count"}, r"field is 'token_count', which ends=\"pad\" uses"),
+        ({"ends": "pad", "field": "token_count"}, r"field is 'token_count', which ends='pad' adds"),
+        ({"end_token": 0, "field": "segment_ids"}, r"field is 'segment_ids', which ends='across' adds"),
+        ({"documents": False}, "documents is False: leave it out, or pass True"),
         ({"documents": ["x", "y"], "ends": "drop"}, r"documents of a\.bin: expected one integer per document"),
         ({"end_token": 65_536, "ends": "drop"}, r"end_token must be an integer in \[0, 65536\), got 65536"),
         ({"pad_token": -1, "ends": "pad"}, r"pad_token must be an integer in \[0, 65536\), got -1"),

@@ -1,0 +1,206 @@
+"""``dataload stats``."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from dataload.cli.options import (
+    Address,
+    Codec,
+    Cpus,
+    Decode,
+    EngineName,
+    Fields,
+    JsonFlag,
+    Memory,
+    Options,
+    Overrides,
+    Parts,
+    SourceFormat,
+    SourceOptions,
+    Workers,
+    parse_engine,
+    parse_part,
+)
+from dataload.cli.output import ProgressBar, count_of, print_json, print_line, print_table
+from dataload.config import read_config
+from dataload.convert.engine import Engine, index_in_parts
+from dataload.convert.index_plan import Measuring
+from dataload.convert.indexing import IndexReport, index_shards
+from dataload.errors import ConfigError
+from dataload.sources.field_statistics import DataSetStatistics, FieldStatistics
+from dataload.storage import is_url
+
+_CONFIGS = (".toml", ".yaml", ".yml", ".json")
+_SHOWN_LABELS = 3
+_SHOWN_SHAPES = 2
+_SHOWN_CHARACTERS = 20
+
+
+def stats_command(
+    path: Annotated[
+        str, typer.Argument(help="A path, URL, pattern or directory; or the config of a loader.", metavar="PATH|CONFIG")
+    ],
+    format: SourceFormat = None,  # noqa: A002 - the option's name
+    field: Fields = None,
+    codec: Codec = None,
+    decode: Decode = None,
+    option: Options = None,
+    overrides: Overrides = None,
+    part: Annotated[
+        str | None, typer.Option(help="Measure only part I of N, a contiguous range of the shards.", metavar="I/N")
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Write the statistics of all finished parts.")] = False,
+    engine: EngineName = None,
+    parts: Parts = None,
+    workers: Workers = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
+    address: Address = None,
+    save: Annotated[bool, typer.Option(help="Keep the statistics beside the data.")] = True,
+    json: JsonFlag = False,
+) -> None:
+    """Measure the fields of a data set: counts, shapes, lengths, ranges and labels.
+
+    All records are read once. The result is kept in the manifest, dataload.json,
+    and the lengths of records in hidden files beside it, so that `inspect`,
+    `length_of` and `record_lengths` need not read the data again. A directory
+    without a manifest gets one. An interrupted run resumes.
+
+    Bytes are not decoded without --codec or --decode, unless the manifest or
+    the config says how.
+    """
+    running = parse_engine(engine, parts, workers=workers, cpus=cpus, memory=memory, address=address)
+    if running is not None and (part or merge):
+        raise ConfigError("--engine runs all parts and merges them: leave --part and --merge out", key="engine")
+    if (part or merge or running) and not save:
+        raise ConfigError("parts are kept until they are merged: leave --no-save out", key="save")
+    if os.path.splitext(path)[1].lower() in _CONFIGS and not is_url(path) and not os.path.isdir(path):
+        if format or field or codec or decode or option:
+            raise ConfigError("a config says how its data is read: use --set to change it", key="config", value=path)
+        targets = [*_of_config(path, overrides or ())]
+    else:
+        if overrides:
+            raise ConfigError("--set is for configs: use --option", key="set")
+        wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
+        targets = [(wanted.path, wanted.format, dict(wanted.options))]
+    number = None if part is None else parse_part(part)
+    reports = [_measure(*target, save, number, merge, running) for target in targets]
+    if json:
+        print_json([_facts(report) for report in reports])
+    else:
+        for report in reports:
+            _print(report)
+
+
+def _measure(
+    path: str,
+    name: str | None,
+    options: dict[str, Any],
+    save: bool,
+    part: tuple[int, int] | None,
+    merge: bool,
+    engine: Engine | None,
+) -> IndexReport:
+    measuring = Measuring(options.pop("fields", None), save)
+    with ProgressBar("measuring shards") as bar:
+        data: dict[str, Any] = {"format": name, "options": options, "measuring": measuring, "progress": bar}
+        if engine is not None:
+            return index_in_parts(engine, path, **data)
+        return index_shards(path, **data, part=part, merge=merge)
+
+
+def _of_config(path: str, overrides: Sequence[str]) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
+    """Yield path, format and options of each source of a config."""
+    settings = read_config(path, overrides)
+    sections = settings.sources()
+    if not sections:
+        raise ConfigError(f"{path} has no section 'source': its streams read the data", key="source")
+    for key, section in sections.items():
+        options = section.open_options(key)
+        if settings.remote is not None and section.has_urls():
+            options["remote"] = settings.remote.given()
+        for each in [section.path] if isinstance(section.path, str) else section.path:
+            yield each, section.format, dict(options)
+
+
+def _facts(report: IndexReport) -> dict[str, Any]:
+    return {
+        "path": report.path,
+        "saved": not report.unsaved,
+        "data_sets": [
+            {
+                "pattern": entry.pattern,
+                "records": sum(entry.records),
+                "shards": len(entry.names),
+                "statistics": statistics_facts(DataSetStatistics.parse(entry.statistics)),
+            }
+            for entry in report.data_sets
+        ],
+    }
+
+
+def statistics_facts(statistics: DataSetStatistics) -> dict[str, Any]:
+    """Return statistics for ``--json``: as the manifest keeps them, with the mean and the standard deviation."""
+    facts = statistics.to_json()
+    for name, each in statistics.fields.items():
+        if each.numbers is not None:
+            facts["fields"][name]["numbers"].update(mean=each.numbers.mean, std=each.numbers.std)
+    return facts
+
+
+def _print(report: IndexReport) -> None:
+    for entry in report.data_sets:
+        records, shards = sum(entry.records), count_of(len(entry.names), "shard")
+        print_line(f"{entry.pattern}: {count_of(records, 'record')} in {shards}", "bold")
+        print_statistics(DataSetStatistics.parse(entry.statistics), records)
+    if report.resumed:
+        print_line(f"{count_of(report.resumed, 'shard')} from an earlier run")
+    print_line(f"not kept: {report.unsaved}" if report.unsaved else f"kept in {report.path}")
+
+
+def print_statistics(statistics: DataSetStatistics, records: int) -> None:
+    """Print a table with a line for each field."""
+    columns = {"field": "left", "dtype": "left", "shape": "left", "length": "right", "range": "right"}
+    columns |= {"mean": "right", "std": "right", "labels": "left"}
+    rows = [_row(name, each, records) for name, each in statistics.fields.items()]
+    print_table(columns, rows)
+
+
+def _row(name: str, field: FieldStatistics, records: int) -> tuple[str, ...]:
+    missing = f" (in {field.records:,})" if field.records < records else ""
+    length = "" if field.length is None else _range(field.length.shortest, field.length.longest)
+    numbers = field.numbers
+    if numbers is None:
+        return (f"{name}{missing}", ", ".join(field.dtypes), _shape(field), length, "", "", "", _labels(field))
+    ends = "" if numbers.minimum is None else _range(numbers.minimum, numbers.maximum)
+    bad = [f"{count:,} {what}" for what, count in (("NaN", numbers.nan), ("infinite", numbers.infinite)) if count]
+    mean, std = ("" if value is None else f"{value:.4g}" for value in (numbers.mean, numbers.std))
+    ends = f"{ends} ({', '.join(bad)})" if bad else ends
+    return (f"{name}{missing}", ", ".join(field.dtypes), _shape(field), length, ends, mean, std, _labels(field))
+
+
+def _range(low: Any, high: Any) -> str:
+    texts = [f"{end:,}" if isinstance(end, int) else f"{end:.4g}" for end in (low, high)]
+    return texts[0] if low == high else " to ".join(texts)
+
+
+def _shape(field: FieldStatistics) -> str:
+    shapes: Mapping[tuple[int, ...], int] = field.shapes or {}
+    if 0 < len(shapes) <= _SHOWN_SHAPES:
+        return " or ".join(str(shape).replace(",)", ")") for shape in sorted(shapes))
+    if field.axes is None:
+        return "?"
+    axes = ", ".join(_range(low, high) for low, high in field.axes)
+    return f"({axes}){f', {len(shapes):,} different' if shapes else ''}"
+
+
+def _labels(field: FieldStatistics) -> str:
+    if not field.labels:
+        return ""
+    common = sorted(field.labels.items(), key=lambda each: (-each[1], isinstance(each[0], str), each[0]))
+    shown = [f"{str(label)[:_SHOWN_CHARACTERS]!r}" if isinstance(label, str) else str(label) for label, _ in common]
+    several = [f"{label}: {count:,}" for label, (_, count) in zip(shown, common[:_SHOWN_LABELS], strict=False)]
+    return f"{len(common):,} ({', '.join(several)}{', ...' if len(common) > _SHOWN_LABELS else ''})"

@@ -1,0 +1,92 @@
+"""One attempt at one part of a task: what an engine calls in another process, and how its errors come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dataload.errors import ConfigError, DataloadError, SourceError, message_of, traceback_of
+from dataload.executors.serialization import check_pickle
+
+
+class PartTask(Protocol):
+    """A task in parts, such as ``functools.partial(convert, source, destination)``: it pickles, and may run again."""
+
+    def __call__(self, *, part: tuple[int, int], progress: Callable[[int, int], None]) -> Any:
+        """Run a part, counted from 1, of as many; `progress` is called with (units done, units of the part)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of an attempt."""
+
+    value: Any  # what the task returned
+    done: int  # units that it has done
+    error: Exception | None = None
+
+
+def attempt(task: PartTask, part: tuple[int, int], report: Callable[[int], None]) -> Outcome:
+    """Run a part in this process, and return what it returns or raises; `report` is told the units done so far."""
+    done = 0
+
+    def progress(units: int, _: int) -> None:
+        nonlocal done
+        done = units
+        report(units)
+
+    try:
+        return Outcome(task(part=part, progress=progress), done)
+    except Exception as error:  # a user's source or transform may raise anything
+        error.add_note(f"The original traceback, in the process of part {_name(part)}:\n{traceback_of(error)}")
+        try:
+            check_pickle(error)
+        except Exception:
+            return Outcome(None, done, SourceError(message_of(error)))
+        return Outcome(None, done, error)
+
+
+def value_of(outcome: Outcome, part: tuple[int, int], where: str = "") -> Any:
+    """Return what a part has returned, or raise its error, of the same class, with the part in its message.
+
+    Args:
+        outcome: What `attempt` has returned in another process.
+        part: The part.
+        where: The end of a name for the part, such as " on node 10.0.0.3".
+    """
+    error = outcome.error
+    if error is None:
+        return outcome.value
+    if isinstance(error, DataloadError):
+        error.args = (f"part {_name(part)}{where}: {error}",)
+    else:
+        error.add_note(f"It was raised in part {_name(part)}{where}.")
+    raise error
+
+
+def check_sendable(task: PartTask, engine: str) -> None:
+    """Check that a task can be sent to other processes.
+
+    Raises:
+        ConfigError: It does not pickle.
+    """
+    try:
+        check_pickle(task)
+    except DataloadError:
+        raise
+    except Exception as error:
+        raise unsendable(engine, error) from error
+
+
+def unsendable(engine: str, error: Exception) -> ConfigError:
+    """Return the error for a task that does not pickle."""
+    message = (
+        f"engine {engine!r} sends the source and all options to other processes, and they do not pickle "
+        f"({message_of(error)}): pass classes and functions of importable modules, not lambdas or open files"
+    )
+    return ConfigError(message, key="engine", value=engine)
+
+
+def _name(part: tuple[int, int]) -> str:
+    return f"{part[0]}/{part[1]}"

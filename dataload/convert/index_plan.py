@@ -1,0 +1,216 @@
+"""The plan of an index: which data sets of a directory to describe, and whether the result can be kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from dataload._util.checks import check_fields
+from dataload.convert.manifest import fields_of, without_cache
+from dataload.convert.plan import pattern_of, select_part
+from dataload.errors import ConfigError, SourceError
+from dataload.sources.base import Source
+from dataload.sources.find import FoundShards, find_shards, harmless_options, read_manifest, split_format
+from dataload.sources.format import Format
+from dataload.sources.manifest import DataSetEntry, ShardEntry
+from dataload.sources.manifest_checks import STORED_OPTIONS
+from dataload.sources.shard_files import shard_bytes
+from dataload.storage import Remote, base_name, is_url, join, parent, storage_of
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """What `index_shards` does besides describing shards: compute statistics of their fields.
+
+    Attributes:
+        fields: Names of the fields; None means all.
+        save: Write the statistics into the manifest.
+    """
+
+    fields: tuple[str, ...] | None = None
+    save: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", check_fields(self.fields))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSet:
+    """A data set to describe.
+
+    Attributes:
+        pattern: Its name in the manifest.
+        format: Its format.
+        names: Its shards in index order.
+        options: Options of the reader, of which the manifest keeps `stored`.
+        remote: The settings of data at URLs.
+        measuring: What to measure, if anything.
+        measured: Options of the reader of the records that are measured.
+    """
+
+    pattern: str
+    format: Format
+    names: tuple[str, ...]
+    options: Mapping[str, Any]
+    remote: Remote
+    measuring: Measuring | None
+    measured: Mapping[str, Any]
+
+    def stored(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that decide the content of the records, as far as a manifest can keep them."""
+        return {name: value for name, value in options.items() if _fits_manifest(name, value)}
+
+    @property
+    def key(self) -> str:
+        """Text for everything but the shard that decides what a run finds out about it."""
+        text = f"{self.format.name} {sorted(self.stored(self.options).items())!r}"
+        if self.measuring is None:
+            return text
+        return f"{text} {sorted(self.stored(self.measured).items())!r} {self.measuring.fields!r}"
+
+    @property
+    def receipt(self) -> tuple[Any, ...]:
+        """What tells whether a receipt is of these shards; see `merge_receipts`."""
+        measured = None if self.measuring is None else self.stored(self.measured)
+        return self.pattern, self.format.name, self.stored(self.options), self.names, measured
+
+    def open(self, paths: Sequence[str], options: Mapping[str, Any]) -> Source[Any]:
+        """Open shards for one pass."""
+        return self.format.open(paths, options=without_cache(self.format, self._here(options, paths[0])))
+
+    def entry(self, directory: str, shards: Sequence[ShardEntry]) -> DataSetEntry:
+        """Return the entry of the manifest."""
+        filled = (join(directory, shard.name) for shard in shards if shard.records)
+        fields = fields_of(self.format, filled, self._here(self.options, directory))
+        kept = self.stored(self.options)
+        return DataSetEntry.of(self.pattern, self.format.name, shards, fields=fields, options=kept)
+
+    def _here(self, options: Mapping[str, Any], path: str) -> dict[str, Any]:
+        return {**options, **({"remote": self.remote} if is_url(path) else {})}
+
+
+class IndexPlan(NamedTuple):
+    """What a run is to do.
+
+    Attributes:
+        directory: The directory of the shards.
+        data_sets: The data sets to describe.
+        gone: The shards in the present manifest that exist no longer.
+        unsaved: Why nothing is to be written; empty if it is.
+    """
+
+    directory: str
+    data_sets: Sequence[PlannedSet]
+    gone: set[str]
+    unsaved: str = ""
+
+
+def select_planned(planned: Sequence[PlannedSet], number: int, count: int) -> list[PlannedSet]:
+    """Return what part `number` of `count` describes of these data sets."""
+    names = select_part([(each, name) for each in planned for name in each.names], number, count)
+    selected = [(each, tuple(name for owner, name in names if owner is each)) for each in planned]
+    return [dataclasses.replace(each, names=own) for each, own in selected if own]
+
+
+def plan_index(
+    path: str, format_name: str | None, options: dict[str, Any], remote: Remote, measuring: Measuring | None
+) -> IndexPlan:
+    """Plan a run; see `index_shards`."""
+    entry, path = split_format(path, format_name)
+    path = path.rstrip("/") or "/"
+    found = find_shards(path, entry.name if entry is not None else None, manifests=False, remote=remote)
+    directory = _directory_of(found, path, remote)
+    names = tuple(map(base_name, found.files))
+    is_directory = {*names} != {base_name(path)} and storage_of(path, remote).is_directory(path)
+    manifest = read_manifest(directory, remote) if is_directory or measuring is not None else None
+    listed = [] if manifest is None else [*manifest.data_sets]
+    unsaved = _why_unsaved(directory, found, options, measuring)
+    if measuring is not None and not is_directory:
+        own = [each for each in listed if {*each.names} == {*names}]
+        if not unsaved and not own and (listed or not _is_whole(directory, found, remote)):
+            unsaved = f"{base_name(path)} is not a whole data set of {directory}: name the directory"
+        listed = own
+    planned = partial(_planned, found, options, remote, measuring)
+    if len(listed) < 2:
+        same = bool(listed) and {*listed[0].names} == {*names}
+        order = listed[0].names if same else names
+        typed = f"*{os.path.splitext(names[0])[1]}" if is_directory else base_name(path)
+        pattern = listed[0].pattern if same and measuring is not None else pattern_of(order, typed)
+        return IndexPlan(directory, [planned(pattern, order, listed[0] if listed else None)], set(), unsaved)
+    present = {*names}
+    if extra := present.difference(*(entry.names for entry in listed)):
+        message = f"{min(extra)} is in none of the {len(listed)} data sets of {directory}: index a pattern that has it"
+        raise ConfigError(message, key="paths", value=path)
+    left = [(each, tuple(name for name in each.names if name in present)) for each in listed]
+    data_sets = [planned(pattern_of(own, each.pattern), own, each) for each, own in left if own]
+    gone = {name for entry in listed for name in entry.names}.difference(names)
+    return IndexPlan(directory, data_sets, gone, unsaved)
+
+
+def _directory_of(found: FoundShards, path: str, remote: Remote) -> str:
+    """Return the directory of shards, checked to be the only one and to contain them as files."""
+    directories = {parent(file) for file in found.files}
+    if len(directories) > 1:
+        message = f"a manifest lists the shards of one directory, got shards of {', '.join(sorted(directories))}"
+        raise ConfigError(f"{message}: index them one by one", key="paths", value=path)
+    for file in found.files:
+        if found.format.is_data_set_without_shards is not None and storage_of(file, remote).is_directory(file):
+            message = (
+                f"{file} is a folder of single files, which a manifest does not describe: convert it to shards, or"
+            )
+            raise ConfigError(f"{message} pack it as a .zip", key="paths", value=path)
+        shard_bytes(file, remote)  # raises for a selection of records, which is no file
+    return directories.pop()
+
+
+def _why_unsaved(directory: str, found: FoundShards, options: Mapping[str, Any], measuring: Measuring | None) -> str:
+    """Return why a manifest of the shards cannot be written, or is not to be; empty if it can."""
+    for name, value in options.items():
+        if name not in harmless_options(found.format) and not _fits_manifest(name, value):
+            message = f"the option {name}={value!r} cannot be stored in a manifest"
+            if measuring is not None:
+                return message
+            raise ConfigError(f"{message}: pass it to open", key=name, value=value)
+    if measuring is None:
+        return ""
+    if not measuring.save:
+        return "it was not asked for"
+    writable = is_url(directory) or os.access(directory, os.W_OK | os.X_OK)
+    return "" if writable else f"the directory {directory} cannot be written to"
+
+
+def _planned(
+    found: FoundShards,
+    options: Mapping[str, Any],
+    remote: Remote,
+    measuring: Measuring | None,
+    pattern: str,
+    names: Sequence[str],
+    entry: DataSetEntry | None,
+) -> PlannedSet:
+    alike = entry is not None and entry.format == found.format.name
+    # What files say of themselves counts only where no manifest speaks for them.
+    before = entry.options if entry is not None and alike else found.format.find_recorded(found.files, remote)
+    measured = kept = {**before, **options}
+    if alike and measuring is not None:  # statistics do not change how a directory opens
+        harmless = harmless_options(found.format)
+        kept = {**before, **{name: value for name, value in options.items() if name in harmless}}
+    return PlannedSet(pattern, found.format, tuple(names), kept, remote, measuring, measured)
+
+
+def _is_whole(directory: str, found: FoundShards, remote: Remote) -> bool:
+    """Return whether these are all shards of their directory, so that a manifest may list nothing else."""
+    try:
+        every = find_shards(directory, found.format.name, manifests=False, remote=remote).files
+        anything = find_shards(directory, manifests=False, remote=remote).files
+    except (SourceError, ConfigError):  # shards are missing, or have several formats
+        return False
+    return {*map(base_name, every)} == {*map(base_name, anything)} == {*map(base_name, found.files)}
+
+
+def _fits_manifest(name: str, value: Any) -> bool:
+    return name in STORED_OPTIONS and STORED_OPTIONS[name](value)

@@ -1,0 +1,344 @@
+"""Describe shards that exist already: write their manifest, with statistics of their fields if those are asked for."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass, replace
+from typing import IO, Any, Self
+
+import numpy as np
+
+from dataload._util.fingerprint import digest
+from dataload._util.machine import usable_cpus
+from dataload.codecs.npy import build_npy, parse_npy
+from dataload.convert.index_plan import IndexPlan, Measuring, PlannedSet, plan_index, select_planned
+from dataload.convert.journal import FinishedShard
+from dataload.convert.manifest import etag_of, update_manifest
+from dataload.convert.measuring import Measures, keep_lengths, measure
+from dataload.convert.receipts import merge_receipts, receipt_path, remove_receipts, save_receipt
+from dataload.errors import ConfigError, CorruptFileError, SourceError
+from dataload.sources.field_statistics import DataSetStatistics, FieldStatistics, merge_fields
+from dataload.sources.files import FileSource
+from dataload.sources.find import read_manifest
+from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, ShardEntry
+from dataload.sources.shard_files import LOCK_FILE
+from dataload.storage import Remote, base_name, is_url, join, storage_of
+from dataload.storage.errors import file_errors
+from dataload.storage.local.parts import write_errors
+from dataload.storage.local.text import read_text
+from dataload.storage.table_cache import node_directory
+from dataload.types import Array
+
+_UNLIMITED = 1 << 60  # bytes to download: that is what indexing is for
+_MOST_THREADS = 8  # they mostly hash, at about 1 GB/s each
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """The result of indexing.
+
+    Attributes:
+        path: The manifest, or the receipt of a part.
+        data_sets: The data sets that were written to it.
+        resumed: Number of shards that an earlier run, or a merged part, had finished.
+        unsaved: Why nothing was written; empty if it was.
+    """
+
+    path: str
+    data_sets: tuple[DataSetEntry, ...]
+    resumed: int
+    unsaved: str = ""
+
+
+def index_shards(
+    path: str,
+    *,
+    format: str | None = None,  # noqa: A002 - the word that users expect
+    options: Mapping[str, Any] | None = None,
+    part: tuple[int, int] | None = None,
+    merge: bool = False,
+    measuring: Measuring | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> IndexReport:
+    """Write or renew the manifest of the directory of shards; other data sets in it keep their entries.
+
+    An interrupted run continues where it stopped: it keeps a hidden journal beside the manifest or, for shards at URLs,
+    in the node's cache. Each of those is downloaded once, and deleted again unless ``remote`` sets a cache.
+
+    Args:
+        path: A directory, or a pattern or file in one. A directory without a manifest is a single data set; of one with
+            a manifest, each data set is renewed.
+        format: Name of the format; by default suffix and content decide.
+        options: The reader's options. Those in `STORED_OPTIONS` become part of the manifest; ``storage_options`` and
+            ``remote`` do not.
+        part: ``(i, n)`` describes only part i, counted from 1, of n: a contiguous range of the shards. It writes a
+            receipt, a hidden file beside the shards, instead of the manifest.
+        merge: Read no shards, but make the manifest of the receipts of all parts.
+        measuring: Compute statistics, too. They change nothing else that the manifest says of a data set, so they are
+            not saved if it lists no data set of exactly these shards, and could not list it beside the others.
+        progress: Called with (shards done, shards) at the start and after each shard.
+
+    Raises:
+        ConfigError: The shards are in several directories, an option cannot be stored, or a shard belongs to none of
+            the directory's data sets. With `merge`: a receipt is missing or of another plan, or a shard has changed.
+        SourceError: A shard cannot be read, or another process is indexing the directory.
+    """
+    if merge and part is not None:
+        raise ConfigError("merge describes no shards: pass it without part", key="merge", value=merge)
+    given = dict(options or {})
+    remote = Remote.of(given.pop("storage_options", None), given.pop("remote", None))
+    # Whole shards, at their present versions.
+    remote = Remote(remote.store, replace(remote.options, mode="shards", scan=_UNLIMITED))
+    plan = plan_index(path, format, given, remote, measuring)
+    if plan.unsaved and (merge or part is not None):
+        raise ConfigError(f"parts cannot be kept: {plan.unsaved}", key="part", value=part)
+    if merge:
+        return _merge(plan, remote)
+    return _Run(plan, remote, part, progress).describe()
+
+
+def _merge(plan: IndexPlan, remote: Remote) -> IndexReport:
+    def expected(number: int, count: int) -> list[tuple[Any, ...]]:
+        return [each.receipt for each in select_planned(plan.data_sets, number, count)]
+
+    entries = merge_receipts(plan.directory, expected, remote)
+    manifest = update_manifest(plan.directory, entries, plan.gone, remote=remote)
+    for part in remove_receipts(plan.directory, read_manifest(plan.directory, remote) or Manifest(), remote):
+        journal = _journal_path(plan.directory, remote, part)
+        storage_of(journal).remove(journal)
+    return IndexReport(manifest, entries, sum(len(entry.names) for entry in entries))
+
+
+class _Run:
+    """One run over the shards of a plan, or of a part of it."""
+
+    def __init__(
+        self, plan: IndexPlan, remote: Remote, part: tuple[int, int] | None, progress: Callable[[int, int], None] | None
+    ) -> None:
+        self._plan, self._remote, self._part, self._progress = plan, remote, part, progress
+        self._data_sets = plan.data_sets if part is None else select_planned(plan.data_sets, *part)
+        self._total = sum(len(each.names) for each in self._data_sets)
+        self._done = self._resumed = 0
+
+    def describe(self) -> IndexReport:
+        """Describe the shards, and save what was found."""
+        if self._plan.unsaved:
+            return self._unsaved(self._describe({}, None), self._plan.unsaved)
+        journal = _journal_path(self._plan.directory, self._remote, self._part)
+        with storage_of(journal).lock(journal):
+            with _open_journal(journal) as stream:
+                described = self._describe(_Described.load(journal), stream)
+            try:
+                report = self._save(described)
+            except CorruptFileError:
+                raise
+            except SourceError as error:
+                if not self._measures:
+                    raise
+                return self._unsaved(described, str(error))
+            if self._part is None:  # else it may run again before all are merged
+                storage_of(journal).remove(journal)
+        return report
+
+    @property
+    def _measures(self) -> bool:
+        return any(each.measuring is not None for each in self._data_sets)
+
+    def _save(self, described: Sequence[_DescribedSet]) -> IndexReport:
+        directory = self._plan.directory
+        entries = [each.saved(directory, self._remote) for each in described]
+        if self._part is None:
+            written = update_manifest(directory, entries, self._plan.gone, remote=self._remote)
+        else:
+            written = receipt_path(directory, *self._part)
+            save_receipt(written, entries, self._remote)
+        return IndexReport(written, tuple(entries), self._resumed)
+
+    def _unsaved(self, described: Sequence[_DescribedSet], reason: str) -> IndexReport:
+        path = join(self._plan.directory, MANIFEST_NAME)
+        return IndexReport(path, tuple(each.unsaved() for each in described), self._resumed, reason)
+
+    def _describe(self, known: Mapping[tuple[str, str], _Described], journal: IO[bytes] | None) -> list[_DescribedSet]:
+        if self._progress is not None:
+            self._progress(0, self._total)
+        found: list[_DescribedSet] = []
+        for each in self._data_sets:
+            shards: list[ShardEntry] = []
+            lengths: list[Mapping[str, Array]] = []
+            fields: dict[str, FieldStatistics] = {}
+            for shard, measures in _describe_all(self._plan.directory, each, known, journal, self._advance):
+                shards.append(shard)
+                if measures is not None:
+                    fields = merge_fields(fields, measures.fields)
+                    lengths.append(measures.lengths)
+            entry, statistics = each.entry(self._plan.directory, shards), None
+            if each.measuring is not None:
+                options = each.stored(each.measured)
+                statistics = DataSetStatistics(options=options, selected=each.measuring.fields, fields=fields)
+            found.append(_DescribedSet(entry, statistics, lengths))
+        return found
+
+    def _advance(self, resumes: bool) -> None:
+        self._done += 1
+        self._resumed += resumes
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+@dataclass(frozen=True, slots=True)
+class _DescribedSet:
+    """A data set that was described, its statistics, if they were asked for, and the lengths in each shard."""
+
+    entry: DataSetEntry
+    statistics: DataSetStatistics | None
+    lengths: Sequence[Mapping[str, Array]]
+
+    def saved(self, directory: str, remote: Remote) -> DataSetEntry:
+        """Write the lengths, and return the entry with all that there is."""
+        if self.statistics is None:
+            return self.entry
+        joined: dict[str, Array] = {}
+        for name, field in self.statistics.fields.items():
+            arrays = [each[name] for each in self.lengths if name in each]
+            if field.varies_in_length and sum(map(len, arrays)) == sum(self.entry.records):
+                joined[name] = np.concatenate(arrays)
+        return keep_lengths(directory, self.entry, self.statistics, joined, remote)
+
+    def unsaved(self) -> DataSetEntry:
+        """Return the entry with its statistics, without writing anything."""
+        return self.entry if self.statistics is None else replace(self.entry, statistics=self.statistics.to_json())
+
+
+def _journal_path(directory: str, remote: Remote, part: tuple[int, int] | None) -> str:
+    if not is_url(directory):
+        which = "" if part is None else f".{part[0]}-{part[1]}"
+        return join(directory, f".{MANIFEST_NAME}.index{which}")
+    node = node_directory(remote)
+    if node is None:
+        raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")
+    folder = os.path.join(node, "indexing")
+    with write_errors(folder):
+        os.makedirs(folder, 0o700, exist_ok=True)
+    return os.path.join(folder, f"{digest(directory, *(part or ()))}.journal")
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A shard in the journal of an interrupted run."""
+
+    records: int
+    shard: FinishedShard
+    measures: Measures | None = None
+
+    @classmethod
+    def load(cls, path: str) -> dict[tuple[str, str], Self]:
+        """Return the finished shards by (name, key); a line that makes no sense is left out."""
+        known: dict[tuple[str, str], Self] = {}
+        with suppress(OSError, UnicodeDecodeError):
+            for line in read_text(path).splitlines():
+                # The last one may have been cut off.
+                with suppress(ValueError, TypeError, RecursionError, AttributeError, CorruptFileError):
+                    name, key, records, size, sha256, mtime_ns, etag, identity, *more = found = json.loads(line)
+                    if [*map(type, found[:6])] == [str, str, int, int, str, int]:
+                        measures = _parse_measures(records, *more) if more else None
+                        shard = FinishedShard(size, sha256, mtime_ns, etag, identity)
+                        known[name, key] = cls(records, shard, measures)
+        return known
+
+    def line(self, name: str, key: str) -> bytes:
+        """Return what `load` reads."""
+        found = [name, key, self.records, *astuple(self.shard)[:5]]
+        if self.measures is not None:
+            found.append({name: each.to_json() for name, each in self.measures.fields.items()})
+            lengths = self.measures.lengths.items()
+            found.append({name: base64.b64encode(build_npy(each)).decode() for name, each in lengths})
+        return json.dumps(found).encode() + b"\n"
+
+
+def _parse_measures(records: int, fields: dict[str, Any], lengths: dict[str, str]) -> Measures:
+    found = {name: parse_npy(base64.b64decode(text)) for name, text in lengths.items()}
+    if any(each.shape != (records,) or each.dtype.kind != "u" for each in found.values()):
+        raise ValueError("lengths have one unsigned integer for each record")
+    return Measures({name: FieldStatistics.parse(each, name) for name, each in fields.items()}, found)
+
+
+@contextmanager
+def _open_journal(path: str) -> Generator[IO[bytes]]:
+    """Open the journal to append to it, but not through a link that somebody placed there."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with write_errors(path), open(os.open(path, flags, 0o644), "ab", buffering=0) as stream:
+        stream.write(b"\n")  # ends a line that was cut off
+        yield stream
+
+
+def _describe_all(
+    directory: str,
+    data_set: PlannedSet,
+    known: Mapping[tuple[str, str], _Described],
+    journal: IO[bytes] | None,
+    advance: Callable[[bool], None],
+) -> Iterator[tuple[ShardEntry, Measures | None]]:
+    """Describe all shards in threads, note each in the journal, and yield them in order."""
+    lock = threading.Lock()
+
+    def describe(name: str) -> tuple[ShardEntry, Measures | None]:
+        path = join(directory, name)
+        described = known.get((name, data_set.key))
+        resumes = described is not None and described.shard.matches(path, data_set.remote)
+        if not resumes or described is None:
+            described = _describe(data_set, path)
+        with lock:
+            if not resumes and journal is not None:
+                journal.write(described.line(name, data_set.key))
+            advance(resumes)
+        found = described.shard
+        etag = etag_of(data_set.format, found)
+        entry = ShardEntry(name, described.records, found.bytes, etag, found.sha256, found.identity)
+        return entry, described.measures
+
+    with ThreadPoolExecutor(min(_MOST_THREADS, usable_cpus())) as pool:
+        futures = deque(pool.submit(describe, name) for name in data_set.names)
+        try:
+            while futures:
+                yield futures.popleft().result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _describe(data_set: PlannedSet, path: str) -> _Described:
+    remote = data_set.remote
+    if not is_url(path):
+        with file_errors(path):
+            finished = FinishedShard.of(path)
+        return _described(data_set, path, finished)
+    storage = storage_of(path, remote)
+    files = [join(path, name) for name in storage.list(path)] if storage.is_directory(path) else [path]
+    leases = [storage.lease(file) for file in files if base_name(file) != LOCK_FILE]  # reading finds the copies
+    finished = FinishedShard.of_files([lease.path for lease in leases]).as_uploaded(path, remote)
+    described = _described(data_set, path, finished)
+    if remote.options.cache is None:  # nobody has asked to keep them
+        for lease in leases:
+            storage_of(lease.path).remove(lease.path)
+    return described
+
+
+def _described(data_set: PlannedSet, path: str, finished: FinishedShard) -> _Described:
+    with data_set.open([path], data_set.options) as source:
+        records = len(source)
+        identity = source.shard_identities()[0] if isinstance(source, FileSource) else None
+    finished = replace(finished, identity=identity)
+    if data_set.measuring is None:
+        return _Described(records, finished)
+    with data_set.open([path], data_set.measured) as source:
+        if len(source) != records:
+            message = f"{path} has {len(source):,} records with these options, {records:,} with those in the manifest"
+            raise ConfigError(f"{message}: run `dataload index --manifest` with these first", key="option")
+        return _Described(records, finished, measure(source, data_set.measuring.fields))

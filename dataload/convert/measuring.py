@@ -1,0 +1,293 @@
+"""Measure the fields of a source: one pass in blocks, whose results do not depend on where blocks and parts begin."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from dataload.errors import ConfigError
+from dataload.sources.base import Source, select_fields
+from dataload.sources.field_statistics import (
+    LONGEST_LABEL,
+    MOST_LABELS,
+    MOST_SHAPES,
+    DataSetStatistics,
+    FieldStatistics,
+    Length,
+    Numbers,
+    merge_fields,
+)
+from dataload.sources.kept_statistics import save_lengths
+from dataload.sources.manifest import DataSetEntry
+from dataload.storage import Remote
+from dataload.types import Array, BytesColumn, Int64Array
+
+_TARGET_BYTES = 16 << 20
+_MOST_RECORDS = 65_536
+_CHUNK = 1 << 16  # numbers, so that they stay in the processor's cache
+_BITS = 36  # of a number are added at a time: with those of `_CHUNK`, they fit into the 53 of a float
+_LARGEST_EXPONENT = 960
+_LARGEST_SQUARED = 2.0**500
+_SPLIT = float(2**27 + 1)
+
+
+class Measures(NamedTuple):
+    """What was measured of records, by field.
+
+    Attributes:
+        fields: Their statistics.
+        lengths: (records,) unsigned, the lengths of the fields that all records have, and whose values have a length.
+    """
+
+    fields: dict[str, FieldStatistics]
+    lengths: dict[str, Array]
+
+
+def measure(source: Source[Any], fields: Sequence[str] | None = None) -> Measures:
+    """Measure all records of a source, or only some of their fields.
+
+    Raises:
+        ConfigError: There is no such field, or there are too many.
+        CorruptFileError: A record is damaged.
+    """
+    found: dict[str, FieldStatistics] = {}
+    blocks: dict[str, list[Array]] = {}
+    for columns in _blocks(source, fields):
+        described = {name: _describe(column) for name, column in columns.items()}
+        found = merge_fields(found, {name: each for name, (each, _) in described.items()})
+        for name, (_, lengths) in described.items():
+            if lengths is not None:
+                blocks.setdefault(name, []).append(narrow(lengths))
+    whole = [name for name, each in found.items() if each.length is not None and each.records == len(source)]
+    return Measures(found, {name: narrow(np.concatenate(blocks[name])) for name in whole})
+
+
+def keep_lengths(
+    directory: str,
+    entry: DataSetEntry,
+    statistics: DataSetStatistics,
+    lengths: Mapping[str, Array],
+    remote: Remote | None,
+) -> DataSetEntry:
+    """Write the lengths of fields that differ in length beside the data, and return the entry with its statistics."""
+    files = {
+        name: save_lengths(directory, narrow(lengths[name]), remote)
+        for name, field in statistics.fields.items()
+        if field.varies_in_length and name in lengths
+    }
+    return replace(entry, statistics=replace(statistics, lengths=files).to_json())
+
+
+def narrow(lengths: Array) -> Array:
+    """Return lengths, 0 or more, in the narrowest unsigned dtype, in the byte order of files."""
+    return lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))).newbyteorder("<"), copy=False)
+
+
+def _blocks(source: Source[Any], fields: Sequence[str] | None) -> Iterator[Mapping[str, Any]]:
+    """Yield the columns of blocks of records: an array with a row for each record, or a sequence of values."""
+    start, rows = 0, 1
+    arrays: set[str] | None = None  # fields that are arrays in the first record; None if columns are of no use
+    while start < len(source):
+        indices = np.arange(start, min(start + rows, len(source)), dtype=np.int64)
+        columns = None if arrays is None else _columns(source, indices, fields, arrays)
+        if columns is None:
+            columns, arrays = _transposed(source.read(indices), fields), None
+        if not start and not any(type(column[0]) in (int, float) for column in columns.values()):
+            arrays = {name for name, column in columns.items() if isinstance(column[0], (np.ndarray, np.generic))}
+        start += len(indices)
+        nbytes = sum(map(_nbytes, columns.values()))
+        # Grow in steps: the first record may be unusually small.
+        rows = max(1, min(_TARGET_BYTES * len(indices) // max(1, nbytes), rows * 8, _MOST_RECORDS))
+        yield columns
+
+
+def _columns(
+    source: Source[Any], indices: Int64Array, fields: Sequence[str] | None, arrays: set[str]
+) -> Mapping[str, Any] | None:
+    """Return columns, if they say all that records would say; else None."""
+    try:
+        found: Any = source.read_batch(indices, fields)
+    except (ConfigError, AttributeError, TypeError):  # shapes or fields differ; or reading records tells what is wrong
+        return None
+    columns = cast("Mapping[str, Any]", found if isinstance(found, Mapping) else {"": found})
+    for name, column in columns.items():
+        # Fields in fields; and Python's numbers, of which integers became floats if there are both.
+        if isinstance(column, Mapping) or (isinstance(column, np.ndarray) and column.ndim == 1 and name not in arrays):
+            return None
+    return columns
+
+
+def _transposed(records: list[Any], fields: Sequence[str] | None) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {}
+    for record in records:
+        chosen = record if fields is None else select_fields(record, fields)
+        for name, value in chosen.items() if isinstance(chosen, Mapping) else [("", chosen)]:
+            columns.setdefault(name, []).append(value)
+    return columns
+
+
+def _nbytes(column: Any) -> int:
+    if isinstance(column, (np.ndarray, BytesColumn)):
+        return column.nbytes
+    return sum(len(value) if isinstance(value, (str, bytes)) else getattr(value, "nbytes", 8) for value in column)
+
+
+def _describe(column: Any) -> tuple[FieldStatistics, Int64Array | None]:
+    """Return the statistics of a column, and the length of each value; None if one has no length."""
+    if isinstance(column, np.ndarray) and not column.dtype.hasobject:
+        lengths = np.full(len(column), column.shape[1], np.int64) if column.ndim > 1 else None
+        return _of_arrays(column.dtype, {column.shape[1:]: len(column)}, column), lengths
+    if isinstance(column, BytesColumn):
+        _, _, starts, stops = column.parts()
+        return _of_text(column, "bytes", stops - starts), stops - starts
+    values: list[Any] = [*column]
+    found = FieldStatistics()
+    for kind, group in _by_kind(values):
+        found = found.merge(_of_group(kind, group))
+    lengths = np.array([len(value) for value in values], np.int64) if found.length is not None else None
+    return found, lengths
+
+
+def _by_kind(values: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """Divide values into text, bytes, arrays of each dtype, and others of each class."""
+    groups: dict[Any, list[Any]] = {}
+    for value in values:
+        if isinstance(value, (bool, int, float, np.generic)):
+            value = np.asarray(value)
+        kind: Any = value.dtype if isinstance(value, np.ndarray) and not value.dtype.hasobject else type(value)
+        groups.setdefault(kind, []).append(value)
+    yield from groups.items()
+
+
+def _of_group(kind: Any, values: list[Any]) -> FieldStatistics:
+    if isinstance(kind, np.dtype):
+        arrays = cast("list[Array]", values)
+        flat = arrays[0].ravel() if len(arrays) == 1 else np.concatenate([array.ravel() for array in arrays])
+        return _of_arrays(cast("np.dtype[Any]", kind), Counter(array.shape for array in arrays), flat)
+    if kind in (str, bytes, bytearray, memoryview):
+        text = "str" if kind is str else "bytes"
+        return _of_text(values, text, np.array([*map(len, values)], np.int64))
+    plain = FieldStatistics(records=len(values), dtypes={kind.__name__: len(values)}, shapes=None, labels=None)
+    if kind is not list:
+        return plain
+    lengths = [*map(len, values)]
+    length = Length(min(lengths), max(lengths), sum(lengths))
+    return FieldStatistics(records=plain.records, dtypes=plain.dtypes, shapes=None, labels=None, length=length)
+
+
+def _of_arrays(dtype: np.dtype[Any], shapes: Mapping[tuple[int, ...], int], values: Array) -> FieldStatistics:
+    """Return the statistics of arrays of one dtype, given the number of each shape and all their elements."""
+    records = sum(shapes.values())
+    axes = length = None
+    if len({*map(len, shapes)}) == 1:
+        axes = tuple((min(extents), max(extents)) for extents in zip(*shapes, strict=True))
+    if all(shapes):
+        first = {shape[0] for shape in shapes}
+        length = Length(min(first), max(first), sum(shape[0] * count for shape, count in shapes.items()))
+    labels: dict[int | str, int] | None = None
+    if dtype.kind in "biu" and all(math.prod(shape) == 1 for shape in shapes):
+        found, counts = np.unique(values.astype(np.uint8) if dtype.kind == "b" else values, return_counts=True)
+        labels = dict(zip(found.tolist(), counts.tolist(), strict=True)) if len(found) <= MOST_LABELS else None
+    # The names of other dtypes tell the length of a text, and units of time.
+    name = dtype.name if dtype.kind in "biufc" else dtype.type.__name__
+    return FieldStatistics(
+        records=records,
+        dtypes={name: records},
+        shapes=dict(shapes) if len(shapes) <= MOST_SHAPES else None,
+        axes=axes,
+        length=length,
+        numbers=_numbers(values.ravel()) if dtype.kind in "biuf" else None,
+        labels=labels,
+    )
+
+
+def _of_text(values: Sequence[Any], dtype: str, lengths: Int64Array) -> FieldStatistics:
+    length = Length(int(lengths.min()), int(lengths.max()), int(lengths.sum()))
+    return FieldStatistics(
+        records=len(values),
+        dtypes={dtype: len(values)},
+        shapes={(): len(values)},
+        axes=(),
+        length=length,
+        labels=_text_labels(values) if length.longest <= LONGEST_LABEL else None,
+    )
+
+
+def _text_labels(values: Sequence[Any]) -> dict[int | str, int] | None:
+    try:
+        labels: Counter[int | str] = Counter(
+            value if isinstance(value, str) else bytes(value).decode() for value in values
+        )
+        "".join(map(str, labels)).encode()  # a surrogate would not survive
+    except UnicodeError:
+        return None
+    return dict(labels) if len(labels) <= MOST_LABELS else None
+
+
+def _numbers(values: Array) -> Numbers:
+    found = Numbers()
+    for start in range(0, len(values), _CHUNK):
+        chunk = values[start : start + _CHUNK]
+        found = found.merge(_of_floats(chunk) if chunk.dtype.kind == "f" else _of_integers(chunk))
+    return found
+
+
+def _of_integers(values: Array) -> Numbers:
+    values = values.astype(np.uint8) if values.dtype.kind == "b" else values
+    if values.dtype.itemsize < 8:
+        total = int(values.sum(dtype=np.int64))
+    else:
+        total = (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
+    if values.dtype.itemsize <= 2:
+        squares = Fraction(int(np.square(values, dtype=np.int64).sum()))
+    else:
+        squares = _squares(values.astype(np.float64))
+    ends = {"minimum": int(values.min()), "maximum": int(values.max())}
+    return Numbers(finite=len(values), total=Fraction(total), squares=squares, **ends)
+
+
+def _of_floats(given: Array) -> Numbers:
+    values = given.astype(np.float64)
+    nan = infinite = 0
+    finite = np.isfinite(values)
+    if not finite.all():
+        nan = int(np.isnan(values).sum())
+        infinite = len(values) - int(finite.sum()) - nan
+        values = values[finite]
+    if not len(values):
+        return Numbers(nan=nan, infinite=infinite)
+    ends = {"minimum": float(values.min()) + 0.0, "maximum": float(values.max()) + 0.0}  # not -0.0
+    largest = max(-ends["minimum"], ends["maximum"])
+    squares = _squares(values) if largest < _LARGEST_SQUARED else None
+    return Numbers(finite=len(values), nan=nan, infinite=infinite, total=exact_sum(values), squares=squares, **ends)
+
+
+def _squares(values: Array) -> Fraction:
+    """Return the exact sum of the squares of floats, as each is the sum of two floats (Dekker 1971)."""
+    squares = values * values
+    scaled = values * _SPLIT
+    high = scaled - (scaled - values)
+    low = values - high
+    return exact_sum(squares) + exact_sum(((high * high - squares) + 2 * high * low) + low * low)
+
+
+def exact_sum(values: Array) -> Fraction:
+    """Return the sum of at most `_CHUNK` finite float64 without rounding, so that it does not depend on their order."""
+    total, rest = Fraction(0), values
+    while (largest := float(np.abs(rest).max(initial=0.0))) > 0:
+        exponent = math.frexp(largest)[1]
+        if exponent > _LARGEST_EXPONENT:
+            return total + sum(map(Fraction, rest.tolist()), Fraction(0))
+        # Adding and subtracting a large number rounds to multiples of 2**grid, whose sum is exact in any order.
+        grid = max(exponent - _BITS, -1074)
+        large = math.ldexp(1.5, grid + 52)
+        rounded = (rest + large) - large
+        total += Fraction(int(math.ldexp(float(rounded.sum()), -grid))) * Fraction(2) ** grid
+        rest = rest - rounded
+    return total

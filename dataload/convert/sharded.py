@@ -1,0 +1,309 @@
+"""Write a data set as one file, or as shards whose number need not be known in advance."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, cast
+
+from dataload._util.checks import check_count
+from dataload._util.machine import usable_cpus
+from dataload.convert.blocks import size_of
+from dataload.convert.journal import FinishedShard, Journal
+from dataload.convert.manifest import update_manifest
+from dataload.convert.mapping import KEY, RecordMap
+from dataload.convert.plan import Shard, plan_shards, shard_names
+from dataload.convert.writing import KEY_DIGITS, Writing, manifest_entry
+from dataload.errors import ConfigError
+from dataload.sources.find import find_destination, read_manifest
+from dataload.sources.format import Format
+from dataload.sources.writer import Writer
+from dataload.storage import Part, base_name, is_url, join, parent, storage_of
+from dataload.storage.local.parts import exists_error, write_errors
+from dataload.storage.remote.settings import parse_bytes
+
+_MOST_THREADS = 8  # they mostly hash
+
+
+def create(
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,  # noqa: A002 - the word that users expect
+    overwrite: bool = False,
+    shards: int | None = None,
+    records_per_shard: int | None = None,
+    bytes_per_shard: int | str | None = None,
+    **options: Any,
+) -> Writer | ShardedWriter:
+    """Write a data set: ``with dataload.create("out.syr") as writer: writer.write(record)``.
+
+    Nothing shows at `path` before the writer is closed without an error. With one of `shards`, `records_per_shard` and
+    `bytes_per_shard`, there are several files: ``-00000-of-00008`` goes before the suffix, unless the name contains
+    ``{shard}`` (and ``{shards}``), as in ``"train-{shard:05d}.tar"``. They appear together, the manifest
+    ``dataload.json`` last. At a URL, all are written to local files first.
+
+    Args:
+        path: Destination, or ``"format:path"``.
+        format: By default the end of the name decides.
+        overwrite: Replace what is there. Shards of other names stay.
+        shards: Number of files. Record i goes to file i modulo this number, because nobody knows how many will follow.
+        records_per_shard: Records in each file but the last.
+        bytes_per_shard: A new file begins when the next record would make the present one larger than this number, or
+            ``"1GB"``. Counted are records as the format stores them, before compression and without its tables.
+        options: Options of the format, see its writer class.
+
+    Raises:
+        ConfigError: The destination exists, format or option are unknown, or more than one of the three was given.
+    """
+    entry, destination = find_destination(os.fspath(path), format)
+    rules = {"shards": shards, "records_per_shard": records_per_shard, "bytes_per_shard": bytes_per_shard}
+    given = [name for name, value in rules.items() if value is not None]
+    if not given:
+        return entry.create(destination, overwrite=overwrite, options=options)
+    if len(given) > 1:
+        message = f"{' and '.join(given)} each determine the files: pass only one of them"
+        raise ConfigError(message, key=given[-1], value=rules[given[-1]])
+    size = None if bytes_per_shard is None else parse_bytes("bytes_per_shard", bytes_per_shard)
+    for name in ("shards", "records_per_shard"):
+        if rules[name] is not None:
+            check_count(name, rules[name], least=1)
+    return ShardedWriter(destination, entry, options, overwrite, _Rule(shards, records_per_shard, size))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """The rule by which records are divided among files; one attribute is not None. See `create`."""
+
+    shards: int | None
+    records: int | None
+    bytes: int | None
+
+
+class ShardedWriter:
+    """Writes records to several files, which `close` publishes; see `create`.
+
+    The files are made in a hidden folder beside the destination, as that of a `Writer`. If an exception leaves the
+    ``with`` block, the folder is deleted.
+
+    Attributes:
+        paths: The files in index order, once the writer is closed.
+    """
+
+    def __init__(
+        self, destination: str, entry: Format, options: Mapping[str, Any], overwrite: bool, rule: _Rule
+    ) -> None:
+        self.paths: tuple[str, ...] = ()
+        self._state = "refused"  # -> "open" -> "closed" | "aborted"
+        self._pid = os.getpid()
+        self._destination, self._entry, self._rule, self._overwrite = destination, entry, rule, overwrite
+        given = dict(options)
+        place = given.pop("storage_options", None), given.pop("remote", None)
+        self._writing = Writing(entry, given, False, _unchanged, (), RecordMap())
+        if is_url(destination):
+            self._writing = self._writing.to_store(destination, *place)
+        entry.writer_options.parse(given, f"the writer of format {entry.name!r}")
+        self._numbers_keys = entry.key_field is not None and given.get("key") is None
+        self._storage = storage_of(destination, self._writing.remote)
+        self._check_free()
+        read_manifest(parent(destination), self._writing.remote)  # a damaged one is better known now
+        self._staging: Part = self._storage.create(join(parent(destination), base_name(destination)), overwrite=True)
+        self._state = "open"
+        self._open: dict[int, Any] = {}  # writers by shard
+        self._lengths: list[int] = []  # records by shard
+        self._count = 0
+        self._bytes = self._overhead = 0  # of the last shard; of its last record, beyond the values
+        with write_errors(destination):
+            os.mkdir(self._staging.temporary)
+
+    def _check_free(self) -> None:
+        """Check that nothing exists that could have the name of a shard."""
+        pattern = shard_names(self._destination, self._entry, self._rule.shards)
+        for name in () if self._overwrite else self._existing():
+            if pattern.fullmatch(name):
+                raise exists_error(join(parent(self._destination), name))
+
+    def _existing(self) -> Sequence[str]:
+        """Return the names in the directory of the destination; a listing is one request."""
+        directory = parent(self._destination)
+        return self._storage.list(directory) if self._storage.is_directory(directory) else ()
+
+    def __len__(self) -> int:
+        """Return the number of records written so far."""
+        return self._count
+
+    def write(self, record: Any) -> None:
+        """Append one record.
+
+        Raises:
+            ConfigError: The format cannot store the record; the files are unchanged.
+            SourceError: The operating system reports an error, such as a full disk.
+        """
+        if self._state != "open":
+            raise ConfigError(f"the writer of {self._destination} is {self._state}: nothing more can be written")
+        if self._numbers_keys and isinstance(record, Mapping) and KEY not in record:
+            # By default a tar writer numbers the samples of each shard from 0.
+            record = {KEY: f"{self._count:0{KEY_DIGITS}d}", **cast("Mapping[str, Any]", record)}
+        payload = size_of(record)
+        shard = self._choose(payload)
+        writer = self._writer(shard)
+        before = _stored(writer)
+        writer.write(record)
+        stored = _stored(writer) - before or payload  # writers of other packages do not count
+        self._bytes, self._overhead = self._bytes + stored, stored - payload
+        self._lengths[shard] += 1
+        self._count += 1
+
+    def _choose(self, payload: int) -> int:
+        """Return the shard of the next record; one that is full is finished."""
+        rule = self._rule
+        if rule.shards is not None:
+            return self._count % rule.shards
+        last = len(self._lengths) - 1
+        if last < 0 or not self._lengths[last]:
+            return max(0, last)
+        full = self._lengths[last] == rule.records
+        if rule.bytes is not None:
+            # Records of a data set tend to cost about the same beyond their values.
+            full = self._bytes + payload + self._overhead > rule.bytes
+        if not full:
+            return last
+        self._open.pop(last).close()
+        self._bytes = 0
+        return last + 1
+
+    def _writer(self, shard: int) -> Any:
+        while len(self._lengths) <= shard:
+            options = self._writing.options
+            self._open[len(self._lengths)] = self._entry.create(self._staged(len(self._lengths)), options=options)
+            self._lengths.append(0)
+        return self._open[shard]
+
+    def _staged(self, shard: int) -> str:
+        suffix = next((s for s in self._entry.suffixes if self._destination.lower().endswith(s)), "")
+        return os.path.join(self._staging.temporary, f"{shard:08d}{suffix}")
+
+    def extend(self, records: Iterable[Any]) -> None:
+        """Append several records."""
+        for record in records:
+            self.write(record)
+
+    def close(self) -> None:
+        """Complete the files and give them their names, the manifest last. May be called twice.
+
+        Raises:
+            ConfigError: There are fewer records than `shards`, or a destination has come into existence meanwhile.
+            SourceError: The operating system reports an error.
+        """
+        if self._state != "open":
+            return
+        try:
+            self._publish()
+        except BaseException:
+            self.abort()
+            raise
+        self._state = "closed"
+
+    def _publish(self) -> None:
+        if not self._lengths:
+            self._writer(0)
+        count = self._rule.shards or len(self._lengths)
+        records = self._count if self._rule.shards else count
+        named = plan_shards(self._destination, self._entry, records, shards=count, records_per_shard=None)
+        with write_errors(self._destination):
+            for writer in self._open.values():
+                writer.close()
+            self._open.clear()
+            remote = self._writing.remote
+            with ThreadPoolExecutor(min(_MOST_THREADS, usable_cpus())) as pool:
+                described = [*pool.map(self._writing.describe, map(self._staged, range(count)))]
+            self._move([shard.path for shard in named])
+        ends = [sum(self._lengths[: shard + 1]) for shard in range(count)]
+        plan = [Shard(shard.path, end - n, end) for shard, end, n in zip(named, ends, self._lengths, strict=True)]
+        finished = {
+            shard.name: found if remote is None else found.as_uploaded(shard.path, remote)
+            for shard, found in zip(plan, described, strict=True)
+        }
+        update_manifest(parent(self._destination), [self._entry_of(plan, finished)], remote=remote)
+        self._staging.abort()
+        self.paths = tuple(shard.path for shard in plan)
+
+    def _entry_of(self, plan: Sequence[Shard], finished: dict[str, FinishedShard]) -> Any:
+        shards = tuple((shard.name, shard.start, shard.stop) for shard in plan)
+        journal = Journal(
+            source="", records=self._count, format=self._entry.name, options={}, shards=shards, finished=finished
+        )
+        return manifest_entry(plan, journal, self._writing)
+
+    def _move(self, paths: Sequence[str]) -> None:
+        """Give all files their names: none if one is taken."""
+        files: list[tuple[str, str]] = []
+        for shard, path in enumerate(paths):
+            staged, find_index = self._staged(shard), self._entry.find_index
+            index = find_index(path)
+            # An old index goes first: it must never be beside a new file, because it would be trusted.
+            new_index = find_index(staged)
+            files += [("", index)] if index else []
+            files += [(staged, path)]
+            files += [(new_index, index)] if index and new_index else []
+        existing = () if self._overwrite else {*self._existing()}
+        for _, final in files:
+            if base_name(final) in existing:
+                raise exists_error(final)
+        published: list[str] = []
+        try:
+            for staged, final in files:
+                if not staged and self._overwrite:
+                    self._storage.remove(final)
+                if not os.path.exists(staged):
+                    continue
+                with self._storage.create(final, overwrite=self._overwrite) as part:
+                    os.rename(staged, part.temporary)
+                    part.publish()
+                published.append(final)
+        except BaseException:
+            for final in () if self._overwrite else published:
+                self._storage.remove(final)
+            raise
+
+    def abort(self) -> None:
+        """Discard everything written, without touching the destination."""
+        if self._state != "open":
+            return
+        self._state = "aborted"
+        try:
+            for writer in self._open.values():
+                writer.abort()
+        finally:
+            self._staging.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __del__(self) -> None:
+        # A writer that was never closed leaves nothing behind.
+        with contextlib.suppress(Exception):
+            if self._pid == os.getpid():  # a forked child must not delete its parent's files
+                self.abort()
+
+    def __repr__(self) -> str:
+        return f"ShardedWriter({self._destination!r}, {self._count} records, {self._state})"
+
+
+def _unchanged(record: Any, _: int, __: int | None) -> Any:
+    return record
+
+
+def _stored(writer: Any) -> int:
+    return int(getattr(writer, "stored_bytes", 0))

@@ -1,0 +1,90 @@
+"""The map of a conversion from texts to tokens, by the `tokenizers` library."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from dataload._util.optional import load_optional
+from dataload.errors import ConfigError, closest
+from dataload.storage import storage_of
+from dataload.types import Array
+
+_MOST_OF_UINT16 = 1 << 16
+
+
+@dataclass(frozen=True)
+class Tokenize:
+    """Turns a text, or the field of a sample with one, into the record ``{"tokens": (n,) int64}``.
+
+    Special tokens are not added: documents are kept apart by the index beside the tokens, and by `end_token`.
+
+    Attributes:
+        file: A file of `tokenizers`, ``tokenizer.json``.
+        text_field: Name of the field with the text.
+        sha256: Hash of the file.
+        end_token: The token to write after each document; see `TokenWriterOptions`.
+        dtype: The smallest dtype that holds all tokens.
+    """
+
+    file: str = field(repr=False)  # may lie elsewhere when the conversion is resumed
+    text_field: str
+    sha256: str
+    end_token: int | None
+    dtype: str
+
+    @classmethod
+    def of(cls, file: str, *, text_field: str = "text", end_token: str | None = None) -> Self:
+        """Read a tokenizer; `end_token` is the text of the token after each document.
+
+        Raises:
+            ConfigError: The file holds no tokenizer, or there is no such token.
+            SourceNotFoundError: There is no such file.
+            MissingDependencyError: tokenizers is not installed.
+        """
+        sha256 = hashlib.sha256(storage_of(file).read(file)).hexdigest()
+        tokenizer = _load(file, sha256)
+        end = None
+        if end_token is not None and (end := tokenizer.token_to_id(end_token)) is None:
+            known = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+            message = f"{file} has no token {end_token!r}: {closest(end_token, known or ['none is special'])}"
+            raise ConfigError(message, key="end_token", value=end_token)
+        size = tokenizer.get_vocab_size(with_added_tokens=True)
+        return cls(file, text_field, sha256, end, "uint16" if size <= _MOST_OF_UINT16 else "int32")
+
+    @property
+    def writer_options(self) -> dict[str, Any]:
+        """Options of the writer of tokens."""
+        return {"dtype": self.dtype, "end_token": self.end_token}
+
+    def __call__(self, sample: Any) -> dict[str, Array]:
+        """Return the tokens of a sample."""
+        text = sample
+        if isinstance(sample, Mapping):
+            if self.text_field not in sample:
+                message = f"there is no field {self.text_field!r}: {closest(self.text_field, sample)}"
+                raise ConfigError(message, key="text_field", value=self.text_field)
+            text = sample[self.text_field]
+        text = bytes(text).decode() if isinstance(text, (bytes, bytearray, memoryview)) else text
+        if not isinstance(text, str):
+            raise ConfigError(f"expected text, got {type(text).__name__}: choose its field", key="text_field")
+        found = _load(self.file, self.sha256).encode(text, add_special_tokens=False)
+        return {"tokens": np.array(found.ids, np.int64)}
+
+
+@functools.lru_cache(maxsize=4)  # in each process
+def _load(file: str, sha256: str) -> Any:
+    """Return the tokenizer in a file whose hash is known."""
+    tokenizers = load_optional("tokenizers", needed_by="--tokenizer", extra="tokens")
+    data = storage_of(file).read(file)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise ConfigError(f"{file} has changed since the conversion began", key="tokenizer", value=file)
+    try:
+        return tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # the library raises bare exceptions
+        raise ConfigError(f"{file} is no tokenizer.json: {error}", key="tokenizer", value=file) from error

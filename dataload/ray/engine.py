@@ -1,0 +1,159 @@
+"""The engine `ray`: each part of a task is a Ray task."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from dataload._util.checks import check_count
+from dataload._util.optional import load_optional
+from dataload.convert.attempt import Outcome, PartTask, attempt, unsendable, value_of
+from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, text_of
+from dataload.storage.remote.settings import parse_bytes
+
+_MOST_PARTS = 1000
+_RETRIES = 3
+_POLL_SECONDS = 1.0
+_END_SECONDS = 10.0  # to delete what is half written
+_PAUSES = (1.0, 4.0, 16.0)
+_SAME_PATHS = "all machines of the cluster need the same paths: use a shared file system or URLs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayEngine:
+    """Runs each part as a Ray task, up to three times more if its worker or machine is lost.
+
+    It uses the Ray that this process has initialised, and leaves it running; otherwise it connects, and disconnects at
+    the end.
+
+    Attributes:
+        parts: Number of parts; by default one for each shard, but at most 1000.
+        cpus: CPUs that Ray reserves for a part.
+        memory: Bytes of memory that Ray reserves for a part, such as ``"4GB"``.
+        address: The cluster, as in ``ray.init``: by default what the variable RAY_ADDRESS says, or a cluster that runs
+            on this machine, or a new one on this machine alone. "auto" never starts one.
+    """
+
+    parts: int | None = None
+    cpus: float = 1
+    memory: int | str | None = None
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.parts is not None:
+            check_count("parts", self.parts, least=1)
+        if not self.cpus > 0:
+            raise ConfigError(f"cpus must be greater than 0, got {self.cpus!r}", key="cpus", value=self.cpus)
+        if self.memory is not None:
+            object.__setattr__(self, "memory", parse_bytes("memory", self.memory))
+
+    def default_parts(self, shards: int) -> int:
+        """See `Engine`."""
+        return min(shards, _MOST_PARTS)
+
+    def run(self, task: PartTask, count: int, advance: Callable[[int], None]) -> list[Any]:
+        """See `Engine`."""
+        ray = load_optional("ray", needed_by="engine 'ray'", extra="ray")
+        try:
+            content: bytes = load_optional("ray.cloudpickle", needed_by="engine 'ray'", extra="ray").dumps(task)
+        except DataloadError:
+            raise
+        except Exception as error:
+            raise unsendable("ray", error) from error
+        with self._connected(ray):
+            self._check_resources(ray)
+            resources = {"num_cpus": self.cpus, **({} if self.memory is None else {"memory": self.memory})}
+            remote = ray.remote(max_retries=_RETRIES, scheduling_strategy="SPREAD", **resources)(run_part)
+            sent = ray.put(content)
+            pending = {remote.remote(sent, number, count, os.getcwd()): number for number in range(1, count + 1)}
+            try:
+                return _collect(ray, pending, count, advance)
+            finally:
+                _cancel(ray, list(pending))
+
+    @contextmanager
+    def _connected(self, ray: Any) -> Generator[None]:
+        if ray.is_initialized():
+            if self.address is not None:
+                message = (
+                    f"Ray is initialised already: leave address={self.address!r} out, or call ray.shutdown() before"
+                )
+                raise ConfigError(message, key="address", value=self.address)
+            yield
+            return
+        try:
+            ray.init(address=self.address, log_to_driver=False, logging_level="WARNING")
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            where = "Ray" if self.address is None else f"the Ray cluster at {self.address!r}"
+            message = f"cannot connect to {where}: {text_of(error)}"
+            raise ConfigError(message, key="address", value=self.address) from error
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+    def _check_resources(self, ray: Any) -> None:
+        wanted = {"CPU": self.cpus, "memory": self.memory or 0}
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
+            most = ", ".join(f"{max(node.get(name, 0) for node in nodes):,.0f} {name}" for name in wanted)
+            message = (
+                f"a part needs {self.cpus:g} CPU, {wanted['memory']:,} memory, and no machine of the cluster has that"
+            )
+            warnings.warn(f"{message} (at most {most}): waiting for one to join", RuntimeWarning, stacklevel=2)
+
+
+def run_part(content: bytes, number: int, count: int, directory: str) -> tuple[Outcome, str]:
+    """Run a part in a worker of the cluster; return its outcome and the node."""
+    if os.path.isdir(directory):
+        os.chdir(directory)  # for relative paths
+    run = partial(attempt, partial(_unpickled, content), (number, count), lambda _: None)
+    outcome = run()
+    for pause in _PAUSES:
+        if type(outcome.error) is not SourceError:
+            break
+        time.sleep(pause)  # a worker of a lost machine may hold the lock of the part, until it notices
+        outcome = run()
+    ray = load_optional("ray", needed_by="engine 'ray'", extra="ray")
+    return outcome, ray.util.get_node_ip_address()
+
+
+def _unpickled(content: bytes, *, part: tuple[int, int], progress: Callable[[int, int], None]) -> Any:
+    return pickle.loads(content)(part=part, progress=progress)  # noqa: S301 - from the process that runs the engine
+
+
+def _collect(ray: Any, pending: dict[Any, int], count: int, advance: Callable[[int], None]) -> list[Any]:
+    """Return what the parts return, in order; `pending` keeps the tasks that have not finished."""
+    values: dict[int, Any] = {}
+    done = 0
+    while pending:
+        advance(done)
+        finished, _ = ray.wait([*pending], timeout=_POLL_SECONDS)
+        for task in finished:
+            number = pending.pop(task)
+            try:
+                outcome, node = ray.get(task)
+            except ray.exceptions.RayError as error:
+                raise SourceError(f"Ray cannot run part {number}/{count}: {text_of(error)}") from error
+            if isinstance(outcome.error, SourceNotFoundError):
+                outcome.error.args = (f"{outcome.error} ({_SAME_PATHS})",)
+            values[number] = value_of(outcome, (number, count), f" on node {node}")
+            done += outcome.done
+    advance(done)
+    return [values[number] for number in range(1, count + 1)]
+
+
+def _cancel(ray: Any, tasks: list[Any]) -> None:
+    """Have tasks delete what is half written and end; kill those that take too long."""
+    for task in tasks:
+        ray.cancel(task)
+    _, late = ray.wait(tasks, num_returns=len(tasks), timeout=_END_SECONDS) if tasks else ([], [])
+    for task in late:
+        ray.cancel(task, force=True)

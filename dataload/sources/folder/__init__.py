@@ -1,0 +1,1 @@
+"""Files in folders, or in ZIP archives, as records."""

@@ -1,0 +1,383 @@
+"""The source of files in folders and ZIP archives."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from os import PathLike, fspath
+from typing import Any, cast
+
+import numpy as np
+
+from dataload._util.decoding import decoding
+from dataload._util.fingerprint import digest
+from dataload._util.limits import NO_MEMORY
+from dataload._util.per_process import is_pickled_for_worker
+from dataload._util.stacking import split_records
+from dataload.codecs.audio import rate_field
+from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension, plan_decoders
+from dataload.collate import default_collate
+from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.base import select_fields, spec_of
+from dataload.sources.files import FileSource
+from dataload.sources.folder.files import open_files
+from dataload.sources.folder.format import FolderOptions, is_medium, split_pattern
+from dataload.sources.folder.table import (
+    KEY,
+    LABEL,
+    FileTable,
+    class_table,
+    compile_pattern,
+    full_name,
+    in_order,
+    join_labels,
+    media_table,
+    pattern_table,
+)
+from dataload.sources.manifest_checks import ShardIdentity
+from dataload.sources.shards import KnownShards, OpenShards, ShardReader
+from dataload.storage import Listing, storage_of
+from dataload.storage.errors import rewritten_error
+from dataload.types import Batch, FieldSpec, Int64Array, Record
+
+
+class FolderSource(FileSource[Record]):
+    """Files in folders or ZIP archives, which are read one by one.
+
+    By default the folders in a folder are classes, as for torchvision's ``ImageFolder``: each image or audio file
+    anywhere in them is a record ``{"__key__": str, "image": array, "label": int}``, or ``{"__key__", "audio",
+    "sample_rate", "label"}``. A label is the number of the class among the sorted names, which are
+    ``source.fields["label"].classes``. Records are ordered by class, then folder, then name. The key is the path
+    without its suffix. Other files and hidden ones are ignored, and links are followed. With `labels` or `pattern`,
+    folders are no classes: see `FolderOptions`. An archive whose files all lie in one folder of classes is read as that
+    folder.
+
+    Args:
+        paths: Folders, archives, or folders with a pattern, ``"data/{label}/{key}.jpg"``. Several are one data set with
+            the classes of all.
+        fields: Names of the fields to read, in that order; None means all.
+        options: See `FolderOptions`.
+
+    Raises:
+        ConfigError: An option is invalid; on first use, there are no class folders, both images and audio, or a file
+            lacks its row in `labels`.
+        SourceNotFoundError: On first use, a path does not exist, or a class folder is empty.
+        CorruptFileError: On first use, an archive or `labels` is invalid.
+        UnsupportedFormatError: On first use, a folder is at a URL.
+    """
+
+    format_name = "folder"
+    options_type = FolderOptions
+
+    def __init__(
+        self,
+        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
+        *,
+        fields: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(paths, fields=fields, **options)
+        patterns = {split_pattern(path)[1] or self.options.pattern for path in self._paths}
+        if self.options.labels is not None and (patterns != {None} or len(self._paths) > 1):
+            message = "labels names the files of one folder or archive, without a pattern"
+            raise ConfigError(message, key="labels", value=self.options.labels)
+        self._decoders = plan_decoders(self.options.decode, case_sensitive=False)
+        self._listed: str | None = None  # a hash of the tables, when this process or its parent made them
+
+    def _open_shard(self, path: str) -> FolderReader:
+        root, pattern = split_pattern(path)
+        return FolderReader(root, pattern or self.options.pattern, self.options, self._decoders)
+
+    def _open(self) -> OpenShards[Record]:
+        opened = super()._open()
+        readers = cast("list[FolderReader | None]", opened.readers)
+        tables = digest(*(None if reader is None else reader.listing() for reader in readers))
+        if self._known is None and self._listed not in (None, tables):
+            opened.close()
+            raise rewritten_error(self._paths[0])
+        self._listed = tables
+        return opened
+
+    def _data_file(self, path: str) -> str:
+        return split_pattern(path)[0]
+
+    def _versioned_files(self) -> list[str]:
+        files = super()._versioned_files()  # a folder changes with each file in it, also with those that are ignored
+        return [file for file in files if not storage_of(file).is_directory(file)]
+
+    def open_on_first_use(self, known: KnownShards) -> None:
+        """Open all archives at once instead, because only then the classes are known."""
+
+    def _open_known(self, shard: int) -> ShardReader[Record]:
+        reader = cast("FolderReader", super()._open_known(shard))
+        assert self._known is not None, "only then are shards opened one by one"
+        if LABEL in self._known.fields:
+            reader.number_classes(self._known.fields[LABEL].classes)
+        return reader
+
+    def _known_fields(
+        self, readers: Sequence[ShardReader[Record]], fields: Sequence[Mapping[str, FieldSpec]]
+    ) -> Mapping[str, FieldSpec]:
+        opened = [cast("FolderReader", reader) for reader in readers]
+        for path, found in zip(self._paths, fields, strict=True):
+            if found.keys() != fields[0].keys() and self.options.decode is not None:
+                named = f"{self._paths[0]} has the fields {', '.join(fields[0])}, and {path} {', '.join(found)}"
+                message = f"{named}: open them separately and join them with ConcatSource"
+                raise ConfigError(message, key="paths")
+        known = dict(super()._known_fields(readers, fields))
+        if all(reader.classes is not None for reader in opened):
+            classes = tuple(sorted({name for reader in opened for name in reader.classes or ()}))
+            for reader in opened:
+                reader.number_classes(classes)
+            known[LABEL] = FieldSpec("int64", (), classes)
+        return known
+
+    def _identity_of(self, shard: int) -> ShardIdentity:
+        root = self._data_file(self._paths[shard])
+        if not storage_of(root, self._remote).is_directory(root):
+            return super()._identity_of(shard)
+        reader = cast("FolderReader", self._data_set().reader(shard))
+        return reader.total, "", reader.identity()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if not is_pickled_for_worker():
+            state["_listed"] = None  # as of versions
+        return state
+
+
+class FolderReader(ShardReader[Record]):
+    """Reads one folder or archive.
+
+    Args:
+        root: Its path.
+        pattern: See `FolderOptions`.
+        options: The options of the source.
+        decoders: Those that its option `decode` names.
+
+    Attributes:
+        classes: Names of the labels, if they are no numbers.
+    """
+
+    def __init__(self, root: str, pattern: str | None, options: FolderOptions, decoders: Mapping[str, Decoder]) -> None:
+        self._options = options
+        self._decoders = decoders
+        matches = is_medium if pattern is None else compile_pattern(pattern)
+        self._files = open_files(root, matches, options)
+        self._table = _build_table(root, pattern, options, self._files.listing)
+        self._files.listing = {}
+        self._hash = repr(pattern)
+        self.classes = self._table.classes
+        self._labels = self._table.columns.get(LABEL)
+        rates = {rate_field(name): name for name in self._table.files if self._is_audio(name)}
+        self._rates = {name: field for name, field in rates.items() if name not in self._table.files}
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all files."""
+        return int(self._files.sizes(self._table.values).sum())
+
+    def number_classes(self, classes: tuple[str, ...] | None) -> None:
+        """Let labels be numbers of these classes, which include those of this shard."""
+        if self.classes is not None and classes is not None:
+            codes = {name: code for code, name in enumerate(classes)}
+            numbers = np.array([codes[name] for name in self.classes], np.int64)
+            self._labels = numbers[np.asarray(self._table.columns[LABEL])]
+
+    @cached_property
+    def _specs(self) -> Mapping[str, FieldSpec]:
+        specs = {KEY: FieldSpec("str", ())}
+        for name in self._table.files:
+            if self._options.decode is None:
+                specs |= {full_name(name, suffix): FieldSpec("bytes", ()) for suffix in self._table.suffixes[name]}
+            else:
+                specs[name] = self._spec(name)
+        specs |= dict.fromkeys(self._rates, FieldSpec("int64", ()))
+        for name, column in self._table.columns.items():
+            specs[name] = FieldSpec("str" if isinstance(column, list) else str(column.dtype), ())
+        return specs
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """The key, the fields that are files, and the values from paths or rows."""
+        return self._specs
+
+    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
+        """Return records; undecoded ones name their files by suffix."""
+        if self._options.decode is not None:
+            names = tuple(self._specs) if fields is None else fields
+            contents: dict[str, Any] = {}
+            return split_records({name: self._values(name, indices, contents) for name in names}, len(indices))
+        columns: dict[str, Any] = {KEY: self._table.keys(indices)}
+        records = split_records(columns, len(indices))
+        for name in self._table.files:
+            values = self._contents(name, indices, {})
+            for record, suffix, value in zip(records, self._suffixes(name, indices), values, strict=True):
+                record[full_name(name, suffix)] = bytes(value)
+        for name in self._table.columns:
+            for record, value in zip(records, self._values(name, indices, {}), strict=True):
+                record[name] = value
+        return records if fields is None else [select_fields(record, fields) for record in records]
+
+    def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        """Return columns."""
+        if self._options.decode is None:
+            return default_collate(self.read(indices, fields))
+        names = tuple(self._specs) if fields is None else fields
+        contents: dict[str, Any] = {}
+        batch: Batch = {}
+        for name in names:
+            values = self._values(name, indices, contents)
+            with decoding():  # of the batch's column
+                one = [{name: value} for value in values] if isinstance(values, list) else None
+                batch[name] = values if one is None else default_collate(one)[name]
+        return batch
+
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:
+        """See `ShardReader.ranges`."""
+        every = fields is None or self._options.decode is None
+        wanted = self._table.files if every else {self._rates.get(name, name) for name in fields or ()}
+        numbers = [indices[:0], *(each[indices] for name, each in self._table.files.items() if name in wanted)]
+        return self._files.ranges(self._table.values[np.concatenate(numbers)])
+
+    def key(self, index: int) -> str:
+        """Return the path of a record, without its suffix."""
+        return self._table.keys(np.array([index]))[0]
+
+    def listing(self) -> str:
+        """Return a hash of names, sizes and values."""
+        table, found = self._table, hashlib.blake2b(self._hash.encode(), digest_size=16)
+        for numbers in (table.names.ends, self._files.sizes(table.values), *table.files.values()):
+            found.update(np.ascontiguousarray(numbers).tobytes())
+        found.update(table.names.text)
+        for name, column in table.columns.items():
+            found.update(repr((name, column) if isinstance(column, list) else name).encode())
+            found.update(b"" if isinstance(column, list) else column.tobytes())
+        found.update(repr((*table.files, table.classes)).encode())
+        return found.hexdigest()
+
+    def identity(self) -> str:
+        """Return a hash of what `listing` has, and of the checksums of an archive or some files of a folder."""
+        ends = np.array([0, len(self) - 1])
+        numbers = np.concatenate([numbers[ends] for numbers in self._table.files.values()])
+        files = self._files.identity(self._table.names.read(numbers), self._table.values[numbers])
+        return digest(self.listing(), files)
+
+    def release(self) -> None:
+        """Close the archive."""
+        self._files.release()
+
+    def _values(self, name: str, indices: Int64Array, contents: dict[str, Any]) -> Any:
+        """Return the values of a field: a list, or images of one size as an array."""
+        if name == KEY:
+            return self._table.keys(indices)
+        if name in self._table.columns:
+            column = self._labels if name == LABEL and self._labels is not None else self._table.columns[name]
+            return [column[i] for i in indices.tolist()] if isinstance(column, list) else column[indices].tolist()
+        field = self._rates.get(name, name)
+        found = self._contents(field, indices, contents)
+        if name in self._rates:
+            return self._decode(field, indices, found, [DECODERS["sample_rate"]] * len(indices))
+        suffixes = self._suffixes(field, indices)
+        decoders = {suffix: self._decoder(suffix) for suffix in {*suffixes}}
+        kinds = {decoder.kind for decoder in decoders.values() if decoder.name == "image" and not decoder.own}
+        if len(kinds) == 1 and all(decoder.kind in kinds for decoder in decoders.values()):
+            with decoding():
+                rows = decode_images(found, next(iter(kinds)), self._options.max_record_bytes)
+            if rows is not None:
+                return rows
+        return self._decode(field, indices, found, [decoders[suffix] for suffix in suffixes])
+
+    def _contents(self, field: str, indices: Int64Array, contents: dict[str, Any]) -> Any:
+        """Return the bytes of a field, which are read once for all fields that need them."""
+        if field not in contents:
+            table = self._table
+            values = table.values[table.files[field][indices]]
+            contents[field] = self._files.read(table.names_of(field, indices), values, indices)
+        return contents[field]
+
+    def _suffixes(self, field: str, indices: Int64Array) -> list[str]:
+        lengths = self._table.key_lengths[indices].tolist()
+        names = self._table.names_of(field, indices)
+        return [name[length:].lstrip("./").lower() for name, length in zip(names, lengths, strict=True)]
+
+    def _decoder(self, suffix: str) -> Decoder:
+        chosen = self._decoders.get(suffix) or self._decoders.get(suffix.rpartition(".")[2])
+        chosen = chosen or (known_extension(suffix) if self._options.decode == "auto" else None) or DECODERS["bytes"]
+        return for_extension(chosen, suffix, self._options.max_record_bytes)
+
+    def _is_audio(self, field: str) -> bool:
+        decoders = [*map(self._decoder, self._table.suffixes[field])]
+        return self._options.decode is not None and all(d.name == "audio" and not d.own for d in decoders)
+
+    def _decode(
+        self, field: str, indices: Int64Array, contents: Sequence[Any], decoders: Sequence[Decoder]
+    ) -> list[Any]:
+        values: list[Any] = []
+        try:
+            with decoding():
+                for content, decoder in zip(contents, decoders, strict=True):
+                    values.append(decoder.decode(bytes(content) if decoder.small else content))
+        except Exception as error:
+            row = len(values)
+            located = self._locate(error, field, int(indices[row]), own=decoders[row].own)
+            if located is error:
+                raise
+            raise located from error
+        return values
+
+    def _locate(self, error: Exception, field: str, index: int, *, own: bool) -> Exception:
+        """Return a decoder's error with the file and the record added."""
+        path, what = self._files.locate(self._table.names_of(field, np.array([index]))[0])
+        if isinstance(error, MemoryError) and not own:
+            error = CorruptFileError(NO_MEMORY)
+        if own or not isinstance(error, (CorruptFileError, UnsupportedFormatError)):
+            error.add_note(f"while decoding {what or path}")
+            return error
+        if isinstance(error, CorruptFileError):
+            return CorruptFileError(f"{what}{error}", path=path, index=index)
+        return UnsupportedFormatError(f"{path}, record {index}: {what}{error}", path=path)
+
+    def _spec(self, field: str) -> FieldSpec:
+        """Describe a field by its suffixes, or its first file; the sizes of all show whether shapes vary."""
+        decoders = [*map(self._decoder, self._table.suffixes[field])]
+        if len({decoder.name for decoder in decoders}) > 1 or any(decoder.own for decoder in decoders):
+            return _UNKNOWN
+        if decoders[0].spec is not None:
+            return decoders[0].spec
+        try:
+            value = self._values(field, np.zeros(1, np.int64), {})[0]
+        except (CorruptFileError, UnsupportedFormatError):  # raised again when it is read; others may be intact
+            return _UNKNOWN
+        if isinstance(value, (dict, list)) or value is None:
+            return _UNKNOWN
+        spec, sizes = spec_of(value), self._files.sizes(self._table.values[self._table.files[field]])
+        return FieldSpec(spec.dtype, (None,) * len(spec.shape or ())) if (sizes != sizes[0]).any() else spec
+
+
+def _build_table(root: str, pattern: str | None, options: FolderOptions, listing: Listing) -> FileTable:
+    """Return the records of a folder or an archive."""
+    names, values = in_order(listing)
+    if pattern is not None:
+        return pattern_table(names, values, root, pattern, options.missing)
+    if options.labels is not None:
+        labels = fspath(options.labels)
+        data = storage_of(labels, options.place).read(labels)
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise CorruptFileError(f"it is not UTF-8: {error.reason}", path=labels, offset=error.start) from error
+        return join_labels(media_table(names, values, root), text, labels, options.missing)
+    folders = {folder.partition("/")[0] for folder in listing if folder}
+    is_folder = storage_of(root, options.place).is_directory(root)
+    if not is_folder and len(folders) == 1 and all(name.count("/") > 1 for name in names):
+        names = [name.partition("/")[2] for name in names]  # an archive of a folder, not of its content
+        folders = {name.partition("/")[0] for name in names}
+    return class_table(names, values, root, folders)
+
+
+_UNKNOWN = FieldSpec("unknown")

@@ -1,0 +1,37 @@
+"""The format MDS of MosaicML Streaming and its options."""
+
+import re
+from dataclasses import dataclass, field
+
+from dataload.sources.format import Format
+from dataload.sources.options import ReadOptions
+
+INDEX_NAME = "index.json"
+
+_INDEX = re.compile(rb'\s*\{\s*("version"\s*:\s*\d+\s*,\s*)?"shards"\s*:')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MDSOptions(ReadOptions):
+    """Options for reading data sets of MosaicML Streaming.
+
+    Attributes:
+        decode: Decode images; if False, ``jpeg`` and ``png`` are the bytes of their files.
+        allow_pickle: Unpickle columns of the encoding ``pkl``. Pickles run any code that their author wants.
+        map: If False, read files with ``pread`` instead of mapping them into memory.
+        max_record_bytes: Most bytes of memory that a decoded field may take; a larger one is a CorruptFileError.
+    """
+
+    decode: bool = True
+    allow_pickle: bool = field(default=False, metadata={"content": False})
+    map: bool = field(default=True, metadata={"content": False})
+
+
+MDS = Format(
+    name="mds",
+    source="dataload.sources.mds.reader:MDSSource",
+    reader_options=MDSOptions,
+    magic=lambda head: _INDEX.match(head) is not None,
+    directory_file=INDEX_NAME,
+    extra="mds",
+)

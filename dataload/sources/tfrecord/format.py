@@ -1,0 +1,51 @@
+"""The format TFRecord and its options."""
+
+from dataclasses import dataclass, field
+
+from dataload.sources.format import Format
+from dataload.sources.options import CodecOptions, CodecReadOptions
+from dataload.sources.tfrecord.records import is_tfrecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TFRecordOptions(CodecReadOptions):
+    """Options for reading TFRecord files.
+
+    Attributes:
+        codec: Decodes a record's bytes: the name of a codec, usually ``"example"`` or ``"sequence_example"``, a
+            function ``bytes -> record``, or an object with ``decode``. None returns bytes.
+        verify_checksums: Compare the checksums of all records that are read. Those of their lengths always are, when
+            the records of a file are found.
+        cache: Keep the table of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
+        map: If False, read files with ``pread`` instead of mapping them into memory.
+        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
+    """
+
+    verify_checksums: bool = field(default=False, metadata={"content": False})
+    cache: bool = field(default=True, metadata={"content": False})
+    map: bool = field(default=True, metadata={"content": False})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TFRecordWriterOptions(CodecOptions):
+    """Options for writing TFRecord files.
+
+    Attributes:
+        codec: Encodes records: the name of a codec or an object with ``encode``. By default bytes are written as they
+            are, and fields as ``tf.train.Example``.
+    """
+
+
+TFRECORD = Format(
+    name="tfrecord",
+    source="dataload.sources.tfrecord.reader:TFRecordSource",
+    writer="dataload.sources.tfrecord.writer:TFRecordWriter",
+    reader_options=TFRecordOptions,
+    writer_options=TFRecordWriterOptions,
+    suffixes=(".tfrecord", ".tfrecords"),
+    magic=is_tfrecord,
+    extra="tfrecord",
+    content="bytes",
+    default_codec="example",
+    verify_options={"verify_checksums": True, "cache": False},
+)

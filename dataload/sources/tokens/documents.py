@@ -1,0 +1,165 @@
+"""Where documents begin in a flat file of tokens: given, in a file beside it, or found by an end token.
+
+Files of the starts of documents are .npy, or the index that Megatron-LM writes beside a .bin file:
+
+| bytes | |
+|---|---|
+| 9, 8 | ``MMIDIDX`` and two zero bytes; version 1 |
+| 1 | code of the dtype of the tokens |
+| 8, 8 | number of sequences, number of entries of the last array |
+| 4 each | tokens in each sequence |
+| 8 each | offset of each sequence in bytes |
+| 8 each | the first sequence of each document, and the number of sequences |
+
+Numbers are little-endian. Layout: ``megatron/core/datasets/indexed_dataset.py`` of https://github.com/NVIDIA/Megatron-LM.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataload.codecs.npy import parse_npy
+from dataload.errors import ConfigError, CorruptFileError
+from dataload.storage import Remote, base_name, storage_of
+from dataload.types import Int64Array
+
+_SCANNED_BYTES = 1 << 22
+
+_MAGIC = b"MMIDIDX\0\0"
+_HEAD = struct.Struct("<9sQBQQ")
+_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+
+INDEX_DTYPES = tuple(_DTYPES.values())
+"""The dtypes of tokens that an index can name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """What a file says of the documents in another.
+
+    Attributes:
+        starts: (documents,) or (documents + 1,) integers: the start of each, and maybe the number of tokens.
+        dtype: Dtype of the tokens, if the file says.
+    """
+
+    starts: Any
+    dtype: np.dtype[Any] | None = None
+
+
+def index_path(path: str) -> str:
+    """Return the path of the index beside a file of tokens: ``X.idx`` for ``X.bin`` and ``X.npy``."""
+    stem, dot, _ = path.rpartition(".")
+    return f"{stem if dot else path}.idx"
+
+
+def load_documents(path: str, remote: Remote | None = None) -> Documents:
+    """Read a .npy file of the starts of documents, or an index.
+
+    Raises:
+        CorruptFileError: It is neither.
+        SourceNotFoundError: There is no such file.
+    """
+    data = storage_of(path, remote).read(path)
+    try:
+        return _parse_index(data) if data.startswith(_MAGIC[:7]) else Documents(parse_npy(data))
+    except CorruptFileError as error:
+        raise CorruptFileError(str(error), path=path, offset=error.offset) from error
+
+
+def _parse_index(data: bytes) -> Documents:
+    if len(data) < _HEAD.size:
+        raise CorruptFileError(f"an index has at least {_HEAD.size} bytes, found {len(data)}", offset=len(data))
+    magic, version, code, sequences, entries = _HEAD.unpack_from(data)
+    if magic != _MAGIC or version != 1:
+        raise CorruptFileError(f"expected an index of version 1, found {magic!r} and version {version}", offset=0)
+    if code not in _DTYPES:
+        known = ", ".join(f"{number} ({name})" for number, name in _DTYPES.items())
+        raise CorruptFileError(f"dtype {code} is none of integers: expected {known}", offset=17)
+    needed = _HEAD.size + 12 * sequences + 8 * entries
+    if len(data) not in (needed, needed + sequences):  # a byte for each sequence may follow
+        message = f"an index of {sequences} sequences and {entries} entries has {needed} bytes, found {len(data)}"
+        raise CorruptFileError(message, offset=18)
+    dtype = np.dtype(_DTYPES[code])
+    lengths = np.frombuffer(data, "<i4", sequences, _HEAD.size).astype(np.int64)
+    offsets = np.frombuffer(data, "<i8", sequences, _HEAD.size + 4 * sequences)
+    firsts = np.frombuffer(data, "<i8", entries, _HEAD.size + 12 * sequences)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    wrong = np.flatnonzero((lengths < 0) | (offsets != starts[:-1] * dtype.itemsize))
+    if len(wrong):
+        at = int(wrong[0])
+        message = f"sequence {at} has {int(lengths[at])} tokens at byte {int(offsets[at])}, expected byte "
+        message += f"{int(starts[at]) * dtype.itemsize}: dataload reads sequences that follow each other"
+        raise CorruptFileError(message, offset=_HEAD.size + 4 * sequences + 8 * at)
+    if entries and (int(firsts.min()) < 0 or int(firsts.max()) > sequences):
+        raise CorruptFileError(f"a document begins at none of the {sequences} sequences", offset=needed - 8 * entries)
+    edges = starts[firsts] if entries else starts
+    return Documents(edges if len(edges) and edges[-1] == starts[-1] else np.append(edges, starts[-1]), dtype)
+
+
+def build_index(lengths: Int64Array, dtype: np.dtype[Any]) -> Sequence[bytes]:
+    """Return the pieces of the index of a file; each of its documents, (documents,) `lengths`, is one sequence."""
+    code = next(code for code, name in _DTYPES.items() if name == dtype.name)
+    head = _HEAD.pack(_MAGIC, 1, code, len(lengths), len(lengths) + 1)
+    offsets = (np.cumsum(lengths) - lengths) * dtype.itemsize
+    numbers = np.arange(len(lengths) + 1, dtype="<i8")
+    return head, lengths.astype("<i4").tobytes(), offsets.astype("<i8").tobytes(), numbers.tobytes()
+
+
+def find_ends(path: str, start: int, dtype: np.dtype[Any], end_token: int, remote: Remote | None = None) -> Int64Array:
+    """Return the position after each end token, (end tokens,) int64, in one pass over the file.
+
+    Args:
+        path: A flat file.
+        start: Offset of its tokens in bytes.
+        dtype: Dtype of the tokens.
+        end_token: The token that ends a document.
+        remote: The settings of data at URLs.
+    """
+    block = np.empty(_SCANNED_BYTES // dtype.itemsize, dtype)
+    found: list[Int64Array] = []
+    first = 0
+    # Reading a file that is not in memory yet is several times faster than mapping it.
+    with storage_of(path, remote).open(path, whole=True) as file:
+        while count := file.read_into(start + first * dtype.itemsize, block.data) // dtype.itemsize:
+            found.append(np.flatnonzero(block[:count] == end_token) + (first + 1))
+            first += count
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def check_starts(starts: Any, tokens: int, path: str) -> Int64Array:
+    """Return the edges of documents, (documents + 1,) int64; the last is the number of tokens.
+
+    Args:
+        starts: Integers in one dimension that rise from 0, with or without the number of tokens as the last. A document
+            with the same start as the next one is empty.
+        tokens: Number of tokens in the file.
+        path: The file, for error messages.
+
+    Raises:
+        ConfigError: The starts are not like that.
+    """
+    array = np.asarray(starts)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise _wrong(f"one integer per document, got an array of {array.dtype} {array.shape}", path)
+    edges = array.astype(np.int64)
+    if not edges.size or edges[-1] != tokens:
+        edges = np.append(edges, tokens)
+    if edges[0] != 0:
+        found = f"{int(edges[0])}" if array.size else "none"
+        raise _wrong(f"0 as the first start, got {found}: give starts, not ends or lengths", path)
+    falls = np.flatnonzero(np.diff(edges) < 0)
+    if not falls.size:
+        return edges
+    at = int(falls[0])
+    if at + 1 == array.size:
+        raise _wrong(f"starts up to the {tokens} tokens of the file, got {int(edges[at])} at {at}", path)
+    raise _wrong(f"rising starts, got {int(edges[at])} at {at} and {int(edges[at + 1])} after it", path)
+
+
+def _wrong(what: str, path: str) -> ConfigError:
+    return ConfigError(f"documents of {base_name(path)}: expected {what}", key="documents")

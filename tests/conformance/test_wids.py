@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+
+from dataload.sources.tar.wids import WidsSource
+from dataload.testing import SourceSuite, SourceTraits
+
+
+class TestWids(SourceSuite):
+    """One archive for each index, beside it."""
+
+    traits = SourceTraits(
+        suffix=".json",
+        several_paths=True,
+        value_types=(bytes,),
+        corruptions=("other_count", "cut_archive", "no_archive"),
+    )
+
+    def write(self, path, records):
+        archive = path.parent / f"{path.name}.tar"
+        with tarfile.open(archive, "w") as stream:
+            for index, record in enumerate(records):
+                for extension, value in record.items():
+                    member = tarfile.TarInfo(f"{index:06d}.{extension}")
+                    member.size = len(value)
+                    stream.addfile(member, io.BytesIO(value))
+        shard = {"url": archive.name, "nsamples": len(records)}
+        path.write_text(json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [shard]}))
+
+    def open(self, path):
+        return WidsSource(path)
+
+    def expected(self, records):
+        return [{"__key__": f"{index:06d}", **record} for index, record in enumerate(records)]
+
+    def corrupt(self, path, kind):
+        archive = path.parent / f"{path.name}.tar"
+        if kind == "other_count":
+            path.write_text(path.read_text().replace('"nsamples": 12', '"nsamples": 11'))
+        elif kind == "no_archive":
+            archive.unlink()
+        else:
+            archive.write_bytes(archive.read_bytes()[:3072])

@@ -1,0 +1,115 @@
+"""Indexes of wids: see wids/README.md."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+import dataload
+from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.tar import wids
+from dataload.sources.tar.shard import TarReader
+
+GOLDEN = Path(__file__).parent / "wids"
+EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
+
+
+def index(directory, shardlist, **more):
+    path = directory / "x.json"
+    path.write_text(json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shardlist, **more}))
+    return path
+
+
+def test_samples_are_those_of_the_original():
+    with dataload.open(GOLDEN / "shards.json", decode="auto") as source:
+        assert source.shard_lengths == (3, 0, 4)
+        assert list(source) == EXPECTED
+        assert source.read_batch([6, 0], ["cls"])["cls"].tolist() == [30, 0]
+        assert pickle.loads(pickle.dumps(source)).read([4, 1]) == [EXPECTED[4], EXPECTED[1]]
+
+
+def test_archives_open_when_they_are_read(monkeypatch):
+    opened = []
+    init = TarReader.__init__
+    monkeypatch.setattr(
+        TarReader, "__init__", lambda self, path, *more: opened.append(path[-5]) or init(self, path, *more)
+    )
+    with dataload.open(GOLDEN / "shards.json", decode="auto") as source:
+        assert (len(source), opened) == (7, ["0"])
+        assert (source[5], opened) == (EXPECTED[5], ["0", "2"])
+    with dataload.open(GOLDEN / "shards.json", missing="skip", fields=["txt"]) as source:
+        assert len(source) == 7
+        assert opened[2:] == ["0", "1", "2"]
+
+
+def test_names_are_relative_to_the_index_or_its_base(tmp_path):
+    shutil.copytree(GOLDEN, tmp_path / "data")
+    for path in (
+        index(tmp_path, [{"url": "data/part-0.tar", "nsamples": 3}]),
+        index(tmp_path, [{"url": "part-0.tar", "nsamples": 3}], base="data"),
+        index(tmp_path, [{"url": f"file://{tmp_path}/data/part-0.tar", "nsamples": 3}]),
+        index(tmp_path, [{"url": str(tmp_path / "data/part-0.tar"), "nsamples": 3}]),
+    ):
+        assert list(dataload.open(path, decode="auto")) == EXPECTED[:3]
+
+
+def test_an_index_that_contradicts_an_archive(tmp_path):
+    path = index(tmp_path, [{"url": str(GOLDEN / "part-0.tar"), "nsamples": 4}])
+    with pytest.raises(CorruptFileError, match=r"part-0\.tar: the archive has 3 samples, and 4 in .*x\.json: "):
+        dataload.open(path)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"shardlist": []}, "it lists no archive"),
+        ({"shardlist": [{"url": "a.tar", "nsamples": -1}]}, "or one without a number of samples"),
+        ({"shardlist": [{"url": "a.tar", "nsamples": "3"}]}, "or one without a number of samples"),
+        ({"shardlist": [{"url": "a.tar"}]}, "KeyError 'nsamples'"),
+        ({"shardlist": [{"url": "", "nsamples": 3}]}, "'' is not the name of a file"),
+        ({"shardlist": 3}, "TypeError"),
+    ],
+)
+def test_a_damaged_index(tmp_path, changes, match):
+    with pytest.raises(CorruptFileError, match=rf"x\.json: expected an index of wids, with a shardlist: .*{match}"):
+        dataload.open(index(tmp_path, **changes))
+
+
+def test_an_index_of_too_many_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(wids, "_MOST_BYTES", 1000)
+    with pytest.raises(CorruptFileError, match=r"x\.json: an index has at most 1,000 bytes"):
+        dataload.open(index(tmp_path, [{"url": "a.tar", "nsamples": 1}] * 100))
+
+
+def test_an_index_of_others(tmp_path):
+    for more in ({"wids_version": 2}, {"datasets": [{"source_url": "http://x/y.json"}]}):
+        with pytest.raises(UnsupportedFormatError, match=r"expected wids_version 1 and no list of other data sets"):
+            dataload.open(index(tmp_path, [], **more))
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("http://elsewhere/a.tar", "elsewhere"),
+        ("https://me:secret@there/a.tar?token=1", "there"),
+        ("s3://b/a.tar", "s3://b"),
+        ("file:///etc/a.tar", "a local path"),
+    ],
+)
+def test_an_index_at_a_url_names_nothing_elsewhere(name, place, monkeypatch):
+    class Web:
+        def read_ranges(self, *_):
+            return [json.dumps({"wids_version": 1, "shardlist": [{"url": name, "nsamples": 3}]}).encode()]
+
+    monkeypatch.setattr(wids, "storage_of", lambda *_: Web())
+    with pytest.raises(
+        ConfigError, match=rf"^https://host/x\.json names an archive at .*{place}, not at https://host: "
+    ) as e:
+        wids._read_index("https://host/x.json", None)
+    assert "secret" not in str(e.value)
+    name = "//other/a.tar"
+    assert wids._read_index("https://host/d/x.json", None)[0][0] == "https://host//other/a.tar"

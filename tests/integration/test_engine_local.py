@@ -1,0 +1,372 @@
+"""The engine `local`: the bytes of one run, whatever is killed, and errors and Ctrl-C in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import part_sources
+import pytest
+from part_sources import COUNT, Eventful, Unloadable
+from typer.testing import CliRunner
+
+import dataload
+from dataload.cli.app import app
+from dataload.convert import LocalEngine, convert, local
+from dataload.errors import ConfigError, CorruptFileError, SourceError
+
+SHARDS = 5
+
+
+def content(directory):
+    """The bytes of all files; of journals what does not depend on the time."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        name = str(path.relative_to(directory))
+        if path.is_dir() or name.endswith("lock.mdb"):
+            continue
+        found[name] = path.read_bytes()
+        if name.endswith(".convert.json"):
+            table = json.loads(found[name])
+            for shard in table["finished"].values():
+                del shard["mtime_ns"]
+            found[name] = table
+    return found
+
+
+@pytest.fixture
+def source(tmp_path):
+    return Eventful(tmp_path / "log", "die", times=0)
+
+
+@pytest.fixture
+def expected(source, tmp_path):
+    """What one run without an engine writes."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "parts").mkdir()
+    convert(source, tmp_path / "one/b.syr", shards=SHARDS)
+    return content(tmp_path / "one")
+
+
+def run(source, tmp_path, **options):
+    return convert(source, tmp_path / "parts/b.syr", **{"shards": SHARDS, "engine": LocalEngine(workers=2), **options})
+
+
+def test_the_bytes_of_one_run(source, expected, tmp_path):
+    seen = []
+    report = run(source, tmp_path, engine="local", progress=lambda *of: seen.append(of))
+    assert content(tmp_path / "parts") == expected
+    assert (report.records, report.resumed, len(report.paths)) == (COUNT, 0, SHARDS)
+    assert report.notes == ()
+    assert report.manifest == str(tmp_path / "parts/dataload.json")
+    assert seen[-1] == (COUNT, COUNT)
+    assert run(source, tmp_path, resume=True).resumed == COUNT, "as after one run"
+    with pytest.raises(ConfigError, match=r"exists \(and 4 more\): choose another name, or pass overwrite=True"):
+        run(source, tmp_path)
+    assert run(source, tmp_path, overwrite=True).resumed == 0
+    assert content(tmp_path / "parts") == expected
+
+
+def test_a_function_and_its_bad_records(source, expected, tmp_path):
+    options = {"map": part_sources.drop_odd, "on_error": "skip", "max_bad": 5, "overwrite": True}
+    one = convert(source, tmp_path / "one/b.syr", shards=SHARDS, error_report=tmp_path / "one.jsonl", **options)
+    report = run(source, tmp_path, error_report=tmp_path / "parts.jsonl", **options)
+    assert content(tmp_path / "parts") == content(tmp_path / "one")
+    assert (report.records, report.skipped, report.bad_records) == (one.records, 2, one.bad_records)
+    assert [bad.index for bad in report.bad_records] == [4, 30]
+    lines = [sorted((tmp_path / name).read_text().splitlines()) for name in ("one.jsonl", "parts.jsonl")]
+    assert lines[0] == lines[1]
+
+
+def test_one_shard_is_one_part_and_forks_work(source, tmp_path):
+    (tmp_path / "parts").mkdir()
+    source.unpicklable = lambda: None
+    report = run(source, tmp_path, shards=None, engine=LocalEngine(start_method="fork"))
+    assert report.notes == ("one shard is one part: with shards=N, or records_per_shard=N, parts run at the same time",)
+    with dataload.open(report.paths[0]) as opened:
+        assert len(opened) == COUNT
+
+
+def test_a_killed_part_is_tried_again_and_the_others_go_on(expected, tmp_path):
+    source = Eventful(tmp_path / "log", "die", times=2)
+    report = run(source, tmp_path)
+    assert content(tmp_path / "parts") == expected
+    assert len(source.events()) == 2
+    assert report.records == COUNT
+
+
+def test_a_part_that_is_always_killed_is_named_and_the_rest_is_kept(expected, source, tmp_path):
+    fatal = Eventful(tmp_path / "fatal", "die", times=99)
+    message = (
+        r"the process of part 3/5 was killed by SIGKILL \(out of memory\?\), in attempt 4 of 4; fewer workers need "
+        r"less memory"
+    )
+    with pytest.raises(SourceError, match=message):
+        run(fatal, tmp_path, engine=LocalEngine(workers=1))
+    assert len(fatal.events()) == 4
+    with pytest.raises(
+        ConfigError, match=r"of an unfinished conversion in 5 parts: .* \(an engine does both with resume=True\)"
+    ):
+        run(source, tmp_path)
+    with pytest.raises(ConfigError, match=r"different conversion\n  parts: 5 when it began, 2 now"):
+        run(source, tmp_path, resume=True, engine=LocalEngine(parts=2))
+    assert run(source, tmp_path, resume=True).resumed == 2 * COUNT // SHARDS
+    assert content(tmp_path / "parts") == expected
+
+
+def test_an_interrupted_run_without_an_engine_is_not_continued_with_one(expected, tmp_path):
+    with pytest.raises(CorruptFileError):
+        run(Eventful(tmp_path / "log", "corrupt", times=99), tmp_path, engine=None)
+    with pytest.raises(ConfigError, match=r"was begun without an engine: continue without one, or pass overwrite=True"):
+        run(Eventful(tmp_path / "log", "corrupt", times=0), tmp_path, resume=True)
+
+
+def test_an_error_of_the_data_keeps_its_class_and_is_not_tried_again(tmp_path, expected):
+    source = Eventful(tmp_path / "log", "corrupt", times=99)
+    with pytest.raises(CorruptFileError) as caught:
+        run(source, tmp_path)
+    assert str(caught.value) == "part 3/5: a.tar, byte 512, record 3: the checksum is wrong"
+    assert (caught.value.path, caught.value.offset, caught.value.index) == ("a.tar", 512, 3)
+    assert "in the process of part 3/5" in caught.value.__notes__[0]
+    assert "in corrupt" in caught.value.__notes__[0]
+    assert len(source.events()) == 1
+    with pytest.raises(SourceError, match=r"^part 3/5: Odd: strange"):
+        run(Eventful(tmp_path / "odd", "raise_own"), tmp_path, resume=True)
+
+
+def test_ctrl_c_deletes_what_is_half_written_and_can_be_resumed(expected, source, tmp_path):
+    slow = Eventful(tmp_path / "log", "pause", at=33)
+
+    def interrupt(done, _):
+        if done >= 24 and slow.events():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(slow, tmp_path, progress=interrupt)
+    assert caught.value.__notes__ == ["finished shards are kept: pass resume=True to continue"]
+    for process in slow.events():
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+    assert not [*(tmp_path / "parts").glob(".*.tmp"), *(tmp_path / "parts").glob("*.lock")]
+    assert run(source, tmp_path, resume=True).resumed >= 24
+    assert content(tmp_path / "parts") == expected
+
+
+def environment():
+    """Variables with which another process imports what this one can."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(part_sources.__file__).parent), *sys.path])}
+
+
+KILLED = """
+    import sys
+    from dataload.convert import LocalEngine, convert
+    from part_sources import Eventful
+    if __name__ == "__main__":
+        engine = LocalEngine(workers=2)
+        convert(Eventful("log", "hang"), "parts/b.syr", shards=5, engine=engine, progress=lambda *_: None)
+"""
+
+
+def test_no_part_outlives_the_process_that_started_it(expected, source, tmp_path):
+    (tmp_path / "run.py").write_text(textwrap.dedent(KILLED))
+    with subprocess.Popen([sys.executable, "run.py"], cwd=tmp_path, env=environment()) as process:
+        while not source.events():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+    (child,) = source.events()
+    with suppress(ProcessLookupError):
+        while True:  # until the timeout of the test
+            os.kill(child, 0)
+            time.sleep(0.02)
+    assert run(source, tmp_path, resume=True).records == COUNT
+    assert content(tmp_path / "parts") == expected
+
+
+def test_shards_at_urls(source, expected, object_server, new_fork_server, tmp_path, monkeypatch):
+    url = f"s3://{object_server.bucket()}/b.syr"
+    settings = {"shards": SHARDS, "remote": {"cache": str(tmp_path / "cache")}}
+    with pytest.raises(
+        ConfigError, match=r"storage_options has .*, which may be secret and is not sent to other proces"
+    ):
+        convert(source, url, storage_options=object_server.storage_options(), engine="local", **settings)
+    for name, value in object_server.environment().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CorruptFileError, match="part 3/5: "):
+        convert(Eventful(tmp_path / "corrupt", "corrupt"), url, engine="local", **settings)
+    report = convert(Eventful(tmp_path / "die", "die"), url, resume=True, engine="local", **settings)
+    assert report.resumed >= 2 * COUNT // SHARDS
+    with dataload.open(url.replace("b.syr", "b-{00000..00004}-of-00005.syr")) as opened:
+        assert opened.fingerprint() == dataload.open(tmp_path / "one/b-{00000..00004}-of-00005.syr").fingerprint()
+        assert [record["n"] for record in opened] == list(range(COUNT))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "rye"}, r"engine='rye': pass 'local' or an engine, such as dataload\.ray\.RayEngine\(\)"),
+        ({"part": (1, 2)}, "an engine runs all parts and merges them: pass it without part and merge"),
+        ({"merge": True}, "an engine runs all parts and merges them"),
+        ({"engine": LocalEngine(parts=6)}, "cannot split 5 shards into 6 parts: ask for fewer parts"),
+        ({"writer_options": {"codec": lambda record: record}}, "engine 'local' sends the source and all options to"),
+    ],
+)
+def test_wrong_settings(source, tmp_path, options, message):
+    (tmp_path / "parts").mkdir()
+    with pytest.raises(ConfigError, match=message):
+        convert(source, tmp_path / "parts/b.lmdb", **{"shards": SHARDS, "engine": "local", **options})
+    assert os.listdir(tmp_path / "parts") == [], "there is nothing to resume"
+
+
+def test_processes_that_cannot_start(source, expected, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"the process of part \d/5 could not be set up: KeyError: 'lost'"):
+        run(Unloadable(tmp_path / "log", "die", times=0), tmp_path)
+
+    def refuse(*_):
+        raise BlockingIOError(11, "no more processes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local, "WorkerHandle", refuse)
+        with pytest.raises(
+            SourceError, match=r"cannot start a process for part 1/5 .*\): raise the limits of open files"
+        ):
+            run(source, tmp_path)
+    monkeypatch.setattr(local.multiprocessing.current_process(), "_config", {"daemon": True})
+    with pytest.raises(
+        ConfigError, match=r"MainProcess is a daemonic process, which cannot start processes: pass no e"
+    ):
+        run(source, tmp_path)
+
+
+def test_a_program_without_a_guard(source, tmp_path):
+    (tmp_path / "parts").mkdir()
+    program = "from dataload.convert import convert\nfrom dataload import RangeSource\n"
+    program += 'convert(RangeSource(9), "parts/b.syr", shards=3, engine="local")\n'
+    (tmp_path / "run.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "run.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert re.search(
+        r"ConfigError: the process of part \d/3 exited with code 1 before it started; .*__main__", done.stderr
+    )
+    assert os.listdir(tmp_path / "parts") == []
+
+
+@pytest.mark.parametrize("setting", ["workers", "parts"])
+def test_settings_are_numbers(setting):
+    with pytest.raises(ConfigError, match=f"{setting} must be an integer >= 1, got 0"):
+        LocalEngine(**{setting: 0})
+
+
+# the command line
+
+
+def cli(code, *arguments):
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def data(source, tmp_path):
+    (tmp_path / "data").mkdir()
+    convert(source, tmp_path / "data/a.syr", shards=3)
+    return tmp_path / "data"
+
+
+def test_convert_by_the_command_line(data, tmp_path):
+    for name in ("one", "parts"):
+        (tmp_path / name).mkdir()
+    arguments = "convert", data, "--shards", SHARDS
+    lines = [
+        cli(0, *arguments[:2], tmp_path / name / "b.tar", *arguments[2:], *engine).stdout
+        for name, engine in (("one", []), ("parts", ["--engine", "local", "--workers", 2, "--parts", 2]))
+    ]
+    assert lines[1] == lines[0].replace("/one/", "/parts/")
+    assert content(tmp_path / "parts") == content(tmp_path / "one")
+    note = cli(0, "convert", data, tmp_path / "c.tar", "--engine", "local").stdout.splitlines()[0]
+    assert note == "note: one shard is one part: with --shards N, or --records-per-shard N, parts run at the same time"
+
+
+def test_ctrl_c_says_how_to_continue(data, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalEngine, "run", interrupt)
+    result = cli(130, "convert", data, tmp_path / "b.tar", "--engine", "local")
+    assert result.stderr == "error: interrupted; finished shards are kept: pass --resume to continue\n"
+
+
+def test_an_index_continues_where_it_was_interrupted(data, monkeypatch):
+    cli(0, "index", "--manifest", data)
+    expected = content(data)
+
+    started = []
+
+    def stop(self, task, count, advance):
+        started.append(task(part=(1, count), progress=lambda *_: None))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalEngine, "run", stop)
+        result = cli(130, "index", "--manifest", data, "--engine", "local")
+    assert result.stderr == "error: interrupted; finished shards are kept: run it again to continue\n"
+    lines = cli(0, "index", "--manifest", data, "--engine", "local").stdout.splitlines()
+    assert re.fullmatch(rf"{data}/dataload.json: .*: 40 records in 3 shards \(.*\)", lines[0])
+    assert lines[1] == "1 shard from an earlier run"
+    assert content(data) == expected
+
+
+def test_statistics_equal_those_of_one_run(data):
+    cli(0, "stats", data)
+    expected = content(data)
+    (data / "dataload.json").unlink()
+    assert "in 3 shards" in cli(0, "stats", data, "--engine", "local", "--parts", "2").stdout
+    assert content(data) == expected
+    result = cli(2, "stats", data, "--engine", "local", "--part", "1/2")
+    assert "--engine runs all parts and merges them" in result.stderr
+
+
+def test_verify_finds_what_one_process_finds(data):
+    (data / "dataload.json").unlink()
+    good = cli(0, "verify", data).stdout
+    assert cli(0, "verify", data, "--engine", "local").stdout == good
+    middle = sorted(data.glob("*.syr"))[1]
+    with open(middle, "r+b") as file:
+        file.seek(middle.stat().st_size // 2)
+        file.write(b"\xff" * 3000)
+    one, parts = (cli(1, "verify", data, "--json", *engine).stdout for engine in ([], ["--engine", "local"]))
+    assert json.loads(parts)["bad"]
+    assert parts == one
+    middle.write_bytes(b"nothing")
+    one, parts = (cli(1, "verify", data, "--json", *engine).stdout for engine in ([], ["--engine", "local"]))
+    assert parts == one
+
+
+def test_ray_is_an_extra(data, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "needs ray: pip install 'dataload[ray]'" in cli(2, "verify", data, "--engine", "ray").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["convert", "DATA", "b.tar", "--engine", "slurm"], "--engine 'slurm': pass local or ray"),
+        (["convert", "DATA", "b.tar", "--workers", "2"], "--workers is for --engine local"),
+        (["convert", "DATA", "b.tar", "--engine", "local", "--memory", "2GB"], "--memory is for --engine ray"),
+        (["verify", "DATA", "--parts", "2"], "--parts is for --engine local or ray"),
+        (["verify", "DATA", "--engine", "local", "--part", "1/2"], "--engine reads all parts: leave --part out"),
+        (["index", "--manifest", "DATA", "--engine", "local", "--merge"], "leave --part and --merge out"),
+        (["index", "DATA", "--engine", "local"], "--merge and --engine are for --manifest"),
+    ],
+)
+def test_wrong_options(data, arguments, message):
+    result = cli(2, *[data if argument == "DATA" else argument for argument in arguments])
+    assert message in result.stderr

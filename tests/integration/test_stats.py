@@ -1,0 +1,312 @@
+"""Statistics that are kept beside the data: in parts, used, stale, damaged, and from the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+from fault_proxy import FaultProxy
+from typer.testing import CliRunner
+
+import dataload
+from dataload.cli.app import app
+from dataload.codecs.npy import build_npy
+from dataload.convert import convert
+from dataload.convert.index_plan import Measuring
+from dataload.convert.indexing import index_shards
+from dataload.errors import ConfigError, CorruptFileError, SourceError
+from dataload.sources.field_statistics import DataSetStatistics, LengthsFile
+from dataload.sources.files import FileSource
+
+LENGTHS = [(i * 37) % 19 + (300 if i > 50 else 0) for i in range(60)]
+RECORDS = [
+    {"tokens": np.arange(n, dtype=np.int32), "label": np.array(i % 3), "text": "ab"} for i, n in enumerate(LENGTHS)
+]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """Five shards of msgpack records."""
+    directory = tmp_path_factory.mktemp("original")
+    source = dataload.MemorySource(RECORDS)
+    (directory / "d").mkdir()
+    convert(source, directory / "d/a.array_record", writer_options={"codec": "msgpack"}, shards=5)
+    return directory / "d"
+
+
+@pytest.fixture
+def shards(original, tmp_path):
+    shutil.copytree(original, tmp_path / "d")
+    return tmp_path / "d"
+
+
+def measured(directory, **options):
+    return index_shards(str(directory), measuring=Measuring(), **options)
+
+
+def content(directory):
+    return {
+        name: (directory / name).read_bytes()
+        for name in os.listdir(directory)
+        if name == "dataload.json" or name.startswith(".dataload")
+    }
+
+
+def lengths_file(directory):
+    return next(directory / name for name in os.listdir(directory) if name.startswith(".dataload.lengths-"))
+
+
+def test_lengths_are_not_computed_again(shards, monkeypatch):
+    report = measured(shards)
+    assert (report.unsaved, report.path) == ("", str(shards / "dataload.json"))
+    monkeypatch.setattr(FileSource, "_read_records", None)
+    with dataload.open(shards) as source:
+        assert dataload.record_lengths(source, "tokens").tolist() == LENGTHS
+        assert dataload.record_lengths(source[50:3:-2], "tokens").tolist() == LENGTHS[50:3:-2]
+        half = source.split(0.5)[0]
+        assert dataload.record_lengths(half, "tokens").tolist() == [LENGTHS[index] for index in half.indices]
+        assert dataload.record_lengths(dataload.ConcatSource([source, source[:2]]), "text").tolist() == [2] * 62
+    with dataload.open(str(shards / "a-{00003,00001}-of-00005.array_record"), codec="msgpack") as source:
+        assert dataload.record_lengths(source, "tokens").tolist() == LENGTHS[36:48] + LENGTHS[12:24]
+    config = {
+        "source": {"path": str(shards)},
+        "sampler": {"kind": "length_buckets", "max_tokens": 1000, "length_of": "tokens"},
+        "loader": {},
+    }
+    with dataload.from_config(config) as loader:
+        assert loader.batch_sampler.lengths.tolist() == LENGTHS
+    path = str(shards / "a-00000-of-00005.array_record")
+    config["source"] = [config["source"], {"path": path, "codec": "msgpack"}]
+    config |= {"sampler": {"kind": "mixture", "weights": [1, 1], "length_of": "tokens"}, "loader": {"batch_size": 1}}
+    with dataload.from_config(config) as loader:
+        one, other = loader.batch_sampler.sampler.weights
+    assert one * np.mean(LENGTHS) == pytest.approx(other * np.mean(LENGTHS[:12]))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_parts_give_what_one_run_gives(shards, count):
+    measured(shards)
+    expected = content(shards)
+    for path in expected:
+        (shards / path).unlink()
+    for number in (*range(count, 0, -1), 1):
+        measured(shards, part=(number, count))
+    assert not (shards / "dataload.json").exists()
+    measured(shards, merge=True)
+    assert content(shards) == expected
+    index_shards(str(shards))
+    assert content(shards) == expected, "the shards have not changed"
+
+
+def test_an_interrupted_run_resumes(shards):
+    def stop(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(shards, progress=stop)
+    assert measured(shards).resumed >= 2
+    expected = content(shards)
+    (shards / "dataload.json").unlink()
+    measured(shards)
+    assert content(shards) == expected
+
+
+def test_parts_without_statistics(shards):
+    for number in (1, 2):
+        index_shards(str(shards), part=(number, 2))
+    with pytest.raises(ConfigError, match="is the receipt of other shards, options or parts than there are now"):
+        measured(shards, merge=True)
+    measured(shards, part=(1, 2))
+    with pytest.raises(ConfigError, match=r"only some parts of .* have statistics: run all with them"):
+        index_shards(str(shards), merge=True)
+    measured(shards, part=(2, 2))
+    lengths_file(shards).unlink()
+    with (
+        pytest.raises(
+            ConfigError, match=r"the lengths of 'tokens' that parts of .* have kept are missing: run the parts"
+        ),
+        pytest.warns(UserWarning, match="is missing"),
+    ):
+        measured(shards, merge=True)
+    receipt = shards / ".dataload.json.1-of-2"
+    receipt.write_text(receipt.read_text().replace('"nan":0', '"nan":-1'))
+    with pytest.raises(CorruptFileError, match="the receipt of a part is damaged: run part 1/2 again"):
+        measured(shards, merge=True)
+
+
+def test_stale_statistics_are_not_used(shards):
+    measured(shards)
+    first, second = (shards / f"a-0000{n}-of-00005.array_record" for n in (1, 2))
+    shutil.copy(second, first)
+    with dataload.open(str(shards / "a-*.array_record"), codec="msgpack") as source:
+        message = r"dataload.json: the statistics of a-.* are not used: a-00001-of-00005.array_record is not the shard"
+        with pytest.warns(UserWarning, match=message):
+            lengths = dataload.record_lengths(source, "tokens")
+    assert lengths.tolist() == LENGTHS[:12] + LENGTHS[24:36] + LENGTHS[24:]
+
+
+def test_statistics_of_records_that_are_read_differently(shards):
+    with dataload.open(str(shards / "a-*.array_record"), codec=lambda data: {"tokens": data[:1]}) as source:
+        assert dataload.record_lengths(source, "tokens").tolist() == [1] * 60
+        measured(shards)
+        with pytest.warns(UserWarning, match=r"are of records read with the options \{'codec': 'msgpack'\}; run"):
+            assert dataload.record_lengths(source, "tokens").tolist() == [1] * 60
+
+
+def test_invalid_statistics_and_lost_lengths(shards):
+    measured(shards)
+    lengths_file(shards).unlink()
+    with dataload.open(shards) as source, pytest.warns(UserWarning, match="with the lengths of 'tokens', is missing"):
+        assert dataload.record_lengths(source, "tokens").tolist() == LENGTHS
+    manifest = shards / "dataload.json"
+    manifest.write_text(manifest.read_text().replace('"nan":0', '"nan":-1'))
+    with dataload.open(shards) as source, pytest.warns(UserWarning, match=r"numbers\.nan: expected an integer from 0"):
+        assert dataload.record_lengths(source, "tokens").tolist() == LENGTHS
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (b"\x93NUMPY", "the file of lengths has 6 bytes, and"),
+        ("flipped", "the file of lengths has another SHA-256 than in dataload.json: run `dataload stats` again"),
+        (b"no array", "not a file of lengths: a .npy file must start with"),
+        (np.zeros(59, np.uint8), r"a file of 60 lengths has one unsigned integer for each, not uint8 \(59,\): run"),
+        (np.zeros(60, np.int8), r"a file of 60 lengths has one unsigned integer for each, not int8 \(60,\)"),
+        (np.zeros(60, np.uint8), "the lengths differ from the statistics in dataload.json: run `dataload stats` again"),
+        (bytes(9000), "the file of lengths has 9,000 bytes, and 9,000 in dataload.json, for 60 records"),
+    ],
+)
+def test_damaged_lengths(shards, lengths, message):
+    measured(shards)
+    path, manifest = lengths_file(shards), shards / "dataload.json"
+    if isinstance(lengths, str):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    else:
+        data = lengths if isinstance(lengths, bytes) else build_npy(lengths)
+        path.write_bytes(data)
+        if data != b"\x93NUMPY":  # a manifest that was made to fit
+            table = json.loads(manifest.read_bytes())
+            file = LengthsFile.of(len(data), hashlib.sha256(data).hexdigest())
+            table["data_sets"][0]["statistics"]["lengths"]["tokens"] = list(file)
+            manifest.write_text(json.dumps(table))
+            path.rename(shards / file.name)
+    with dataload.open(shards) as source, pytest.raises(CorruptFileError, match=message):
+        dataload.record_lengths(source, "tokens")
+
+
+def test_what_is_not_kept(shards, monkeypatch):
+    before = content(shards)
+    report = measured(shards / "a-00001-of-00005.array_record", options={"codec": "msgpack"})
+    assert re.search(
+        r"a-00001-of-00005.array_record is not a whole data set of .*d: name the directory", report.unsaved
+    )
+    assert DataSetStatistics.parse(report.data_sets[0].statistics).fields["tokens"].length.total == sum(LENGTHS[12:24])
+    codec = {"codec": lambda data: {"size": len(data)}}
+    report = measured(shards, options=codec)
+    assert re.fullmatch("the option codec=.* cannot be stored in a manifest", report.unsaved)
+    assert DataSetStatistics.parse(report.data_sets[0].statistics).fields["size"].numbers.finite == 60
+    assert "not asked for" in index_shards(str(shards), measuring=Measuring(save=False)).unsaved
+    with pytest.raises(ConfigError, match="parts cannot be kept: it was not asked for"):
+        index_shards(str(shards), measuring=Measuring(save=False), part=(1, 2))
+    monkeypatch.setattr("dataload.convert.index_plan.os.access", lambda *_: False)
+    assert re.search(r"the directory .*d cannot be written to", measured(shards).unsaved)
+    monkeypatch.undo()
+
+    def fail(*_):
+        raise SourceError("the disk is full")
+
+    monkeypatch.setattr("dataload.convert.measuring.save_lengths", fail)
+    assert measured(shards).unsaved == "the disk is full"
+    assert {name for name in content(shards) if "index" not in name} == before.keys()
+    monkeypatch.undo()
+    monkeypatch.setattr("dataload.convert.manifest.MOST_BYTES", 100)
+    with pytest.raises(
+        ConfigError, match=r"dataload.json would have .* bytes, and may have 100: keep statistics of fewer"
+    ):
+        measured(shards)
+
+
+def test_options_that_are_not_in_the_manifest(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(100, dtype=np.uint16))
+    path = tmp_path / "a.npy"
+    index_shards(str(path), format="tokens", options={"window": 10})
+    with pytest.raises(ConfigError, match="has 24 records with these options, 11 with those in the manifest: run"):
+        measured(path, format="tokens", options={"window": 5})
+    assert not measured(path, format="tokens").unsaved
+    with dataload.open(tmp_path) as source:
+        assert dataload.record_lengths(source, "tokens").tolist() == [10] * 11
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_the_command(shards, tmp_path):
+    code, output = run("stats", shards)
+    assert code == 0
+    assert re.search(r"tokens +int32 +\(0 to 318\), \d+ different +0 to 318 +0 to 317 ", output)
+    assert re.search(r"label .* 3 \(0: 20, 1: 20, 2: 20\)", output)
+    assert output.endswith(f"kept in {shards}/dataload.json\n")
+    code, output = run("inspect", shards)
+    assert re.search(r"text +str +\(\) +2 .* 1 \('ab': 60\)", output)
+    facts = json.loads(run("inspect", "--json", shards)[1])
+    assert facts["statistics"][0]["fields"]["label"]["numbers"]["mean"] == 1
+    config = tmp_path / "train.toml"
+    config.write_text('[source]\npath = "d"\nfields = ["label"]\n[loader]\nbatch_size = 2\n')
+    code, output = run("stats", config, "--json", "--no-save")
+    assert code == 0
+    assert [[*each["statistics"]["fields"]] for each in json.loads(output)[0]["data_sets"]] == [["label"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["c.toml", "--codec", "msgpack"], "a config says how its data is read: use --set to change it"),
+        (["d", "--set", "loader.batch_size=1"], "--set is for configs: use --option"),
+        (["d", "--no-save", "--part", "1/2"], "parts are kept until they are merged: leave --no-save out"),
+        (["streams.toml"], "has no section 'source': its streams read the data"),
+    ],
+)
+def test_arguments_that_make_no_sense(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "streams.toml").write_text(
+        '[sampler]\nkind = "iterators"\nmake_stream = "itertools:count"\nsequences = ["a"]\n[loader]\nbatch_size = 1\n'
+    )
+    result = CliRunner().invoke(app, ["stats", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_at_urls(shards, tmp_path, object_server):
+    measured(shards)
+    expected = content(shards)
+    bucket = object_server.bucket()
+    for path in [*expected, ".a.array_record.convert.json"]:
+        (shards / path).unlink()
+    object_server.put_directory(bucket, shards, "d/")
+    url = f"s3://{bucket}/d"
+    with FaultProxy(object_server.endpoint) as proxy:
+        storage = {**object_server.storage_options(), "endpoint": proxy.endpoint}
+        options = {"storage_options": storage, "remote": {"cache": str(tmp_path / "cache")}}
+        for number in (2, 1):
+            measured(url, part=(number, 2), options={"codec": "msgpack", **options})
+        assert not measured(url, merge=True, options={"codec": "msgpack", **options}).unsaved
+        proxy.reset()
+        options["remote"] = {"mode": "ranges"}
+        with dataload.open(url, **options) as source:
+            assert dataload.record_lengths(source, "tokens").tolist() == LENGTHS
+            read = sorted(key.rpartition("/")[2] for key, size in proxy.counts.bytes.items() if size)
+    found = json.loads(bytes(object_server.store(bucket).get("d/dataload.json").bytes()))["data_sets"][0]["statistics"]
+    assert found == json.loads(expected["dataload.json"])["data_sets"][0]["statistics"]
+    (name,) = (name for name in expected if name != "dataload.json")
+    assert read == [name, "dataload.json"]
+    assert bytes(object_server.store(bucket).get(f"d/{name}").bytes()) == expected[name]

@@ -1,0 +1,121 @@
+"""Statistics of fields, beside a slow model, and however the records are divided."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from fractions import Fraction
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import example, given
+from hypothesis.extra import numpy as hnp
+
+from dataload.convert.measuring import exact_sum, measure
+from dataload.sources.field_statistics import FieldStatistics, merge_fields
+from dataload.sources.memory import MemorySource
+
+FLOATS = hnp.arrays(np.float64, st.integers(0, 6), elements=st.floats(allow_nan=True, allow_infinity=True))
+NUMBERS = ("u1", "i2", "i4", "i8", "u8", "f2", "f4", "f8", "?", ">i4")
+ARRAYS = st.sampled_from(NUMBERS).flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3))
+)
+VALUES = st.one_of(
+    ARRAYS,
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.integers(-5, 5),
+    st.floats(),
+    st.sampled_from(["x" * 64, "x" * 65, b"\xff", [1, 2], {"a": 1}]),
+)
+RECORDS = st.lists(st.fixed_dictionaries({"x": VALUES}, optional={"y": VALUES}), min_size=1, max_size=12)
+
+
+def model(values):
+    """Compute statistics one value, and one number, at a time."""
+    plain = [np.asarray(v) if isinstance(v, (bool, int, float)) else v for v in values]
+    arrays = [v for v in plain if isinstance(v, np.ndarray)]
+    shapes = [v.shape if isinstance(v, np.ndarray) else None if isinstance(v, (list, dict)) else () for v in plain]
+    sizes = [None if isinstance(v, dict) or (np.ndim(v) == 0 and isinstance(v, np.ndarray)) else len(v) for v in plain]
+    numbers = [number.item() for array in arrays for number in array.ravel().astype(array.dtype.newbyteorder("="))]
+    finite = [Fraction(number) for number in numbers if np.isfinite(number)]
+    return {
+        "records": len(plain),
+        "dtypes": Counter(v.dtype.name if isinstance(v, np.ndarray) else type(v).__name__ for v in plain),
+        "shapes": None if None in shapes else Counter(shapes),
+        "axes": ends(shapes) if None not in shapes and len({*map(len, shapes)}) == 1 else None,
+        "length": None if None in sizes else (min(sizes), max(sizes), sum(sizes)),
+        "labels": labels(plain),
+        "nan": sum(number != number for number in numbers),
+        "infinite": sum(number in (np.inf, -np.inf) for number in numbers),
+        "finite": len(finite),
+        "minimum": min(finite, default=None),
+        "maximum": max(finite, default=None),
+        "total": sum(finite, Fraction(0)),
+    }
+
+
+def ends(shapes):
+    return tuple((min(extents), max(extents)) for extents in zip(*shapes, strict=True))
+
+
+def labels(values):
+    found = Counter()
+    for value in values:
+        if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biu":
+            found[int(value.item())] += 1
+        elif isinstance(value, bytes) and len(value) <= 64:
+            try:
+                found[value.decode()] += 1
+            except UnicodeDecodeError:
+                return None
+        elif isinstance(value, str) and len(value) <= 64:
+            found[value] += 1
+        else:
+            return None
+    return found
+
+
+def found_by(field):
+    numbers = field.numbers
+    names = ("nan", "infinite", "finite", "minimum", "maximum", "total")
+    own = {name: getattr(field, name) for name in ("records", "dtypes", "shapes", "axes", "length", "labels")}
+    empty = {"nan": 0, "infinite": 0, "finite": 0, "minimum": None, "maximum": None, "total": 0}
+    return {**own, **(empty if numbers is None else {name: getattr(numbers, name) for name in names})}
+
+
+@given(RECORDS, st.data())
+@example([{"x": 1.5}, {"x": 1}, {"x": 2.5}], None)
+@example([{"x": np.array([2.0**60, 1.0, -(2.0**60)])}, {"x": np.array([1e300, 5e-324, -1e300])}], None)
+def test_any_division_gives_what_a_slow_model_gives(records, data):
+    whole = measure(MemorySource(records))
+    for name, field in whole.fields.items():
+        expected = model([record[name] for record in records if name in record])
+        assert found_by(field) == expected
+        if field.length is not None and len(records) == field.records:
+            assert whole.lengths[name].tolist() == [len(record[name]) for record in records]
+        assert FieldStatistics.parse(json.loads(json.dumps(field.to_json())), name) == field
+    cuts = [1] if data is None else sorted(data.draw(st.sets(st.integers(0, len(records)))))
+    parts = [records[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(records)], strict=True)]
+    merged = {}
+    for part in parts:
+        merged = merge_fields(merged, measure(MemorySource(part)).fields if part else {})
+    assert json.dumps({n: f.to_json() for n, f in merged.items()}) == json.dumps(
+        {n: f.to_json() for n, f in whole.fields.items()}
+    )
+
+
+@given(hnp.arrays(np.float64, st.integers(0, 50), elements=st.floats(allow_nan=False, allow_infinity=False)))
+def test_a_sum_of_floats_is_not_rounded(values):
+    assert exact_sum(values) == sum(map(Fraction, values.tolist()), Fraction(0))
+
+
+@given(hnp.arrays(np.float64, st.integers(1, 50), elements=st.floats(-1e6, 1e6)), st.floats(-1e12, 1e12))
+def test_the_deviation_does_not_suffer_from_a_large_mean(values, shift):
+    shifted = values + shift
+    exact = [Fraction(value) for value in shifted.tolist()]
+    mean = sum(exact) / len(exact)
+    variance = sum((value - mean) ** 2 for value in exact) / len(exact)
+    numbers = measure(MemorySource([{"x": shifted}])).fields["x"].numbers
+    assert numbers.mean == float(mean)
+    assert abs(numbers.std - float(variance) ** 0.5) <= 1e-9 * max(1e-3, float(variance) ** 0.5)

@@ -1,0 +1,221 @@
+"""Writers of several shards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+from itertools import chain
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload import ConfigError, CorruptFileError, SourceNotFoundError
+from dataload.sources.manifest import Manifest
+from dataload.sources.syrah.writer import SyrahWriter
+
+RECORDS = [{"x": np.arange(i, i + 500, dtype=np.float32), "y": np.array(i)} for i in range(25)]
+
+
+def names(path):
+    return sorted(name for name in os.listdir(path) if not name.endswith(".idx"))
+
+
+def shards_of(tmp_path, name="d.syr", records=RECORDS, **rule):
+    """Write, and return for each shard the numbers of its records."""
+    with dataload.create(tmp_path / name, **rule) as writer:
+        writer.extend(records)
+    assert writer.paths == tuple(str(tmp_path / each) for each in names(tmp_path) if each != "dataload.json")
+    found = []
+    for path in writer.paths:
+        with dataload.open(path) as source:
+            found.append([int(record["y"]) for record in source])
+    return found
+
+
+@pytest.mark.parametrize("name", ["d.syr", "d.tar", "d.array_record", "d.lmdb", "d.torchrecord"])
+@pytest.mark.parametrize("rule", [{"shards": 3}, {"records_per_shard": 10}])
+def test_records_are_divided_as_the_rule_says(tmp_path, name, rule):
+    numbers = [*range(25)]
+    expected = (
+        [numbers[shard::3] for shard in range(3)] if "shards" in rule else [numbers[:10], numbers[10:20], numbers[20:]]
+    )
+    assert shards_of(tmp_path, name, **rule) == expected
+    stem, suffix = name.split(".")
+    assert names(tmp_path) == [*(f"{stem}-0000{i}-of-00003.{suffix}" for i in range(3)), "dataload.json"]
+    with dataload.open(tmp_path) as source:  # by the manifest
+        assert source.shard_lengths == tuple(map(len, expected))
+        assert [int(record["y"]) for record in source] == [*chain(*expected)]
+    (listed,) = Manifest.parse((tmp_path / "dataload.json").read_bytes(), "").data_sets
+    assert listed.records == tuple(map(len, expected))
+    assert all(listed.sha256)
+    assert len(listed.identities) == 3
+
+
+def test_a_manifest_is_that_of_convert(tmp_path):
+    """The two ways to write the same shards."""
+    from dataload.convert import convert
+
+    for each in ("a", "b"):
+        (tmp_path / each).mkdir()
+    convert(dataload.MemorySource(RECORDS[:20]), tmp_path / "a" / "d.tar", records_per_shard=10)
+    shards_of(tmp_path / "b", "d.tar", RECORDS[:20], records_per_shard=10)
+    for name in [*names(tmp_path / "b"), "d-00001-of-00002.idx"]:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["d.syr", "d.tar", "d.array_record", "d.lmdb", "d.torchrecord"])
+def test_a_shard_ends_before_it_grows_too_large(tmp_path, name):
+    found = shards_of(tmp_path, name, bytes_per_shard="20kB")
+    assert [*chain(*found)] == [*range(25)]
+    assert 3 <= len(found) <= 7
+    assert len({*map(len, found[:-1])}) <= 2
+    if name in ("d.syr", "d.tar"):
+        stored = [os.path.getsize(tmp_path / each) for each in names(tmp_path) if each.startswith("d-")]
+        tables = 1000 if name == "d.syr" else 1024  # of lengths; two blocks of zeros
+        assert max(stored) <= 20_000 + tables
+        assert stored[0] > 16_000
+
+
+def test_a_record_that_is_too_large_has_a_shard_of_its_own(tmp_path):
+    records = [{"x": b"." * size, "y": i} for i, size in enumerate([10, 900, 10, 10, 900])]
+    assert shards_of(tmp_path, records=records, bytes_per_shard=500) == [[0], [1], [2, 3], [4]]
+
+
+def test_writers_that_do_not_count_are_measured_by_their_values(tmp_path, monkeypatch):
+    def write(self, record):
+        type(self).__bases__[0].write(self, record)
+        self.stored_bytes = 0
+
+    monkeypatch.setattr(SyrahWriter, "write", write)
+    assert [*map(len, shards_of(tmp_path, bytes_per_shard=20_100))] == [10, 10, 5]
+
+
+def test_names_have_placeholders(tmp_path):
+    assert len(shards_of(tmp_path, "{shard:03d}_{shards}.syr", records_per_shard=13)) == 2
+    assert names(tmp_path) == ["000_2.syr", "001_2.syr", "dataload.json"]
+
+
+def test_names_are_listed(tmp_path):
+    assert [*map(len, shards_of(tmp_path, "d-{0..1}.syr", shards=2))] == [13, 12]
+    assert names(tmp_path) == ["d-0.syr", "d-1.syr", "dataload.json"]
+    with pytest.raises(ConfigError, match=r"d-0\.syr exists"):
+        dataload.create(tmp_path / "d-{0..1}.syr", shards=2)
+    with pytest.raises(ConfigError, match=r"names 3 shards: leave shards and records_per_shard out"):
+        dataload.create(tmp_path / "d-{0..2}.syr", records_per_shard=9)
+
+
+def test_a_bare_name_is_in_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with dataload.create("d.syr", shards=2) as writer:
+        writer.extend(RECORDS)
+        (tmp_path / "d-00001-of-00002.syr").touch()
+        with pytest.raises(ConfigError, match=r"d-00001-of-00002\.syr exists"):
+            writer.close()
+    assert os.listdir(tmp_path) == ["d-00001-of-00002.syr"]
+    (tmp_path / "d-00001-of-00002.syr").unlink()
+    with dataload.create("d.syr", shards=2) as writer:
+        writer.extend(RECORDS)
+    assert writer.paths == ("d-00000-of-00002.syr", "d-00001-of-00002.syr")
+
+
+def test_no_records_make_one_empty_shard(tmp_path):
+    assert shards_of(tmp_path, records=[], records_per_shard=13) == [[]]
+
+
+@pytest.mark.parametrize("rule", [{"shards": 2}, {"records_per_shard": 3}])
+def test_an_exception_publishes_nothing(tmp_path, rule):
+    def fail():
+        with dataload.create(tmp_path / "d.tar", **rule) as writer:
+            writer.extend(RECORDS)
+            raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        fail()
+    assert os.listdir(tmp_path) == []
+    writer = dataload.create(tmp_path / "d.tar", **rule)
+    writer.extend(RECORDS)
+    assert all(name.startswith(".") for name in os.listdir(tmp_path))
+    del writer  # forgotten
+    gc.collect()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failure_while_publishing_takes_back_what_was_published(tmp_path, monkeypatch):
+    writer = dataload.create(tmp_path / "d.syr", shards=2)
+    writer.extend(RECORDS)
+    (tmp_path / "d-00001-of-00002.syr").write_bytes(b"somebody else")
+    with pytest.raises(ConfigError, match=r"d-00001-of-00002\.syr exists: choose another name"):
+        writer.close()
+    assert os.listdir(tmp_path) == ["d-00001-of-00002.syr"]
+    (tmp_path / "d-00001-of-00002.syr").unlink()
+
+    rename, renamed = os.rename, []
+
+    def fails_twice(one, other):
+        renamed.append(one)
+        if len(renamed) == 2:
+            raise OSError(28, "no space left")
+        rename(one, other)
+
+    writer = dataload.create(tmp_path / "d.syr", shards=2)
+    writer.extend(RECORDS)
+    monkeypatch.setattr("dataload.convert.sharded.os.rename", fails_twice)
+    with pytest.raises(dataload.SourceError, match=r"cannot write .*d\.syr: no space left"):
+        writer.close()
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(ConfigError, match=r"the writer of .*d\.syr is aborted: nothing more can be written"):
+        writer.write(RECORDS[0])
+
+
+def test_what_exists_is_only_replaced_if_asked(tmp_path):
+    shards_of(tmp_path, "d.tar", shards=2)
+    for rule in ({"shards": 2}, {"records_per_shard": 20}):
+        with pytest.raises(ConfigError, match=r"d-00000-of-00002\.tar exists: choose another name, or pass overwrite"):
+            dataload.create(tmp_path / "d.tar", **rule)
+    dataload.create(tmp_path / "d.tar", shards=3).abort()  # other names
+    assert shards_of(tmp_path, "d.tar", RECORDS[:4], shards=2, overwrite=True, index=False) == [[0, 2], [1, 3]]
+    assert not list(tmp_path.glob("*.idx"))  # those of the old archives would be trusted
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shards": 2, "records_per_shard": 3}, "shards and records_per_shard each determine the files: pass only one"),
+        ({"shards": 0}, "shards must be an integer >= 1, got 0"),
+        ({"records_per_shard": 1.5}, "records_per_shard must be an integer >= 1, got 1.5"),
+        ({"bytes_per_shard": "many"}, "bytes_per_shard must be a number of bytes such as 500GB or 64MiB, got 'many'"),
+        ({"shards": 2, "compression": 3}, "the writer of format 'syrah' has no option 'compression'"),
+        ({"shards": 26}, "cannot split 25 records into 26 shards: each needs at least one record"),
+    ],
+)
+def test_settings_that_do_not_fit(tmp_path, settings, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        shards_of(tmp_path, **settings)
+    assert os.listdir(tmp_path) == []
+
+
+def test_places_that_do_not_fit(tmp_path):
+    with pytest.raises(ConfigError, match=r"all 2 shards would be called 'd-2\.syr': put {shard:05d} into"):
+        dataload.create(tmp_path / "d-{shards}.syr", records_per_shard=3)
+    with pytest.raises(SourceNotFoundError, match="there is no directory"):
+        dataload.create(tmp_path / "nowhere" / "d.syr", shards=2)
+    (tmp_path / "dataload.json").write_text("{")
+    with pytest.raises(CorruptFileError, match="a manifest is JSON"):
+        dataload.create(tmp_path / "d.syr", shards=2)
+    (tmp_path / "dataload.json").unlink()
+
+
+def test_a_record_that_does_not_fit_changes_nothing(tmp_path):
+    with dataload.create(tmp_path / "d.syr", records_per_shard=2) as writer:
+        for record in RECORDS[:5]:
+            with pytest.raises(ConfigError, match="format 'syrah' stores fields, got a record of type bytes"):
+                writer.write(b"")
+            writer.write(record)
+        assert len(writer) == 5
+        assert repr(writer) == f"ShardedWriter('{tmp_path}/d.syr', 5 records, open)"
+    with dataload.open(tmp_path) as source:
+        assert [int(record["y"]) for record in source] == [*range(5)]
+        assert source.shard_lengths == (2, 2, 1)

@@ -1,0 +1,414 @@
+"""Folders of images and audio: classes as torchvision's, rows of a CSV file, patterns, and what is wrong with them."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+
+import numpy as np
+import PIL.Image
+import pytest
+import soundfile
+from typer.testing import CliRunner
+
+import dataload
+from dataload.cli.app import app
+from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
+from dataload.sources.folder.reader import FolderSource
+from dataload.types import FieldSpec
+
+
+def image(number, kind="png"):
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    PIL.Image.fromarray(pixels).save(stream, "JPEG" if kind.lower() == "jpg" else "PNG")
+    return stream.getvalue()
+
+
+def pixels(path):
+    return np.array(PIL.Image.open(path).convert("RGB"))
+
+
+def clip(frames=20, rate=8_000, kind="WAV"):
+    stream = io.BytesIO()
+    soundfile.write(stream, np.linspace(-0.5, 0.5, frames, dtype=np.float32), rate, format=kind)
+    return stream.getvalue()
+
+
+def fill(root, names):
+    for number, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        suffix = name.rpartition(".")[2].lower()
+        content = image(number, suffix) if suffix in ("jpg", "png") else name.encode()
+        path.write_bytes(clip() if suffix == "wav" else content)
+    return root
+
+
+NAMES = ["cat/a.png", "cat/b.c.JPG", "cat-2/a.png", "cat/x/1.png", "cat/x-y/0.png", "cat/x/y/0.png", "Ant/z.png"]
+
+
+def torchvision_samples(root):
+    """What torchvision.datasets.ImageFolder finds, by its rules and with os.walk."""
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    found = []
+    for label, name in enumerate(classes):
+        for folder, _, files in sorted(os.walk(root / name, followlinks=True)):
+            shown = [file for file in sorted(files) if file[0] != "." and file.lower().endswith((".jpg", ".png"))]
+            found += [(os.path.join(folder, file), label) for file in shown]
+    return classes, found
+
+
+def test_classes_and_order_are_those_of_torchvision(tmp_path):
+    root = fill(
+        tmp_path / "img", [*NAMES, "cat/notes.txt", "cat/.hidden.png", ".git/cat/a.png", "README.md", "top.png"]
+    )
+    os.symlink(root / "Ant", root / "cat" / "linked")
+    classes, samples = torchvision_samples(root)
+    with dataload.open(root) as source:
+        assert source.fields == {
+            "__key__": FieldSpec("str", ()),
+            "image": FieldSpec("uint8", (None, None, 3)),
+            "label": FieldSpec("int64", (), tuple(classes)),
+        }
+        assert str(source.fields["label"]) == "int64 (), 3 classes"
+        assert len(source) == len(samples) == 8
+        for record, (path, label) in zip(source, samples, strict=True):
+            assert record["__key__"] == os.path.splitext(os.path.relpath(path, root))[0]
+            assert record["label"] == label
+            np.testing.assert_array_equal(record["image"], pixels(path))
+        batch = source.read_batch([5, 0, 5])
+        np.testing.assert_array_equal(batch["image"], [pixels(samples[i][0]) for i in (5, 0, 5)])
+        assert (batch["label"].dtype, batch["label"].tolist()) == (np.int64, [samples[i][1] for i in (5, 0, 5)])
+        assert source.locate(0) == (str(root), 0, "Ant/z")
+
+
+def test_audio(tmp_path):
+    root = fill(tmp_path / "clips", ["no/a.wav", "yes/b.wav"])
+    (root / "yes" / "c.flac").write_bytes(clip(30, 16_000, "FLAC"))
+    with dataload.open(root) as source:
+        assert list(source.fields) == ["__key__", "audio", "sample_rate", "label"]
+        assert str(source.fields["audio"]) == "float32 (?, ?)"
+        found = source.read([2, 0])
+        wanted, rate = soundfile.read(root / "yes" / "c.flac", dtype="float32", always_2d=True)
+        np.testing.assert_array_equal(found[0].pop("audio"), wanted)
+        assert found[0] == {"__key__": "yes/c", "sample_rate": rate, "label": 1}
+        assert source.read_batch([1, 0], ["sample_rate"])["sample_rate"].tolist() == [8_000, 8_000]
+        with pytest.raises(ConfigError, match="field 'audio'"):
+            source.read_batch([0, 2])
+    with dataload.open(root, decode={}) as source:
+        assert source[0] == {"__key__": "no/a", "audio": clip(), "label": 0}
+
+
+def test_other_decoders(tmp_path):
+    root = fill(tmp_path / "img", ["cat/a.png", "dog/b.jpg"])
+    with dataload.open(root, decode={"PNG": len}) as source:
+        assert source[0]["image"] == len(image(0))
+        assert source[1]["image"] == image(1, "jpg")
+        assert source.fields["image"] == FieldSpec("unknown")
+    with dataload.open(root, decode=None) as source:
+        assert source[0] == {"__key__": "cat/a", "image.png": image(0), "label": 0}
+        assert source[1] == {"__key__": "dog/b", "image.jpg": image(1, "jpg"), "label": 1}
+        assert source.read([1]) == [source[1]]
+        with pytest.raises(ConfigError, match=r"a record has no field 'image\.png'"):
+            source.read_batch([0, 1], ["image.png"])
+    with pytest.raises(ConfigError, match=r"decode\['png'\] is 'pngs'"):
+        dataload.open(root, decode={"png": "pngs"})
+
+
+def test_rows_of_a_csv_file(tmp_path):
+    root = fill(tmp_path / "img", ["b.png", "x/a.png", "c.png"])
+    labels = tmp_path / "train.csv"
+    labels.write_text("label,filename,score,age,code\ndog,./c.png,1.5,3,01\ncat,b.png,2,-4,02\ndog,x/a.png,nan,5,03\n")
+    with dataload.open(root, labels=labels) as source:
+        assert source.fields["label"] == FieldSpec("int64", (), ("cat", "dog"))
+        assert [(r["__key__"], r["label"], r["age"], r["code"]) for r in source] == [
+            ("b", 0, -4, "02"), ("c", 1, 3, "01"), ("x/a", 1, 5, "03"),
+        ]  # fmt: skip
+        np.testing.assert_array_equal(source.read_batch([0, 1, 2])["score"], [2, 1.5, np.nan])
+        before = source.fingerprint()
+    labels.write_text("file,label\nb.png,7\nc.png,8\n")
+    with pytest.raises(
+        ConfigError, match=r"train\.csv has no row for 'x/a.png' \(1 of 3 files have none\): pass missing="
+    ):
+        dataload.open(root, labels=labels)
+    with dataload.open(root, labels=labels, missing="skip") as source:
+        assert source.fields["label"] == FieldSpec("int64", ())
+        assert source.read_batch([0, 1], ["label"])["label"].tolist() == [7, 8]
+        np.testing.assert_array_equal(source[1]["image"], pixels(root / "c.png"))
+        assert source.fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("", CorruptFileError, "the file is empty, and must begin with the names of columns"),
+        ("name,label\n", ConfigError, "has the columns name, label, and none of file, filename, file_name"),
+        ("file,image\na.png,1\n", ConfigError, "a column cannot be called 'image': rename it"),
+        ("file,x,x\na.png,1,2\n", ConfigError, "a column cannot be called 'x': rename it"),
+        ("file,x\na.png\n", CorruptFileError, "line 2 has 1 cells, and the first has 2"),
+        ("file,x\na.png,1\na.png,1\n", CorruptFileError, "line 3: 'a.png' has two rows, the first at line 2"),
+        (
+            "file,x\na.png,1\nz.png,2\nb.png,1\ny.png,1\n",
+            CorruptFileError,
+            r"line 3 \(and 1 more\): there is no file 'z.p",
+        ),
+        ('file,x\n"a.png"b,1\n', CorruptFileError, "line 2 is not CSV: "),
+        (b"file,x\n\xff,1\n", CorruptFileError, "it is not UTF-8: invalid start byte"),
+        ("file,x\n", ConfigError, r"has no row for 'a.png' \(2 of 2 files have none\)"),
+    ],
+)
+def test_rows_that_do_not_fit(tmp_path, text, error, message):
+    root, labels = fill(tmp_path / "img", ["a.png", "b.png"]), tmp_path / "labels.csv"
+    labels.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(error, match=message) as caught:
+        dataload.open(root, labels=labels, missing="error")
+    assert "labels.csv" in str(caught.value)
+
+
+def test_patterns(tmp_path):
+    names = ["train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg", "val/cat/readme.txt"]
+    root = fill(tmp_path / "data", names)
+    with dataload.open(f"{root}/{{split}}/{{label}}/{{key}}.jpg") as source:
+        assert source[1]["__key__"] == "train/dog/2"
+        assert [(r["split"], r["label"]) for r in source] == [("train", 0), ("train", 1), ("val", 0)]
+        assert source.fields["label"].classes == ("cat", "dog")
+        assert source.fields["split"] == FieldSpec("str", ())
+        assert "data/{split}/{label}/{key}.jpg" in repr(source)
+        assert source.read_batch([2, 1])["split"] == ["val", "train"]
+    with dataload.open(root, pattern="train/{label}/{key}.*") as source:
+        assert len(source) == 2
+    with dataload.open(root, pattern="**/{key}.{jpg,png}", fields=["image"]) as source:
+        np.testing.assert_array_equal(source[2]["image"], pixels(root / names[2]))
+
+
+def test_several_files_make_one_record(tmp_path):
+    root = tmp_path / "data"
+    fill(root, ["a.left.png", "b.left.png", "a.right.jpg", "b.right.png", "a.json", "b.json", "b/c.json"])
+    (root / "a.json").write_text('{"x": [1]}')
+    (root / "b.json").write_text("3")
+    with dataload.open(root, pattern="{key}.*", format="folder") as source:
+        assert {name: str(spec) for name, spec in source.fields.items()} == {
+            "__key__": "str ()", "json": "unknown", "left": "uint8 (?, ?, 3)", "right": "uint8 (?, ?, 3)",
+        }  # fmt: skip
+        first, second = source
+        assert (first["json"], second["json"]) == ({"x": [1]}, 3)
+        batch = source.read_batch([0, 1], ["right", "left"])
+        np.testing.assert_array_equal(batch["right"][0], pixels(root / "a.right.jpg"))
+        np.testing.assert_array_equal(batch["left"][1], second["left"])
+    with dataload.open(f"{root}/{{key}}.*", decode=None) as source:
+        assert list(source[0]) == ["__key__", "json", "left.png", "right.jpg"]
+    (root / "b.json").unlink()
+    with pytest.raises(
+        ConfigError, match=r"data: 'b' has no file for the field 'json', and 'a' has one: narrow the pat"
+    ):
+        dataload.open(f"{root}/{{key}}.*")
+    with dataload.open(f"{root}/{{key}}.*", missing="skip") as source:
+        assert [record["__key__"] for record in source] == ["a"]
+    with dataload.open(f"{root}/**/{{key}}.left.{{png,jpg}}") as source:
+        assert list(source.fields) == ["__key__", "left"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("{label}/a.png", r"pattern '{label}/a.png' has no {key}, where the key of a record ends"),
+        ("{key}.gif", r"no file in .*img matches the pattern '{key}\.gif'"),
+        ("{x}/{x}/{key}.png", r"pattern .* is wrong: redefinition of group name"),
+        ("{image}/{key}.png", r"pattern .*: 'image' is also the name of another field: choose another one"),
+        (
+            "{label}/{key}.*.*",
+            r"img: cat/a.1.jpg and cat/a.1.png are both the field '1' of 'cat/a': narrow the pattern",
+        ),
+    ],
+)
+def test_patterns_that_do_not_fit(tmp_path, pattern, message):
+    root = fill(tmp_path / "img", ["cat/a.1.png", "cat/a.1.jpg", "cat/b.png"])
+    with pytest.raises(ConfigError, match=message):
+        dataload.open(root, pattern=pattern)
+
+
+def test_folders_that_hold_no_classes(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceNotFoundError, match="contains no shard by its suffix"):
+        dataload.open(tmp_path / "empty")
+    with pytest.raises(
+        ConfigError, match=r"empty has no class folders of images or audio: pass labels='labels.csv', or p"
+    ):
+        dataload.open(tmp_path / "empty", format="folder")
+    flat = fill(tmp_path / "flat", ["a.png"])
+    with pytest.raises(ConfigError, match=r"flat has no class folders of images or audio, but a.png: pass labels="):
+        dataload.open(flat)
+    labels = tmp_path / "a.csv"
+    labels.write_text("file\n")
+    with pytest.raises(ConfigError, match=r"empty contains no images or audio: pass pattern="):
+        dataload.open(tmp_path / "empty", labels=labels, format="folder")
+    mixed = fill(tmp_path / "mixed", ["cat/a.png", "cat/a.wav"])
+    with pytest.raises(
+        ConfigError, match=r"mixed has both images and audio, cat/a.wav and cat/a.png: choose one by pa"
+    ):
+        dataload.open(mixed)
+    with dataload.open(mixed, pattern="{label}/{key}.png") as source:
+        assert len(source) == 1
+    fill(tmp_path / "img", ["cat/a.png", "dog/b.txt", "emu/c.txt"])
+    with pytest.raises(
+        SourceNotFoundError, match=r"the class folder .*img/dog \(and 1 more\) contains no images or audio"
+    ):
+        dataload.open(tmp_path / "img")
+    with pytest.raises(ConfigError, match="labels names the files of one folder or archive, without a pattern"):
+        FolderSource(f"{flat}/{{key}}.png", labels=labels)
+
+
+def test_shards_come_first(tmp_path):
+    root = fill(tmp_path / "img", ["cat/a.png"])
+    with dataload.create(root / "x.tar") as writer:
+        writer.write({"cls": 3})
+    with dataload.open(root) as source:
+        assert type(source).__name__ == "TarSource"
+
+
+def test_several_folders_have_the_classes_of_all(tmp_path):
+    fill(tmp_path / "a", ["cat/1.png", "emu/2.png"])
+    fill(tmp_path / "b", ["ant/3.png", "emu/4.png"])
+    with dataload.open([tmp_path / "a", tmp_path / "b"]) as source:
+        assert source.fields["label"].classes == ("ant", "cat", "emu")
+        assert source.read_batch(range(4))["label"].tolist() == [1, 2, 0, 2]
+        assert source.shard_lengths == (2, 2)
+    apart = [dataload.open(tmp_path / name) for name in ("a", "b")]
+    with pytest.raises(
+        ConfigError, match="field 'label' stands for other classes in source 0 than in source 1: open them"
+    ):
+        len(dataload.ConcatSource(apart))
+    assert len(dataload.ConcatSource([apart[0], apart[0]])) == 4
+    fill(tmp_path / "c", ["ant/3.wav"])
+    with pytest.raises(
+        ConfigError, match=r"a has the fields __key__, image, label, and .*c __key__, audio, sample_rate, la"
+    ):
+        dataload.open([tmp_path / "a", tmp_path / "c"])
+
+
+def test_files_that_changed_or_vanished(tmp_path):
+    root = fill(tmp_path / "img", ["cat/a.png", "cat/b.png", "cat/c.png", "cat/d.png"])
+    with dataload.open(root) as source:
+        (root / "cat" / "a.png").write_bytes(image(0) + b"x")
+        (root / "cat" / "b.png").unlink()
+        (root / "cat" / "c.png").write_bytes(b"x" * len(image(2)))
+        (root / "cat" / "d.png").unlink()
+        os.mkfifo(root / "cat" / "d.png")
+        with pytest.raises(CorruptFileError, match=r"the file had .* bytes when it was opened and has") as caught:
+            source.read_batch([2, 0])
+        assert (caught.value.path, caught.value.index) == (str(root / "cat" / "a.png"), 0)
+        with pytest.raises(SourceNotFoundError, match=r"there is no .*cat/b\.png"):
+            source[1]
+        with pytest.raises(CorruptFileError, match="named as PNG cannot be decoded as such") as caught:
+            source.read([2])
+        assert (caught.value.path, caught.value.index) == (str(root / "cat" / "c.png"), 2)
+        with pytest.raises(dataload.SourceError, match="it is a FIFO, and only regular files are opened"):
+            source[3]
+
+
+def test_limit(tmp_path):
+    root = fill(tmp_path / "img", ["cat/a.png", "cat/b.txt"])
+    with dataload.open(root, max_record_bytes=100) as source:
+        with pytest.raises(
+            CorruptFileError, match=r"the file takes .* bytes of memory, and max_record_bytes is 100"
+        ) as caught:
+            source[0]
+        assert (caught.value.path, caught.value.index) == (str(root / "cat" / "a.png"), 0)
+    with (
+        dataload.open(root, max_record_bytes=200) as source,
+        pytest.raises(CorruptFileError, match="an image of 4 x 5 pix"),
+    ):
+        source.read_batch([0])
+
+
+def test_errors_of_own_decoders_have_a_note(tmp_path):
+    root = fill(tmp_path / "img", ["cat/a.png"])
+    with dataload.open(root, decode={"png": lambda data: 1 / 0}) as source, pytest.raises(ZeroDivisionError) as caught:
+        source[0]
+    assert caught.value.__notes__ == [f"while decoding {root}/cat/a.png"]
+    png = io.BytesIO()
+    PIL.Image.fromarray(np.zeros((2, 2), np.uint16)).save(png, "PNG")
+    (root / "cat" / "a.png").write_bytes(png.getvalue())
+    with (
+        dataload.open(root) as source,
+        pytest.raises(UnsupportedFormatError, match=r"cat/a.png, record 0: .*does not fit"),
+    ):
+        source[0]
+
+
+def test_identity(tmp_path):
+    root = fill(tmp_path / "one" / "img", NAMES)
+    with dataload.open(root) as source:
+        state = dataload.Loader(source, batch_size=2, shuffle=True).state_dict()
+        fingerprint = source.fingerprint()
+    copy = shutil.copytree(root, tmp_path / "two" / "img")
+    (copy / "notes.txt").write_text("does not count")
+    os.utime(copy / NAMES[0], (1, 1))
+    with dataload.open(f"{copy}/") as source:
+        assert source.fingerprint() == fingerprint
+        dataload.Loader(source, batch_size=2, shuffle=True).load_state_dict(state)
+    (copy / NAMES[3]).rename(copy / "cat" / "x" / "2.png")
+    with dataload.open(copy) as source:
+        assert source.fingerprint() != fingerprint
+
+
+def test_workers_notice_another_listing(tmp_path):
+    from dataload._util.per_process import pickling_for_worker
+
+    root = fill(tmp_path / "img", ["cat/a.png", "cat/b.png"])
+    with dataload.open(root) as source:
+        with pickling_for_worker():
+            sent = pickle.dumps(source)
+        kept = pickle.dumps(source)
+    (root / "note.txt").write_text("does not count")
+    assert len(pickle.loads(sent)) == 2
+    fill(root, ["cat/0.png"])
+    with pytest.raises(
+        CorruptFileError, match="the file has been rewritten since it was opened: open the data set again"
+    ):
+        len(pickle.loads(sent))
+    assert len(pickle.loads(kept)) == 3
+
+
+def ok(*arguments):
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_convert_copies_files_and_keeps_labels(tmp_path):
+    root = fill(tmp_path / "img", ["big cat/a.1.jpg", "big cat/b.png", "dog/c.jpg"])
+    ok("convert", root, tmp_path / "train.tar")
+    with dataload.open(tmp_path / "train.tar", decode=None) as plain:
+        assert plain[0] == {"__key__": "big_cat/a_1", "image.jpg": image(0, "jpg"), "label.cls": b"0"}
+    with dataload.open(root) as source, dataload.open(tmp_path / "train.tar", decode="auto") as archive:
+        batches = source.read_batch(range(3)), archive.read_batch(range(3))
+    assert batches[1].pop("__key__") == [key.replace(".", "_").replace(" ", "_") for key in batches[0].pop("__key__")]
+    for name in ("image", "label"):
+        np.testing.assert_array_equal(batches[0][name], batches[1][name])
+    ok("convert", root, tmp_path / "train.syr")
+    with dataload.open(tmp_path / "train.syr") as copy:
+        assert (copy[1]["image"], int(copy[1]["label"])) == (image(1), 0)
+
+
+def test_the_command_line(tmp_path):
+    root = fill(tmp_path / "img", ["cat/a.png", "dog/b.png"])
+    text = ok("inspect", root)
+    assert f"folder: 2 records in 1 shard, {len(image(0)) + len(image(1))} bytes" in text
+    assert "label: 2 classes, cat, dog" in text
+    assert '"classes": [' in ok("inspect", root, "--json")
+    assert "2 records in 1 file: all can be read" in ok("verify", root)
+    table = {"source": {"path": str(root), "decode": "auto"}, "loader": {"batch_size": 2}}
+    with dataload.from_config(table) as loader:
+        assert [batch["label"].tolist() for batch in loader] == [[0, 1]]
+    done = CliRunner().invoke(app, ["stats", str(root)])
+    assert "img is a folder of single files, which a manifest does not describe: convert" in done.output.replace(
+        "\n", " "
+    )
+    (root / "dog" / "b.png").write_bytes(b"x")
+    done = CliRunner().invoke(app, ["verify", str(root)])
+    assert done.exit_code == 1
+    assert "dog/b.png" in done.output.replace("\n", "")

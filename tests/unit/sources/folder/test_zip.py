@@ -1,0 +1,207 @@
+"""ZIP archives as `zipfile` writes them, and those that nobody should."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import struct
+import zipfile
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import dataload
+from dataload.errors import CorruptFileError, UnsupportedFormatError
+
+
+def png(number):
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    PIL.Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def pack(path, files, method=zipfile.ZIP_DEFLATED, **options):
+    with zipfile.ZipFile(path, "w", method, **options) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def test_classes_in_an_archive_and_in_a_folder_are_alike(tmp_path):
+    files = {name: png(i) for i, name in enumerate(["cat/é 1.png", "ant/x/2.png", "cat/0.png"])}
+    others = {"cat/.x.png": b"", "__MACOSX/cat/._0.png": b"", "read.me": b"", "empty/": b""}
+    inner = {f"img/{name}": data for name, data in {**files, **others}.items()}
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        pack(tmp_path / "a.zip", {**files, **others}, method)
+        with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+            archive.extractall(tmp_path / "img")
+        (tmp_path / "img" / "empty").rmdir()
+        shutil.rmtree(tmp_path / "img" / "__MACOSX")
+        for path in ("a.zip", pack(tmp_path / "b.zip", inner, method)):
+            with dataload.open(tmp_path / "img") as folder, dataload.open(tmp_path / path) as source:
+                assert source.fields == folder.fields
+                one, other = folder.read_batch([2, 0, 1]), source.read_batch([2, 0, 1])
+                np.testing.assert_array_equal(one.pop("image"), other.pop("image"))
+                assert one.pop("label").tolist() == other.pop("label").tolist()
+                assert one == other == {"__key__": ["cat/é 1", "ant/x/2", "cat/0"]}
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_content_is_that_of_zipfile(tmp_path, mapped):
+    rng = np.random.default_rng(0)
+    files = {f"{i:03d}.bin": rng.bytes(int(size)) for i, size in enumerate(rng.integers(0, 5000, 50))}
+    path = pack(tmp_path / "a.zip", files, zipfile.ZIP_STORED)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.comment = b"PK" * 100
+        archive.writestr("zeros.bin", bytes(100_000))
+        with archive.open("streamed.bin", "w", force_zip64=True) as stream:
+            stream.write(b"abc" * 1000)
+    with dataload.open(path, pattern="{key}.bin", map=mapped) as source, zipfile.ZipFile(path) as archive:
+        assert len(source) == 52
+        for record in source.read([*range(52), 3]):
+            assert record["bin"] == archive.read(f"{record['__key__']}.bin")
+
+
+def test_the_end_record_of_zip64(tmp_path, monkeypatch):
+    monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
+    path = pack(tmp_path / "a.zip", {f"{i}.x": b"" for i in range(3)}, zipfile.ZIP_STORED)
+    data = bytearray(path.read_bytes())
+    change(8, b"\xff" * 12, entry=False)(data)  # numbers and sizes that do not fit
+    path.write_bytes(data)
+    with dataload.open(path, pattern="{key}.x") as source:
+        assert len(source) == 3
+    locator = data.rindex(b"PK\6\7")
+    path.write_bytes(data[: locator + 8] + struct.pack("<Q", 1 << 40) + data[locator + 16 :])
+    with pytest.raises(CorruptFileError, match="the end record of ZIP64 lies outside"):
+        dataload.open(path, pattern="{key}.x")
+    path.write_bytes(data[: locator + 8] + bytes(8) + data[locator + 16 :])
+    with pytest.raises(CorruptFileError, match="expected the end record of ZIP64"):
+        dataload.open(path, pattern="{key}.x")
+
+
+def test_large_numbers_are_in_the_extra_field(tmp_path):
+    path = pack(tmp_path / "a.zip", {"a.x": b"hello"}, zipfile.ZIP_STORED)
+    data = path.read_bytes()
+    at = data.index(b"PK\1\2")
+    entry = bytearray(data[at : at + 46 + 3])
+    entry[20:28] = b"\xff" * 8
+    entry[30:32] = struct.pack("<H", 20 + 5)
+    extra = struct.pack("<HHB", 7, 1, 0) + struct.pack("<HHQQ", 1, 16, 5, 5)
+    end = bytearray(data[at + 49 :])
+    end[12:16] = struct.pack("<I", len(entry) + len(extra))
+    path.write_bytes(data[:at] + entry + extra + end)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.read("a.x") == b"hello"
+    with dataload.open(path, pattern="{key}.x") as source:
+        assert source[0]["x"] == b"hello"
+    path.write_bytes(data[:at] + entry + b"\2" + extra[1:5] + b"\2" + extra[6:] + end)
+    with pytest.raises(CorruptFileError, match="a member lacks its sizes of ZIP64"):
+        dataload.open(path, pattern="{key}.x")
+
+
+def test_a_bomb_is_refused_before_it_is_inflated(tmp_path):
+    path = pack(tmp_path / "a.zip", {"a.x": bytes(1_000_000)})
+    with dataload.open(path, pattern="{key}.x", max_record_bytes=999_999) as source:
+        with pytest.raises(CorruptFileError, match=r"the member 'a\.x' takes 1,000,000 bytes of memory") as caught:
+            source[0]
+        assert (caught.value.path, caught.value.index) == (str(path), 0)
+    data = bytearray(path.read_bytes())
+    at = data.index(b"PK\1\2")
+    data[at + 24 : at + 28] = struct.pack("<I", 999_999)
+    path.write_bytes(data)
+    with (
+        dataload.open(path, pattern="{key}.x", max_record_bytes=999_999) as source,
+        pytest.raises(CorruptFileError, match=r"the member 'a\.x': it should have 999,999 bytes and has more"),
+    ):
+        source[0]
+
+
+def change(at, value, entry=True):
+    def apply(data):
+        start = data.index(b"PK\1\2") if entry else data.rindex(b"PK\5\6")
+        data[start + at : start + at + len(value)] = value
+
+    return apply
+
+
+def cut(data):
+    del data[-30:]
+
+
+def shift(data):
+    data[data.rindex(b"PK\5\6") + 16] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut, "no ZIP archive ends here: the file is truncated, or no archive"),
+        (shift, "expected the entry of member 0|a directory of 2 members .* is impossible: the file is truncated"),
+        (change(16, b"\0\0\1\0", entry=False), "a directory of 2 members in .* bytes at 65536 is impossible"),
+        (change(8, b"\1\0\1\0", entry=False), "the number of members is not that of the end record"),
+        (change(28, b"\xff"), "the entry of member 0 ends outside"),
+        (change(42, b"\xff\xff\0\0"), r"the sizes or the offset of 'b/x\.png' are impossible"),
+        (change(24, b"\xff\xff\0\0"), r"the sizes or the offset of 'b/x\.png' are impossible"),
+        (change(46, b"../"), r"'\.\./\.png' is no safe name of a member"),
+        (change(46, b"/"), "'//x.png' is no safe name of a member"),
+        (change(46, b"a\\"), "is no safe name of a member"),
+        (change(46, b"\xff"), r"the name b'\\xff/x.png' is not UTF-8"),
+        (change(46, b"c"), "two members are called 'c/x.png'"),
+    ],
+)
+def test_damaged_directories(tmp_path, damage, message):
+    path = pack(tmp_path / "a.zip", {"b/x.png": png(0), "c/x.png": png(1)}, zipfile.ZIP_STORED)
+    data = bytearray(path.read_bytes())
+    if "UTF-8" in message:
+        change(8, struct.pack("<H", 0x800))(data)
+    damage(data)
+    path.write_bytes(data)
+    with pytest.raises(CorruptFileError, match=message) as caught:
+        dataload.open(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (change(8, b"\1\0"), "'b/x.png' is encrypted: pack the files without a password"),
+        (change(10, b"\x0c\0"), "'b/x.png' is compressed by method 12: pack the files stored or deflated"),
+        (change(4, b"\1\0", entry=False), "is one of several parts of a ZIP archive: join them first"),
+    ],
+)
+def test_archives_of_other_kinds(tmp_path, damage, message):
+    path = pack(tmp_path / "a.zip", {"b/x.png": png(0)})
+    data = bytearray(path.read_bytes())
+    damage(data)
+    path.write_bytes(data)
+    with pytest.raises(UnsupportedFormatError, match=message):
+        dataload.open(path)
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "message"),
+    [
+        (0, b"X", "it has no header"),
+        (37, b"\xff\xff", "it cannot be inflated: "),
+        (None, b"", "its checksum is wrong: it is d"),
+    ],
+)
+def test_damaged_members(tmp_path, offset, value, message):
+    path = pack(tmp_path / "a.zip", {"a.txt": b"", "b/x.png": png(0), "b/y.png": png(1)})
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo("b/x.png").header_offset
+        checksum = archive.getinfo("b/x.png").CRC
+    data = bytearray(path.read_bytes())
+    if offset is None:
+        at = data.rindex(struct.pack("<I", checksum))
+        data[at : at + 4] = bytes(4)
+    else:
+        data[start + offset : start + offset + len(value)] = value
+    path.write_bytes(data)
+    with dataload.open(path) as source:
+        with pytest.raises(CorruptFileError, match=f"the member 'b/x.png': {message}") as caught:
+            source.read_batch([1, 0])
+        assert (caught.value.path, caught.value.index, caught.value.offset) == (str(path), 0, start)
+        assert source[1]["__key__"] == "b/y"

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload.errors import ConfigError, CorruptFileError, SourceError, UnsupportedFormatError
+from dataload.sources.mds import columns
+from dataload.sources.mds.index import parse_index
+
+GOLDEN = Path(__file__).parents[3] / "golden/mds"
+LIMIT = 1 << 30
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Seven samples in four shards, compressed by zstd, and the options to read them."""
+    shutil.copytree(GOLDEN / "zstd", tmp_path / "data")
+    return tmp_path / "data", {"remote": {"cache": tmp_path / "cache", "budget": "1MB"}}
+
+
+def changed(**changes):
+    index = json.loads((GOLDEN / "all/index.json").read_text())
+    index["shards"][0].update(changes)
+    return json.dumps(index).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"", "JSONDecodeError"),
+        (b"[]", "TypeError"),
+        (b'{"shards": []}', "it lists no shard"),
+        (b'{"shards": 3}', "'3' is not list"),
+        (changed(samples=-1), r"-1 is not in \[0, 4294967295\]"),
+        (changed(samples=True), "'True' is not int"),
+        (changed(samples=1 << 40), "1099511627776 is not in"),
+        (changed(column_sizes=[1]), r"column_sizes \[1\] contradict column_encodings"),
+        (changed(column_names=["a"], column_encodings=["number"]), "'a' has the encoding 'number', which is unknown"),
+        (changed(column_names=["a", "a"], column_encodings=["int", "int"]), "two columns have the same name"),
+        (changed(column_names=["a"], column_encodings=["ndarray:int8:0"]), r"column 'a' has the shape \(0,\)"),
+        (
+            changed(raw_data={"basename": "../../etc/passwd", "bytes": 3}),
+            "'../../etc/passwd' is not the name of a file",
+        ),
+        (changed(raw_data={"basename": "/etc/passwd", "bytes": 3}), "'/etc/passwd' is not the name of a file"),
+        (changed(zip_data={"basename": "http://x/y", "bytes": 3}), "'http://x/y' is not the name of a file"),
+    ],
+)
+def test_a_damaged_index(data, match):
+    with pytest.raises(CorruptFileError, match=f"^d/index.json: expected the index of an MDS data set.*{match}"):
+        parse_index(data, "d/index.json")
+
+
+@pytest.mark.parametrize("change", [{"format": "json"}, {"version": 3}])
+def test_an_index_of_something_else(change):
+    with pytest.raises(
+        UnsupportedFormatError, match=r"a shard is '(mds|json)' of version [23]; only 'mds' of version 2"
+    ):
+        parse_index(changed(**change), "d/index.json")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "match"),
+    [
+        ("ndarray", b"\x07", "an array does not begin with its dtype and shape"),
+        ("ndarray", b"\x08\x08\x01", "an array does not begin with its dtype and shape"),
+        ("ndarray", b"\x08\x04\x05abc", r"an array of uint8 \(5,\) has 3 bytes"),
+        ("ndarray:int16", b"\x07" + b"\xff" * 8 + b"ab", r"an array of int16 \(18446744073709551615,\) has 2 bytes"),
+        ("str", b"\xff", "text is not UTF-8"),
+        ("str_int", b"1.5", "expected a number as text, found b'1.5'"),
+        ("str_float", b"one", "expected a number as text, found b'one'"),
+        ("json", b"{", "invalid JSON"),
+        ("jpeg", b"\x89PNG\r\n\x1a\n", "an image that is named as JPEG cannot be decoded as such: its content is PNG"),
+        ("pil", struct.pack("<3I", 5, 2, 1) + b"L" + b"abc", "a PIL image of 2 x 5 pixels of mode L has 3 bytes"),
+        ("list[png]", b"\0" * 7, "a list of 1 elements has 7 bytes"),
+        ("list[png]", struct.pack("<2I", 0, 1 << 30), "a list of 1073741824 elements has 8 bytes"),
+        ("jpeg_array", struct.pack("<2I", 1, 9) + b"ab", "elements of a list end at byte 17, and the list at byte 10"),
+        ("pkl", b"", "a pickle cannot be loaded: EOFError"),
+    ],
+)
+def test_a_damaged_value(encoding, data, match):
+    decode = columns.parse_column("x", encoding).decoder(images=True, allow_pickle=True, limit=LIMIT)
+    with pytest.raises(CorruptFileError, match=match):
+        decode(memoryview(data))
+
+
+def test_values_that_are_not_supported():
+    decode = columns.parse_column("x", "pil").decoder(images=True, allow_pickle=False, limit=LIMIT)
+    with pytest.raises(
+        UnsupportedFormatError, match="a PIL image of mode 'CMYK'; supported are L, RGB, RGBA, RGBX, LA"
+    ):
+        decode(memoryview(struct.pack("<3I", 1, 1, 4) + b"CMYK1234"))
+
+
+def test_samples_of_too_many_bytes():
+    source = dataload.open(GOLDEN / "images", max_record_bytes=3600)
+    with pytest.raises(CorruptFileError, match=r"shard\.00000\.mds, record 0: the record takes .* bytes of memory"):
+        source[0]
+    many = columns.parse_column("x", "jpeg_array").decoder(images=True, allow_pickle=False, limit=1000)
+    with pytest.raises(CorruptFileError, match="a list of 2 elements takes 1,024 bytes of memory"):
+        many(memoryview(struct.pack("<3I", 2, 0, 0)))
+
+
+def test_damage_names_file_offset_record_and_field(tmp_path):
+    shutil.copytree(GOLDEN / "all", tmp_path / "data")
+    shard = tmp_path / "data/shard.00000.mds"
+    data = bytearray(shard.read_bytes())
+    begin, end = struct.unpack_from("<2I", data, 8)  # of the second sample
+    data[data.index(b'{"a"', begin, end)] = 0xFF
+    shard.write_bytes(data)
+    with dataload.open(tmp_path / "data") as source:
+        assert source[0]["int"] == -(2**40)
+        with pytest.raises(CorruptFileError, match=rf"00000\.mds, byte {begin}, record 1: field 'json': invalid JSON"):
+            source.read([0, 1])
+    struct.pack_into("<I", data, begin, 1)
+    shard.write_bytes(data)
+    message = rf"byte {begin}, record 1: the sizes of the fields do not add up to that of the sample"
+    with pytest.raises(CorruptFileError, match=message):
+        dataload.open(tmp_path / "data").read([0, 1])
+
+
+def test_a_shard_that_is_not_that_of_the_index(small, tmp_path):
+    directory, options = small
+    shard, other = directory / "shard.00000.mds.zstd", directory / "shard.00003.mds.zstd"
+    content = shard.read_bytes()
+    for damaged, match in (
+        (content[:-5], "cannot be decompressed to the 415 bytes that the index gives: incomplete frame"),
+        (b"", "415"),
+        (other.read_bytes(), "the shard has 309 bytes, and 415 in the index"),
+    ):
+        shard.write_bytes(damaged)
+        with pytest.raises(CorruptFileError, match=rf"shard\.00000\.mds\.zstd.*{match}"):
+            dataload.open(directory, **options)[0]
+    index = directory / "index.json"
+    index.write_text(index.read_text().replace('"zstd:7"', '"lz4"'))
+    with pytest.raises(UnsupportedFormatError, match="is compressed as 'lz4'; supported are br, bz2, gz, snappy, zstd"):
+        dataload.open(directory, **options)[0]
+
+
+def test_a_shard_is_decompressed_once_by_all_processes_and_again_if_it_changes(small, tmp_path, monkeypatch):
+    import cramjam
+
+    directory, options = small
+    with dataload.open(directory, **options) as source:
+        expected = list(source)
+        source[0:0]
+        copy = pickle.loads(pickle.dumps(source))
+    monkeypatch.setattr(cramjam.zstd, "decompress_into", lambda *_: pytest.fail("again"))
+    assert list(copy) == expected
+    monkeypatch.undo()
+    (directory / "shard.00000.mds.zstd").write_bytes(b"changed")
+    with pytest.raises(CorruptFileError, match="cannot be decompressed"):
+        dataload.open(directory, **options)[0]
+
+
+def test_a_budget_that_is_smaller_than_a_shard(small):
+    with pytest.raises(ConfigError, match="has 415 bytes, and the budget of the cache"):
+        dataload.open(small[0], remote={**small[1]["remote"], "budget": "100B"})[0]
+
+
+def test_a_budget_of_one_shard_serves_all(small):
+    directory, options = small
+    options["remote"]["budget"] = "500B"
+    source = dataload.open(directory, **options)
+    expected = list(source)
+    assert [source[index] for index in (6, 0, 3, 5, 1)] == [expected[index] for index in (6, 0, 3, 5, 1)]
+    assert sum(file.stat().st_size for file in (options["remote"]["cache"] / "shards").iterdir()) <= 500
+
+
+def test_an_index_that_has_changed_since_the_source_was_pickled(small):
+    directory, options = small
+    data = pickle.dumps(dataload.open(directory, **options))
+    index = directory / "index.json"
+    index.write_text(index.read_text().replace("shard.00000", "shard.00009"))
+    with pytest.raises(CorruptFileError, match=r"index\.json: the file has been rewritten since it was opened"):
+        pickle.loads(data)[0]
+
+
+def test_fields_and_names():
+    source = dataload.open(GOLDEN / "all")
+    assert source.fields["fixed"] == dataload.FieldSpec("int16", (2, 3))
+    assert source.fields["any"] == dataload.FieldSpec("unknown")
+    assert source.fields["str"] == dataload.FieldSpec("str", ())
+    with pytest.raises(ConfigError, match=r"index\.json has no field 'labl'"):
+        dataload.open(GOLDEN / "all", fields=["labl"])
+    assert [*dataload.open(GOLDEN / "all", fields=["str", "int"])[1]] == ["str", "int"]
+    with pytest.raises(SourceError, match=re.escape("there is no")):
+        dataload.open("mds:" + str(GOLDEN / "nothing"))
+
+
+def test_a_directory_that_is_given_twice():
+    source = dataload.open([GOLDEN / "all"] * 2, fields=["int"])
+    assert len(source) == 18
+    assert source.read_batch([0, 9])["int"].tolist() == [-(2**40)] * 2
+
+
+def test_an_index_or_a_sample_of_too_many_bytes(tmp_path):
+    with pytest.raises(CorruptFileError, match=r"index\.json: an index has at most 67,108,864 bytes"):
+        parse_index(bytes((64 << 20) + 1), "index.json")
+    with pytest.raises(CorruptFileError, match="a sample of 21 columns takes 10,752 bytes of memory"):
+        dataload.open(GOLDEN / "all", max_record_bytes=5000)[0]
+    shutil.copytree(GOLDEN / "all", tmp_path / "data")
+    shard = tmp_path / "data/shard.00000.mds"
+    data = bytearray(shard.read_bytes())
+    struct.pack_into("<I", data, 8, struct.unpack_from("<I", data, 4)[0] + 5)
+    shard.write_bytes(data)
+    with pytest.raises(CorruptFileError, match=r"00000\.mds, byte .*, record 0: the sample has fewer than 96 bytes"):
+        dataload.open(tmp_path / "data")[0]
+
+
+def test_another_index_json_is_none_of_ours(tmp_path):
+    """LitData, wids and others have a file of this name: it hides no shards."""
+    (tmp_path / "index.json").write_text('{"chunks": []}')
+    with dataload.create(tmp_path / "x.syr") as writer:
+        writer.write({"x": np.arange(3)})
+    assert len(dataload.open(tmp_path)) == 1

@@ -1,0 +1,135 @@
+"""Several sources as one."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload import ConfigError, Loader, RangeSource
+from dataload.samplers import GlobalShuffle, Mixture, Sequential
+
+
+def test_concat_takes_what_a_loader_takes():
+    source = dataload.concat([RangeSource(3), {"index": np.arange(5)}, [{"index": 7}]])
+    assert [int(record["index"]) for record in source] == [0, 1, 2, 0, 1, 2, 3, 4, 7]
+    assert source.read_batch([8, 0])["index"].tolist() == [7, 0]
+
+
+@pytest.fixture
+def keyed_and_not(tmp_path):
+    """The same records in a format with keys and one without."""
+    records = [{"x": np.arange(i, i + 3), "y": np.array(i)} for i in range(40)]
+    for name in ("a.tar", "b.syr"):
+        with dataload.create(tmp_path / name) as writer:
+            writer.extend(records)
+    with dataload.open(tmp_path / "a.tar", decode="auto") as tar, dataload.open(tmp_path / "b.syr") as syrah:
+        yield tar, syrah
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_keys_are_left_out_unless_all_have_them(keyed_and_not, order):
+    tar, syrah = keyed_and_not
+    parts = [tar, syrah][::order]
+    source = dataload.concat(parts)
+    assert [*source.fields] == ["x", "y"]
+    assert {*map(tuple, source.read([0, 79, 3]))} == {("x", "y")}
+    batch = source.read_batch([0, 41, 79])
+    assert [*batch] == ["x", "y"]
+    assert batch["y"].tolist() == [0, 1, 39]
+    with pytest.raises(ConfigError, match="has no field '__key__'"):
+        source.read_batch([0, 79], ["__key__"])
+    both = dataload.concat([tar, tar])
+    assert both.read_batch([40])["__key__"] == [tar[0]["__key__"]]
+    with Loader(dataload.mix([(parts[0], 1), (parts[1], 3)]), batch_size=20, shuffle=True, epochs=1) as loader:
+        assert {tuple(batch) for batch in loader} == {("x", "y")}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda a, b: dataload.mix({a: 0.7, b: 0.3}),
+        lambda a, b: dataload.mix([(a, 7), (b, np.float32(3))]),
+        lambda a, b: dataload.mix({"a": a, "b": b}, {"b": 3, "a": 7}),
+    ],
+)
+def test_a_mix_has_its_proportions(build, shuffle):
+    mixed = build(RangeSource(1000), RangeSource(2000, start=1000))
+    with Loader(mixed, batch_size=100, shuffle=shuffle, seed=4, epochs=1) as loader:
+        first = np.concatenate([batch["index"] for batch in loader])
+        steps = len(loader)
+    assert (first[:1000] < 1000).sum() == 700
+    assert sorted(first[first < 1000]) == [*range(1000)]
+    assert steps == 15  # until the first source would repeat
+    assert (np.diff(first[first < 1000]) == 1).all() == (not shuffle)
+
+
+def test_the_order_of_a_mix_is_a_mixture():
+    mixed = dataload.mix({RangeSource(5): 1, RangeSource(7): 2}, stop="longest")
+    order = Loader(mixed, batch_size=2, seed=3).batch_sampler.order
+    assert order == Mixture((Sequential(5), Sequential(7)), (1, 2), "longest", 3, lengths=(5, 7))
+    parts = Loader(mixed, batch_size=2, shuffle="global", seed=3).batch_sampler.order.samplers
+    assert [type(part) for part in parts] == [GlobalShuffle, GlobalShuffle]
+    assert len({part.seed for part in parts} | {3}) == 3  # equal parts are not shuffled alike
+    assert repr(mixed) == "MixedSource(2 sources, weights=(1.0, 2.0))"
+    chosen = Loader(mixed, batch_size=2, sampler=Sequential(12)).batch_sampler.order
+    assert chosen == Sequential(12)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_of_a_mix_resumes(workers):
+    def loader():
+        mixed = dataload.mix({RangeSource(50): 0.5, RangeSource(80, start=50): 0.5})
+        return Loader(mixed, batch_size=7, shuffle=True, seed=1, num_workers=workers, epochs=2)
+
+    with loader() as whole:
+        expected = [batch["index"].tolist() for _ in range(2) for batch in whole]
+    with loader() as first:
+        seen = [batch["index"].tolist() for _, batch in zip(range(5), first, strict=False)]
+        state = first.state_dict()
+    with loader() as second:
+        second.load_state_dict(state)
+        assert seen + [batch["index"].tolist() for _ in range(2) for batch in second] == expected
+
+
+A, B = RangeSource(3), RangeSource(4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([A, B],), ConfigError, "mix takes sources with weights, {a: 0.7, b: 0.3} or [(a, 0.7), (b, 0.3)], got list"),
+        (({},), ConfigError, "mix takes sources with weights, {a: 0.7, b: 0.3} or [(a, 0.7), (b, 0.3)], got dict of 0"),
+        ((A,), ConfigError, "got RangeSource(3, start=0, step=1)"),
+        (({A: -1, B: 1},), ConfigError, "weights must be numbers from 0, got -1"),
+        (({A: "1", B: 1},), ConfigError, "weights must be numbers from 0, got '1'"),
+        (({A: float("inf")},), ConfigError, "weights must be numbers from 0, got inf"),
+        (({A: 0, B: 0},), ConfigError, "weights must hold a number above 0, got [0, 0]"),
+        (({"a": A}, {"b": 1}), ConfigError, "weights by name go with sources of the same names"),
+        (([A], {"b": 1}), ConfigError, "weights by name go with sources of the same names"),
+        (({"a.tar": 1},), TypeError, "a path is no source: pass dataload.open('a.tar')"),
+        (([(dataload.mix({A: 1}), 1)],), TypeError, "a mix inside of another source has no proportions"),
+    ],
+)
+def test_mixes_that_do_not_work(arguments, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        dataload.mix(*arguments)
+
+
+def test_what_a_mix_and_a_concatenation_refuse():
+    with pytest.raises(ConfigError, match="stop is 'last': Known: first, longest, never"):
+        dataload.mix({A: 1}, stop="last")
+    mixed = dataload.mix({A: 1, B: 1})
+    assert mixed[3] == {"index": 0}
+    for part in (lambda: mixed[:2], lambda: mixed.filter(bool), lambda: mixed.split(0.5)):
+        with pytest.raises(TypeError, match="a part of a mix has no proportions: slice, filter or split the sources"):
+            part()
+    with pytest.raises(TypeError, match="a mix inside of another source has no proportions"):
+        dataload.windows(mixed, [7], 2)
+    with pytest.raises(TypeError, match=r"concat takes a list of sources, got RangeSource\(3"):
+        dataload.concat(A)
+    with pytest.raises(ConfigError, match="a ConcatSource needs at least one source"):
+        dataload.concat([])

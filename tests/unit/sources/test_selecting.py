@@ -1,0 +1,289 @@
+"""Filters and splits, compared with list comprehensions."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import pickle
+import re
+import sys
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dataload
+from dataload import ConfigError, Loader, MemorySource, RangeSource, SourceError
+from dataload._util.fingerprint import code_digest
+from dataload.sources import selecting
+from dataload.testing import check_source
+from dataload.types import StepsAhead
+
+LIMIT = 50
+
+
+def is_even(record):
+    return record["index"] % 2 == 0
+
+
+def ends_its_process(record):
+    os._exit(1)
+
+
+def written(path, count=200, shards=2):
+    """Return a source of files that were written a while ago, so that results are kept beside them."""
+    names = [path / f"{shard}.syr" for shard in range(shards)]
+    for shard, name in enumerate(names):
+        with dataload.create(name) as writer:
+            writer.extend({"x": np.arange(i, i + 2), "label": i % 7} for i in range(shard, count, shards))
+        os.utime(name, (1e9, 1e9))
+    return dataload.open(names)
+
+
+@pytest.mark.parametrize("settings", [{"num_workers": 0}, {"num_workers": 3}, {"fields": ["x"]}, {}])
+def test_a_filter_is_a_list_comprehension(settings):
+    source = MemorySource([{"x": i * i % 11, "y": f"{i}"} for i in range(300)])
+    seen = []
+    found = source.filter(lambda record: record["x"] > 5, progress=lambda *done: seen.append(done), **settings)
+    expected = [record for record in source if record["x"] > 5]
+    assert [each for each in check_source(found, expected) if each.status == "failed"] == []
+    assert seen[-1] == (300, 300)
+    assert seen == sorted(seen)
+    assert repr(found) == f"SelectionSource(MemorySource(300 records), {len(expected)} records)"
+
+
+def test_a_filter_in_processes():
+    assert [record["index"] for record in RangeSource(9).filter(is_even, num_workers=2, executor="processes")] == [
+        0, 2, 4, 6, 8
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="the source and the predicate must pickle for executor='processes'"):
+        RangeSource(9).filter(lambda record: True, executor="processes")
+    with pytest.raises(SourceError, match="a worker process of filter was killed, or could not start"):
+        RangeSource(9).filter(ends_its_process, num_workers=1, executor="processes")
+
+
+def test_a_filter_asks_only_for_its_fields():
+    class Narrow(RangeSource):
+        def _read_columns(self, indices, fields):
+            assert fields == ("index",)
+            return super()._read_columns(indices, fields)
+
+        def _read(self, indices):
+            raise AssertionError
+
+    assert len(Narrow(100).filter(is_even, fields=["index"])) == 50
+    ragged = MemorySource([{"x": np.zeros(i), "y": 0} for i in range(9)])
+    assert len(ragged.filter(lambda record: [*record] == ["x"] and len(record["x"]) > 4, fields=["x"])) == 4
+
+
+@pytest.mark.parametrize(
+    ("predicate", "settings", "message"),
+    [
+        (lambda record: None, {}, "returned None for record 0, expected True or False: does the predicate end without"),
+        (lambda record: np.array([True]), {}, "the predicate of filter returned array([ True]) for record 0, expected"),
+        (3, {}, "the predicate of filter must be a function of a record, got 3"),
+        (is_even, {"fields": ["indx"]}, "RangeSource(9, start=0, step=1) has no field 'indx': did you mean 'index'?"),
+        (is_even, {"fields": "index"}, "fields must be a list of names, got the text 'index'"),
+        (is_even, {"executor": "process"}, "executor is 'process': did you mean 'processes'?"),
+        (is_even, {"num_workers": -1}, "num_workers must be an integer >= 0, got -1"),
+    ],
+)
+def test_filters_that_do_not_work(predicate, settings, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        RangeSource(9).filter(predicate, **settings)
+
+
+def test_an_error_of_a_predicate_names_the_record():
+    with pytest.raises(ZeroDivisionError) as caught:
+        RangeSource(900).filter(lambda record: 1 / (record["index"] - 700) > 0)
+    assert caught.value.__notes__ == ["raised by the predicate of filter, for record 700"]
+
+
+def test_a_result_is_kept_beside_the_data(tmp_path):
+    asked = []
+
+    def asking(label):
+        def predicate(record):
+            return bool(record["label"] == label)
+
+        return predicate
+
+    def count(source, predicate):
+        asked.clear()
+        source.filter(predicate, progress=lambda *done: asked.append(done))
+        return len(asked)
+
+    source = written(tmp_path)
+    found = source.filter(asking(3))
+    assert [record["label"] for record in found] == [3] * sum(record["label"] == 3 for record in source)
+    assert len(list(tmp_path.glob(".*.dataload-index"))) == 1
+    assert count(source, asking(3)) == 0
+    assert count(dataload.open(sorted(tmp_path.glob("*.syr"))), asking(3)) == 0  # in another process, say
+    assert source.filter(asking(3)).fingerprint() == found.fingerprint()
+    assert count(source, asking(4)) > 0
+    assert count(source, lambda record: bool(record["label"] == 3)) > 0  # other code
+    assert count(source[:-1], asking(3)) > 0
+    assert count(source[:-1], asking(3)) == count(source, asking(3)) == 0
+    os.utime(tmp_path / "1.syr", (1e9 + 1, 1e9 + 1))
+    assert count(source, asking(3)) > 0
+    for name in tmp_path.glob("*.syr"):
+        name.unlink()
+    written(tmp_path, 180)
+    assert count(dataload.open(sorted(tmp_path.glob("*.syr"))), asking(3)) > 0
+
+
+def test_a_kept_result_that_does_not_fit_is_not_used(tmp_path, monkeypatch):
+    source = written(tmp_path)
+    predicate = functools.partial(lambda most, record: bool(record["label"] < most), 3)
+    monkeypatch.setattr(selecting.Filter, "__call__", lambda self, start, stop: np.array([stop + 200, 5]))
+    source.filter(predicate)
+    monkeypatch.undo()
+    assert [record["label"] < 3 for record in source.filter(predicate)] == [True] * sum(r["label"] < 3 for r in source)
+
+
+def test_what_cannot_be_kept_is_said(tmp_path, caplog, monkeypatch):
+    model = types.SimpleNamespace(limit=3)
+    source = written(tmp_path)
+    assert len(source.filter(lambda record: record["label"][()] > model.limit)) > 0
+    reason = "it uses an object of 'SimpleNamespace', which may change without notice"
+    assert caplog.messages == [f"the result of filter is not kept, and will be computed again: {reason}"]
+    caplog.clear()
+    with dataload.create(tmp_path / "new.syr") as writer:
+        writer.write({"x": 1})
+    dataload.open(tmp_path / "new.syr").filter(lambda record: True)
+    assert "or the data have just been written" in caplog.messages[0]
+    caplog.clear()
+    RangeSource(3).filter(lambda record: model is not None)  # in no file
+    monkeypatch.setenv("DATALOAD_CACHE", "0")
+    source.filter(lambda record: True)
+    assert caplog.messages == []
+
+
+def test_results_of_data_at_urls_are_kept_for_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    class Far(RangeSource):
+        asked = 0
+
+        def _files(self):
+            return ["s3://bucket/train.syr"]
+
+        def _read(self, indices):
+            self.asked += len(indices)
+            return super()._read(indices)
+
+    source = Far(100)
+    assert [len(source.filter(is_even)), len(source.filter(is_even)), source.asked] == [50, 50, 100]
+    assert len(list((tmp_path / "dataload" / "tables").iterdir())) == 1
+    monkeypatch.setattr(selecting, "node_directory", lambda remote: None)
+    assert len(source.filter(is_even)) == 50
+
+
+def test_progress_is_shown_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(selecting, "_SECONDS_UNSHOWN", -1)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    RangeSource(100).filter(is_even)
+    assert capsys.readouterr().err == "\r64 of 100 records are filtered\r100 of 100 records are filtered\n"
+
+
+def limited(record):
+    return record["index"] < LIMIT
+
+
+def test_the_digest_of_code_has_all_that_decides(monkeypatch):
+    def over(least, *, name="x"):
+        return lambda record: record[name] > least and math.sqrt(2) > 1 and np.isfinite(record[name])
+
+    def recursive(record):
+        return recursive(record - 1) if record else over(1)(record)
+
+    numbers = np.arange(3)
+    same = [over(3), over(3)]
+    others = [
+        *(over(4), over(3, name="y"), over, recursive, limited, functools.partial(limited, 1), re.compile, len),
+        *(lambda record: record in {"a", "b"}, lambda record, of=numbers: record in of, lambda _: re.compile("a")),
+    ]
+    assert code_digest(same[0]) == code_digest(same[1])
+    assert len({*map(code_digest, [*same, *others])}) == len(others) + 1
+    before = code_digest(limited)
+    monkeypatch.setitem(globals(), "LIMIT", 51)
+    assert code_digest(limited) != before
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda record: selecting, "the module 'dataload.sources.selecting'"),
+        (lambda record: MemorySource(record), "'MemorySource'"),
+        (functools.lru_cache(is_even), "'is_even'"),
+        ([].append, "'list.append'"),
+    ],
+)
+def test_the_digest_of_code_refuses_what_it_cannot_see(function, named):
+    with pytest.raises(ValueError, match=re.escape(f"it uses {named}, which may change without notice")):
+        code_digest(function)
+
+
+@given(count=st.integers(0, 400), more=st.integers(0, 200), share=st.floats(0.05, 0.95), seed=st.integers(0, 99))
+def test_a_split_keeps_the_side_of_each_record(count, more, share, seed):
+    first, second = ([r["index"] for r in side] for side in RangeSource(count).split(share, seed=seed))
+    assert sorted(first + second) == [*range(count)]
+    later = [[r["index"] for r in side] for side in RangeSource(count + more).split(share, seed=seed)]
+    assert [[i for i in side if i < count] for side in later] == [first, second]
+
+
+def test_a_split_is_a_source():
+    source = dataload.ConcatSource([RangeSource(3000, step=2), RangeSource(7000)])
+    sides = source.split(0.8, seed=3)
+    assert abs(len(sides[0]) - 6800) < 200
+    for side in sides:
+        assert sum(side.shard_lengths) == len(side)
+        assert len(side.shard_lengths) == 2
+        pickled = pickle.dumps(side)
+        assert len(pickled) < 1000  # not the indices
+        assert pickle.loads(pickled).fingerprint() == side.fingerprint()
+        failed = [each for each in check_source(side, sample=20) if each.status == "failed"]
+        assert failed == []
+    assert source.split(np.float64(0.8), seed=np.int64(3))[0].fingerprint() == sides[0].fingerprint()
+    assert len({sides[0].fingerprint(), sides[1].fingerprint(), source.split(0.8)[0].fingerprint()}) == 3
+    assert RangeSource(0).split(0.5)[0].shard_lengths == (0,)
+    assert source.split(0.5)[1].locate(0).record == int(np.setdiff1d(np.arange(99), source.split(0.5)[0]._indices)[0])
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.5, True, "0.9", math.nan])
+def test_shares_that_do_not_fit(share):
+    with pytest.raises(ConfigError, match="the share of a split must be a number between 0 and 1, got"):
+        RangeSource(9).split(share)
+
+
+def test_a_split_needs_a_seed():
+    with pytest.raises(ConfigError, match=r"seed must be an integer, got 0\.5"):
+        RangeSource(9).split(0.5, seed=0.5)
+
+
+def test_reads_ahead_what_is_selected():
+    class Ahead(RangeSource):
+        def read_ahead(self, steps, fields, *, here, share=1.0):
+            return [block.indices.tolist() for block in steps]
+
+    steps = [StepsAhead(0, np.array([3, 0]), np.array([2]), 1)]
+    assert Ahead(20).filter(is_even).read_ahead(iter(steps), None, here=True) == [[6, 0]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_of_held_out_data_resumes(workers):
+    def loader():
+        source = RangeSource(200).split(0.5, seed=1)[1].filter(is_even)
+        return Loader(source, batch_size=7, shuffle="shards", seed=2, num_workers=workers, epochs=1)
+
+    with loader() as whole:
+        expected = [batch["index"].tolist() for batch in whole]
+    with loader() as first:
+        seen = [batch["index"].tolist() for _, batch in zip(range(3), first, strict=False)]
+        state = first.state_dict()
+    with loader() as second:
+        second.load_state_dict(state)
+        assert seen + [batch["index"].tolist() for batch in second] == expected

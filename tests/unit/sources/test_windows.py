@@ -1,0 +1,254 @@
+"""Windows over sequences, compared with a loop over records."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dataload
+from dataload import ConfigError, Loader, MemorySource, windows
+from dataload.collate import default_collate
+from dataload.sources.adapt import as_source
+from dataload.streams import StreamSampler
+from dataload.testing import check_source
+from dataload.testing.compare import difference
+from dataload.types import StepsAhead
+
+
+def records_of(count):
+    return [{"x": np.array([i, -i]), "y": np.array(i * 0.5), "name": f"r{i}", "raw": bytes([i])} for i in range(count)]
+
+
+def model(records, lengths, length, stride, ends, offsets):
+    """Yield each anchor and its window, built record by record."""
+    groups = {name: offsets.get(name, range(length or 1)) for name in records[0]} if records else {}
+    reach = [0, *(offset for group in groups.values() for offset in group)]
+    first = 0
+    for count in lengths:
+        stop = first + count
+        # The first anchor is the first record whose window is inside; the others follow at the stride.
+        anchors = [
+            a for a in range(first, stop) if ends == "pad" or (a + min(reach) >= first and a + max(reach) < stop)
+        ]
+        for anchor in anchors[::stride]:
+            window = {}
+            for name, group in groups.items():
+                values = [records[min(max(anchor + offset, first), stop - 1)][name] for offset in group]
+                if length is None and name not in offsets:
+                    window[name] = values[0]
+                else:
+                    window[name] = tuple(values) if isinstance(values[0], (str, bytes)) else np.stack(values)
+            masks = {f"{name}_is_pad": offsets[name] for name in offsets}
+            masks |= {"is_pad": range(length)} if length and set(records[0]) - set(offsets) else {}
+            for name, group in masks.items() if ends == "pad" else ():
+                window[name] = np.array([not first <= anchor + offset < stop for offset in group])
+            yield anchor, window
+        first = stop
+
+
+OFFSETS = st.dictionaries(
+    st.sampled_from(["x", "y", "name", "raw"]), st.lists(st.integers(-3, 4), min_size=1, max_size=3), max_size=4
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=5).filter(any),
+    length=st.none() | st.integers(1, 4),
+    stride=st.integers(1, 3),
+    ends=st.sampled_from(["drop", "pad"]),
+    offsets=OFFSETS,
+    shards=st.integers(1, 3),
+    data=st.data(),
+)
+def test_equals_a_loop(lengths, length, stride, ends, offsets, shards, data):
+    records = records_of(sum(lengths))
+    both = [*model(records, lengths, length, stride, ends, offsets)]
+    anchors, expected = [anchor for anchor, _ in both], [window for _, window in both]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(records)), min_size=shards - 1, max_size=shards - 1)))
+    edges = [0, *cuts, len(records)]
+    parts = [MemorySource(records[a:b]) for a, b in pairwise(edges) if a < b]
+    source = dataload.ConcatSource(parts)
+    if not expected:
+        with pytest.raises(ConfigError, match="no sequence is long enough for a window: it takes"):
+            windows(source, lengths, length, stride, ends=ends, offsets=offsets)
+        return
+    for inner in (source, list(records)):  # a list gives whole records
+        found = windows(inner, lengths, length, stride, ends=ends, offsets=offsets)
+        assert len(found) == len(expected)
+        indices = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=6))
+        assert difference(found.read(indices), [expected[i] for i in indices], "read") is None
+        wanted = default_collate([expected[i] for i in indices])
+        assert difference(found.read_batch(indices), wanted, "read_batch") is None
+        names = data.draw(st.lists(st.sampled_from(sorted(found.fields)), unique=True))
+        wanted = {name: wanted[name] for name in names}
+        assert difference(found.read_batch(indices, names), wanted, "read_batch of fields") is None
+        assert found.sequence_lengths.sum() == len(found)
+        assert [found.locate(i) for i in range(len(found))] == [as_source(inner).locate(anchor) for anchor in anchors]
+    found = windows(source, lengths, length, stride, ends=ends, offsets=offsets)
+    in_shards = [sum(a <= anchor < b for anchor in anchors) for a, b in pairwise(edges)]
+    assert found.shard_lengths == tuple(n for n in in_shards if n)
+
+
+def episodes(count=40):
+    return MemorySource(
+        {"image": np.arange(count * 4, dtype=np.uint8).reshape(count, 2, 2), "action": np.arange(count)}
+    )
+
+
+def test_follows_the_rules_of_sources():
+    source = windows(episodes(), [15, 0, 25], 2, 3, ends="pad", offsets={"action": [-1, 0, 3]})
+    assert [each for each in check_source(source) if each.status == "failed"] == []
+    assert pickle.loads(pickle.dumps(source)).fingerprint() == source.fingerprint()
+    numpys = windows(
+        episodes(),
+        np.array([15, 0, 25]),
+        np.int32(2),
+        np.int64(3),
+        ends="pad",
+        offsets={"action": np.array([-1, 0, 3])},
+    )
+    assert numpys.fingerprint() == source.fingerprint()
+    other = windows(episodes(), [15, 0, 25], 2, 3, ends="pad", offsets={"action": [-1, 0, 2]})
+    assert len({source.fingerprint(), other.fingerprint(), windows(episodes(), [40], 2).fingerprint()}) == 3
+    assert repr(source) == "WindowSource(MemorySource(40 records), 14 windows in 3 sequences)"
+
+
+class Counted(MemorySource):
+    """Notes which records are read for which fields."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.reads = []
+
+    def _read_columns(self, indices, fields):
+        self.reads.append((sorted(indices.tolist()), fields))
+        return super()._read_columns(indices, fields)
+
+
+def test_reads_each_record_once_and_only_the_fields_that_need_it():
+    inner = Counted({"image": np.zeros((20, 2)), "action": np.arange(20)})
+    source = windows(inner, [20], offsets={"action": range(4)})
+    source.read_batch([3, 4, 6])
+    assert inner.reads == [([3, 4, 6], ("image",)), ([*range(3, 10)], ("action",))]
+
+
+class Dicts:
+    """A data set of torch's kind: whole records, one by one."""
+
+    def __init__(self):
+        self.reads = []
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        return {"x": index, "y": -index}
+
+
+def test_records_that_come_whole_are_read_once():
+    inner = Dicts()
+    source = windows(inner, [20], offsets={"x": [0, 1]})
+    inner.reads.clear()
+    batch = source.read_batch([3, 4])
+    assert inner.reads == [3, 4, 5]
+    assert (batch["x"].tolist(), batch["y"].tolist()) == ([[3, 4], [4, 5]], [-3, -4])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("step", [0, 3, 7])
+def test_a_loader_resumes_within_windows(step, workers):
+    def loader():
+        source = windows(episodes(), [15, 25], 4, 2, ends="pad", offsets={"image": [-1, 0]})
+        return Loader(source, batch_size=3, shuffle=True, seed=5, num_workers=workers, epochs=2)
+
+    with loader() as whole:
+        expected = [batch["action"].tolist() for _ in range(2) for batch in whole]
+    with loader() as first:
+        seen = [batch["action"].tolist() for _, batch in zip(range(step), first, strict=False)]
+        state = first.state_dict()
+    with loader() as second:
+        second.load_state_dict(state)
+        rest = [batch["action"].tolist() for epoch in range(2) for batch in second]
+    assert seen + rest == expected
+    assert len(expected) == 14
+
+
+def test_windows_feed_streams():
+    source = windows(episodes(), [15, 1, 24], 4)
+    sampler = StreamSampler(sequence_lengths=source.sequence_lengths, rows=2, seed=0)
+    with Loader(source, batch_sampler=sampler, epochs=1) as loader:
+        rows = [batch["action"][:, 0][batch["valid"]].tolist() for batch in loader]
+    assert sorted(index for row in rows for index in row) == [*range(12), *range(16, 37)]
+
+
+class Ahead(MemorySource):
+    def read_ahead(self, steps, fields, *, here, share=1.0):
+        self.asked = [*steps], fields, here, share
+
+
+def test_reads_ahead_what_windows_need():
+    inner = Ahead({"x": np.arange(10), "y": np.arange(10)})
+    source = windows(inner, [4, 6], ends="pad", offsets={"x": [0, 1]})
+    steps = [StepsAhead(0, np.array([0, 3, 9]), np.array([2, 3]), 2)]
+    assert source.read_ahead(steps, ["x", "x_is_pad"], here=True, share=0.5) is None
+    (block,), fields, here, share = inner.asked
+    assert (block.indices.tolist(), block.ends.tolist()) == ([0, 1, 3, 3, 9, 9], [4, 6])
+    assert (fields, here, share) == (["x"], True, 0.5)
+    assert source.read_ahead(steps, [], here=True) is None
+    assert windows(episodes(), [40]).read_ahead(steps, None, here=True) is None
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([20, 21], "sequence_lengths have a sum of 41, and the source has 40 records: compute them with"),
+        ([20, 30, -10], "sequence_lengths[2] is -10, and the source has 40 records"),
+        ([2**62, 2**62, 2**62, 2**62, 40], "sequence_lengths[0] is 4611686018427387904, and the source has 40"),
+        ([20.0, 20.0], "sequence_lengths must be integers in one dimension, got [20.0, 20.0]"),
+        ([[40]], "sequence_lengths must be integers in one dimension, got [[40]]"),
+        ([2**70], "sequence_lengths must be integers in one dimension"),
+        ([[1], [2, 3]], "sequence_lengths must be integers in one dimension"),
+        ([], "sequence_lengths have a sum of 0, and the source has 40 records"),
+        ("x" * 99, "got 'xxx"),
+    ],
+)
+def test_lengths_that_do_not_fit(lengths, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        windows(episodes(), lengths, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length": 0}, "length must be an integer >= 1, got 0"),
+        ({"stride": 0}, "stride must be an integer >= 1, got 0"),
+        ({"ends": "next"}, "ends is 'next': Known: drop, pad"),
+        ({"offsets": {"actoin": [0]}}, "there is no field 'actoin': did you mean 'action'?"),
+        ({"offsets": {"action": []}}, "offsets of 'action' must be integers, such as [-1, 0], got []"),
+        ({"offsets": {"action": [0.5]}}, "offsets of 'action' must be integers"),
+        ({"offsets": {"action": [2**40]}}, "offsets of 'action' must be integers"),
+        ({"offsets": {"action": "01"}}, "offsets of 'action' must be integers"),
+        ({"length": 41}, "it takes 41 records, and the longest sequence has 40: pass ends='pad', or shorter windows"),
+    ],
+)
+def test_settings_that_do_not_fit(settings, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        windows(episodes(), [40], **settings)
+
+
+def test_names_that_do_not_fit():
+    taken = MemorySource({"x": [1, 2], "x_is_pad": [0, 0]})
+    with pytest.raises(ConfigError, match="ends='pad' adds the mask 'x_is_pad', and the records have a field"):
+        windows(taken, [2], ends="pad", offsets={"x": [0, 1]})
+    with pytest.raises(ConfigError, match="there is no field 'imag': did you mean 'image'"):
+        windows(episodes(), [40], 2).read_batch([0], ["imag"])
+    with pytest.raises(ConfigError, match=r"windows need records with fields, and MemorySource\(2 records\) has none"):
+        windows(MemorySource([b"a", b"b"]), [2], 2)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+
+import dataload
+from dataload.codecs import sequence_example
+from dataload.codecs.wire import build_field
+from dataload.convert import convert
+from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.tfrecord import reader, records
+from dataload.storage.table_cache import CachedTable, IndexKey, store_cached
+
+
+def build(path, lengths):
+    with dataload.create(path) as writer:
+        writer.extend(bytes([number % 256]) * length for number, length in enumerate(lengths))
+    os.utime(path, (1, 1))  # younger files have no table in the cache
+    return str(path)
+
+
+def test_checksums_are_those_of_the_library():
+    rows = np.random.default_rng(0).integers(0, 256, (50, 9), np.uint8)
+    assert records.crc_of_rows(rows).tolist() == [google_crc32c.value(row.tobytes()) for row in rows]
+
+
+@pytest.mark.parametrize("lengths", [[0] * 40, [1, 100_000, 3, 0, 400_000, *[9] * 30_000, 300_000, 5]])
+def test_records_are_found_in_few_reads(tmp_path, lengths):
+    """Small ones many at a time, large ones without what lies between."""
+    data = Path(build(tmp_path / "x.tfrecord", lengths)).read_bytes()
+    reads = []
+
+    def read(offset, length):
+        reads.append(length)
+        return data[offset : offset + length]
+
+    edges = records.find_records(read, len(data), "x")
+    assert np.diff(edges).tolist() == [length + 16 for length in lengths]
+    assert sum(reads) < 2 * sum(length + 16 for length in lengths if length < 1000) + (1 << 19)
+    assert len(reads) < 16
+
+
+def damaged(tmp_path, change):
+    path = build(tmp_path / "x.tfrecord", [10, 20, 30])
+    data = bytearray(Path(path).read_bytes())
+    change(data)
+    Path(path).write_bytes(data)
+    return path
+
+
+def test_a_wrong_length(tmp_path):
+    path = damaged(tmp_path, lambda data: data.__setitem__(slice(26, 34), struct.pack("<Q", 1 << 60)))
+    message = r"x\.tfrecord, byte 26, record 1: the masked CRC-32C of the record's length, 1152921504606846976, is 0x"
+    with pytest.raises(CorruptFileError, match=message):
+        len(dataload.open(path))
+
+
+@pytest.mark.parametrize(("stop", "offset", "index"), [(-1, 62, 2), (70, 62, 2), (30, 26, 1), (3, 0, 0)])
+def test_a_file_that_was_cut(tmp_path, stop, offset, index):
+    path = damaged(tmp_path, lambda data: data.__delitem__(slice(stop, None)))
+    with pytest.raises(
+        CorruptFileError, match=rf"byte {offset}, record {index}: the file ends at byte \d+, within this"
+    ):
+        len(dataload.open(path, format="tfrecord"))
+
+
+def test_a_record_that_was_changed(tmp_path):
+    path = damaged(tmp_path, lambda data: data.__setitem__(40, 7))
+    assert len(dataload.open(path)[1]) == 20
+    with dataload.open(path, verify_checksums=True) as source:
+        assert source.read([0, 2]) == [bytes(10), b"\2" * 30]
+        for read in (source.read, source.read_batch):
+            with pytest.raises(CorruptFileError, match=r"byte 38, record 1: the masked CRC-32C of the record differs"):
+                read([2, 1, 0])
+
+
+def test_a_large_record_is_refused(tmp_path):
+    path = build(tmp_path / "x.tfrecord", [10, 200])
+    with dataload.open(path, max_record_bytes=100) as source:
+        assert source[0] == bytes(10)
+        with pytest.raises(CorruptFileError, match=r"record 1: the record takes 200 bytes of memory"):
+            source.read([0, 1])
+
+
+def test_records_are_found_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "_LEAST_CACHED", 5)
+    path = build(tmp_path / "x.tfrecord", range(20))
+    first = list(dataload.open(path))
+    monkeypatch.setattr(reader, "find_records", lambda *_: pytest.fail("found again"))
+    assert list(dataload.open(path)) == first
+
+
+@pytest.mark.parametrize("edges", [[], [0], [16, 52], [0, 52, 40, 84], [0, 16, 99]])
+def test_an_invalid_table_is_not_used(tmp_path, edges):
+    path = build(tmp_path / "x.tfrecord", [10, 36])
+    store_cached(IndexKey.of("tfrecord", (path,)), CachedTable({"edges": np.array(edges, np.int64)}, {}))
+    assert len(dataload.open(path)) == len(dataload.open(path, cache=False)) == 2
+
+
+def test_names_with_numbers_after_the_suffix(tmp_path):
+    for number in range(3):
+        build(tmp_path / f"x.tfrecord-{number:05d}-of-00003", [number])
+    assert dataload.open(tmp_path).shard_lengths == (1, 1, 1)
+    (tmp_path / "x.tfrecord-00001-of-00003").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no x\.tfrecord-00001-of-00003"):
+        dataload.open(tmp_path)
+
+
+def test_fields_become_examples(tmp_path):
+    report = convert(
+        dataload.MemorySource({"x": np.arange(12, dtype=np.float32).reshape(4, 3)}), tmp_path / "x.tfrecord", shards=2
+    )
+    assert "records are encoded with the codec 'example'" in report.notes[0]
+    with dataload.open(tmp_path) as source:  # its manifest names the codec
+        np.testing.assert_equal(source.read_batch([3, 0])["x"], [[9, 10, 11], [0, 1, 2]])
+
+
+def test_sequence_examples_that_are_refused():
+    maps = build_field(1, build_field(1, b"a"))
+    twice = build_field(1, maps) + build_field(2, maps)
+    with pytest.raises(CorruptFileError, match="'a' is a feature of the context and a feature list: decode such"):
+        sequence_example.decode(twice)
+    with pytest.raises(CorruptFileError, match=r"not a tf\.train\.SequenceExample \(3 bytes\)"):
+        sequence_example.decode(b"\xff\xff\xff")
+    steps = build_field(2, build_field(1, build_field(1, b"a") + build_field(2, build_field(1, b"") * 1000)))
+    assert sequence_example.decode(steps) == {"a": [[]] * 1000}
+    with pytest.raises(CorruptFileError, match="a SequenceExample of 1,001 features takes 512,512 bytes of memory"):
+        sequence_example.decode(steps, 100_000)
+    with pytest.raises(ConfigError, match="codec 'sequence_example' only reads: write records with example"):
+        sequence_example.encode({})

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from dataload.errors import CorruptFileError, SourceError, SourceNotFoundError
+from dataload.storage import list_folder, read_files
+from dataload.storage.local import folders
+
+
+def fill(root, names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+
+
+def test_listing(tmp_path):
+    fill(tmp_path, ["a/b/1.x", "a/2.y", "3.x", ".a/4.x", "a/.5.x"])
+    (tmp_path / "empty").mkdir()
+    os.symlink(tmp_path / "a", tmp_path / "link")
+    wanted = {"": {"3.x": 3}, "a": {}, "a/b": {"1.x": 7}, "empty": {}, "link": {}, "link/b": {"1.x": 7}}
+    assert list_folder(str(tmp_path), lambda name: name.endswith(".x")) == wanted
+
+
+def test_links_that_lead_nowhere(tmp_path):
+    fill(tmp_path, ["a/b/1.x"])
+    os.symlink(tmp_path / "a", tmp_path / "a" / "b" / "up")
+    with pytest.raises(
+        SourceError, match=r"a/b/up is a link to a folder above it, so its files would have no end: remov"
+    ):
+        list_folder(str(tmp_path))
+    (tmp_path / "a" / "b" / "up").unlink()
+    os.symlink(tmp_path / "gone", tmp_path / "a" / "2.x")
+    with pytest.raises(SourceNotFoundError, match=r"there is no .*a/2\.x"):
+        list_folder(str(tmp_path))
+    with pytest.raises(SourceNotFoundError, match=r"there is no .*gone"):
+        list_folder(str(tmp_path / "gone"))
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_files_are_read_in_order(tmp_path, monkeypatch, slow):
+    names = [f"{i}.x" for i in range(40)]
+    fill(tmp_path, names)
+    threads = set()
+    read = folders._read_file
+
+    def noted(*arguments):
+        threads.add(threading.get_ident())
+        return read(*arguments)
+
+    monkeypatch.setattr(folders, "_read_file", noted)
+    monkeypatch.setattr(folders, "_SLOW_SECONDS", 0 if slow else 1e9)
+    paths, sizes = [str(tmp_path / name) for name in names], [len(name) for name in names]
+    assert read_files(paths, sizes, range(40)) == [name.encode() for name in names]
+    assert (len(threads) > 1) == slow
+    sizes[30] -= 1
+    with pytest.raises(CorruptFileError, match="the file had 3 bytes when it was opened and has 4 now") as caught:
+        read_files(paths, sizes, range(100, 140))
+    assert (caught.value.path, caught.value.index) == (paths[30], 130)
+    assert read_files([], [], []) == []

@@ -12,7 +12,7 @@ from typing import Any, Self
 from dataload.compat._webdataset_io import Opener, check_pipe, is_remote, wds
 from dataload.compat._webdataset_stages import Meter, Named, Plan, Share, Single, plan
 from dataload.compat._webdataset_state import Progress, Resumable, Run
-from dataload.errors import ConfigError, CorruptFileError, DataloadError, WorkerError
+from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, StoreError, WorkerError
 from dataload.loader.loader import Loader
 from dataload.samplers import Repeat, Sequential, ShardSequential, Subset
 from dataload.sources.tar.reader import TarSource
@@ -66,7 +66,7 @@ class WebDataset(Resumable, wds.WebDataset):
                 self._remote = Remote.of(storage_options, own | dict(remote or {}))
             if isinstance(stage, (wds.cache.StreamingOpen, wds.cache.FileCache)):
                 self.pipeline[position] = Opener(given["handler"], allow_pipe=allow_pipe, remote=self._remote)
-        self._head = tuple(self.pipeline)
+        self._head, self._handler = tuple(self.pipeline), given["handler"]
         self._by_rank, self._by_worker = given["nodesplitter"] is not None, bool(given["workersplitter"])
         self._source: TarSource | None = None
         self._batch = 1  # values that a WebLoader puts in a batch
@@ -88,7 +88,7 @@ class WebDataset(Resumable, wds.WebDataset):
         if tuple(self.pipeline[: len(self._head)]) != self._head:
             self._streams = "the stages that read samples were changed"
         if self._source is None and self._streams is None:
-            found = _open_archives(self._urls, self._remote)
+            found = _open_archives(self._urls, self._remote, self._handler)
             if isinstance(found, str):
                 self._streams = found
                 warnings.warn(
@@ -96,7 +96,7 @@ class WebDataset(Resumable, wds.WebDataset):
                     stacklevel=2,
                 )
             else:
-                self._source = found
+                self._urls, self._source = found
         return None if self._streams is not None else self._source
 
     def archives(self) -> TarSource:
@@ -292,20 +292,35 @@ def _why_streams(given: Mapping[str, Any], pipeline: Sequence[Any], urls: Sequen
     return None
 
 
-def _open_archives(urls: Sequence[str], remote: Remote | None) -> TarSource | str:
-    """Return the archives, or why they cannot be read at random. A bad index beside an archive is left out."""
-    bad_index = None
+def _open_archives(urls: Sequence[str], remote: Remote | None, handler: Any) -> tuple[Sequence[str], TarSource] | str:
+    """Return the archives, without those that are missing if `handler` continues; or why they can only be streams."""
     options: dict[str, Any] = {} if remote is None else {"remote": remote}
-    for index in (None, False):
+    bad_index, index = None, None
+    while True:
         source = TarSource([local_path(url) for url in urls], case_sensitive=False, index=index, **options)
         try:
             oddity = source.oddity()
+        except SourceNotFoundError as error:
+            there = [url for url in urls if local_path(url) != error.path]
+            if not 0 < len(there) < len(urls) or not _continues(handler, error):
+                return str(error)
+            urls = there
         except CorruptFileError as error:
-            bad_index = bad_index or error
-            continue
-        except DataloadError as error:
+            if index is False:
+                return str(error)
+            bad_index, index = error, False
+        except StoreError:
+            raise  # later it may answer, and the order must not depend on that
+        except (SourceError, ConfigError) as error:
             return str(error)
-        if oddity is None and bad_index is not None:
-            warnings.warn(f"the archives are scanned, because an index beside them is bad: {bad_index}", stacklevel=2)
-        return oddity or source
-    return str(bad_index)
+        else:
+            if oddity is None and bad_index is not None:
+                warnings.warn(f"archives are scanned, because an index beside them is bad: {bad_index}", stacklevel=2)
+            return oddity or (urls, source)
+
+
+def _continues(handler: Any, error: Exception) -> bool:
+    try:
+        return bool(handler(error))
+    except Exception:
+        return False  # it is raised when its turn comes

@@ -274,6 +274,35 @@ def test_other_lists_of_archives_are_read_as_streams(paths, options, why):
         data.state_dict()
 
 
+def test_streams_say_why(paths, monkeypatch):
+    changed = wds.WebDataset(paths[:1], shardshuffle=False)
+    del changed.pipeline[2:]
+    assert list(changed) == [{"url": paths[0]}]
+    piped = wds.WebDataset(f"pipe:cat {paths[0]}", shardshuffle=False, allow_pipe=True)
+    monkeypatch.setenv("GOPEN_REWRITE", "nothing=pipe:nothing")
+    rewritten = wds.WebDataset(paths[:1], shardshuffle=False)
+    for data, why in (
+        (changed, "the stages that read samples were changed"),
+        (piped, "pipe:cat .* is a stream"),
+        (rewritten, "GOPEN_REWRITE is set"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            data.state_dict()
+
+
+def test_workers_of_torch_know_no_epoch_that_ranks_share(paths, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    info = type("Info", (), {"id": 0, "num_workers": 1, "seed": 7})()
+    monkeypatch.setattr(torch_data, "get_worker_info", lambda: info)
+    data = make(paths)
+    with pytest.warns(UserWarning, match=r"every epoch has the same order, .* or call set_epoch\(n\) before each"):
+        list(data)
+    data = make(paths)
+    data.set_epoch(3)
+    list(data)
+
+
 @pytest.mark.slow
 def test_workers_that_left_out_samples_have_no_common_position(paths):
     data = wds.WebDataset(paths[:4], shardshuffle=False).select(wds_pipelines.Chooses(2)).batched(2, collation_fn=None)
@@ -306,11 +335,20 @@ def test_archives_that_only_webdataset_can_read(paths, tar, tmp_path):
         return theirs
 
     assert both([cut, missing, paths[1]], wds.ignore_and_continue)[1] is None
+    assert both([missing], wds.ignore_and_stop)[1] == "ValueError"
     assert both([missing], wds.reraise_exception)[1] == "FileNotFoundError"
     assert both([cut], wds.reraise_exception)[1] == "ReadError"
     assert both([twice], wds.reraise_exception)[1] == "ValueError"
+    assert both([tar([("c.cls", b"1"), ("a.txt", b"1"), ("a.txt", b"2")])], wds.ignore_and_continue)[1] is None
     assert set(both([readme], wds.reraise_exception)[0][0]) >= {"jpg", "cls"}
     assert len(both([meta], wds.reraise_exception)[0]) == 1
+
+
+def test_missing_archives_are_left_out_if_the_handler_says_so(paths):
+    missing = paths[0].replace("s-00", "s-99")
+    data = wds.WebDataset([missing, *paths[:2]], shardshuffle=False, handler=wds.ignore_and_continue)
+    assert [sample["__url__"] for sample in data] == [paths[0]] * 7 + [paths[1]]
+    assert data.state_dict()["length"] == 8
 
 
 def test_a_bad_index_beside_an_archive_is_left_out(tar):
@@ -318,7 +356,7 @@ def test_a_bad_index_beside_an_archive_is_left_out(tar):
     with open(path.replace(".tar", ".idx"), "w") as file:
         file.write("v1.2 7\nnonsense\n")
     data = wds.WebDataset(path, shardshuffle=False).decode()
-    with pytest.warns(UserWarning, match="the archives are scanned, because an index beside them is bad"):
+    with pytest.warns(UserWarning, match="archives are scanned, because an index beside them is bad"):
         assert [sample["cls"] for sample in data] == [1, 2]
     assert data.state_dict()["epoch"] == 1
 

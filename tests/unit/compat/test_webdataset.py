@@ -15,7 +15,8 @@ import wds_pipelines
 
 import dataload
 import dataload.compat.webdataset as wds
-from dataload.errors import ConfigError, MissingDependencyError, StateMismatchError, WorkerError
+from dataload.errors import ConfigError, MissingDependencyError, StateMismatchError, StoreError, WorkerError
+from dataload.sources.tar.reader import TarSource
 from dataload.storage import LocalStorage
 
 with warnings.catch_warnings():
@@ -349,6 +350,15 @@ def test_missing_archives_are_left_out_if_the_handler_says_so(paths):
     data = wds.WebDataset([missing, *paths[:2]], shardshuffle=False, handler=wds.ignore_and_continue)
     assert [sample["__url__"] for sample in data] == [paths[0]] * 7 + [paths[1]]
     assert data.state_dict()["length"] == 8
+
+
+def test_a_store_that_does_not_answer_is_no_reason_to_read_streams(paths, monkeypatch):
+    def fails(self):
+        raise StoreError("no answer")
+
+    monkeypatch.setattr(TarSource, "oddity", fails)
+    with pytest.raises(StoreError, match="no answer"):
+        list(wds.WebDataset(paths[:1], shardshuffle=False))
 
 
 def test_a_bad_index_beside_an_archive_is_left_out(tar):

@@ -1,7 +1,7 @@
 """WebDataset's loader, which knows how far its workers are."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from dataload._util.optional import load_optional
@@ -78,7 +78,8 @@ class WebLoader(Resumable, wds.DataPipeline):
         data.set_epoch(run.epoch)
         if run.resumed:
             start = Run(run.epoch, run.position)
-            start.passes, start.given = data.restored(start, run.counts)
+            start.counts = run.counts
+            start.passes, start.given = data.restored(start)
             data.begin(start)
             loader._iterator = None  # workers that persist have begun elsewhere
         values: Any = _received(run, loader)
@@ -108,10 +109,9 @@ class WebLoader(Resumable, wds.DataPipeline):
         own = {} if self.repetitions == 1 else {"loader_passes": run.passes, "loader_given": run.given}
         return own | self.dataset().counts(run, given)
 
-    def restored(self, run: Run, counts: Mapping[str, int]) -> tuple[int, int]:
+    def restored(self, run: Run) -> tuple[int, int]:
         """See `Resumable`."""
-        run.counts = counts
-        return counts.get("loader_passes", 0), counts.get("loader_given", 0)
+        return run.counts.get("loader_passes", 0), run.counts.get("loader_given", 0)
 
 
 def _received(run: Run, loader: Any) -> Iterator[Any]:

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from dataload.compat._webdataset_io import Opener, check_pipe, is_remote, wds
@@ -171,13 +172,14 @@ class WebDataset(Resumable, wds.WebDataset):
         order, found, (_, _, worker, workers) = self.order(), self.plan(), self.place()
         if not len(order) and self._checks_empty:
             raise ValueError(f"there are no samples in {self._urls}: empty_check=False allows that")
-        start = run.position if run.resumed else 0
+        start, begun = (run.position, run.counts.get("used", 0)) if run.resumed else (0, 0)
         epoch = run.epoch * self.epoch_order(order)[1] + run.passes
         if self.repetitions == sys.maxsize and self.limit is None:
             epoch = run.epoch + run.passes
             self._epoch = epoch + 1
-        meter = Meter()
-        values: Any = meter.head(self._read(self.share(order, start, worker, workers), epoch))
+        meter = Meter(begun)
+        share = replace(self.share(order, start, worker, workers), begun=begun)
+        values: Any = meter.head(self._read(share, epoch))
         for position, stage in enumerate(found.stages):
             if found.batching is not None and position == found.batch:
                 values = meter.batches(values, stage, found.batching.size)
@@ -251,18 +253,28 @@ class WebDataset(Resumable, wds.WebDataset):
         """See `Resumable`."""
         return self.plan().inexact
 
-    def counts(self, run: Run, given: int) -> dict[str, int]:  # noqa: ARG002 - a loader has its own
+    def counts(self, run: Run, given: int) -> dict[str, int]:
         """See `Resumable`."""
-        return {} if self.limit is None else {"given": given}
+        workers = self.place()[3]
+        if workers == 1:
+            return {} if self.limit is None else {"given": given}
+        progress = run.progress.get(
+            0, Progress(used=run.counts.get("used", 0))
+        )  # in a worker of a loader that saves the states of its workers
+        return {"given": given, "passes": run.passes, "used": progress.used, "workers": workers}
 
     def given_before(self, position: int) -> int:
         """Return the values before a position, if each sample has given one."""
         batching = self.plan().batching
         return position // ((batching.size if batching else 1) * self.place()[1])
 
-    def restored(self, run: Run, counts: Mapping[str, int]) -> tuple[int, int]:
+    def restored(self, run: Run) -> tuple[int, int]:
         """See `Resumable`."""
-        return run.position // max(1, len(self.order())), counts.get("given", self.given_before(run.position))
+        counts = run.counts
+        if counts.get("workers", self.place()[3]) != self.place()[3]:
+            raise ConfigError(f"the state is of one of {counts['workers']} workers: use as many", key="num_workers")
+        passes = counts.get("passes", run.position // max(1, len(self.order())))
+        return passes, counts.get("given", self.given_before(run.position))
 
     def close(self) -> None:
         """Close the archives, and the stages that can be closed."""

@@ -122,8 +122,8 @@ def _arguments(stage: Any) -> dict[str, Any]:
 class Meter:
     """Counts the samples that a pass has read, and those that the values it has given were made of."""
 
-    def __init__(self) -> None:
-        self._read = self._used = 0
+    def __init__(self, begun: int) -> None:
+        self._read = self._used = begun
         self._entered: list[int] = []
         self._batched = False
 
@@ -168,6 +168,7 @@ class Share:
         workers: Number of workers of each rank.
         chunk: Samples that a worker reads in a row.
         even: Whether every rank reads the same number of samples.
+        begun: Samples of this part that were read before.
     """
 
     parent: Sampler
@@ -178,6 +179,7 @@ class Share:
     workers: int = 1
     chunk: int = 1
     even: bool = False
+    begun: int = 0
 
     @property
     def records(self) -> int:
@@ -189,11 +191,11 @@ class Share:
         of_rank = left // self.world_size if self.even else -(-(left - self.rank) // self.world_size)
         chunks, rest = divmod(max(0, of_rank), self.chunk)
         own = max(0, -(-(chunks - self.worker) // self.workers)) * self.chunk
-        return own + (rest if chunks % self.workers == self.worker else 0)
+        return own + (rest if chunks % self.workers == self.worker else 0) - self.begun
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""
-        chunk, offset = np.divmod(positions, self.chunk)
+        chunk, offset = np.divmod(positions + self.begun, self.chunk)
         of_rank = (chunk * self.workers + self.worker) * self.chunk + offset
         return self.parent.indices(self.start + of_rank * self.world_size + self.rank, epoch=epoch)
 

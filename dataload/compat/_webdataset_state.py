@@ -41,9 +41,11 @@ class Run:
     def reached(self, data: WebDataset, workers: int) -> tuple[int, int]:
         """Return the position of the consumer, and the values that the data set has given."""
         if not self.progress:
-            return self.position, data.given_before(self.position)
-        order = data.order()
+            return self.position, self.given
         number, used, given = next(iter(self.progress.values()))
+        if data.place()[3] > 1:  # in a worker of torch's, which knows only its own part
+            return self.position if self.resumed else 0, given
+        order = data.order()
         share = data.share(order, 0, 0, 1)
         if workers > 1:
             chunk = share.chunk
@@ -84,15 +86,17 @@ def state_of(data: WebDataset, epoch: int, position: int = 0, **counts: int) -> 
     return {**state, "webdataset": {"position": position, **counts}} if counts else state
 
 
-def run_of(data: WebDataset, state: Mapping[str, Any]) -> tuple[Run, Mapping[str, int]]:
-    """Return the iteration that continues at a state, also one of a `dataload.Loader`, and its counts."""
+def run_of(data: WebDataset, state: Mapping[str, Any]) -> Run:
+    """Return the iteration that continues at a state, also one of a `dataload.Loader`."""
     values = dict(state)
     counts = values.pop("webdataset", {})
     saved = LoaderState.from_json(values)
     saved.check(LoaderState.from_json(state_of(data, saved.epoch)))
     if not isinstance(counts, dict) or not all(type(count) is int and count >= 0 for count in counts.values()):
         raise StateMismatchError(f"webdataset in the state must be counts, found {counts!r}")
-    return Run(saved.epoch, counts.get("position", saved.position)), counts
+    run = Run(saved.epoch, counts.get("position", saved.position))
+    run.counts, run.resumed = counts, run.resumed or "used" in counts
+    return run
 
 
 class Resumable(FluidInterface):
@@ -187,8 +191,8 @@ class Resumable(FluidInterface):
             ConfigError: The archives are read as streams.
             StateMismatchError: The state is of other data or another order.
         """
-        run, counts = run_of(self.dataset(), state)
-        run.passes, run.given = self.restored(run, counts)
+        run = run_of(self.dataset(), state)
+        run.passes, run.given = self.restored(run)
         self._next = run
 
     def inexact(self) -> Any:
@@ -199,8 +203,8 @@ class Resumable(FluidInterface):
         """Return what the position does not tell; the data set has given `given` values."""
         raise NotImplementedError
 
-    def restored(self, run: Run, counts: Mapping[str, int]) -> tuple[int, int]:
-        """Return passes and values, from a state."""
+    def restored(self, run: Run) -> tuple[int, int]:
+        """Return the passes and values before a run that continues at a state."""
         raise NotImplementedError
 
     def dataset(self) -> WebDataset:

@@ -194,6 +194,26 @@ def test_states_of_endless_epochs_and_of_those_whose_last_batch_is_dropped(paths
     assert data.state_dict()["epoch"] == 1
 
 
+@pytest.mark.parametrize("change", [lambda data: data, lambda data: data.repeat(2), lambda data: data.with_epoch(7)])
+def test_a_worker_of_a_loader_that_saves_its_workers_states(paths, monkeypatch, change):
+    """As torchdata's StatefulDataLoader does."""
+    monkeypatch.setenv("NUM_WORKERS", "2")
+    for worker in "01":
+        monkeypatch.setenv("WORKER", worker)
+        wanted = numbers(change(make(paths)))
+        for at in range(len(wanted)):
+            data = change(make(paths))
+            head = numbers(itertools.islice(iter(data), at))
+            state = data.state_dict()
+            data = change(make(paths))
+            data.load_state_dict(state)
+            assert data.state_dict() == state
+            assert head + numbers(data) == wanted
+    monkeypatch.setenv("NUM_WORKERS", "3")
+    with pytest.raises(ConfigError, match="the state is of one of 2 workers: use as many"):
+        change(make(paths)).load_state_dict(state)
+
+
 def test_skipped_samples_and_epochs_of_a_loader_are_part_of_the_state(paths):
     def loader():
         data = wds.WebDataset(paths[:4], shardshuffle=4).decode()

@@ -19,6 +19,7 @@ from benchmarks import (
     orders,
     remote,
     samples,
+    tables,
     tokens,
 )
 from dataload.bench.results import Results
@@ -34,6 +35,7 @@ CASES = {
     "open": costs.opening,
     "resume": costs.resuming,
     "cold": cold.cold,
+    "tables": tables.tables,
     "tokens": tokens.tokens,
     "orders": orders.orders,
     "order-start": orders.starting,

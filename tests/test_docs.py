@@ -102,7 +102,7 @@ def test_the_page_on_own_sources_runs(tmp_path):
     done = subprocess.run(suite, cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False)
     assert done.returncode == 0, done.stdout
 
-    (tmp_path / "train.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    (tmp_path / "train.lines").write_text('{"a": 1}\n{"a": 2}\n')
     (command,) = re.findall(r"```sh\ndataload (.*?)\n```", text)
     done = subprocess.run(
         [sys.executable, "-m", "dataload", *shlex.split(command)],
@@ -119,10 +119,10 @@ def test_the_page_on_own_sources_runs(tmp_path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: json-lines\nVersion: 1.0\n")
     entry_points = "".join(f"{name} = {value}\n" for name, value in group[1].items())
     (info / "entry_points.txt").write_text(f"[{group[0]}]\n{entry_points}")
-    command = [sys.executable, "-m", "dataload", "convert", "train.jsonl", "out.jsonl", "--to-option", "sort_keys=true"]
+    command = [sys.executable, "-m", "dataload", "convert", "train.lines", "out.lines", "--to-option", "sort_keys=true"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "out.jsonl").read_text() == '{"a": 1}\n{"a": 2}\n'
+    assert (tmp_path / "out.lines").read_text() == '{"a": 1}\n{"a": 2}\n'
 
 
 @pytest.mark.parametrize(

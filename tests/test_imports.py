@@ -22,6 +22,9 @@ OPTIONAL = [
     "hypothesis",
     "pytest",
     "matplotlib",
+    "pyarrow",
+    "pandas",
+    "polars",
 ]
 
 

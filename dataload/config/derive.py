@@ -22,7 +22,7 @@ Reference: TypeAlias = Annotated[str, Field(pattern=REFERENCE_PATTERN, examples=
 NpyPath: TypeAlias = Annotated[str, Field(pattern=NPY_PATTERN)]
 
 _AT_LEAST = {
-    0: ("epochs", "max_bad", "num_samples", "num_workers", "rank"),
+    0: ("cached_bytes", "epochs", "max_bad", "num_samples", "num_workers", "rank"),
     1: (
         *("batch_size", "chunk", "db_num", "epoch_steps", "group", "lanes", "max_record_bytes", "max_tokens"),
         *("pool_size", "prefetch", "prefetch_bytes", "row_length", "stride", "times", "window", "world_size"),

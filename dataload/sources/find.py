@@ -318,7 +318,9 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None)
         if entry is None and by_content(path) is not None:
             return [path]
         wanted = f"of format {entry.name!r} " if entry is not None else ""
-        raise SourceNotFoundError(f"the directory {path} contains no shard {wanted}by its suffix", path=path)
+        inner = [name for name in names if _format_of_directory(join(path, name), remote) is not None]
+        hint = f"; open one of its data sets: {', '.join(inner)}" if inner else ""
+        raise SourceNotFoundError(f"the directory {path} contains no shard {wanted}by its suffix{hint}", path=path)
     check_complete(path, [base_name(file) for file in found], remote)
     return found
 
@@ -326,8 +328,11 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None)
 def _shards_among(names: Iterable[str], entry: Format | None) -> list[str]:
     """Return the names with the suffix of a format, or of the given one."""
     known = [*_all_formats()]
-    found = [(name, by_suffix(name, known)) for name in names]
-    return [name for name, of in found if of is not None and (entry is None or _family(of) == _family(entry))]
+    found = [(name, of) for name in names if (of := by_suffix(name, known)) is not None]
+    if entry is not None:
+        return [name for name, of in found if _family(of) == _family(entry)]
+    others = [name for name, of in found if not of.lies_beside]
+    return others or [name for name, _ in found]
 
 
 def _family(entry: Format) -> str:

@@ -47,6 +47,8 @@ class Format:
             TorchRecord.
         is_variant: Returns, for a path and the `Remote` or None, whether the file, which is in the format `variant_of`,
             is in this one.
+        lies_beside: Whether such files often lie beside the shards of other formats. In a directory, they are the
+            shards only if there are no others.
         directory_file: Name of the file that makes a directory a single data set rather than a directory of shards.
         is_data_set_without_shards: Returns whether a directory in which no file is a shard is a single data set.
         split_selection: Returns the file that a path with a selection names: ``"x.array_record"`` for
@@ -73,6 +75,7 @@ class Format:
     magic: bytes | Callable[[bytes], bool] | None = None
     variant_of: str | None = None
     is_variant: Callable[..., bool] | None = None
+    lies_beside: bool = False
     directory_file: str | None = None
     is_data_set_without_shards: Callable[[str], bool] | None = None
     split_selection: Callable[[str], str] | None = None

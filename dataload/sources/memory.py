@@ -8,6 +8,7 @@ import numpy as np
 
 from dataload._util.buffers import pooled_empty
 from dataload._util.stacking import split_records
+from dataload.codecs.arrow import columns_of
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, closest
 from dataload.sources.base import Source, select_fields, spec_of
@@ -18,12 +19,14 @@ class MemorySource(Source[Any]):
     """Records from a list, or rows of columns.
 
     Args:
-        data: A sequence of records (dicts of fields, or bytes), or a mapping of columns of equal length (arrays or
-            lists).
+        data: A sequence of records (dicts of fields, or bytes), a mapping of columns of equal length (arrays or
+            lists), or a table of pandas, Polars, pyarrow or another library that exports Arrow (this needs pyarrow;
+            `dataload.codecs.arrow` has the types).
         fields: Names of the fields to read; None means all.
 
     Raises:
         ConfigError: Columns differ in length, or a field is unknown.
+        CorruptFileError: A value of a table is null, and its column neither floats nor times.
 
     Example:
         >>> source = MemorySource({"x": np.arange(6).reshape(3, 2), "name": ["a", "b", "c"]})
@@ -40,6 +43,8 @@ class MemorySource(Source[Any]):
         self._selected = None if fields is None else tuple(fields)
         self._columns: dict[str, Any] | None = None
         self._records: list[Any] = []
+        if hasattr(data, "__arrow_c_stream__"):
+            data = columns_of(data, self._selected)
         if isinstance(data, Mapping):
             self._columns = {name: _column(column) for name, column in data.items()}
             lengths = {name: len(column) for name, column in self._columns.items()}

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING
 
 from dataload.errors import ConfigError, MissingDependencyError, closest
 from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
+from dataload.sources.arrow.format import ARROW, CSV, HUGGING_FACE, PARQUET
 from dataload.sources.folder.format import FOLDER
 from dataload.sources.format import Format
+from dataload.sources.jsonl.format import JSONL
 from dataload.sources.lmdb.format import LMDB, TORCHRECORD
 from dataload.sources.mds.format import MDS
 from dataload.sources.options import Options
@@ -73,7 +75,8 @@ RANGE = Format(
     parse_argument=_parse_count,
 )
 
-_OF_FILES = (SYRAH, TORCHRECORD, LMDB, TAR, WIDS, ARRAY_RECORD, TFDS, TFRECORD, MDS, TOKENS, FOLDER)
+_TABLES = (PARQUET, ARROW, HUGGING_FACE, CSV, JSONL)
+_OF_FILES = (SYRAH, TORCHRECORD, LMDB, TAR, WIDS, ARRAY_RECORD, TFDS, TFRECORD, MDS, *_TABLES, TOKENS, FOLDER)
 _BUILT_IN = {entry.name: entry for entry in (*_OF_FILES, MEMORY, RANGE)}
 
 _NUMBER = re.compile(r"-\d+-of-\d+$")  # follows the suffix in TensorFlow's names: x.tfrecord-00000-of-00010

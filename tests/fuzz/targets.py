@@ -36,9 +36,13 @@ from dataload.errors import ConfigError, CorruptFileError, DataloadError, Source
 from dataload.loader.bad_records import read_excluded
 from dataload.sources.array_record import riegeli, tfds, tfds_info
 from dataload.sources.array_record.reader import ArrayRecordSource
+from dataload.sources.arrow.csv import CsvSource
+from dataload.sources.arrow.parquet import ParquetSource
+from dataload.sources.arrow.reader import ArrowSource
 from dataload.sources.find import detect
 from dataload.sources.folder import zip as zip_members
 from dataload.sources.head import describe_head
+from dataload.sources.jsonl.reader import JsonlSource
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.snapshot import list_subdatabases
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
@@ -448,6 +452,14 @@ def run_tokens(data):
     read_all(TokenSource(as_file(data, "x.bin"), **options, end_token=7, ends="pad"), len(data))
 
 
+def run_table(name, make, **options):
+    def run(data):
+        source = make(as_file(data, name), max_record_bytes=RECORD_BYTES, **options)
+        read_all(source, len(data), PACKAGE_BYTES, strict=False)
+
+    return run
+
+
 def run_tfrecord(data):
     path = as_file(data, "x.tfrecord")
     for options in ({}, {"codec": "example"}, {"codec": "sequence_example", "verify_checksums": True}):
@@ -677,6 +689,26 @@ def seeds_tokens():
     return [*found, stream.getvalue()]
 
 
+def seeds_tables(*suffixes, **options):
+    """Files of our writers: arrays, lists, text and bytes, in several groups."""
+
+    def seeds():
+        found = []
+        for number, suffix in enumerate(suffixes):
+            path = directory() / f"seed{number}{suffix}"
+            with dataload.create(path, overwrite=True, **options) as writer:
+                writer.extend({"n": i, "t": f"text {i}", "l": list(range(i))} for i in range(12))
+            found.append(path.read_bytes())
+        return found
+
+    return seeds
+
+
+def seeds_arrow():
+    plain, compressed = (seeds_tables(".arrow", group_bytes=100, compression=name)() for name in (None, "zstd"))
+    return [*plain, *compressed, *golden("hugging_face/saved/*.arrow")]
+
+
 def seeds_tfrecord():
     return golden("tfrecord/*.tfrecord*")
 
@@ -756,6 +788,11 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "array_record_library": (run_array_record_library, seeds_riegeli),
     "lmdb_file": (run_lmdb_file, seeds_lmdb_file),
     "tokens": (run_tokens, seeds_tokens),
+    "parquet": (run_table("x.parquet", ParquetSource), seeds_tables(".parquet", group_bytes=100)),
+    "arrow": (run_table("x.arrow", ArrowSource), seeds_arrow),
+    "csv": (run_table("x.csv", CsvSource), lambda: [b'n,t\n1,a\n2,"b\nc"\n', b"x\n1.5\n\n2020-01-02\n"]),
+    "jsonl": (run_table("x.jsonl", JsonlSource, cache=False), seeds_tables(".jsonl")),
+    "jsonl_gz": (run_table("x.jsonl.gz", JsonlSource), seeds_tables(".jsonl.gz")),
     "tfrecord": (run_tfrecord, seeds_tfrecord),
     "mds": (run_mds, lambda: golden("mds/all/*", "mds/images/index.json")),
     "wids": (run_wids, lambda: golden("wids/shards.json")),

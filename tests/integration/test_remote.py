@@ -39,7 +39,12 @@ from dataload.sources.folder.reader import FolderReader
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 
 RECORDS = 60
-FORMATS = {**remote_sets.FORMATS, "tar without an index": ("tar", {"index": False}, {"decode": "auto"})}
+FORMATS = {
+    **remote_sets.FORMATS,
+    "tar without an index": ("tar", {"index": False}, {"decode": "auto"}),
+    **{suffix: (suffix, {}, {}) for suffix in ("parquet", "arrow", "jsonl")},
+}
+WHOLE = ("torchrecord", "lmdb", "array_record", "arrow")
 
 
 def records(number=RECORDS):
@@ -106,7 +111,7 @@ def options_of(mode, tmp_path):
 @pytest.mark.parametrize("name", FORMATS)
 def test_records_and_fingerprint(server, shards, bucket, tmp_path, name, mode):
     local_path, url = paths(shards, bucket, name)
-    if name in ("torchrecord", "lmdb", "array_record") and mode == "ranges":
+    if name in WHOLE and mode == "ranges":
         with pytest.raises(ConfigError, match=r"can only be read as a whole: set remote.mode to 'shards' or 'auto'"):
             dataload.open(url, storage_options=server.storage_options(), remote={"mode": mode})
         return
@@ -558,8 +563,8 @@ def test_commands(server, shards, bucket, environment):
 def test_what_is_downloaded_to_learn_lengths_is_limited(server, shards, bucket, tmp_path, name, mode):
     url = paths(shards, bucket, name)[1]
     remote = {"mode": mode, **({} if mode == "ranges" else {"cache": str(tmp_path / "cache")})}
-    scanned = name in ("tar without an index", "torchrecord", "lmdb", "array_record")
-    if mode == "ranges" and name in ("torchrecord", "lmdb", "array_record"):
+    scanned = name in (*WHOLE, "tar without an index", "jsonl")
+    if mode == "ranges" and name in WHOLE:
         return
     with FaultProxy(server.endpoint) as proxy:
         storage = server.storage_options(proxy.endpoint)
@@ -578,4 +583,4 @@ def test_what_is_downloaded_to_learn_lengths_is_limited(server, shards, bucket, 
             open_source(1000)
         # Of 300,000: heads, and what tells that a file has to be read as a whole.
         assert proxy.counts.bytes.total() < 100_000
-        open_source("1MB").close()
+        open_source("2MB").close()

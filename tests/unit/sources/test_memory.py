@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.memory import MemorySource
 from dataload.testing.compare import difference
 from dataload.types import FieldSpec
@@ -110,3 +110,34 @@ def test_plain_records_take_no_fields():
 
 def test_repr():
     assert repr(MemorySource(COLUMNS)) == "MemorySource(5 records)"
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_a_table_of_another_library(library):
+    columns = {"n": [3, 4, 5], "f": [0.5, None, 2.0], "t": ["a", "é", ""], "b": [b"x", b"", b"yz"], "l": [[1], [], [2]]}
+    module = pytest.importorskip(library)
+    table = module.table(columns) if library == "pyarrow" else module.DataFrame(columns)
+    source = MemorySource(table)
+    assert len(source) == 3
+    assert list(source.fields) == ["n", "f", "t", "b", "l"]
+    same(source[0], {"n": np.array(3), "f": np.array(0.5), "t": "a", "b": b"x", "l": np.array([1])})
+    assert np.isnan(source[1]["f"])
+    same(source.read_batch([2, 0], ["n", "t", "l"]), {"n": np.array([5, 3]), "t": ["", "a"], "l": np.array([[2], [1]])})
+    source[0]["n"][...] = 7
+    assert source[0]["n"] == 3
+    assert list(MemorySource(table, fields=["t", "n"])[2]) == ["t", "n"]
+    with pytest.raises(ConfigError, match=r"there is no field 'm': Known: b, f, l, n, t"):
+        MemorySource(table, fields=["m"])
+    with pytest.raises(CorruptFileError, match=r"record 1: field 't' is null, and only floats and times have a value"):
+        MemorySource(module.table({"t": ["a", None]}) if library == "pyarrow" else module.DataFrame({"t": ["a", None]}))
+
+
+def test_the_index_of_pandas_is_no_field():
+    pandas = pytest.importorskip("pandas")
+    assert MemorySource(pandas.DataFrame({"x": [1, 2]}, index=[7, 9])).fields.keys() == {"x"}
+
+
+def test_columns_of_one_name_are_refused():
+    pyarrow = pytest.importorskip("pyarrow")
+    with pytest.raises(ConfigError, match="the table has several columns 'x'"):
+        MemorySource(pyarrow.table([[1], [2]], names=["x", "x"]))

@@ -32,8 +32,9 @@ def add_distribution(directory, name, entry_points):
 
 
 def test_the_built_in_formats():
-    known = "array_record folder lmdb mds memory range syrah tar tfds tfrecord tokens torchrecord wids"
-    assert format_names() == tuple(known.split())
+    tables = "arrow csv hugging_face jsonl parquet"
+    known = f"array_record folder lmdb mds memory range syrah tar tfds tfrecord tokens torchrecord wids {tables}"
+    assert format_names() == tuple(sorted(known.split()))
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,10 @@ def test_the_built_in_formats():
         ("a.torchrecord", "torchrecord"),
         ("a.array_record", "array_record"),
         ("a.arrayrecord", "array_record"),
+        ("a.parquet", "parquet"),
+        ("a.feather", "arrow"),
+        ("a.csv.gz", "csv"),
+        ("a.jsonl.zst", "jsonl"),
         ("a.tfrecord-00000-of-00010", "tfrecord"),
     ],
 )

@@ -1,0 +1,72 @@
+"""Tables: Parquet and Arrow beside pyarrow's own `take` of the same rows, JSON Lines beside `json.loads` alone."""
+
+import json
+from contextlib import ExitStack
+
+import numpy as np
+
+import dataload
+from benchmarks.harness import ROOT, VERSION, Case, batches, loaders, run_cases
+
+COUNT = 100_000
+ROWS = 256
+FLOOR = 0.8
+
+
+def tables():
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    plan = batches(COUNT, ROWS)
+    table = _table(pa)
+    ROOT.mkdir(exist_ok=True)
+    rows = []
+    for name, per_group in (("Arrow, one batch", COUNT), ("Arrow, batches of 1,000", 1_000), ("Parquet", 10_000)):
+        path = ROOT / f"v{VERSION}-table-{per_group}{'.parquet' if name == 'Parquet' else '.arrow'}"
+        if path.suffix == ".parquet":
+            pq.write_table(table, path, row_group_size=per_group)
+            stored = pq.read_table(path)
+        else:
+            with pa.ipc.new_file(str(path), table.schema) as writer:
+                writer.write_table(table, max_chunksize=per_group)
+            stored = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        rows += _beside_take(name, stored, dataload.open(path), plan)
+    return [*rows, *_json_lines(plan)]
+
+
+def _table(pa):
+    """A number, 16 floats and about 500 bytes in each row."""
+    rng = np.random.default_rng(0)
+    vectors = pa.array(rng.random(16 * COUNT, np.float32))
+    data = [rng.bytes(size) for size in rng.integers(450, 550, COUNT).tolist()]
+    return pa.table({"n": np.arange(COUNT), "x": pa.FixedSizeListArray.from_arrays(vectors, 16), "data": data})
+
+
+def _beside_take(name, stored, source, plan):
+    def take():
+        return ({"n": stored.take(rows)} for rows in plan)
+
+    with ExitStack() as held:
+        held.enter_context(source)
+        cases = [
+            Case("pyarrow's take of the table in memory", take),
+            Case("source.read_batch", lambda: map(source.read_batch, plan), FLOOR),
+            *loaders(held, source, ROWS, range(2), {}),
+        ]
+        return run_cases(f"{name}, {ROWS} rows of a number, 16 floats, 500 bytes", cases, same=None)
+
+
+def _json_lines(plan):
+    path = ROOT / f"v{VERSION}-table.jsonl"
+    lines = [json.dumps({"n": n, "text": "some text of a record " * 4, "x": [0.5] * 8}).encode() for n in range(COUNT)]
+    path.write_bytes(b"\n".join(lines))
+
+    def loads():
+        return ([json.loads(lines[row]) for row in rows.tolist()] for rows in plan)
+
+    with dataload.open(path) as source:
+        cases = [
+            Case("json.loads of the lines in memory", loads),
+            Case("source.read", lambda: map(source.read, plan), FLOOR),
+        ]
+        return run_cases(f"JSON Lines, {ROWS} rows of a number, text and a list", cases, same=None, rows=len)

@@ -1,0 +1,104 @@
+"""The source of CSV files, which are parsed as a whole."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dataload._util.decoding import decoding
+from dataload._util.limits import check_size
+from dataload.codecs import arrow
+from dataload.codecs.arrow import load_arrow
+from dataload.errors import ConfigError, CorruptFileError, closest
+from dataload.sources.arrow.format import CsvOptions
+from dataload.sources.arrow.table import TableReader, TableSource
+from dataload.sources.decoded import DecodedCache
+from dataload.sources.shards import ShardReader
+from dataload.sources.text_files import read_text
+from dataload.types import Record
+
+
+class CsvSource(TableSource):
+    """Records of CSV files with a header line, plain or compressed (``.csv.gz``, ``.csv.zst``).
+
+    A file is parsed as a whole by pyarrow, and those used last are kept (`cached_bytes`). So CSV is for small data and
+    for import: convert larger files to another format.
+
+    Args:
+        paths: One or more files with the same columns.
+        fields: Names of the columns to read; None means all.
+        options: See `CsvOptions`.
+
+    Raises:
+        ConfigError: On first use, `dtypes` names a column or a dtype that there is not.
+        CorruptFileError: On first use, a file is empty, is not CSV or takes more than `max_record_bytes`; in reads, a
+            value is missing and its column neither text nor floats.
+        MissingDependencyError: On first use, if pyarrow is not installed.
+    """
+
+    format_name = "csv"
+    options_type = CsvOptions
+
+    @property
+    def reads_in_order(self) -> bool:
+        """Whether there are several files, each of which is parsed as a whole."""
+        return len(self.paths) > 1
+
+    def _open_shard(self, path: str) -> ShardReader[Record]:
+        return _CsvFile(path, self.options, self._cache)
+
+
+class _CsvFile(TableReader):
+    def __init__(self, path: str, options: CsvOptions, cache: DecodedCache) -> None:
+        self._path, self._options, self._cache = path, options, cache
+        table = cache.get(path, self._parse)
+        super().__init__(path, table.schema, np.array([len(table)], np.int64), options, cache)
+
+    def _group(self, group: int, name: str, index: int) -> Any:  # noqa: ARG002 - a file has one group
+        table = self._cache.get(self._path, self._parse)
+        if len(table) != len(self) or table.schema != self._schema:
+            raise CorruptFileError("the file has been rewritten since it was opened", path=self._path)
+        return self._cache.get((self._path, name), lambda: _prepared(table.column(name)))
+
+    def _decode(self, group: int, name: str) -> Any:
+        raise NotImplementedError("columns are parsed together")
+
+    def _parse(self) -> tuple[Any, int]:
+        csv = load_arrow("format 'csv'", "pyarrow.csv")
+        pa, options = load_arrow("format 'csv'"), self._options
+        data = read_text(self._path, options.max_record_bytes, options.place)
+        types = {name: _type_of(name, dtype) for name, dtype in (options.dtypes or {}).items()}
+        with self._errors():
+            with decoding():
+                table = csv.read_csv(
+                    pa.BufferReader(data),
+                    csv.ReadOptions(use_threads=False),
+                    csv.ParseOptions(delimiter=options.delimiter, newlines_in_values=True),
+                    csv.ConvertOptions(column_types=types),
+                )
+            self._check(table, types)
+            return table, table.nbytes
+
+    def _check(self, table: Any, types: Mapping[str, Any]) -> None:
+        for name in types:
+            if name not in table.column_names:
+                message = f"dtypes names {name!r}, which {self._path} has not: {closest(name, table.column_names)}"
+                raise ConfigError(message, key=f"dtypes.{name}")
+        for each in table.schema:
+            if load_arrow("format 'csv'").types.is_binary(each.type):
+                raise CorruptFileError(f"the column {each.name!r} is not UTF-8", path=self._path)
+        check_size(table.nbytes, self._options.max_record_bytes, "the table", path=self._path)
+
+
+def _prepared(column: Any) -> tuple[Any, int]:
+    found = arrow.prepare(column)
+    return found, found.nbytes
+
+
+def _type_of(name: str, dtype: str) -> Any:
+    pa = load_arrow("format 'csv'")
+    try:
+        return pa.string() if dtype == "str" else pa.from_numpy_dtype(np.dtype(dtype))
+    except (TypeError, pa.ArrowException) as error:
+        message = f"dtypes: {dtype!r} is not the dtype of a column; expected one such as 'int64', 'float32' or 'str'"
+        raise ConfigError(message, key=f"dtypes.{name}", value=dtype) from error

@@ -1,0 +1,156 @@
+"""The formats of tables, and their options."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from dataload._util.checks import check_count
+from dataload.sources.arrow.ipc import FILE_MAGIC, STREAM_MAGIC
+from dataload.sources.decoded import CACHED_BYTES
+from dataload.sources.format import Format
+from dataload.sources.options import FileOptions, ReadOptions
+
+Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
+
+STATE_FILE = "state.json"
+"""File of a data set that Hugging Face's `save_to_disk` wrote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions(ReadOptions):
+    """Options for reading tables.
+
+    Attributes:
+        decode: None returns bytes. A mapping gives, for a field, the name of a decoder or a function of bytes.
+            ``"auto"`` decodes what Hugging Face declares as images.
+        cached_bytes: Most bytes of decoded row groups (Parquet), compressed batches (Arrow) and CSV files that a
+            process keeps; one stays, whatever its size. A shuffle is fast if those that it mixes fit.
+        max_record_bytes: Most bytes of memory that a decoded record, row group or compressed batch may take; a larger
+            one is a CorruptFileError.
+    """
+
+    decode: Decode | None = None
+    cached_bytes: int = field(default=CACHED_BYTES, metadata={"content": False})
+
+    def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
+        check_count("cached_bytes", self.cached_bytes, least=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowOptions(TableOptions):
+    """Options for reading Arrow files; see `TableOptions`.
+
+    Attributes:
+        decode: None returns bytes. A mapping gives, for a field, the name of a decoder or a function of bytes.
+            ``"auto"`` decodes what Hugging Face declares as images.
+        cached_bytes: Most bytes of decoded batches, of compressed files, that a process keeps; one stays, whatever its
+            size.
+        map: If False, read files with ``pread`` instead of mapping them into memory.
+        max_record_bytes: Most bytes of memory that a decoded record or compressed batch may take; a larger one is a
+            CorruptFileError.
+    """
+
+    map: bool = field(default=True, metadata={"content": False})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvOptions(TableOptions):
+    """Options for reading CSV files.
+
+    Attributes:
+        decode: None returns bytes. A mapping gives, for a field, the name of a decoder or a function of bytes.
+        delimiter: The character between two values.
+        dtypes: dtype of a column by its name, such as ``"float32"`` or ``"str"``. By default the values of the file
+            decide: int64, float64, bool, times or text.
+        cached_bytes: Most bytes of parsed files that a process keeps; one stays, whatever its size.
+        max_record_bytes: Most bytes of memory that a file may take, decompressed and parsed; a larger one is a
+            CorruptFileError.
+    """
+
+    delimiter: str = ","
+    dtypes: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableWriterOptions(FileOptions):
+    """Options for writing tables.
+
+    Attributes:
+        ragged: Fields whose arrays of one axis differ in length, stored as lists. By default those are that differ in
+            the first row group or batch. All other arrays of a field have one shape.
+        group_bytes: About the bytes of a row group or batch.
+        compression: Name of a codec of pyarrow, such as ``"zstd"``; None for none.
+    """
+
+    ragged: Sequence[str] = ()
+    group_bytes: int = 16 << 20
+    compression: str | None = None
+
+    def __post_init__(self) -> None:
+        FileOptions.__post_init__(self)
+        check_count("group_bytes", self.group_bytes, least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetWriterOptions(TableWriterOptions):
+    """Options for writing Parquet files.
+
+    Attributes:
+        ragged: Fields whose arrays of one axis differ in length, stored as lists. By default those are that differ in
+            the first row group. All other arrays of a field have one shape.
+        group_bytes: About the bytes of a row group; a reader decodes one as a whole.
+        compression: Name of a codec of pyarrow, such as ``"snappy"``; None for none.
+    """
+
+    compression: str | None = "zstd"
+
+
+def _is_arrow(head: bytes) -> bool:
+    """Return whether a file begins as an Arrow file, or as a stream: with a message of less than 256 MB."""
+    return head.startswith(FILE_MAGIC + b"\0\0") or (head[:4] == STREAM_MAGIC and head[7:8] in (b"\0", b"\x01"))
+
+
+def _is_state(head: bytes) -> bool:
+    return head[:1] == b"{" and b'"_data_files"' in head
+
+
+PARQUET = Format(
+    name="parquet",
+    source="dataload.sources.arrow.parquet:ParquetSource",
+    writer="dataload.sources.arrow.writer:ParquetWriter",
+    reader_options=TableOptions,
+    writer_options=ParquetWriterOptions,
+    suffixes=(".parquet",),
+    magic=b"PAR1",
+    extra="arrow",
+)
+
+ARROW = Format(
+    name="arrow",
+    source="dataload.sources.arrow.reader:ArrowSource",
+    writer="dataload.sources.arrow.writer:ArrowWriter",
+    reader_options=ArrowOptions,
+    writer_options=TableWriterOptions,
+    suffixes=(".arrow", ".feather"),
+    magic=_is_arrow,
+    extra="arrow",
+)
+
+HUGGING_FACE = Format(
+    name="hugging_face",
+    source="dataload.sources.arrow.hugging_face:HuggingFaceSource",
+    reader_options=ArrowOptions,
+    magic=_is_state,
+    directory_file=STATE_FILE,
+    extra="arrow",
+)
+
+CSV = Format(
+    name="csv",
+    source="dataload.sources.arrow.csv:CsvSource",
+    reader_options=CsvOptions,
+    suffixes=(".csv", ".csv.gz", ".csv.zst"),
+    lies_beside=True,
+    extra="arrow",
+)

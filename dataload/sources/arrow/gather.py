@@ -1,0 +1,329 @@
+"""Records of an Arrow file that is not compressed, gathered buffer by buffer into arrays of pyarrow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from dataload._util.limits import check_lengths
+from dataload.codecs.arrow import Numbers, is_bytes, load_arrow, numbers_of
+from dataload.errors import CorruptFileError
+from dataload.sources.arrow.ipc import Message, pairs_of
+from dataload.storage import RecordFile
+from dataload.types import Array, Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """An array in each batch: a column, or the items of one.
+
+    Attributes:
+        kind: Its type, of pyarrow.
+        number: Its number in `Message.nodes`.
+        buffer: The number of its first buffer.
+        children: Arrays inside of it.
+        width: Bytes of a value or an offset; 0 for bits, or if there are neither.
+        tensor: The type of tensors that the values are; None if they are none.
+    """
+
+    kind: Any
+    number: int
+    buffer: int
+    children: tuple[_Node, ...]
+    width: int
+    tensor: Any
+
+
+@cache
+def _pa() -> Any:
+    return load_arrow("format 'arrow'")
+
+
+def plan_nodes(schema: Any) -> list[_Node] | None:
+    """Return the arrays of a schema's columns; None if there is a type that is not gathered."""
+    counts = [0, 0]
+    nodes = [_plan(each.type, counts) for each in schema]
+    known = [node for node in nodes if node is not None]
+    return known if len(known) == len(nodes) else None
+
+
+def _plan(kind: Any, counts: list[int]) -> _Node | None:
+    pa = _pa()
+    types, tensor = pa.types, kind if isinstance(kind, pa.FixedShapeTensorType) else None
+    kind = getattr(kind, "storage_type", kind)
+    number, buffer = counts
+    children: Sequence[Any] = ()
+    width, buffers = 0, 2
+    if types.is_null(kind):
+        buffers = 0
+    elif types.is_dictionary(kind):
+        width = kind.index_type.bit_width // 8
+    elif types.is_struct(kind):
+        children, buffers = [each.type for each in kind], 1
+    elif types.is_fixed_size_list(kind):
+        children, buffers = [kind.value_type], 1
+    elif types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        children = [kind.field(0).type] if not types.is_map(kind) else [_pairs_of(kind)]
+        width = 8 if types.is_large_list(kind) else 4
+    elif _is_variable(kind):
+        width, buffers = 8 if types.is_large_string(kind) or types.is_large_binary(kind) else 4, 3
+    elif types.is_primitive(kind) or types.is_fixed_size_binary(kind) or types.is_decimal(kind):
+        width = kind.bit_width // 8
+    else:  # views, unions, run-end encoding
+        return None
+    if _size(kind) == 0:
+        return None
+    counts[0] += 1
+    counts[1] += buffers
+    found = [_plan(child, counts) for child in children]
+    known = tuple(node for node in found if node is not None)
+    return _Node(kind, number, buffer, known, width, tensor) if len(known) == len(found) else None
+
+
+def _size(kind: Any) -> int | None:
+    types = _pa().types
+    if types.is_fixed_size_list(kind):
+        return kind.list_size
+    return kind.byte_width if types.is_fixed_size_binary(kind) else None
+
+
+def _is_variable(kind: Any) -> bool:
+    types = _pa().types
+    return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
+
+
+def _pairs_of(kind: Any) -> Any:
+    return _pa().struct([("key", kind.key_type), ("value", kind.item_type)])
+
+
+def _of(values: Int64Array, batch: Int64Array) -> Int64Array:
+    """Return the value of the batch of each row, or that of the only batch."""
+    return values[:1] if len(values) == 1 else values[batch]
+
+
+class Gatherer:
+    """The columns of the batches of a file.
+
+    Args:
+        file: The file.
+        nodes: Arrays of the schema's columns.
+        batches: Batches, which are not compressed.
+        limit: Most bytes of a value.
+
+    Raises:
+        CorruptFileError: A batch contradicts the schema.
+    """
+
+    def __init__(self, file: RecordFile, nodes: Sequence[_Node], batches: Sequence[Message], limit: int) -> None:
+        self._file, self._nodes, self._limit = file, nodes, limit
+        for found in batches:
+            if (len(found.nodes), len(found.buffers)) != (len(batches[0].nodes), len(batches[0].buffers)):
+                raise CorruptFileError("a batch has other columns than the first", path=file.path, offset=found.offset)
+        self._offsets = np.array([found.offset for found in batches], np.int64)
+        self._counts = np.array([found.rows for found in batches], np.int64)
+        counts = [0, 0]
+        for node in nodes:
+            _plan(node.kind, counts)
+        found = tuple(len(each) // 16 for each in (batches[0].nodes, batches[0].buffers)) if batches else tuple(counts)
+        if found != tuple(counts):
+            raise CorruptFileError("a batch has other columns than the schema", path=file.path, offset=self._offsets[0])
+        self._items = pairs_of([found.nodes for found in batches]).reshape(len(batches), counts[0], 2)
+        bodies = np.array([(found.body, 0) for found in batches], np.int64).reshape(-1, 1, 2)
+        self._buffers = pairs_of([found.buffers for found in batches]).reshape(len(batches), counts[1], 2) + bodies
+        for node in nodes:
+            self._check(node, self._counts, exact=True)
+        self._plain = [self._plan_numbers(node) for node in nodes]
+        self._bytes = [
+            _is_variable(node.kind) and is_bytes(node.kind) and not self._items[:, node.number, 1].any()
+            for node in nodes
+        ]
+
+    def _plan_numbers(self, node: _Node) -> tuple[Numbers, int, Int64Array] | None:
+        """Return what numbers a column has, their bytes and the offset of those in each batch; None unless it is plain.
+
+        Plain numbers are stored as they are in a batch.
+        """
+        numbers = numbers_of(node.kind) if node.tensor is None else numbers_of(node.tensor)
+        if numbers is None or numbers.stored != numbers.dtype or numbers.permutation is not None:
+            return None
+        leaf, nulls = node, 0
+        while leaf.children:
+            nulls, leaf = nulls + int(self._items[:, leaf.number, 1].sum()), leaf.children[0]
+        if nulls or self._items[:, leaf.number, 1].any() or not leaf.width:
+            return None
+        nbytes = leaf.width * math.prod(numbers.shape)
+        return numbers, nbytes, np.ascontiguousarray(self._buffers[:, leaf.buffer + 1, 0])
+
+    def column(self, column: int, batch: Int64Array, rows: Int64Array, indices: Int64Array) -> Any:
+        """Return values of a column of plain numbers or bytes as a column; None of other columns. See `take`."""
+        plain = self._plain[column]
+        if plain is not None:
+            numbers, nbytes, starts = plain
+            data = self._gather(starts, nbytes, nbytes, batch, rows)
+            return data.view(numbers.dtype).reshape(len(rows), *numbers.shape)
+        if self._bytes[column]:
+            node = self._nodes[column]
+            starts, lengths = self._spans(node, batch, rows, indices)
+            return self._file.gather_ranges(_of(self._buffers[:, node.buffer + 2, 0], batch) + starts, lengths)
+        return None
+
+    def _gather(self, starts: Int64Array, stride: int, length: int, batch: Int64Array, rows: Int64Array) -> Array:
+        """Return `length` bytes for each of `rows`; `starts` are the offsets of row 0 in each batch."""
+        if len(starts) == 1:
+            return self._file.gather_every(int(starts[0]), stride, length, rows)
+        return self._file.gather(starts[batch] + rows * stride, length)
+
+    def _check(self, node: _Node, counts: Int64Array, *, exact: bool = False) -> None:
+        """Check that the buffers of an array hold what the batches claim; it must have at least `counts` items."""
+        if not len(counts):
+            return
+        lengths, nulls = self._items[:, node.number].T
+        bad = lengths != counts if exact else lengths < counts
+        types = _pa().types
+        if types.is_null(node.kind):
+            self._refuse(bad)
+            return
+        sizes = self._buffers[:, node.buffer :, 1]
+        bad |= (sizes[:, 0] < -(-lengths // 8)) & ((sizes[:, 0] > 0) | (nulls > 0))
+        if types.is_struct(node.kind):
+            for child in node.children:
+                self._check(child, lengths)
+        elif types.is_fixed_size_list(node.kind):
+            size = node.kind.list_size
+            bad |= lengths > (1 << 62) // max(1, size)
+            self._check(node.children[0], np.where(bad, 0, lengths) * size)
+        elif node.children or _is_variable(node.kind):
+            bad |= (lengths > 0) & (lengths > sizes[:, 1] // node.width - 1)
+            for child in node.children:
+                self._check(child, np.zeros_like(lengths))
+        else:
+            bad |= lengths > (sizes[:, 1] // node.width if node.width else sizes[:, 1] * 8)
+        self._refuse(bad)
+
+    def _refuse(self, bad: Array) -> None:
+        if bad.any():
+            offset = int(self._offsets[np.argmax(bad)])
+            raise CorruptFileError("a batch has less than it claims to have", path=self._file.path, offset=offset)
+
+    def take(self, column: int, batch: Int64Array, rows: Int64Array, indices: Int64Array, empty: Any) -> Any:
+        """Return values of a column as an array of pyarrow.
+
+        Args:
+            column: Number of the column.
+            batch: (rows,) int64, the batch of each value.
+            rows: (rows,) int64, its row there.
+            indices: (rows,) int64, the number of its record in the file, for messages.
+            empty: The column without values, but with its dictionaries; None if there are none.
+        """
+        return self._take(self._nodes[column], batch, rows, indices, empty)
+
+    def _take(self, node: _Node, batch: Int64Array, rows: Int64Array, indices: Int64Array, empty: Any) -> Any:
+        pa = _pa()
+        kind, types, count = node.kind, pa.types, len(rows)
+        empty = getattr(empty, "storage", empty)
+        if types.is_null(kind):
+            return pa.nulls(count)
+        valid = self._valid(node, batch, rows)
+        if types.is_struct(kind):
+            inner = [None if empty is None else empty.field(number) for number in range(len(node.children))]
+            arrays = [self._take(c, batch, rows, indices, e) for c, e in zip(node.children, inner, strict=True)]
+            kind = pa.struct([(field.name, array.type) for field, array in zip(kind, arrays, strict=True)])
+            return pa.Array.from_buffers(kind, count, [valid], children=arrays)
+        inner = empty.values if empty is not None and node.children else None
+        if types.is_fixed_size_list(kind):
+            size = kind.list_size
+            items = self._take_items(node, batch, rows, indices, inner)
+            kind = kind if items.type == kind.value_type else pa.list_(items.type, size)
+            array = pa.Array.from_buffers(kind, count, [valid], children=[items])
+            return array if node.tensor is None else pa.ExtensionArray.from_storage(node.tensor, array)
+        if node.children or _is_variable(kind):
+            starts, lengths = self._spans(node, batch, rows, indices)
+            ends = np.zeros(count + 1, np.int64)
+            np.cumsum(lengths, out=ends[1:])
+            if not node.children:
+                place = self._buffers[batch, node.buffer + 2, 0] + starts
+                data = self._file.gather_ranges(place, lengths).parts()[0][0]
+                kind = pa.large_string() if types.is_string(kind) or types.is_large_string(kind) else pa.large_binary()
+                return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(ends), pa.py_buffer(data)])
+            within = np.arange(ends[-1]) - np.repeat(ends[:-1] - starts, lengths)
+            items = self._take(node.children[0], np.repeat(batch, lengths), within, np.repeat(indices, lengths), inner)
+            if types.is_map(kind):
+                kind, ends = pa.map_(items.type.field(0).type, items.type.field(1).type), ends.astype(np.int32)
+            else:
+                kind = pa.large_list(items.type)
+            return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(ends)], children=[items])
+        data = self._fixed(node, batch, rows, 1)
+        if types.is_dictionary(kind):
+            if empty is None:
+                raise CorruptFileError("the file lacks the dictionary of a column", path=self._file.path)
+            numbers = pa.Array.from_buffers(kind.index_type, count, [valid, data])
+            try:
+                return pa.DictionaryArray.from_arrays(numbers, empty.dictionary)
+            except pa.ArrowException as error:
+                message = f"a value is not in its dictionary: {error}"
+                raise CorruptFileError(message, path=self._file.path, index=int(indices[0])) from error
+        return pa.Array.from_buffers(kind, count, [valid, data])
+
+    def _take_items(self, node: _Node, batch: Int64Array, rows: Int64Array, indices: Int64Array, empty: Any) -> Any:
+        """Return the items of lists of one size."""
+        pa = _pa()
+        child, size = node.children[0], node.kind.list_size
+        plain = child.width and not child.children and not pa.types.is_dictionary(child.kind)
+        if plain and not _is_variable(child.kind) and not self._items[batch, child.number, 1].any():
+            data = self._fixed(child, batch, rows, size)
+            return pa.Array.from_buffers(child.kind, len(rows) * size, [None, data])
+        inner = (rows[:, np.newaxis] * size + np.arange(size)).ravel()
+        return self._take(child, np.repeat(batch, size), inner, np.repeat(indices, size), empty)
+
+    def _fixed(self, node: _Node, batch: Int64Array, rows: Int64Array, items: int) -> Any:
+        """Return a buffer of values of one width; of `items` consecutive ones for each row."""
+        pa = _pa()
+        start = self._buffers[batch, node.buffer + 1, 0]
+        if not node.width:
+            return pa.py_buffer(self._bits(start, rows))
+        return pa.py_buffer(self._file.gather(start + rows * (node.width * items), node.width * items))
+
+    def _bits(self, start: Int64Array, rows: Int64Array) -> Array:
+        found = self._file.gather(start + rows // 8, 1).reshape(-1) >> (rows % 8).astype(np.uint8)
+        return np.packbits(found & 1, bitorder="little")
+
+    def _valid(self, node: _Node, batch: Int64Array, rows: Int64Array) -> Any:
+        """Return a buffer with a bit for each value, whether it is not null; None if none is null."""
+        some = self._items[batch, node.number, 1] > 0
+        if not some.any():
+            return None
+        valid = np.ones(len(rows), np.uint8)
+        start = self._buffers[batch[some], node.buffer, 0]
+        bits = self._file.gather(start + rows[some] // 8, 1).reshape(-1) >> (rows[some] % 8).astype(np.uint8)
+        valid[some] = bits & 1
+        return _pa().py_buffer(np.packbits(valid, bitorder="little"))
+
+    def _spans(
+        self, node: _Node, batch: Int64Array, rows: Int64Array, indices: Int64Array
+    ) -> tuple[Int64Array, Int64Array]:
+        """Return start and length of each value among the items or bytes of its batch."""
+        bases = self._buffers[:, node.buffer + 1, 0]
+        pairs = self._gather(bases, node.width, 2 * node.width, batch, rows).view(f"<i{node.width}")
+        starts, stops = pairs.T.astype(np.int64, order="C")
+        lengths = stops - starts
+        child = node.children[0] if node.children else None
+        ends = _of(self._buffers[:, node.buffer + 2, 1] if child is None else self._items[:, child.number, 0], batch)
+        wrong = starts | stops | lengths | (ends - stops)  # negative if one of them is
+        if len(wrong) and int(wrong.min()) < 0:
+            row = int(np.argmax(wrong < 0))
+            end = np.broadcast_to(ends, wrong.shape)[row]
+            raise CorruptFileError(
+                f"a value begins at {starts[row]} and ends at {stops[row]} of {end}",
+                path=self._file.path,
+                offset=int(bases[batch[row]] + rows[row] * node.width),
+                index=int(indices[row]),
+            )
+        if len(lengths):
+            # An item takes a number of 8 bytes while it is looked for.
+            check_lengths(lengths * (1 if child is None else 8), self._limit, indices, self._file.path)
+        return starts, lengths

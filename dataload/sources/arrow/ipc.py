@@ -1,0 +1,242 @@
+"""Where the columns of an Arrow IPC file or stream lie: its metadata, parsed without pyarrow. Pure (no I/O).
+
+pyarrow would map the file, whose reads nobody guards, and could not read a record without its batch.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dataload.errors import CorruptFileError
+from dataload.types import Int64Array
+
+FILE_MAGIC = b"ARROW1"
+STREAM_MAGIC = b"\xff\xff\xff\xff"
+"""Begins each message."""
+
+_HEADER = struct.Struct("<4si")
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # types of messages
+_INVALID = (struct.error, ValueError, IndexError, OverflowError)
+_BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("_", "<i4"), ("body", "<i8")])
+_PREFIX = 8  # bytes before the metadata of a message
+_START = 8  # of the messages in a file
+
+Read = Callable[[int, int], bytes]
+"""A function from an offset and a length to the bytes there, or fewer at the end of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message: a batch of records, or of values of a dictionary.
+
+    Attributes:
+        offset: Offset of its prefix in the file.
+        body: Offset of its body.
+        body_length: Bytes of the body.
+        rows: Number of records or values.
+        nodes: Length and number of nulls of each array, depth first, 8 bytes each; see `pairs_of`.
+        buffers: Offset in the body and length of each buffer, 8 bytes each; see `pairs_of`.
+        compressed: Whether the buffers are compressed.
+        dictionary: The dictionary's number; None for records.
+        is_delta: Whether the values follow those that the dictionary has already.
+    """
+
+    offset: int
+    body: int
+    body_length: int
+    rows: int
+    nodes: bytes
+    buffers: bytes
+    compressed: bool
+    dictionary: int | None = None
+    is_delta: bool = False
+
+
+class Layout(NamedTuple):
+    """The messages of a file.
+
+    Attributes:
+        schema: Bytes of the schema's message; empty if there is none, as in files of Polars.
+        footer: A file with this schema and without records; empty for a stream.
+        dictionaries: Batches of dictionaries.
+        batches: Batches of records.
+    """
+
+    schema: bytes
+    footer: bytes
+    dictionaries: Sequence[Message]
+    batches: Sequence[Message]
+
+
+def parse_layout(read: Read, size: int, path: str) -> Layout:
+    """Return the layout of a file or stream of `size` bytes.
+
+    Raises:
+        CorruptFileError: It is damaged or truncated.
+    """
+    if not read(0, len(FILE_MAGIC)).startswith(FILE_MAGIC):
+        return _parse_stream(read, size, path)
+    end = read(max(0, size - 10), 10)
+    length = int.from_bytes(end[:4], "little")
+    if end[4:] != FILE_MAGIC or length > size - 10 - _START:
+        raise CorruptFileError("the file has no valid end: it was truncated", path=path, offset=size)
+    footer = read(size - 10 - length, length)
+    try:
+        root = _Table.root(footer)
+        blocks = [np.frombuffer(footer, _BLOCK, *root.vector(number)).tolist() for number in (2, 3)]
+    except _INVALID as error:
+        raise CorruptFileError(f"the footer is damaged: {error}", path=path, offset=size - 10 - length) from error
+    several = [[_Part.read(read, offset, size, path).message(path) for offset, *_ in each] for each in blocks]
+    if any((found.dictionary is None) != bool(kind) for kind, each in enumerate(several) for found in each):
+        raise CorruptFileError("the footer takes one kind of batch for another", path=path)
+    _check([*several[0], *several[1]], path)
+    schema = b""
+    if read(_START, len(STREAM_MAGIC)) == STREAM_MAGIC:
+        schema = read(_START, _Part.read(read, _START, size, path).body - _START)
+    return Layout(schema, FILE_MAGIC + bytes(2) + footer + end, *several)
+
+
+def _parse_stream(read: Read, size: int, path: str) -> Layout:
+    parts = list(_walk(read, size, path))
+    if not parts:
+        raise CorruptFileError("the stream has no schema", path=path, offset=0)
+    messages = [part.message(path) for part in parts[1:]]
+    _check(messages, path)
+    dictionaries = [found for found in messages if found.dictionary is not None]
+    return Layout(read(0, parts[0].body), b"", dictionaries, [found for found in messages if found.dictionary is None])
+
+
+def _walk(read: Read, size: int, path: str) -> "Iterator[_Part]":
+    offset = 0
+    while (head := read(offset, _PREFIX)) != STREAM_MAGIC + bytes(4):
+        if not head:
+            raise CorruptFileError("the stream has no end: it was truncated", path=path, offset=offset)
+        part = _Part.read(read, offset, size, path)
+        yield part
+        offset = part.body + part.length
+
+
+def pairs_of(several: Sequence[bytes]) -> Int64Array:
+    """Return the pairs of numbers in `Message.nodes` or `Message.buffers` of several messages, (pairs, 2) int64."""
+    return np.frombuffer(b"".join(several), "<i8").reshape(-1, 2)
+
+
+def _check(messages: Sequence[Message], path: str) -> None:
+    """Check the numbers of messages, those of all at once."""
+    buffers, nodes = (pairs_of([getattr(each, name) for each in messages]) for name in ("buffers", "nodes"))
+    counts = [[len(each.buffers) // 16 for each in messages], [len(each.nodes) // 16 for each in messages]]
+    sizes = np.repeat([each.body_length for each in messages], counts[0])
+    bad = (buffers < 0).any(axis=1) | (buffers[:, 0] > sizes - buffers[:, 1])
+    negative = (nodes < 0).any(axis=1)
+    for each in messages:
+        if each.rows < 0:
+            raise CorruptFileError("a batch has a negative number of rows", path=path, offset=each.offset)
+    for wrong, count in zip((bad, negative), counts, strict=True):
+        if wrong.any():
+            number = int(np.searchsorted(np.cumsum(count), np.argmax(wrong), side="right"))
+            message = "a message of Arrow is damaged: a buffer or an array is outside of it"
+            raise CorruptFileError(message, path=path, offset=messages[number].offset)
+
+
+class _Table:
+    """A table of Flatbuffers."""
+
+    __slots__ = ("_at", "_data", "_fields")
+
+    def __init__(self, data: bytes, at: int) -> None:
+        if at < 0:
+            raise ValueError("a table before the start")
+        self._data, self._at = data, at
+        vtable = at - struct.unpack_from("<i", data, at)[0]
+        if vtable < 0:
+            raise ValueError("a table without fields")
+        size = struct.unpack_from("<H", data, vtable)[0]
+        self._fields: tuple[int, ...] = struct.unpack_from(f"<{max(0, size // 2 - 2)}H", data, vtable + 4)
+
+    @classmethod
+    def root(cls, data: bytes) -> "_Table":
+        return cls(data, struct.unpack_from("<I", data)[0])
+
+    def number(self, field: int, kind: str) -> int:
+        """Return a scalar in the format `kind` of `struct`; 0 if it is absent."""
+        at = self._where(field)
+        return 0 if at is None else struct.unpack_from(f"<{kind}", self._data, at)[0]
+
+    def table(self, field: int) -> "_Table | None":
+        at = self._where(field)
+        return None if at is None else _Table(self._data, self._target(at))
+
+    def vector(self, field: int) -> tuple[int, int]:
+        """Return the number of items of a vector, and the offset of the first."""
+        at = self._where(field)
+        if at is None:
+            return 0, 0
+        start = self._target(at)
+        return struct.unpack_from("<I", self._data, start)[0], start + 4
+
+    def pairs(self, field: int) -> bytes:
+        count, start = self.vector(field)
+        found = self._data[start : start + 16 * count]
+        if len(found) < 16 * count:
+            raise ValueError("a vector is outside of its message")
+        return found
+
+    def _where(self, field: int) -> int | None:
+        offset = self._fields[field] if field < len(self._fields) else 0
+        return self._at + offset if offset else None
+
+    def _target(self, at: int) -> int:
+        return at + struct.unpack_from("<I", self._data, at)[0]
+
+
+class _Part(NamedTuple):
+    """The metadata of a message."""
+
+    table: _Table
+    offset: int
+    body: int
+    length: int
+
+    @classmethod
+    def read(cls, read: Read, offset: int, size: int, path: str) -> "_Part":
+        head = read(offset, _PREFIX) if 0 <= offset < size else b""
+        if len(head) < _PREFIX or head[:4] != STREAM_MAGIC:
+            raise CorruptFileError(f"expected a message of Arrow, found {head[:4]!r}", path=path, offset=offset)
+        length = _HEADER.unpack(head)[1]
+        body = offset + _PREFIX + length
+        if length <= 0 or body > size:
+            message = f"a message of Arrow claims {length} bytes of metadata: the file is truncated or damaged"
+            raise CorruptFileError(message, path=path, offset=offset)
+        try:
+            table = _Table.root(read(offset + _PREFIX, length))
+            body_length = table.number(3, "q")
+        except _INVALID as error:
+            raise CorruptFileError(f"a message of Arrow is damaged: {error}", path=path, offset=offset) from error
+        if not 0 <= body_length <= size - body:
+            message = f"a message of Arrow claims {body_length} bytes, of which {size - body} exist: it was truncated"
+            raise CorruptFileError(message, path=path, offset=offset)
+        return cls(table, offset, body, body_length)
+
+    def message(self, path: str) -> Message:
+        try:
+            return self._parse()
+        except _INVALID as error:
+            raise CorruptFileError(f"a message of Arrow is damaged: {error}", path=path, offset=self.offset) from error
+
+    def _parse(self) -> Message:
+        kind, header = self.table.number(1, "B"), self.table.table(2)
+        if header is None or kind not in (_DICTIONARY, _BATCH):
+            raise ValueError(f"it is of type {kind}")
+        batch, number, is_delta = header, None, False
+        if kind == _DICTIONARY:
+            number, is_delta = header.number(0, "q"), bool(header.number(2, "B"))
+            found = header.table(1)
+            if found is None:
+                raise ValueError("a dictionary without values")
+            batch = found
+        rows, nodes, buffers = batch.number(0, "q"), batch.pairs(1), batch.pairs(2)
+        compressed = batch.table(3) is not None
+        return Message(self.offset, self.body, self.length, rows, nodes, buffers, compressed, number, is_delta)

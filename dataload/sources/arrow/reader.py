@@ -1,0 +1,159 @@
+"""The source of Arrow IPC files and streams."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dataload._util.limits import check_size
+from dataload.codecs import arrow
+from dataload.codecs.arrow import Rows, load_arrow
+from dataload.errors import CorruptFileError, UnsupportedFormatError
+from dataload.sources.arrow.format import ArrowOptions
+from dataload.sources.arrow.gather import Gatherer, plan_nodes
+from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout
+from dataload.sources.arrow.table import TableReader, TableSource
+from dataload.sources.decoded import DecodedCache
+from dataload.sources.shards import ShardReader
+from dataload.storage import storage_of
+from dataload.types import Int64Array, Record
+
+_END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream
+
+
+class ArrowSource(TableSource):
+    """Records of Arrow IPC files and streams, also called Feather. A column comes out as a column.
+
+    Values are copied out of the file without reading their batch, unless the file is compressed or has views or
+    unions (Polars writes views). Then a batch is decoded as a whole, and those used last are kept (`cached_bytes`).
+
+    Args:
+        paths: One or more files.
+        fields: Names of the columns to read; None means all. Others are not read.
+        options: See `ArrowOptions`.
+
+    Raises:
+        CorruptFileError: A file is damaged, a compressed batch takes more than `max_record_bytes`, or a value is null
+            where numpy has none.
+        MissingDependencyError: On first use, if pyarrow is not installed.
+    """
+
+    format_name = "arrow"
+    options_type = ArrowOptions
+
+    @property
+    def reads_in_order(self) -> bool:
+        """Whether batches of the first file are decoded as a whole."""
+        reader = self._data_set().reader(0)
+        return isinstance(reader, _ArrowFile) and reader.gatherer is None
+
+    def _open_shard(self, path: str) -> ShardReader[Record]:
+        return _ArrowFile(path, self.options, self._cache)
+
+
+class _ArrowFile(TableReader):
+    """An IPC file or stream.
+
+    Attributes:
+        gatherer: Reads values without their batch; None if batches have to be decoded.
+    """
+
+    def __init__(self, path: str, options: ArrowOptions, cache: DecodedCache) -> None:
+        self._pa = pa = load_arrow("format 'arrow'")
+        self._path = path
+        storage = storage_of(path, options.place)
+        self._file = storage.map(path, mapped=options.map, whole=True)
+        with storage.open(path, whole=True) as file:
+            self._layout = parse_layout(file.read, min(file.size, self._file.size), path)
+        layout = self._layout
+        with self._errors():
+            if layout.footer:
+                schema = pa.ipc.open_file(pa.py_buffer(layout.footer)).schema
+            else:
+                schema = pa.ipc.read_schema(pa.py_buffer(layout.schema))
+        counts = np.array([found.rows for found in layout.batches], np.int64)
+        if len(counts) and float(counts.sum(dtype=np.float64)) >= 1 << 62:
+            raise CorruptFileError("its batches claim impossible numbers of records", path=path)
+        with self._errors():
+            super().__init__(path, schema, np.cumsum(counts), options, cache)
+        self._starts = self._ends - counts
+        nodes = None if any(each.compressed for each in self._messages()) else plan_nodes(schema)
+        self.gatherer = None if nodes is None else Gatherer(self._file, nodes, self._layout.batches, self._limit)
+        self._empty = self._load_dictionaries() if self.gatherer is not None else None
+
+    def _messages(self) -> list[Message]:
+        return [*self._layout.dictionaries, *self._layout.batches]
+
+    def _pick(self, indices: Int64Array, names: Sequence[str]) -> dict[str, Any]:
+        if self.gatherer is None:
+            return super()._pick(indices, names)
+        batch, rows = self._locate(indices)
+        where, columns = Rows(self._path, indices), dict[str, Any]()
+        for name in names:
+            number = self._numbers[name]
+            column = self.gatherer.column(number, batch, rows, indices)
+            if column is None:
+                empty = None if self._empty is None else self._empty.column(number)
+                array = self.gatherer.take(number, batch, rows, indices, empty)
+                column = arrow.to_column(array, name, where, self._shapes.get(name))
+            columns[name] = column
+        return columns
+
+    def _locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the batch of each record, and its row there."""
+        if len(self._ends) == 1:
+            return np.zeros(len(indices), np.int64), indices
+        batch = np.searchsorted(self._ends, indices, side="right")
+        return batch, indices - self._starts[batch]
+
+    def _load_dictionaries(self) -> Any:
+        """Return a batch without records but with all dictionaries; None if there are none."""
+        layout, pa = self._layout, self._pa
+        if not layout.dictionaries:
+            return None
+        self._check_replaced(layout)
+        with self._errors():
+            empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in self._schema], schema=self._schema)
+            return self._read_stream([empty.serialize().to_pybytes()], None)
+
+    def _check_replaced(self, layout: Layout) -> None:
+        whole = Counter(found.dictionary for found in layout.dictionaries if not found.is_delta)
+        if max(whole.values(), default=1) > 1:
+            message = (
+                f"{self._path} replaces its dictionaries between batches: write it as an Arrow file, or as Parquet"
+            )
+            raise UnsupportedFormatError(message, path=self._path)
+
+    def _decode(self, group: int, name: str) -> Any:
+        self._check_replaced(self._layout)
+        return self._read_stream([self._bytes(self._layout.batches[group])], name).column(name)
+
+    def _bytes(self, found: Message) -> bytes:
+        """Return a message, of which decompression takes no more memory than the limit."""
+        data = self._file.read(found.offset, found.body + found.body_length - found.offset)
+        if found.compressed:
+            at = found.body - found.offset
+            heads = [data[at + start : at + start + 8] for start, size in pairs_of([found.buffers]).tolist() if size]
+            # -1 stands for a buffer that is not compressed.
+            claims = sum(max(0, int.from_bytes(head, "little", signed=True)) for head in heads)
+            check_size(claims, self._limit, f"the batch at byte {found.offset}", path=self._path)
+        return data
+
+    def _read_stream(self, batch: Sequence[bytes], name: str | None) -> Any:
+        """Return a batch of records that follows all dictionaries, as pyarrow reads it; of one column, if named."""
+        schema = self._layout.schema or self._schema.serialize().to_pybytes()
+        parts = [schema, *map(self._bytes, self._layout.dictionaries), *batch, _END]
+        chosen = None if name is None else [self._numbers[name]]
+        options = self._pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
+        found = self._pa.ipc.open_stream(self._pa.py_buffer(b"".join(parts)), options=options).read_next_batch()
+        wanted = self._schema if name is None else [self._schema.field(name)]
+        if [(each.name, each.type) for each in found.schema] != [(each.name, each.type) for each in wanted]:
+            raise ValueError("the schemas at the start and at the end of the file differ")
+        found.validate(full=True)
+        return found
+
+    def release(self) -> None:
+        self._file.release()

@@ -1,0 +1,1 @@
+"""JSON Lines: a JSON object on each line of a file."""

@@ -1,0 +1,43 @@
+"""The format of JSON Lines and its options."""
+
+from dataclasses import dataclass, field
+
+from dataload._util.checks import check_count
+from dataload.sources.decoded import CACHED_BYTES
+from dataload.sources.format import Format
+from dataload.sources.options import FileOptions, ReadOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonlOptions(ReadOptions):
+    """Options for reading JSON Lines.
+
+    Attributes:
+        cache: Keep the offsets of the lines of a large file in a hidden file for later runs; see
+            `dataload.storage.table_cache`.
+        map: If False, read files with ``pread`` instead of mapping them into memory.
+        cached_bytes: Most bytes of decompressed files that a process keeps; one stays, whatever its size.
+        max_record_bytes: Most bytes of memory that a record may take, 32 for each byte of its line, and that a
+            decompressed file may take; a larger one is a CorruptFileError.
+    """
+
+    cache: bool = field(default=True, metadata={"content": False})
+    map: bool = field(default=True, metadata={"content": False})
+    cached_bytes: int = field(default=CACHED_BYTES, metadata={"content": False})
+
+    def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
+        check_count("cached_bytes", self.cached_bytes, least=0)
+
+
+JSONL = Format(
+    name="jsonl",
+    source="dataload.sources.jsonl.reader:JsonlSource",
+    writer="dataload.sources.jsonl.writer:JsonlWriter",
+    reader_options=JsonlOptions,
+    writer_options=FileOptions,
+    suffixes=tuple(f"{name}{compressed}" for name in (".jsonl", ".ndjson") for compressed in ("", ".gz", ".zst")),
+    lies_beside=True,
+    extra="arrow",
+    verify_options={"cache": False},
+)

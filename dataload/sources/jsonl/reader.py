@@ -1,0 +1,181 @@
+"""The source of JSON Lines, read line by line."""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dataload._util.decoding import decoding
+from dataload._util.limits import check_lengths
+from dataload.errors import CorruptFileError
+from dataload.sources.base import select_fields, spec_of
+from dataload.sources.decoded import DecodedCache
+from dataload.sources.files import FileSource
+from dataload.sources.jsonl.format import JsonlOptions
+from dataload.sources.jsonl.lines import Lines, find_lines, pack, unpack
+from dataload.sources.shards import ShardReader
+from dataload.sources.text_files import is_compressed, read_text
+from dataload.storage import storage_of
+from dataload.storage.table_cache import IndexKey, remember
+from dataload.types import FieldSpec, Int64Array, Record
+
+_BLOCK = 1 << 22  # bytes
+_MEMORY = 32  # most bytes that the values of JSON take for each byte of text
+
+
+class JsonlSource(FileSource[Record]):
+    """Records of JSON Lines: what `json.loads` makes of each line, which has to be an object.
+
+    The lines are found once, and read at random afterwards. Empty lines are skipped. A compressed file (``.gz``,
+    ``.zst``) is decompressed into memory as a whole, and those used last are kept (`cached_bytes`): decompress or
+    convert files that are larger than `max_record_bytes`, or several large ones that are shuffled.
+
+    Args:
+        paths: One or more files.
+        fields: Names of the fields to read; None means all.
+        options: See `JsonlOptions`.
+
+    Raises:
+        CorruptFileError: On first use, a file has no bytes, or cannot be decompressed. In reads, a line is not a JSON
+            object.
+        ConfigError: In reads, a record lacks one of `fields`.
+        MissingDependencyError: On first use, a file ends in ``.zst``, and pyarrow is not installed.
+    """
+
+    format_name = "jsonl"
+    options_type = JsonlOptions
+
+    def __init__(self, paths: Any, **options: Any) -> None:
+        super().__init__(paths, **options)
+        self._cache = DecodedCache(self.options.cached_bytes)
+
+    @property
+    def reads_in_order(self) -> bool:
+        """Whether a file of several is compressed, all of which is decompressed to read one record."""
+        return len(self.paths) > 1 and any(map(is_compressed, self.paths))
+
+    def _open_shard(self, path: str) -> ShardReader[Record]:
+        return _CompressedFile(path, self.options, self._cache) if is_compressed(path) else _File(path, self.options)
+
+    def close(self) -> None:
+        """See `FileSource.close`."""
+        super().close()
+        self._cache.clear()
+
+
+class _Reader(ShardReader[Record]):
+    """The lines of a file.
+
+    Attributes:
+        lines: Where they are.
+    """
+
+    lines: Lines
+
+    def __init__(self, path: str, limit: int) -> None:
+        self._path = path
+        self._limit = limit
+
+    def __len__(self) -> int:
+        return len(self.lines.starts)
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        if not len(self):
+            return {}
+        try:
+            record = self.read(np.zeros(1, np.int64), None)[0]
+        except CorruptFileError:  # raised again when it is read; other records may be intact
+            return {}
+        # Lists may differ in length, and what is null here may be anything elsewhere.
+        plain = (bool, int, float, str)
+        return {n: spec_of(v) if isinstance(v, plain) else FieldSpec("unknown", None) for n, v in record.items()}
+
+    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
+        starts, lengths = self.lines.starts[indices], self.lines.lengths[indices]
+        check_lengths(lengths * _MEMORY, self._limit, indices, self._path)
+        texts = self._texts(starts, lengths)
+        with decoding():
+            try:
+                records: list[Any] = [*map(json.loads, texts)]
+            except (ValueError, RecursionError) as error:
+                raise self._find_invalid(texts, indices) from error
+        if not all(type(record) is dict for record in records):
+            row = next(row for row, record in enumerate(records) if type(record) is not dict)
+            message = f"expected a JSON object, found {texts[row][:40]!r}"
+            raise CorruptFileError(message, path=self._path, offset=int(starts[row]), index=int(indices[row]))
+        return records if fields is None else [select_fields(record, fields) for record in records]
+
+    def _find_invalid(self, texts: list[bytes], indices: Int64Array) -> CorruptFileError:
+        """Return the error of the first line that is not JSON."""
+        for index, text in zip(indices.tolist(), texts, strict=True):
+            try:
+                json.loads(text)
+            except (ValueError, RecursionError) as error:
+                offset = int(self.lines.starts[index])
+                return CorruptFileError(f"invalid JSON: {error}", path=self._path, offset=offset, index=index)
+        raise AssertionError("one of them is not")
+
+    def _texts(self, starts: Int64Array, lengths: Int64Array) -> list[bytes]:
+        raise NotImplementedError
+
+
+class _File(_Reader):
+    def __init__(self, path: str, options: JsonlOptions) -> None:
+        super().__init__(path, options.max_record_bytes)
+        self._storage = storage_of(path, options.place)
+        self._file = self._storage.map(path, mapped=options.map)
+        _refuse_empty(self._file.size, path)
+        key = IndexKey.of("jsonl", (path,), remote=options.place) if options.cache else None
+        self.lines = remember(key, partial(unpack, size=self._file.size), self._find, pack)
+
+    def _find(self) -> Lines:
+        return find_lines(self._blocks())
+
+    def _blocks(self) -> Iterator[bytes]:
+        # Read instead of using the map: a page fault would also read the pages around it.
+        with self._storage.open(self._path, whole=True) as file:
+            for start in range(0, self._file.size, _BLOCK):
+                yield file.read(start, min(_BLOCK, self._file.size - start))
+
+    def _texts(self, starts: Int64Array, lengths: Int64Array) -> list[bytes]:
+        return self._file.copies(starts, lengths)
+
+    def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002 - records are read whole
+        return self.lines.starts[indices], self.lines.lengths[indices]
+
+    def release(self) -> None:
+        self._file.release()
+
+
+class _CompressedFile(_Reader):
+    whole = True
+
+    def __init__(self, path: str, options: JsonlOptions, cache: DecodedCache) -> None:
+        super().__init__(path, options.max_record_bytes)
+        self._place, self._cache = options.place, cache
+        text = self._text()
+        self._size = len(text)
+        _refuse_empty(self._size, path)
+        self.lines = find_lines(text[start : start + _BLOCK] for start in range(0, len(text), _BLOCK))
+
+    def _text(self) -> bytes:
+        def read() -> tuple[bytes, int]:
+            text = read_text(self._path, self._limit, self._place)
+            return text, len(text)
+
+        return self._cache.get(self._path, read)
+
+    def _texts(self, starts: Int64Array, lengths: Int64Array) -> list[bytes]:
+        text = self._text()
+        if len(text) != self._size:
+            raise CorruptFileError("the file has been rewritten since it was opened", path=self._path)
+        return [text[start : start + size] for start, size in zip(starts.tolist(), lengths.tolist(), strict=True)]
+
+
+def _refuse_empty(size: int, path: str) -> None:
+    if not size:
+        message = "the file is empty: it was not written to its end (one without records has an empty line)"
+        raise CorruptFileError(message, path=path, offset=0)

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import gzip
+import json
+
+from dataload.sources.jsonl.reader import JsonlSource
+from dataload.testing import SourceSuite, SourceTraits
+
+TRAITS = {"value_types": (str, int, float), "several_paths": True}
+
+
+class TestJsonl(SourceSuite):
+    """Files of the standard library."""
+
+    traits = SourceTraits(suffix=".jsonl", notices_cuts=False, **TRAITS)
+
+    def write(self, path, records):
+        path.write_bytes(self.lines(records))
+
+    @staticmethod
+    def lines(records):
+        return "".join(f"{json.dumps(record)}\n" for record in records).encode() or b"\n"
+
+    def open(self, path):
+        return JsonlSource(path)
+
+
+class TestCompressedJsonl(TestJsonl):
+    traits = SourceTraits(suffix=".jsonl.gz", has_checksums=True, **TRAITS)
+
+    def write(self, path, records):
+        path.write_bytes(gzip.compress(self.lines(records)))

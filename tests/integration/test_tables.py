@@ -1,0 +1,64 @@
+"""Tables from one format to another, in the commands, in configs, and through loaders."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tables  # noqa: F401 - starts what pyarrow keeps
+from typer.testing import CliRunner
+
+import dataload
+from dataload.cli.app import app
+from dataload.convert import convert
+from dataload.testing.compare import difference
+
+RECORDS = [{"x": np.arange(6, dtype=np.float32) + i, "n": i, "text": f"é{i}"} for i in range(40)]
+
+
+def run(*arguments):
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_table_goes_through_every_format(tmp_path):
+    with dataload.create(tmp_path / "a.parquet", group_bytes=300) as writer:
+        writer.extend(RECORDS)
+    names = ("b.arrow", "c.jsonl.gz", "d.jsonl.zst", "e.jsonl", "f.parquet")
+    for before, after in zip(("a.parquet", *names), (*names, "g.tar"), strict=True):
+        with dataload.open(tmp_path / before) as source:
+            convert(source, tmp_path / after, shards=2 if after == "f.parquet" else None)
+        if after == "f.parquet":
+            assert dataload.open(tmp_path / "f-*.parquet").shard_lengths == (20, 20)
+            break
+        with dataload.open(tmp_path / after) as source:
+            found = [(np.asarray(r["x"], np.float32), int(r["n"]), r["text"]) for r in source]
+            assert difference(found, [(r["x"], r["n"], r["text"]) for r in RECORDS], after) is None
+    assert run("verify", tmp_path / "f-*.parquet").startswith("40 records in 2 files: all can be read")
+
+
+def test_commands_and_configs(tmp_path):
+    (tmp_path / "a.csv").write_text("x;label\n1;a\n2;b\n3;a\n")
+    shown = json.loads(run("inspect", tmp_path / "a.csv", "-o", "delimiter=;", "--json"))
+    assert (shown["format"], shown["records"], sorted(shown["fields"])) == ("csv", 3, ["label", "x"])
+    run("convert", tmp_path / "a.csv", tmp_path / "b.parquet", "-o", "delimiter=;")
+    table = {"source": {"path": str(tmp_path / "a.csv"), "delimiter": ";", "dtypes": {"x": "float32"}}}
+    with dataload.from_config({**table, "loader": {"batch_size": 3}}) as loader:
+        [batch] = loader
+    assert batch["x"].dtype == np.float32
+    assert batch["label"] == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl.gz"])
+def test_loaders_with_workers_give_the_same_batches(tmp_path, name):
+    with dataload.create(tmp_path / name) as writer:
+        writer.extend(RECORDS)
+    settings = {"batch_size": 7, "shuffle": True, "seed": 1}
+    with dataload.open(tmp_path / name) as source:
+        with dataload.Loader(source, **settings) as loader:
+            expected = list(loader)
+        for workers in ({"num_workers": 2}, {"num_workers": 1, "executor": "processes", "start_method": "fork"}):
+            with dataload.Loader(source, **settings, **workers) as loader:
+                assert difference(list(loader), expected, "batches") is None

@@ -1,0 +1,91 @@
+"""CSV: types, damage, and limits."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+
+import numpy as np
+import pytest
+import tables  # noqa: F401 - starts what pyarrow keeps
+
+import dataload
+from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.arrow.csv import CsvSource
+from dataload.types import FieldSpec
+
+
+def write(path, text):
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_values_decide_the_types_unless_dtypes_do(tmp_path):
+    path = write(tmp_path / "a.csv", "n,f,t,d\n1,,a,2020-01-02\n2,0.5,,2020-01-03\n")
+    source = dataload.open(path)
+    assert [spec.dtype for spec in source.fields.values()] == ["int64", "float64", "str", "datetime64[D]"]
+    assert np.isnan(source[0]["f"])
+    assert source[1]["t"] == ""
+    chosen = CsvSource(path, dtypes={"n": "float32", "d": "str"})
+    assert chosen.fields["n"] == FieldSpec("float32", ())
+    assert chosen[0]["d"] == "2020-01-02"
+    assert not source.reads_in_order
+    assert CsvSource([path, path]).reads_in_order
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtypes": {"m": "str"}}, r"dtypes names 'm', which .*a\.csv has not: "),
+        ({"dtypes": {"n": "number"}}, "dtypes: 'number' is not the dtype of a column; expected one such as"),
+    ],
+)
+def test_wrong_dtypes(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        len(CsvSource(write(tmp_path / "a.csv", "n\n1\n"), **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.csv", b"", "Empty CSV file"),
+        ("a.csv", b"x,y\n1,2\n3\n", "Expected 2 columns, got 1"),
+        ("a.csv", b"x\na\n\xff\n", "the column 'x' is not UTF-8"),
+        ("a.csv", b"x\n" + b"1\n" * 1000, "the text of the file takes 2,002 bytes of memory"),
+        ("a.csv", b"x\n" + b"1\n" * 200, "the table takes 1,600 bytes of memory"),
+        ("a.csv.gz", gzip.compress(b"x\n1\n", mtime=0)[:-9], "the file cannot be decompressed: "),
+        ("a.csv.gz", gzip.compress(bytes(1 << 20), mtime=0), "the text of the file takes 1,048,576 bytes of memory"),
+        ("a.csv.zst", b"x\n1\n", "the file cannot be decompressed: "),
+    ],
+)
+def test_damage(tmp_path, name, data, message):
+    path = write(tmp_path / name, data)
+    with pytest.raises(CorruptFileError, match=message) as caught:
+        len(CsvSource(path, max_record_bytes=1000))
+    assert caught.value.path == str(path)
+
+
+def test_a_missing_number_is_an_error_of_its_record(tmp_path):
+    source = CsvSource(write(tmp_path / "a.csv", "n,m\n1,1\n,2\n"))
+    assert source[0]["n"] == 1
+    with pytest.raises(CorruptFileError, match=r"a\.csv, record 1: field 'n' is null"):
+        source[1]
+
+
+def test_a_file_that_changes_is_noticed_when_it_is_parsed_again(tmp_path):
+    path = write(tmp_path / "a.csv", "n\n1\n")
+    source = CsvSource(path, cached_bytes=0)
+    assert source[0]["n"] == 1
+    write(path, "n\n1\n2\n")
+    source._cache.clear()
+    with pytest.raises(CorruptFileError, match="the file has been rewritten since it was opened"):
+        source[0]
+
+
+def test_a_table_beside_shards_is_no_shard(tmp_path):
+    write(tmp_path / "labels.csv", "x\n1\n")
+    assert len(dataload.open(tmp_path)) == 1
+    with tarfile.open(tmp_path / "a.tar", "w"):
+        pass
+    assert dataload.open(tmp_path).paths == (str(tmp_path / "a.tar"),)
+    assert dataload.open(tmp_path, format="csv").paths == (str(tmp_path / "labels.csv"),)

@@ -1,0 +1,358 @@
+"""Parquet and Arrow: every type beside pyarrow's own values, nulls, damage, limits, and what is decoded when."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import io
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import dataload
+from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.arrow.ipc import pairs_of
+from dataload.sources.arrow.parquet import ParquetSource
+from dataload.sources.arrow.reader import ArrowSource
+from dataload.testing.compare import difference
+
+ROWS = 60
+
+
+def file_of(value):
+    return {"bytes": b"x" * value, "path": None}
+
+
+DAYS = np.arange(ROWS).astype("datetime64[D]")
+COLUMNS = {
+    "int": pa.array(np.arange(ROWS, dtype=np.int16)),
+    "half": pa.array(np.arange(ROWS).astype(np.float16)),
+    "maybe": pa.array([None if i % 7 == 0 else i / 2 for i in range(ROWS)]),
+    "bool": pa.array([i % 3 == 0 for i in range(ROWS)]),
+    "text": pa.array([f"é{i}" for i in range(ROWS)], pa.large_string()),
+    "bytes": pa.array([bytes(i % 10) for i in range(ROWS)]),
+    "four": pa.array([b"%04d" % i for i in range(ROWS)], pa.binary(4)),
+    "word": pa.array(["x", "y", "z"] * (ROWS // 3)).dictionary_encode(),
+    "day": pa.array(DAYS),
+    "time": pa.array(np.arange(ROWS).astype("datetime64[us]"), pa.timestamp("us", tz="UTC")),
+    "maybe_time": pa.array([None, datetime.datetime(2020, 1, 2)] * (ROWS // 2)),
+    "span": pa.array(np.arange(ROWS).astype("timedelta64[ms]")),
+    "vector": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(4.0 * ROWS)), 4),
+    "matrix": pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int32(), [2, 3]),
+        pa.FixedSizeListArray.from_arrays(pa.array(np.arange(6 * ROWS, dtype=np.int32)), 6),
+    ),
+    "list": pa.array([list(range(i % 5)) for i in range(ROWS)]),
+    "vectors": pa.array([[[float(i), 1.0]] * (i % 3) for i in range(ROWS)], pa.list_(pa.list_(pa.float32(), 2))),
+    "struct": pa.array([{"a": i, "t": {"b": str(i)}} for i in range(ROWS)]),
+    "file": pa.array([file_of(i) for i in range(ROWS)], pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+    "words": pa.array([["a"] * (i % 3) for i in range(ROWS)]),
+    "chat": pa.array([[{"role": "user", "n": i}] for i in range(ROWS)]),
+    "lists": pa.array([[[1.0, 2.0], [3.0]] for _ in range(ROWS)]),
+    "pairs": pa.array([[("k", i)] for i in range(ROWS)], pa.map_(pa.string(), pa.int64())),
+    "decimal": pa.array([decimal.Decimal(i) for i in range(ROWS)]),
+    "words_of_word": pa.array([["u", "v"]] * ROWS, pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+}
+TABLE = pa.table(COLUMNS)
+SPECS = {
+    "int": "int16 ()", "half": "float16 ()", "maybe": "float64 ()", "bool": "bool ()", "text": "str ()",
+    "bytes": "bytes ()", "four": "bytes ()", "word": "str ()", "day": "datetime64[D] ()", "time": "datetime64[us] ()",
+    "maybe_time": "datetime64[us] ()", "span": "timedelta64[ms] ()", "vector": "float64 (4)", "matrix": "int32 (2, 3)",
+    "list": "int64 (?)", "vectors": "float32 (?, 2)", "file": "bytes ()",
+    **dict.fromkeys(("struct", "words", "chat", "lists", "pairs", "decimal", "words_of_word"), "unknown"),
+}  # fmt: skip
+STACKED = [name for name in COLUMNS if name not in ("list", "vectors")]
+
+
+def write_arrow(path, table, new=pa.ipc.new_file, compression=None, rows=7):
+    options = pa.ipc.IpcWriteOptions(compression=compression, emit_dictionary_deltas=True)
+    with new(str(path), table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+def sources_of(directory, table):
+    pq.write_table(table, directory / "a.parquet", row_group_size=7)
+    yield ParquetSource(directory / "a.parquet")
+    for name, new, compression in (
+        ("a.arrow", pa.ipc.new_file, None),
+        ("b.arrow", pa.ipc.new_stream, None),
+        ("c.arrow", pa.ipc.new_file, "lz4"),
+        ("d.arrow", pa.ipc.new_stream, "zstd"),
+    ):
+        yield ArrowSource(write_arrow(directory / name, table, new, compression))
+    yield ArrowSource(directory / "a.arrow", map=False)
+
+
+def model(row):
+    """A record by way of pyarrow's Python values."""
+    record = {name: column[row].as_py() for name, column in COLUMNS.items() if name != "matrix"}
+    for name, value in record.items():
+        dtype = SPECS[name].split()[0]
+        if dtype not in ("str", "bytes", "unknown"):
+            value = value.replace(tzinfo=None) if isinstance(value, datetime.datetime) else value
+            if value is None:
+                value = "NaT" if dtype.startswith("datetime") else np.nan
+            record[name] = np.array(value, dtype)
+    if not len(record["vectors"]):
+        record["vectors"] = np.empty((0, 2), np.float32)
+    record["struct"] = {"a": np.array(record["struct"]["a"]), "t": record["struct"]["t"]}
+    record["file"] = record["file"]["bytes"]
+    record["matrix"] = np.arange(6, dtype=np.int32).reshape(2, 3) + 6 * row
+    return {name: record[name] for name in COLUMNS}
+
+
+def test_every_type_gives_the_values_of_pyarrow(tmp_path):
+    indices = np.random.default_rng(0).integers(0, ROWS, 40)
+    expected = [model(row) for row in indices.tolist()]
+    for source in sources_of(tmp_path, TABLE):
+        assert {name: str(spec) for name, spec in source.fields.items()} == SPECS
+        found = source.read(indices)
+        for row, (record, want) in enumerate(zip(found, expected, strict=True)):
+            assert difference(record, want, f"{source} row {row}") is None
+        want = dataload.default_collate([{name: record[name] for name in STACKED} for record in expected])
+        assert difference(source.read_batch(indices, STACKED), want, str(source)) is None
+        with pytest.raises(ConfigError, match="cannot stack field 'list'"):
+            source.read_batch([1, 2], ["list"])
+
+
+@pytest.fixture(scope="module")
+def polars():
+    module = pytest.importorskip("polars")
+    module.DataFrame({"x": [1]}).write_ipc(io.BytesIO())  # starts what lives as long as the process
+    return module
+
+
+def test_tables_without_records(tmp_path):
+    for source in sources_of(tmp_path, TABLE.slice(0, 0)):
+        assert len(source) == 0
+        assert source.fields.keys() == COLUMNS.keys()
+        assert source.read_batch([]) == {}
+
+
+def test_tables_of_polars_with_views(tmp_path, polars):
+    text = ["a", "long enough to be no part of a view", ""]
+    kind = polars.Series(["u", "v", "u"], dtype=polars.Categorical)
+    frame = polars.DataFrame({"kind": kind, "t": text, "n": [1, 2, 3], "l": [["x"], [], []]})
+    frame.write_ipc(tmp_path / "a.arrow")
+    frame.write_ipc_stream(tmp_path / "b.arrow")
+    frame.write_parquet(tmp_path / "a.parquet")
+    for path in ("a.arrow", "b.arrow", "a.parquet"):
+        source = dataload.open(tmp_path / path)
+        assert [record["t"] for record in source] == frame["t"].to_list()
+        assert source.read_batch([2, 1], ["kind"])["kind"] == ["u", "v"]
+        assert source.read_batch([2, 0], ["n", "l"])["l"] == [[], ["x"]]
+
+
+def test_a_tensor_that_is_stored_transposed(tmp_path):
+    kind = pa.fixed_shape_tensor(pa.int32(), [2, 3], permutation=[1, 0])
+    storage = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12, dtype=np.int32)), 6)
+    column = pa.ExtensionArray.from_storage(kind, storage)
+    for source in sources_of(tmp_path, pa.table({"x": column})):
+        assert str(source.fields["x"]) == "int32 (3, 2)"
+        assert (source.read_batch([0, 1])["x"] == column.to_numpy_ndarray()).all()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        *(pa.array([1, 2, None]), pa.array(["a", "b", None]), pa.array([[1], [2], None]), pa.array([[1], [2], [None]])),
+        *(pa.array([{"x": 1}, {"x": 2}, None]), pa.array([True, False, None]), pa.array([None] * 3)),
+        pa.array([[1, 2], [3, 4], [None, 5]], pa.list_(pa.int8(), 2)),
+    ],
+)
+def test_a_null_is_an_error_of_its_record_only(tmp_path, column):
+    table = pa.table({"x": column, "y": [1, 2, 3]})
+    for source in sources_of(tmp_path, table):
+        if column.type != pa.null():
+            assert len(source.read([0, 1, 0])) == 3
+        assert source.read_batch([2, 0], ["y"])["y"].tolist() == [3, 1]
+        for read in (source.read, source.read_batch):
+            with pytest.raises(
+                CorruptFileError,
+                match=r"record 2: field 'x' is null, and only floats and times have a value for that \(NaN, NaT\): "
+                r"choose other fields \(fields=\[\.\.\.\]\), or fill in the nulls where the table is made",
+            ) as caught:
+                read([2, 2])
+            assert (caught.value.path, caught.value.index) == (source.paths[0], 2)
+
+
+def test_columns_that_are_not_chosen_are_not_decoded(tmp_path, monkeypatch):
+    pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=7)
+    source = ParquetSource(tmp_path / "a.parquet", fields=["int", "text"])
+    reader = source._data_set().reader(0)
+    decoded = []
+    original = reader._decode
+    monkeypatch.setattr(reader, "_decode", lambda group, name: decoded.append((group, name)) or original(group, name))
+    source.read_batch([0, 1, 8], ["int"])
+    source.read_batch([6, 7])
+    assert decoded == [(0, "int"), (1, "int"), (0, "text"), (1, "text")]
+    with pytest.raises(ConfigError, match="has no field 'word'"):
+        source.read_batch([0], ["word"])
+
+
+def test_a_bounded_number_of_row_groups_is_kept(tmp_path, monkeypatch):
+    pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=10)
+    source = ParquetSource(tmp_path / "a.parquet", fields=["int"], cached_bytes=2 * 10 * 2)
+    reader = source._data_set().reader(0)
+    decoded = []
+    original = reader._decode
+    monkeypatch.setattr(reader, "_decode", lambda group, name: decoded.append(group) or original(group, name))
+    for index in (0, 10, 1, 20, 2, 11):  # 20 evicts the group of 10
+        source[index]
+    assert decoded == [0, 1, 2, 1]
+    assert len(pickle.dumps(source)) < 1000
+    source.close()
+    assert not source._cache._parts.get(lambda: None)
+
+
+def test_an_order_by_shards_is_the_default_where_groups_are_decoded(tmp_path):
+    told = [source.reads_in_order for source in sources_of(tmp_path, TABLE)]
+    assert told == [True, False, False, True, True, False]
+
+
+def test_a_file_that_was_replaced(tmp_path):
+    pq.write_table(TABLE, tmp_path / "a.parquet")
+    source = ParquetSource(tmp_path / "a.parquet")
+    assert len(source) == ROWS
+    pq.write_table(TABLE.slice(3), tmp_path / "b.parquet")
+    (tmp_path / "b.parquet").rename(tmp_path / "a.parquet")
+    with pytest.raises(CorruptFileError, match="the file has been rewritten since it was opened"):
+        source[0]
+
+
+def test_a_damaged_page_names_its_row_group_and_record(tmp_path):
+    path = tmp_path / "a.parquet"
+    options = {"row_group_size": 20, "compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(TABLE.select(["int"]), path, **options)
+    column = pq.read_metadata(path).row_group(1).column(0)
+    data = bytearray(path.read_bytes())
+    data[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+    path.write_bytes(data)
+    source = ParquetSource(path)
+    assert source[5]["int"] == 5
+    with pytest.raises(CorruptFileError, match=r"a\.parquet, record 25: row group 1: .*CRC checksum") as caught:
+        source.read_batch([25])
+    assert caught.value.index == 25
+
+
+@pytest.mark.parametrize("offset", [-1, 1000, 2**31 - 1])
+@pytest.mark.parametrize("values", [[b"ab", b"cd", b"ef"], [[1, 2], [3], [4, 5]], ["ab", "cd", "ef"]])
+def test_a_value_outside_of_its_batch(tmp_path, values, offset):
+    path = write_arrow(tmp_path / "a.arrow", pa.table({"x": values}))
+    source = ArrowSource(path)
+    layout = source._data_set().reader(0)._layout
+    [place] = [at + layout.batches[0].body for at, _ in pairs_of([layout.batches[0].buffers])[1:2].tolist()]
+    data = bytearray(path.read_bytes())
+    data[place + 8 : place + 12] = offset.to_bytes(4, "little", signed=True)  # the end of record 1
+    path.write_bytes(data)
+    source = ArrowSource(path)
+    assert len(source.read([0, 0])) == 2
+    for index in (1, 2):
+        with pytest.raises(CorruptFileError, match=r"a value begins at -?\d+ and ends at -?\d+ of \d+") as caught:
+            source.read_batch([0, index])
+        assert (caught.value.index, caught.value.offset) == (index, place + 4 * index)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-4], "byte [0-9]+: the file has no valid end: it was truncated"),
+        (
+            lambda data: data[:8] + data[8:].replace(b"\xff\xff\xff\xff", b"\xff\xff\xff\xfe"),
+            "expected a message of Arrow",
+        ),
+        (
+            lambda data: data.replace(b"\3\0\0\0\0\0\0\0", b"\4\0\0\0\0\0\0\0"),
+            "a batch has less than it claims to have",
+        ),
+    ],
+)
+def test_damaged_metadata_of_arrow(tmp_path, damage, message):
+    path = write_arrow(tmp_path / "a.arrow", pa.table({"x": pa.array([1, 2, 3], pa.int16())}))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CorruptFileError, match=message):
+        len(ArrowSource(path))
+
+
+def test_a_stream_without_its_end(tmp_path):
+    path = write_arrow(tmp_path / "a.arrow", TABLE, pa.ipc.new_stream)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CorruptFileError, match="the stream has no end: it was truncated"):
+        len(ArrowSource(path))
+
+
+def test_text_that_is_not_utf8(tmp_path):
+    column = pa.array([b"good", b"b\xffd"]).view(pa.string())
+    for source in sources_of(tmp_path, pa.table({"t": column})):
+        if source.paths[0].endswith(("c.arrow", "d.arrow")):  # pyarrow notices first
+            match = "record 1: row group 0: In column 0: Invalid: Invalid UTF8"
+        else:
+            match = "record 1: field 't' is not UTF-8: invalid start byte at byte 1 of it"
+            assert source[0]["t"] == "good"
+        with pytest.raises(CorruptFileError, match=match):
+            source[1]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            pa.table({"x": [b"a" * 2000]}),
+            r"field 'x' of row group 0 takes|the record takes 2,000|the batch at byte [0-9]+ takes",
+        ),
+        (pa.table({"x": pa.array(["a" * 200]).take(pa.array([0] * 50))}), r"takes [\d,]+ bytes|10,"),
+    ],
+)
+def test_more_than_the_limit(tmp_path, table, message):
+    pq.write_table(table, tmp_path / "a.parquet")
+    write_arrow(tmp_path / "a.arrow", table, compression="zstd")
+    for path in ("a.parquet", "a.arrow"):
+        with pytest.raises(CorruptFileError, match=message):
+            dataload.open(tmp_path / path, max_record_bytes=1000)[0]
+    words = pa.table({"x": pa.array(["a" * 2000]).dictionary_encode()})
+    with pytest.raises(CorruptFileError, match=r"the batch at byte \d+ takes 2,0"):
+        ArrowSource(write_arrow(tmp_path / "c.arrow", words, compression="zstd"), max_record_bytes=1000)[0]
+    write_arrow(tmp_path / "b.arrow", pa.table({"x": [b"", b"a" * 2000]}))
+    source = dataload.open(tmp_path / "b.arrow", max_record_bytes=1000)
+    assert source[0]["x"] == b""
+    with pytest.raises(CorruptFileError, match="record 1: the record takes 2,000 bytes of memory"):
+        source[1]
+
+
+def test_columns_of_one_name_and_replaced_dictionaries_are_refused(tmp_path):
+    pq.write_table(pa.table([[1], [2]], names=["x", "x"]), tmp_path / "a.parquet")
+    with pytest.raises(UnsupportedFormatError, match=r"a\.parquet has several columns called 'x'"):
+        len(ParquetSource(tmp_path / "a.parquet"))
+    batches = [pa.record_batch({"x": pa.array([word]).dictionary_encode()}) for word in "ab"]
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), batches[0].schema) as writer:
+        writer.write(batches[0])
+        writer.write(batches[1])
+    with pytest.raises(UnsupportedFormatError, match="replaces its dictionaries between batches: write it as an Arrow"):
+        ArrowSource(tmp_path / "a.arrow")[0]
+
+
+def png(value):
+    stream = io.BytesIO()
+    Image.fromarray(np.full((2, 3, 3), value, np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def test_values_are_decoded_where_asked(tmp_path):
+    table = pa.table({"picture": [png(1), png(2), b"none"], "n": [1, 2, 3]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    source = ParquetSource(tmp_path / "a.parquet", decode={"picture": "image"})
+    assert source.read_batch([1, 0])["picture"][:, 0, 0, 0].tolist() == [2, 1]
+    with pytest.raises(CorruptFileError, match=r"record 2: field 'picture': an image cannot be decoded"):
+        source[2]
+    assert ParquetSource(tmp_path / "a.parquet", decode={"picture": len})[2]["picture"] == 4
+    with pytest.raises(ConfigError, match=r"decode names the field 'pictur' of .*: did you mean 'picture'\?"):
+        len(ParquetSource(tmp_path / "a.parquet", decode={"pictur": "image"}))
+    with pytest.raises(
+        ConfigError, match=r"decode names the field 'n' of .*: it is int64 \(\), and decoders take bytes"
+    ):
+        len(ParquetSource(tmp_path / "a.parquet", decode={"n": "image"}))

@@ -19,10 +19,9 @@ class _Feeder(wds.pytorch.IterableDataset):
         self.data = data
 
     def __iter__(self) -> Iterator[tuple[tuple[int, ...], Any]]:
-        worker = self.data.place()[2]
         for value in self.data:
             run = self.data.run
-            yield ((worker, *run.progress[0]) if run and run.progress else ()), value
+            yield (tuple(run.progress[run.last]) if run and run.progress else ()), value
 
 
 class _Collate:
@@ -77,10 +76,7 @@ class WebLoader(Resumable, wds.DataPipeline):
         data.open()  # here, so that workers inherit it
         data.set_epoch(run.epoch)
         if run.resumed:
-            start = Run(run.epoch, run.position)
-            start.counts = run.counts
-            start.passes, start.given = data.restored(start)
-            data.begin(start)
+            data.begin(Run(run.epoch, run.position, run.parts, run.counts))
             loader._iterator = None  # workers that persist have begun elsewhere
         values: Any = _received(run, loader)
         for stage in self.pipeline[1:]:
@@ -90,7 +86,7 @@ class WebLoader(Resumable, wds.DataPipeline):
     def end_pass(self, run: Run) -> None:
         """Move to the next pass, which is an epoch of the data set."""
         super().end_pass(run)
-        run.epoch, run.position, run.progress = run.epoch + 1, 0, {}
+        run.epoch, run.position, run.parts, run.progress = run.epoch + 1, 0, (), {}
         self._epoch = run.epoch
 
     def dataset(self) -> WebDataset:
@@ -104,20 +100,22 @@ class WebLoader(Resumable, wds.DataPipeline):
         inexact = None if self.data is None else self.data.inexact()
         return inexact or next((stage for stage in self.pipeline[1:] if not is_single(stage)), None)
 
-    def counts(self, run: Run, given: int) -> dict[str, int]:
+    def counts(self, run: Run) -> dict[str, int]:
         """See `Resumable`."""
         own = {} if self.repetitions == 1 else {"loader_passes": run.passes, "loader_given": run.given}
-        return own | self.dataset().counts(run, given)
+        given = max((part.given for part in run.progress.values()), default=run.counts.get("given", 0))
+        return own if self.dataset().limit is None else {**own, "given": given}
 
-    def restored(self, run: Run) -> tuple[int, int]:
+    def enter(self, run: Run) -> None:
         """See `Resumable`."""
-        return run.counts.get("loader_passes", 0), run.counts.get("loader_given", 0)
+        run.check(self.workers)
+        run.passes, run.given = run.counts.get("loader_passes", 0), run.counts.get("loader_given", 0)
 
 
 def _received(run: Run, loader: Any) -> Iterator[Any]:
     """Yield the values of a loader, and keep their parts."""
     for part, value in loader:
         if len(part):
-            worker, *progress = map(int, part)
-            run.progress[worker] = Progress(*progress)
+            found = Progress(*map(int, part))
+            run.progress[found.lane], run.last = found, found.lane
         yield value

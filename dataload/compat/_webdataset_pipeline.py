@@ -169,24 +169,24 @@ class WebDataset(Resumable, wds.WebDataset):
         if self.open() is None:
             yield from self.iterator1()
             return
-        order, found, (_, _, worker, workers) = self.order(), self.plan(), self.place()
+        order, found, workers = self.order(), self.plan(), self.place()[3]
         if not len(order) and self._checks_empty:
             raise ValueError(f"there are no samples in {self._urls}: empty_check=False allows that")
-        start, begun = (run.position, run.counts.get("used", 0)) if run.resumed else (0, 0)
         epoch = run.epoch * self.epoch_order(order)[1] + run.passes
         if self.repetitions == sys.maxsize and self.limit is None:
             epoch = run.epoch + run.passes
             self._epoch = epoch + 1
+        lane, begun = run.last, run.progress[run.last].used if run.resumed and run.parts else 0
         meter = Meter(begun)
-        share = replace(self.share(order, start, worker, workers), begun=begun)
-        values: Any = meter.head(self._read(share, epoch))
+        start = run.start(order, run.passes) if run.resumed else 0
+        values: Any = meter.head(self._read(replace(self.share(order, start, lane, workers), begun=begun), epoch))
         for position, stage in enumerate(found.stages):
             if found.batching is not None and position == found.batch:
                 values = meter.batches(values, stage, found.batching.size)
             else:
                 values = self.invoke(stage, values)
         for value in values:
-            run.progress[0] = Progress(run.passes, meter.used, run.given + 1)
+            run.progress[lane] = Progress(lane, run.passes, meter.used, run.given + 1)
             yield value
 
     def _read(self, share: Share, epoch: int) -> Iterator[dict[str, Any]]:
@@ -253,28 +253,22 @@ class WebDataset(Resumable, wds.WebDataset):
         """See `Resumable`."""
         return self.plan().inexact
 
-    def counts(self, run: Run, given: int) -> dict[str, int]:
+    def counts(self, run: Run) -> dict[str, int]:
         """See `Resumable`."""
-        workers = self.place()[3]
-        if workers == 1:
-            return {} if self.limit is None else {"given": given}
-        progress = run.progress.get(
-            0, Progress(used=run.counts.get("used", 0))
-        )  # in a worker of a loader that saves the states of its workers
-        return {"given": given, "passes": run.passes, "used": progress.used, "workers": workers}
+        return {} if self.limit is None else {"given": run.given}
 
-    def given_before(self, position: int) -> int:
-        """Return the values before a position, if each sample has given one."""
-        batching = self.plan().batching
-        return position // ((batching.size if batching else 1) * self.place()[1])
-
-    def restored(self, run: Run) -> tuple[int, int]:
+    def enter(self, run: Run) -> None:
         """See `Resumable`."""
-        counts = run.counts
-        if counts.get("workers", self.place()[3]) != self.place()[3]:
-            raise ConfigError(f"the state is of one of {counts['workers']} workers: use as many", key="num_workers")
-        passes = counts.get("passes", run.position // max(1, len(self.order())))
-        return passes, counts.get("given", self.given_before(run.position))
+        _, world_size, worker, workers = self.place()
+        run.last = worker
+        run.check(workers)
+        if run.parts:
+            part = run.parts[worker % len(run.parts)]
+            run.last, run.passes, run.given = part.lane, part.number, part.given
+        elif run.position:
+            batching = self.plan().batching
+            run.passes = run.position // max(1, len(self.order()))
+            run.given = run.counts.get("given", run.position // ((batching.size if batching else 1) * world_size))
 
     def close(self) -> None:
         """Close the archives, and the stages that can be closed."""

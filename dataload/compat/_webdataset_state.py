@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dataload._util.fingerprint import fingerprint
 from dataload.compat._webdataset_io import FluidInterface
 from dataload.errors import ConfigError, StateMismatchError
 from dataload.loader.state import LoaderState
+from dataload.types import Sampler
 
 if TYPE_CHECKING:
     from dataload.compat._webdataset_pipeline import WebDataset
 
 
 class Progress(NamedTuple):
-    """How far a worker is: pass, samples of its share that were used, and values in all passes."""
+    """How far a worker is."""
 
-    number: int = 0
-    used: int = 0
-    given: int = 0
+    lane: int  # which worker's share it reads; see `Share`
+    number: int = 0  # of the pass
+    used: int = 0  # samples of the share
+    given: int = 0  # values in all passes
 
 
 class Run:
@@ -28,53 +31,68 @@ class Run:
     Args:
         epoch: Number of the data set's epoch.
         position: Where it begins: samples of all ranks in that epoch, over all passes.
-        passes: Passes that are over.
-        given: Values that were given before.
+        parts: How far each worker is from there, if that differs; the one first that gives the next value.
+        counts: What a state says besides.
     """
 
-    def __init__(self, epoch: int, position: int = 0, passes: int = 0, given: int = 0) -> None:
-        self.epoch, self.position, self.passes, self.given = epoch, position, passes, given
-        self.resumed, self.over = position > 0, False
-        self.counts: Mapping[str, int] = {}  # of the state that it continues
-        self.progress: dict[int, Progress] = {}  # of each worker that has given a value
+    def __init__(
+        self, epoch: int, position: int = 0, parts: Sequence[Progress] = (), counts: Mapping[str, int] | None = None
+    ) -> None:
+        self.epoch, self.position, self.parts, self.counts = epoch, position, parts, counts or {}
+        self.passes = self.given = 0
+        self.workers = self.counts.get("workers", 0)  # that have parts
+        self.resumed, self.over = position > 0 or len(parts) > 0, False
+        self.progress = {part.lane: part for part in parts}  # of each lane that has given a value
+        self.last = parts[0].lane - 1 if parts else 0  # the lane of the last value
 
-    def reached(self, data: WebDataset, workers: int) -> tuple[int, int]:
-        """Return the position of the consumer, and the values that the data set has given."""
+    def check(self, workers: int) -> None:
+        """Raise a ConfigError unless there are as many workers as have parts."""
+        if self.parts and self.workers != workers:
+            raise ConfigError(
+                f"the state is of {self.workers} workers, each of which is at another position (since samples were "
+                f"left out, or because of repeat() or with_epoch() before WebLoader), and here are {workers}: use as "
+                "many as before",
+                key="num_workers",
+            )
+
+    def start(self, order: Sampler, number: int) -> int:
+        """Return the position where a pass begins."""
+        before, start = divmod(self.position, max(1, len(order)))
+        return start if number == before else 0
+
+    def reached(self, data: WebDataset, workers: int) -> tuple[int, Sequence[Progress]]:
+        """Return the position of the consumer; and how far each worker is from there, if that differs."""
         if not self.progress:
-            return self.position, self.given
-        number, used, given = next(iter(self.progress.values()))
-        if data.place()[3] > 1:  # in a worker of torch's, which knows only its own part
-            return self.position if self.resumed else 0, given
-        order = data.order()
-        share = data.share(order, 0, 0, 1)
+            return self.position, ()
+        order, own_workers = data.order(), data.place()[3]
+        if own_workers > 1:  # in a worker of torch's, which knows only its own lane
+            return self.position, [self.progress[self.last]]
+        lanes = [(self.last + 1 + turn) % workers for turn in range(workers)]
+        parts = [self.progress.get(lane, Progress(lane)) for lane in lanes]
+        shares = [data.share(order, self.start(order, part.number), part.lane, workers) for part in parts]
+        number, chunk, used = parts[0].number, shares[0].chunk, parts[0].used
         if workers > 1:
-            chunk = share.chunk
-            chunks = sum(-(-each.used // chunk) for each in self.progress.values())
-            for worker in range(workers):
-                most = len(data.share(order, self.position, worker, workers))
-                expected = min(chunk * -(-(chunks - worker) // workers), most)
-                if data.repetitions != 1 or self.progress.get(worker, Progress()).used != expected:
-                    raise ConfigError(
-                        "each worker is at another position, since a sample was left out, or with repeat() or "
-                        "with_epoch() before WebLoader: call them after it, or take the state between epochs",
-                        key="num_workers",
-                    )
+            chunks = sum(-(-part.used // chunk) for part in parts)
+            expected = [min(chunk * -(-(chunks - share.worker) // workers), len(share)) for share in shares]
+            if data.repetitions != 1 or [part.used for part in parts] != expected:
+                return self.position, parts
             used = chunks * chunk
-        before, start = divmod(self.position, len(order))
-        start = start if number == before else 0
-        return number * len(order) + min(start + used * share.world_size, len(order)), given
+        start = self.start(order, number)
+        return number * len(order) + min(start + used * shares[0].world_size, len(order)), ()
 
 
-def state_of(data: WebDataset, epoch: int, position: int = 0, **counts: int) -> dict[str, Any]:
-    """Return the state of a pipeline; `counts` are what a position does not tell."""
+def state_of(
+    data: WebDataset, epoch: int, position: int = 0, parts: Sequence[Progress] = (), **counts: int
+) -> dict[str, Any]:
+    """Return the state of a pipeline; `counts` are what the position and `parts` do not tell."""
     order = data.order()
     whole, passes = data.epoch_order(order)
     batching, world_size = data.plan().batching, data.place()[1]
     least = batching.size * world_size if batching and not batching.partial else 1  # samples that make a value
-    length = len(order)
-    if not counts and passes == 1 and length:  # each pass of an endless epoch counts as one
+    length, plain = len(order), not counts and not parts
+    if plain and passes == 1 and length:  # each pass of an endless epoch counts as one
         epoch, position = epoch + position // length, position % length
-    if not counts and position > length * passes - least:
+    if plain and position > length * passes - least:
         epoch, position = epoch + bool(position), 0
     state = LoaderState(
         epoch=epoch,
@@ -83,20 +101,24 @@ def state_of(data: WebDataset, epoch: int, position: int = 0, **counts: int) -> 
         source=data.archives().fingerprint(),
         order=fingerprint(whole),
     ).to_json()
-    return {**state, "webdataset": {"position": position, **counts}} if counts else state
+    more = {"counts": {"position": position, **counts}, "parts": [list(part) for part in parts]}
+    return state if plain else {**state, "webdataset": more}
 
 
 def run_of(data: WebDataset, state: Mapping[str, Any]) -> Run:
     """Return the iteration that continues at a state, also one of a `dataload.Loader`."""
     values = dict(state)
-    counts = values.pop("webdataset", {})
+    more = values.pop("webdataset", {"counts": {}, "parts": []})
     saved = LoaderState.from_json(values)
     saved.check(LoaderState.from_json(state_of(data, saved.epoch)))
-    if not isinstance(counts, dict) or not all(type(count) is int and count >= 0 for count in counts.values()):
-        raise StateMismatchError(f"webdataset in the state must be counts, found {counts!r}")
-    run = Run(saved.epoch, counts.get("position", saved.position))
-    run.counts, run.resumed = counts, run.resumed or "used" in counts
-    return run
+    try:
+        counts = {str(name): int(count) for name, count in more["counts"].items()}
+        parts = [Progress(*map(int, part)) for part in more["parts"]]
+        if min(itertools.chain((0,), counts.values(), *parts)) < 0:
+            raise ValueError
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise StateMismatchError(f"webdataset in the state must have counts and parts, found {more!r}") from error
+    return Run(saved.epoch, counts.get("position", saved.position), parts, counts)
 
 
 class Resumable(FluidInterface):
@@ -114,6 +136,7 @@ class Resumable(FluidInterface):
         """Iterate over one epoch, or over the rest of it after `load_state_dict`."""
         run = self.run = self._next or Run(self.first_epoch())
         self._next, self._epoch = None, run.epoch + 1
+        self.enter(run)
         return self._values(run)
 
     def _values(self, run: Run) -> Iterator[Any]:
@@ -181,8 +204,9 @@ class Resumable(FluidInterface):
                 "the state between epochs, or use shuffle() before batched(), and stages that work on single samples",
                 key="state_dict",
             )
-        position, given = run.reached(data, self.workers)
-        return state_of(data, run.epoch, position, **self.counts(run, given))
+        position, parts = run.reached(data, self.workers)
+        workers = {"workers": max(self.workers, data.place()[3])} if parts else {}
+        return state_of(data, run.epoch, position, parts, **self.counts(run), **workers)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken, with the same stages. Reads no sample.
@@ -191,20 +215,19 @@ class Resumable(FluidInterface):
             ConfigError: The archives are read as streams.
             StateMismatchError: The state is of other data or another order.
         """
-        run = run_of(self.dataset(), state)
-        run.passes, run.given = self.restored(run)
-        self._next = run
+        self._next = run_of(self.dataset(), state)
+        self.enter(self._next)
 
     def inexact(self) -> Any:
         """Return the first stage that does not work on single samples, or None."""
         raise NotImplementedError
 
-    def counts(self, run: Run, given: int) -> dict[str, int]:
-        """Return what the position does not tell; the data set has given `given` values."""
+    def counts(self, run: Run) -> dict[str, int]:
+        """Return what the position does not tell."""
         raise NotImplementedError
 
-    def restored(self, run: Run) -> tuple[int, int]:
-        """Return the passes and values before a run that continues at a state."""
+    def enter(self, run: Run) -> None:
+        """Set the passes and values before a run."""
         raise NotImplementedError
 
     def dataset(self) -> WebDataset:

@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 CORE := $(VENV)/.core
 
-.PHONY: demo test test-remote test-ray check format bench readme-table fuzz kills sanitize clean
+.PHONY: demo test test-remote test-ray check format bench readme-table fuzz kills wds sanitize clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -111,6 +111,11 @@ ifeq ($(MUTANTS),)
 else
 	$(BIN)/python tests/fuzz/run.py --mutants $(MUTANTS) $(TARGETS)
 endif
+
+# Compares random pipelines with WebDataset's own.
+PIPELINES ?= 500
+wds: $(INSTALLED) $(CORE)
+	$(BIN)/python tests/fuzz/wds_pipelines.py --pipelines $(PIPELINES)
 
 # Kills writers and conversions at random moments, and looks for what is lost, half-written or left over.
 KILLS ?= 1000

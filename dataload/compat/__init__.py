@@ -6,5 +6,5 @@ Each module provides the interface of one library on top of the public parts of 
 - `dataload.compat.torchrecord`: TorchRecord's `Writer`, `TorchRecord`, `TRDataset` and `TRSampler`;
 - `dataload.compat.dali`: DALI's ``fn.readers.webdataset``;
 - `dataload.compat.grain`: Grain's random access data sources;
-- `dataload.compat.webdataset`: the part of WebDataset's fluid interface that works with random access.
+- `dataload.compat.webdataset`: WebDataset itself, over an order that can resume.
 """

@@ -1,223 +1,242 @@
-"""The stages of a WebDataset pipeline: pure functions of a sample or batch. They pickle if the user's functions do."""
+"""Which stages of a WebDataset pipeline are an order, which work on single samples, and where its position is exact."""
 
 import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeAlias
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload._util.optional import load_optional
-from dataload.codecs.decoders import IMAGE_KINDS, decode_image, known_extension
-from dataload.errors import ConfigError, CorruptFileError, closest
+from dataload._util.randomness import derive_key
+from dataload.compat._webdataset_io import wds
+from dataload.errors import ConfigError
+from dataload.samplers import PoolShuffle, Subset
 from dataload.transforms import SampleContext
+from dataload.types import Int64Array, Sampler
 
-Handler: TypeAlias = Callable[[str, bytes], Any]
-"""A function ``f(".extension", data)`` that returns the decoded value, or None to leave it to the next handler."""
-
-# Extensions that WebDataset decodes in addition to dataload's, as the extension of dataload that means the same.
-_SYNONYMS = {"transcript": "txt", "index": "cls", "inx": "cls", "id": "cls", "jsn": "json"}
-_UNDECODED = frozenset(("cbor", "gz", "mp", "msg", "pickle", "pkl", "pth", "pyd", "tb", "ten"))
-_IMAGES = {
-    **IMAGE_KINDS,
-    "apng": "PNG",
-    "dib": "DIB",
-    "ico": "ICO",
-    "jfif": "JPEG",
-    "jp2": "JPEG2000",
-    "jpe": "JPEG",
-    "pcx": "PCX",
-    "tga": "TGA",
-}
-# Type of the result (none is an array), colours (none is RGB), and "8" if values stay bytes.
-_SPECS = ["l", "l8", "rgb", "rgb8", "torch", "torchl", "torchl8", "torchrgb", "torchrgb8", "pil", "pill", "pilrgb"]
+_FILTER = wds.filters.FilterFunction
+_NAMES = "associate decode extract_keys map map_dict map_tuple rename rename_keys to_tuple xdecode"
+_SINGLE = frozenset(getattr(wds.filters, name).f for name in _NAMES.split())
+_DROPPING = frozenset((wds.filters.select.f, wds.filters.rsample.f))
 
 
-class Stage:
-    """A stage of a pipeline: a function of a sample or batch, with the name that error messages show."""
+class Batching(NamedTuple):
+    """The arguments of ``batched``."""
 
-    def __init__(self, name: str, function: Callable[..., Any], *arguments: Any) -> None:
-        self.__qualname__ = name
-        self._function = function
-        self._arguments = arguments
+    size: int
+    collate: Callable[[Sequence[Any]], Any]
+    partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A pipeline after its samples are read.
+
+    Attributes:
+        orders: Stages that change the order.
+        stages: The other stages.
+        batch: Position in `stages` of the first ``batched``; None if there is none.
+        inexact: The first stage that holds samples back or counts them, so that no position tells what comes next.
+    """
+
+    orders: tuple[Any, ...] = ()
+    stages: tuple[Any, ...] = ()
+    batch: int | None = None
+    inexact: Any = None
+
+    @property
+    def batching(self) -> Batching | None:
+        """The arguments of ``batched``."""
+        if self.batch is None:
+            return None
+        given = _arguments(self.stages[self.batch])
+        return Batching(given["batchsize"], given["collation_fn"] or list, given["partial"])
+
+    def order(self, order: Sampler, seed: int) -> Sampler:
+        """Return `order` after the stages that change it."""
+        for number, stage in enumerate(self.orders):
+            if _is(stage, wds.filters.slice):
+                order = Subset(order, slice(*stage.args))
+                continue
+            given = vars(stage) if isinstance(stage, wds.detshuffle) else _arguments(stage)
+            own = given["seed"]
+            if own is None:  # pools with equal seeds would draw the same slots
+                own = int(derive_key(seed, "webdataset", number, words=1)[0])
+            order = PoolShuffle(order, given["bufsize"], int(own))
+        return order
+
+
+def plan(stages: Iterable[Any]) -> Plan:
+    """Sort the stages of a pipeline. What works on single samples may change places with a shuffle."""
+    found, keeps_all = Plan(), True
+    for stage in stages:
+        early = found.batch is None and found.inexact is None
+        if early and (_is_pool(stage) or (keeps_all and _is_slice(stage))):
+            found = replace(found, orders=(*found.orders, stage))
+            continue
+        if early and _is(stage, wds.filters.batched):
+            found = replace(found, batch=len(found.stages))
+        elif found.inexact is None and not is_single(stage):
+            found = replace(found, inexact=stage)
+        keeps_all = keeps_all and _keeps(stage)
+        found = replace(found, stages=(*found.stages, stage))
+    return found
+
+
+def is_single(stage: Any) -> bool:
+    """Return whether a stage makes at most one sample of each, whatever the others are."""
+    return isinstance(stage, _FILTER) and stage.f in _SINGLE | _DROPPING
+
+
+def _keeps(stage: Any) -> bool:
+    """Return whether a stage makes exactly one sample of each."""
+    if not is_single(stage) or stage.f in _DROPPING:
+        return False
+    handler = _arguments(stage).get("handler")
+    raises = handler is None or handler in (wds.reraise_exception, wds.filters.reraise_exception)
+    return raises and (stage.f is not wds.filters.map.f or isinstance(stage.args[0], wds.Decoder))
+
+
+def _is(stage: Any, filter_: Any) -> bool:
+    return isinstance(stage, _FILTER) and stage.f is filter_.f
+
+
+def _is_pool(stage: Any) -> bool:
+    if isinstance(stage, wds.detshuffle):
+        return stage.bufsize > 0
+    return _is(stage, wds.filters.shuffle) and _arguments(stage)["rng"] is None and _arguments(stage)["bufsize"] > 0
+
+
+def _is_slice(stage: Any) -> bool:
+    return _is(stage, wds.filters.slice) and all(bound is None or bound >= 0 for bound in stage.args)
+
+
+def _arguments(stage: Any) -> dict[str, Any]:
+    bound = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+class Meter:
+    """Counts the samples that a pass has read, and those that the values it has given were made of."""
+
+    def __init__(self, begun: int) -> None:
+        self._read = self._used = begun
+        self._entered: list[int] = []
+        self._batched = False
+
+    @property
+    def used(self) -> int:
+        """Samples that are not needed any more."""
+        return self._used if self._batched else self._read
+
+    def head(self, samples: Iterable[Any]) -> Iterator[Any]:
+        """Count the samples that are read."""
+        for sample in samples:
+            self._read += 1
+            yield sample
+
+    def batches(self, samples: Iterable[Any], stage: Callable[[Any], Iterable[Any]], size: int) -> Iterator[Any]:
+        """Run ``batched``, which reads one sample more than it gives."""
+        self._batched = True
+        for batch in stage(self._entering(samples)):
+            self._used = self._entered[:size][-1]
+            del self._entered[:size]
+            yield batch
+
+    def _entering(self, samples: Iterable[Any]) -> Iterator[Any]:
+        for sample in samples:
+            self._entered.append(self._read)
+            yield sample
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of an order that one worker of one rank reads: every `workers`-th chunk of what the rank reads.
+
+    Chunks are batches, and torch takes the batches of its workers in turn, so the order of the batches is the same for
+    any number of workers.
+
+    Attributes:
+        parent: The order, of all ranks.
+        start: Positions of it that were read before, by all ranks.
+        rank: Number of this rank.
+        world_size: Number of ranks.
+        worker: Number of the worker of this rank.
+        workers: Number of workers of each rank.
+        chunk: Samples that a worker reads in a row.
+        even: Whether every rank reads the same number of samples.
+        begun: Samples of this part that were read before.
+    """
+
+    parent: Sampler
+    start: int = 0
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    workers: int = 1
+    chunk: int = 1
+    even: bool = False
+    begun: int = 0
+
+    @property
+    def records(self) -> int:
+        """Upper bound (exclusive) of the indices."""
+        return getattr(self.parent, "records", len(self.parent))
+
+    def __len__(self) -> int:
+        left = max(0, len(self.parent) - self.start)
+        of_rank = left // self.world_size if self.even else -(-(left - self.rank) // self.world_size)
+        chunks, rest = divmod(max(0, of_rank), self.chunk)
+        own = max(0, -(-(chunks - self.worker) // self.workers)) * self.chunk
+        return own + (rest if chunks % self.workers == self.worker else 0) - self.begun
+
+    def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
+        """See `dataload.types.Sampler`."""
+        chunk, offset = np.divmod(positions + self.begun, self.chunk)
+        of_rank = (chunk * self.workers + self.worker) * self.chunk + offset
+        return self.parent.indices(self.start + of_rank * self.world_size + self.rank, epoch=epoch)
+
+
+class Single:
+    """Stages that work on single samples, as one function. It pickles if the user's functions do."""
+
+    def __init__(self, stages: Sequence[Any]) -> None:
+        self._stages = stages
+        self.__qualname__ = " | ".join(stage.f.__name__.strip("_") for stage in stages)
 
     def __call__(self, sample: Any) -> Any:
-        return self._function(sample, *self._arguments)
-
-
-def add_url(
-    paths: Sequence[str], ends: Sequence[int], sample: dict[str, Any], context: SampleContext
-) -> dict[str, Any]:
-    """Add the path of the sample's archive; `ends` are the cumulative numbers of samples in the archives."""
-    url = paths[bisect.bisect_right(ends, context.index)]
-    return {"__key__": sample["__key__"], "__url__": url, "__local_path__": url, **sample}
-
-
-def run(stages: Sequence[Callable[[Any], Any]], batch: Any) -> Any:
-    """Pass `batch` through all `stages`."""
-    for stage in stages:
-        batch = stage(batch)
-    return batch
-
-
-def apply(sample: Any, function: Callable[[Any], Any]) -> Any:
-    """Implement ``map(function)``. A dict keeps its ``__key__``."""
-    result = function(sample)
-    if result is None:
-        raise TypeError(
-            "the function of map() returned None: WebDataset drops such a sample, but here every sample has a "
-            "position; raise an exception instead, with handler=warn_and_continue"
-        )
-    if isinstance(sample, dict) and isinstance(result, dict):
-        result["__key__"] = sample.get("__key__")
-    return result
-
-
-def apply_by_name(sample: Mapping[str, Any], functions: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """Implement ``map_dict(name=function)``."""
-    return {**sample, **{name: function(sample[name]) for name, function in functions.items()}}
-
-
-def apply_by_position(sample: Sequence[Any], functions: Sequence[Callable[[Any], Any] | None]) -> tuple[Any, ...]:
-    """Implement ``map_tuple(function, ...)``. None leaves a value alone, as does a missing function."""
-    values = list(sample)
-    for position, function in enumerate(functions[: len(values)]):
-        if function is not None:
-            values[position] = function(values[position])
-    return tuple(values)
-
-
-def rename(sample: Mapping[str, Any], names: Mapping[str, Any], keep: bool) -> dict[str, Any]:
-    """Implement ``rename(new="old")``. If `keep`, components without a new name stay."""
-    replaced = {old for choices in names.values() for old in _choices(choices)}
-    kept = {name: value for name, value in sample.items() if name not in replaced} if keep else {}
-    return {**kept, **{name: _first(sample, choices, required=True) for name, choices in names.items()}}
-
-
-def to_tuple(sample: Mapping[str, Any], names: Iterable[Any], required: bool) -> tuple[Any, ...]:
-    """Implement ``to_tuple("jpg;png", "cls")``."""
-    return tuple(_first(sample, choices, required=required) for choices in names)
-
-
-def _choices(names: Any) -> list[str]:
-    return names.split(";") if isinstance(names, str) else list(names)
-
-
-def _first(sample: Mapping[str, Any], names: Any, *, required: bool) -> Any:
-    for name in _choices(names):
-        if name in sample:
-            return sample[name]
-    if required:
-        raise ValueError(f"sample {sample.get('__key__')!r} has none of {names!r}; it has {', '.join(sample)}")
-    return None
-
-
-def collate(samples: Sequence[Any]) -> Any:
-    """Collate as WebDataset does: stack numbers, arrays and tensors, and make lists of everything else."""
-    first = samples[0]
-    if isinstance(first, dict):
-        for sample in samples:
-            if sample.keys() != first.keys():
-                differing = ", ".join(sorted(map(str, sample.keys() ^ first.keys())))
-                raise ConfigError(f"samples of a batch have different components ({differing}): choose with to_tuple()")
-        return {name: _stack([sample[name] for sample in samples], name) for name in first}
-    return tuple(_stack(list(column), position) for position, column in enumerate(zip(*samples, strict=True)))
-
-
-def _stack(values: list[Any], name: Any) -> Any:
-    first = values[0]
-    if isinstance(first, (int, float)):
-        return np.array(values)
-    if isinstance(first, np.ndarray):
-        stack: Any = np.stack
-    elif type(first).__module__.partition(".")[0] == "torch":
-        stack = load_optional("torch", needed_by="batched()", extra="torch").stack
-    else:
-        return values
-    shapes = sorted({tuple(value.shape) for value in values})
-    if len(shapes) > 1:
-        raise ConfigError(
-            f"component {name!r} has the shapes {shapes} in one batch: make them equal, or pass collation_fn="
-        )
-    return stack(values)
-
-
-def decode(sample: Any, handlers: Sequence[Handler], only: frozenset[str] | None, keep_decoded: bool) -> dict[str, Any]:
-    """Implement ``decode()`` for all components, or for those in `only`.
-
-    A component that is not bytes was decoded before: it stays if `keep_decoded`, and is an error otherwise.
-    """
-    if not isinstance(sample, dict):
-        raise TypeError(f"decode() takes samples as dicts, got {type(sample).__name__}: call it before to_tuple()")
-    decoded = dict(sample)
-    for name, data in sample.items():
-        if name.startswith("__") or (only is not None and name not in only):
-            continue
-        if isinstance(data, bytes):
-            try:
-                decoded[name] = _decode_component(name, data, handlers)
-            except CorruptFileError as error:
-                raise CorruptFileError(f"component {name!r} of sample {sample.get('__key__')!r}: {error}") from error
-        elif not keep_decoded:
-            raise TypeError(
-                f"component {name!r} is {type(data).__name__}, not bytes: decode once, or with partial=True"
-            )
-    return decoded
-
-
-def _decode_component(name: str, data: bytes, handlers: Sequence[Handler]) -> Any:
-    """Return the first value that a handler returns, else the value for the extension."""
-    for handler in handlers:
-        value = handler(f".{name}", data)
-        if value is not None:
+        made: Iterable[Any] = iter((sample,))
+        for stage in self._stages:
+            made = stage(made)
+        for value in made:
             return value
-    extension = name.rpartition(".")[2]
-    if extension in _UNDECODED:
         raise ConfigError(
-            f"component {name!r}: there is no decoder for .{extension}, and nothing is unpickled: pass one with "
-            f"decode(handle_extension({extension!r}, function)), or leave the component out with only=",
-            key="decode",
-            value=name,
+            "a stage has left out a sample, and batches of a Loader have fixed samples: iterate over the pipeline "
+            "itself, or over a WebLoader, which fill their batches with the next samples",
+            key="loader",
         )
-    decoder = known_extension(_SYNONYMS.get(extension, extension))
-    return data if decoder is None or decoder.name in ("audio", "image") else decoder.decode(data)
 
 
-def handle_extension(extensions: str, function: Callable[[bytes], Any]) -> Handler:
-    """Return a handler for ``decode()`` that calls `function` for components with these space-separated extensions."""
-    return partial(_call_for, [extension.split(".") for extension in extensions.lower().split()], function)
+class Named:
+    """Makes of a record the sample that WebDataset reads.
 
+    Args:
+        urls: URL and path of each archive; no path if it is elsewhere.
+        ends: Cumulative numbers of samples in the archives.
+    """
 
-def _call_for(extensions: list[list[str]], function: Callable[[bytes], Any], key: str, data: bytes) -> Any:
-    parts = key.lower().split(".")
-    return function(data) if any(parts[-len(wanted) :] == wanted for wanted in extensions) else None
+    def __init__(self, urls: Sequence[tuple[str, str | None]], ends: Sequence[int]) -> None:
+        self._urls, self._ends = urls, ends
 
-
-def image_handler(spec: str) -> Handler:
-    """Return a handler for ``decode()`` that decodes images as WebDataset's ``"rgb"``, ``"torchrgb8"`` or ``"pil"``."""
-    if spec not in _SPECS:
-        is_alpha = spec.endswith(("rgba", "rgba8"))
-        hint = "; for transparency, pass handle_extension('png', function)" if is_alpha else ""
-        raise ConfigError(f"decode({spec!r}): {closest(spec, _SPECS)}{hint}", key="decode", value=spec)
-    return partial(_image, spec)
-
-
-def _image(spec: str, key: str, data: bytes) -> Any:
-    kind = _IMAGES.get(key.rpartition(".")[2].lower())
-    if kind is None:
-        return None
-    image: Any = decode_image(data, kind=kind)
-    is_picture, is_grey = spec.startswith("pil"), spec.removeprefix("pil").rstrip("8").endswith("l")
-    if is_picture or is_grey:
-        pillow = load_optional("PIL.Image", needed_by=f"decode({spec!r})", extra="tar", package="pillow")
-        picture = pillow.fromarray(image)
-        picture = picture.convert("L") if is_grey else picture
-        if is_picture:
-            return picture
-        image = np.array(picture)
-    if not spec.endswith("8"):
-        image = image.astype(np.float32) / 255.0
-    if spec.startswith("torch"):
-        torch = load_optional("torch", needed_by=f"decode({spec!r})", extra="torch")
-        image = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1) if image.ndim == 3 else image))
-    return image
+    def __call__(self, sample: dict[str, Any], context: SampleContext) -> dict[str, Any]:
+        """Return the sample, with its names in WebDataset's order."""
+        url, path = self._urls[bisect.bisect_right(self._ends, context.index)]
+        names = iter(sample.items())
+        made = dict((next(names), ("__url__", url), *itertools.islice(names, 1)))
+        if path is not None:
+            made["__local_path__"] = path
+        made.update(names)
+        return made

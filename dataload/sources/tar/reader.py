@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from dataload.codecs.decoders import plan_decoders
 from dataload.errors import ConfigError
@@ -54,6 +54,12 @@ class TarSource(FileSource[Record]):
     def _open_shard(self, path: str) -> ShardReader[Record]:
         index = self._index[path] if isinstance(self._index, dict) else self._index
         return TarReader(path, index, self._settings, self._selected)
+
+    def oddity(self) -> str | None:
+        """Return what WebDataset would read differently, or refuse, and in which archive; None if there is nothing."""
+        readers = zip(self._paths, cast("list[TarReader]", self._readers()), strict=True)
+        found = ((path, reader.oddity()) for path, reader in readers)
+        return next((f"{path}: {oddity}" for path, oddity in found if oddity), None)
 
     def _known_fields(
         self, readers: Sequence[ShardReader[Record]], fields: Sequence[Mapping[str, FieldSpec]]

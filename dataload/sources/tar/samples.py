@@ -7,6 +7,7 @@ extension. Hidden files (base name starting with a dot) are ignored, and do not 
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from dataload.sources.tar.header import BLOCK, Member
 from dataload.types import Array, Int64Array
 
+_MARKED = re.compile(r"__[^/]*__(/|$)")
 _UnsignedArray = npt.NDArray[np.unsignedinteger[Any]]
 
 
@@ -162,6 +164,32 @@ class SampleTable:
         samples = np.searchsorted(self.ends, hits, side="right")
         out[samples[::-1]] = hits[::-1]  # if there are several, the first is written last
         return out
+
+    def oddity(self) -> str | None:
+        """Return what WebDataset reads differently, or refuses: names without a dot, equal names, names of its own."""
+        lower = list(dict.fromkeys(name.lower() for name in self.extensions))
+        names = np.array([lower.index(name.lower()) for name in self.extensions], np.int64)[self.codes]
+        samples = np.arange(len(self))
+        if self.ends is not None:
+            samples = np.repeat(samples, np.diff(self.ends.astype(np.int64), prepend=0))
+            names = samples * len(lower) + names
+        if len(np.unique(names)) < len(names):
+            return "a sample has two files of one name"
+        if self.keys is None:
+            return None
+        ends = self.keys.ends.astype(np.int64)
+        lengths = np.full(len(self), ends[0]) if len(ends) == 1 else np.diff(ends, prepend=0)
+        for code, name in enumerate(self.extensions):
+            alike = np.flatnonzero(lengths == len(name.encode("utf-8", "surrogateescape")))
+            if self.ends is not None:
+                alike = np.intersect1d(alike, samples[self.codes == code])
+            if name in self.keys.names(alike):
+                return f"the file {name!r} has no extension"
+        text = self.keys.text
+        marked = "__" in text if isinstance(text, str) else b"__" in text
+        if marked and any(_MARKED.match(key) for key in self.keys.names(np.arange(len(self)))):
+            return "some names begin with __ and end with __"
+        return None
 
     def components(self, first: Array | int, samples: Int64Array) -> Int64Array:
         """Return the component of each of `samples`, (rows,), given the result of `first`; -1 for none."""

@@ -153,6 +153,10 @@ class TarReader(ShardReader[Record]):
             components = components[components >= 0]
         return self._table.offsets(components), self._table.lengths(components)
 
+    def oddity(self) -> str | None:
+        """See `SampleTable.oddity`."""
+        return self._table.oddity()
+
     def release(self) -> None:
         """Close the file, and keep the table."""
         self._file.release()

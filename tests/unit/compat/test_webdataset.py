@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import gc
-import glob
 import io
+import itertools
 import json
 import pickle
 import re
@@ -10,48 +10,29 @@ import tarfile
 import warnings
 
 import numpy as np
-import PIL.Image
 import pytest
+import wds_pipelines
 
 import dataload
 import dataload.compat.webdataset as wds
-from dataload.compat import _webdataset_stages as stages
-from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, WorkerError
+from dataload.errors import ConfigError, MissingDependencyError, StateMismatchError, StoreError, WorkerError
+from dataload.sources.tar.reader import TarSource
+from dataload.storage import LocalStorage
 
-SAMPLES = 10
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    original = pytest.importorskip("webdataset", reason="webdataset is not installed")
+torch_data = pytest.importorskip("torch.utils.data", reason="torch is not installed")
 
+from dataload.compat import _webdataset_io, _webdataset_stages  # noqa: E402 - needs webdataset
 
-@pytest.fixture(scope="module")
-def original():
-    """WebDataset itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip("webdataset", reason="webdataset is not installed: nothing to compare with")
-
-
-def sample(i):
-    rng = np.random.default_rng(i)
-    return {
-        "__key__": f"dir/k{i:03d}",
-        "jpg": rng.integers(0, 256, (16, 12, 3), np.uint8),
-        "Seg.png": rng.integers(0, 256, (5, 6), np.uint8),
-        "cls": i,
-        "json": {"a": i, "b": [1, None]},
-        "txt": f"text {i}",
-        "x.npy": rng.standard_normal(3),
-        "npz": {"u": np.arange(i)},
-        "bin": bytes([i]),
-    }
+SAMPLES = 17
 
 
 @pytest.fixture(scope="module")
-def urls(original, tmp_path_factory):
-    """Three archives by WebDataset's own writer, of 4, 4 and 2 samples."""
-    place = tmp_path_factory.mktemp("shards")
-    with original.ShardWriter(f"{place}/s-%03d.tar", maxcount=4, verbose=0) as writer:
-        for i in range(SAMPLES):
-            writer.write(sample(i))
-    return f"{place}/s-{{000..002}}.tar"
+def paths(tmp_path_factory):
+    """Archives of 7, 1, 4, 5 and 2 samples; the last has files that are no components."""
+    return wds_pipelines.write_archives(tmp_path_factory.mktemp("shards"))
 
 
 @pytest.fixture
@@ -61,7 +42,7 @@ def tar(tmp_path):
     def write(files, name="x.tar"):
         path = str(tmp_path / name)
         with tarfile.open(path, "w") as archive:
-            for name, data in files.items():
+            for name, data in files:
                 info = tarfile.TarInfo(name)
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
@@ -70,354 +51,454 @@ def tar(tmp_path):
     return write
 
 
-def plain(value):
-    """Something that compares by ``==`` and tells types apart."""
-    if isinstance(value, dict):
-        return {name: plain(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [type(value).__name__, *map(plain, value)]
-    if isinstance(value, (str, bytes, int, float, type(None))):
-        return value
-    array = np.asarray(value)
-    return [type(value).__name__, str(array.dtype), array.shape, array.tobytes()]
+def make(paths, **options):
+    """The usual pipeline: batches of 3 numbers."""
+    data = wds.WebDataset(paths[:4], **{"shardshuffle": 4, **options})
+    return data.shuffle(5).decode().to_tuple("cls").batched(3)
 
 
-def both(original, urls, change):
-    """What a pipeline gives there and here."""
+def numbers(batches):
+    return [np.asarray(each[0]).tolist() for each in batches]
+
+
+def flat(batches):
+    return sorted(itertools.chain.from_iterable(batches))
+
+
+def test_random_pipelines_are_equal_to_the_originals(tmp_path):
+    kinds = wds_pipelines.compare(range(40), tmp_path)
+    assert kinds["state"] > 10
+    assert kinds["random"] > 2
+
+
+# The order, and states
+
+
+@pytest.mark.slow
+def test_batches_and_states_are_the_same_for_any_number_of_workers(paths):
+    wanted = numbers(make(paths))
+    assert flat(wanted) == list(range(SAMPLES)) != list(itertools.chain(*wanted))
+    for workers, other in ((0, 2), (2, 0), (2, 2)):
+        loader = wds.WebLoader(make(paths), batch_size=None, num_workers=workers)
+        batches = iter(loader)
+        head = numbers(itertools.islice(batches, 3))
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert head + numbers(batches) == wanted
+        loader = wds.WebLoader(make(paths), batch_size=None, num_workers=other)
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        assert head + numbers(loader) == wanted
+        second = numbers(loader)
+        assert flat(second) == flat(wanted)
+        assert second != wanted
+
+
+@pytest.mark.slow
+def test_torchs_own_arguments_and_collation(paths):
+    data = wds.WebDataset(paths[:4], shardshuffle=False).decode().to_tuple("cls", "txt")
+    theirs = original.WebDataset(paths[:4], shardshuffle=False, nodesplitter=None).decode().to_tuple("cls", "txt")
+    options = {"batch_size": 4, "drop_last": True, "timeout": 0, "worker_init_fn": print, "generator": None}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the original leaves archives open
-        theirs = [plain(value) for value in change(original.WebDataset(urls, shardshuffle=False))]
-        gc.collect()
-    with change(wds.WebDataset(urls, shardshuffle=False)) as ours:
-        return theirs, [plain(value) for value in ours]
+        warnings.simplefilter("ignore")
+        wanted = [wds_pipelines.plain(batch) for batch in original.WebLoader(theirs, **options)]
+        gc.collect()  # it leaves archives open
+    loader = wds.WebLoader(data, num_workers=2, persistent_workers=True, prefetch_factor=3, **options)
+    assert [wds_pipelines.plain(batch) for batch in loader] == wanted
+    assert [wds_pipelines.plain(batch) for batch in loader] == wanted
+    assert type(next(iter(wds.WebLoader(data.batched(2), batch_size=None)))[0]).__name__ == "Tensor"
+    assert type(next(iter(wds.WebLoader(data, 2, collate_fn=list)))) is list
 
 
-IMAGES = ("rgb", "rgb8", "l", "l8", "torch", "torchrgb", "torchrgb8", "torchl", "torchl8", "pil", "pilrgb", "pill")
+@pytest.mark.slow
+def test_torchs_dataloader_takes_the_pipeline(paths):
+    data = make(paths)
+    loader = torch_data.DataLoader(data, batch_size=None, num_workers=2)
+    epochs = [numbers(loader) for _ in range(2)]
+    assert [flat(epoch) for epoch in epochs] == [list(range(SAMPLES))] * 2
+    assert epochs[0] != epochs[1]
+    data.set_epoch(0)
+    assert numbers(loader) == numbers(loader) == numbers(make(paths))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda data: data,
-        lambda data: data.decode(),
-        *(lambda data, spec=spec: data.decode(spec) for spec in IMAGES),
-        lambda data: data.decode("rgb8", only="jpg cls").decode("l", partial=True),
-        lambda data: data.decode(
-            lambda key, data: key if key.endswith(".npy") else None, "rgb8", only=["x.npy", "jpg"]
-        ),
-        lambda data: data.decode().to_tuple("png;seg.png", "cls", "__key__"),
-        lambda data: data.decode().to_tuple("cls txt x.npy").map_tuple(None, str.upper),
-        lambda data: data.decode().to_tuple("nothing;cls", "none", missing_is_error=False),
-        lambda data: data.decode().map(lambda s: {"double": 2 * s["cls"]}),
-        lambda data: data.decode().map_dict(cls=lambda c: c + 1, txt=len),
-        lambda data: data.decode().rename(image="jpg;png", label="cls"),
-        lambda data: data.decode().rename(keep=False, label="cls"),
-        lambda data: data.decode("torchrgb8").to_tuple("jpg", "cls", "txt", "x.npy", "json").batched(4),
-        lambda data: data.decode("rgb8").batched(3, partial=False),
-        lambda data: data.decode("rgb8").listed(4),
-        lambda data: data.decode().to_tuple("cls", "txt").batched(4, collation_fn=None),
-        lambda data: data.decode().to_tuple("cls", "txt").batched(4).map_tuple(np.sum).map(list),
-        lambda data: data.decode().batched(4).map(lambda b: b["cls"]),
-        lambda data: data.decode().slice(3),
-        lambda data: data.slice(1, 8, 3).decode(),
-        lambda data: data.decode().slice(5).repeat(2),
-        lambda data: data.decode().to_tuple("cls").with_epoch(25),
-        lambda data: data.decode().to_tuple("cls").slice(6).batched(3).with_epoch(nbatches=5),
-        lambda data: data.shuffle(0),
-    ],
-)
-def test_pipelines_give_what_the_original_gives(original, urls, change):
-    theirs, ours = both(original, urls, change)
-    assert ours == theirs
-    assert len(ours) >= 3
+@pytest.mark.parametrize(("ranks", "workers", "chunk"), [(1, 1, 3), (1, 3, 3), (2, 1, 4), (3, 2, 1), (4, 3, 2)])
+@pytest.mark.parametrize("start", [0, 5])
+def test_shares_are_dealt_as_torch_takes_them(ranks, workers, chunk, start):
+    from dataload.samplers import Sequential
+
+    def share(rank, worker, workers):
+        part = _webdataset_stages.Share(Sequential(29), start, rank, ranks, worker, workers, chunk)
+        return part.indices(np.arange(len(part)), epoch=0).tolist()
+
+    whole = []
+    for rank in range(ranks):
+        parts = [share(rank, worker, workers) for worker in range(workers)]
+        queues = [[part[at : at + chunk] for at in range(0, len(part), chunk)] for part in parts]
+        taken = [batch for turn in itertools.zip_longest(*queues) for batch in turn if batch is not None]
+        assert [index for batch in taken for index in batch] == share(rank, 0, 1)
+        whole += share(rank, 0, 1)
+    assert sorted(whole) == list(range(start, 29))
 
 
-def test_the_original_reads_what_we_write(original, tmp_path):
-    records = [{"__key__": f"{i:04d}", "cls": i, "txt": f"ä{i}", "x.npy": np.arange(i + 1)} for i in range(5)]
-    path = str(tmp_path / "x.tar")
-    with dataload.create(path) as writer:
-        for record in records:
-            writer.write(record)
-    theirs, ours = both(original, path, lambda data: data.decode())
-    assert ours == theirs
-    assert [(s["__key__"], s["cls"], s["txt"]) for s in theirs] == [(r["__key__"], r["cls"], r["txt"]) for r in records]
+def test_ranks_share_the_samples_and_a_state_fits_other_ranks(paths, monkeypatch):
+    def on(rank, world_size):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+        return make(paths)
 
-
-def keys(data):
-    return [found["cls"] for found in data]
-
-
-def test_a_shuffle_is_the_pool_shuffle(urls):
-    def make(**options):
-        return wds.WebDataset(urls, **options).decode(only="cls")
-
-    everything = list(range(SAMPLES))
-    with make().shuffle(4) as data:
-        first, second = keys(data), keys(data)
-        assert sorted(first) == sorted(second) == everything
-        assert first not in (second, everything)
-        assert all(value - place < 4 for place, value in enumerate(first))  # not earlier than the pool allows
-    with make().shuffle(4) as again:
-        assert keys(again) == first
-    with make(seed=1).shuffle(4) as other, make().shuffle(4, seed=5) as another, make().shuffle(4).shuffle(4) as twice:
-        assert len({tuple(keys(data)) for data in (other, another, twice)} | {tuple(first)}) == 4
-    with make(shardshuffle=2) as shards:
-        orders = [keys(shards) for _ in range(6)]
-        parts = ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9])
-        assert len({tuple(order) for order in orders}) > 1
-        assert all(part == [v for v in order if v in part] for order in orders for part in parts)
-        assert all(order.index(part[-1]) - order.index(part[0]) == len(part) - 1 for order in orders for part in parts)
-
-
-@pytest.mark.parametrize("batch_size", [4, None])
-def test_it_goes_on_from_a_state_with_other_workers(urls, batch_size):
-    def make(workers):
-        data = wds.WebDataset(urls, shardshuffle=True).shuffle(5).decode("rgb8").to_tuple("jpg", "cls").repeat(3)
-        return wds.WebLoader(data, batch_size=batch_size, num_workers=workers)
-
-    with make(0) as data:
-        wanted = [np.atleast_1d(labels).tolist() for _, labels in data]
-    assert sorted(value for batch in wanted for value in batch) == sorted(list(range(SAMPLES)) * 3)
-    with make(2) as data:
+    head, states = [], []
+    for rank in range(2):
+        data = on(rank, 2)
         batches = iter(data)
-        assert [np.atleast_1d(next(batches)[1]).tolist() for _ in range(3)] == wanted[:3]
-        state = json.loads(json.dumps(data.state_dict()))
-        batches.close()
-    with make(1) as data:
-        data.load_state_dict(state)
-        assert [np.atleast_1d(labels).tolist() for _, labels in data] == wanted[3:]
-
-
-def test_ranks_share_the_samples(urls):
-    data = wds.WebDataset(urls, nodesplitter=wds.split_by_node, workersplitter=wds.split_by_worker).shuffle(5).decode()
-    found = []
+        head += numbers(itertools.islice(batches, 2))
+        states.append(data.state_dict())
+    assert states[0] == states[1]
+    rest = []
     for rank in range(3):
-        with wds.WebLoader(data, rank=rank, world_size=3) as part:
-            found += keys(part)
-    assert sorted(found) == list(range(SAMPLES))
-    with wds.WebLoader(data.with_epoch(7), rank=1, world_size=2) as part:
-        assert len(list(part)) == len(part) == 7
+        data = on(rank, 3)
+        data.load_state_dict(states[0])
+        rest += numbers(data)
+    assert flat(head + rest) == list(range(SAMPLES))
+    even = wds.WebDataset(paths[:4], shardshuffle=False).batched(3, collation_fn=None, partial=False)
+    assert [len(list(on(rank, 2) and even)) for rank in range(2)] == [2, 2]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(list(wds.WebDataset(paths[:4], shardshuffle=False, nodesplitter=None))) == SAMPLES
 
 
-def test_unbatched_gives_the_samples_as_they_were(urls):
-    """The original cuts them out of the batch again, with numpy's numbers in the place of Python's."""
-    with wds.WebDataset(urls).decode().to_tuple("cls", "txt").batched(4).unbatched().shuffle(5) as data:
-        assert sorted(data) == [(i, f"text {i}") for i in range(SAMPLES)]
+def test_epochs_seeds_and_orders(paths):
+    data = make(paths)
+    first, second = numbers(data), numbers(data)
+    assert first != second
+    data.set_epoch(0)
+    assert numbers(data) == first
+    other, own = make(paths, seed=1), make(paths)
+    assert numbers(other) != first
+    own.set_epoch(1)
+    assert numbers(own) == second
+    shuffled = wds.WebDataset(paths[:4], shardshuffle=False).decode().compose(wds.detshuffle(6)).to_tuple("cls")
+    assert sorted(shuffled) == [(number,) for number in range(SAMPLES)] != list(shuffled)
 
 
-def test_lengths(urls):
-    data = wds.WebDataset(urls)
-    assert (len(data), len(data.batched(4)), len(data.batched(4, partial=False))) == (10, 3, 2)
-    assert (len(data.repeat(3)), len(data.with_epoch(7)), len(data.batched(4).with_epoch(7))) == (30, 7, 7)
-    assert len(data.with_length(5)) == 5
-    with pytest.raises(TypeError, match=r"repeat\(\) is endless and has no length: use repeat\(n\), with_epoch\(n\)"):
-        len(data.repeat())
-    data.close()
+def test_states_of_endless_epochs_and_of_those_whose_last_batch_is_dropped(paths):
+    data = make(paths).repeat()
+    values = iter(data)
+    passes = [numbers(itertools.islice(values, 6)) for _ in range(3)]
+    assert len(set(map(str, passes))) == 3
+    state = data.state_dict()
+    assert (state["epoch"], state["position"]) == (3, 0)
+    next(values)
+    again = make(paths).repeat()
+    again.load_state_dict(data.state_dict())
+    assert numbers(itertools.islice(values, 9)) == numbers(itertools.islice(again, 9))
+    data = wds.WebDataset(paths[:4], shardshuffle=False).batched(3, collation_fn=None, partial=False)
+    assert len(list(itertools.islice(iter(data), 5))) == 5
+    assert data.state_dict()["epoch"] == 1
 
 
-def test_repeat_has_no_end(urls):
-    with wds.WebDataset(urls).shuffle(4).decode().repeat() as data:
-        found = [value["cls"] for value, _ in zip(data, range(3 * SAMPLES), strict=False)]
-    passes = [found[i : i + SAMPLES] for i in range(0, 3 * SAMPLES, SAMPLES)]
-    assert [sorted(each) for each in passes] == [list(range(SAMPLES))] * 3
-    assert passes[0] != passes[1] != passes[2]
+@pytest.mark.parametrize("change", [lambda data: data, lambda data: data.repeat(2), lambda data: data.with_epoch(7)])
+def test_a_worker_of_a_loader_that_saves_its_workers_states(paths, monkeypatch, change):
+    """As torchdata's StatefulDataLoader does."""
+    monkeypatch.setenv("NUM_WORKERS", "2")
+    for worker in "01":
+        monkeypatch.setenv("WORKER", worker)
+        wanted = numbers(change(make(paths)))
+        for at in range(len(wanted)):
+            data = change(make(paths))
+            head = numbers(itertools.islice(iter(data), at))
+            state = data.state_dict()
+            data = change(make(paths))
+            data.load_state_dict(state)
+            assert data.state_dict() == state
+            assert head + numbers(data) == wanted
+    monkeypatch.setenv("NUM_WORKERS", "3")
+    with pytest.raises(ConfigError, match=r"the state is of 2 workers, each of which .* here are 3: use as many"):
+        change(make(paths)).load_state_dict(state)
 
 
-def test_an_archive_without_samples(tar):
-    path = tar({})
-    with (
-        wds.WebDataset(path) as data,
-        pytest.raises(ConfigError, match=r"there are no samples in TarSource.*empty_check=False"),
+def test_skipped_samples_and_epochs_of_a_loader_are_part_of_the_state(paths):
+    def loader():
+        data = wds.WebDataset(paths[:4], shardshuffle=4).decode()
+        data = data.map(wds_pipelines.Fails(3), handler=wds.ignore_and_continue).to_tuple("cls").batched(3)
+        return wds.WebLoader(data, batch_size=None).with_epoch(9)
+
+    wanted = numbers(loader())
+    assert len(wanted) == 9
+    made = loader()
+    values = iter(made)
+    for at in range(1, 10):
+        next(values)
+        state = json.loads(json.dumps(made.state_dict()))
+        again = loader()
+        again.load_state_dict(state)
+        assert (numbers(again) == wanted[at:]) == (at < 9)
+    assert state["epoch"] > 1
+
+
+def test_two_iterations_at_once(paths):
+    data = wds.WebDataset(paths[:1], shardshuffle=False).decode().to_tuple("cls")
+    one, other = iter(data), iter(data)
+    assert [next(one), next(one), next(other), next(one)] == [(0,), (1,), (0,), (2,)]
+
+
+def test_a_loader_of_ours_gives_the_same_batches(paths):
+    wanted = numbers(make(paths))
+    with make(paths).map(list).loader(num_workers=2) as loader:
+        batches = iter(loader)
+        head = numbers(itertools.islice(batches, 2))
+        data = make(paths).map(list)
+        data.load_state_dict(loader.state_dict())
+        assert head + numbers(data) == wanted
+    with wds.WebDataset(paths[:1], shardshuffle=False).loader() as loader:
+        assert [sample["__url__"] for (sample,) in loader] == paths[:1] * 7
+    data = wds.WebDataset(paths[:1], shardshuffle=False)
+    with data.select(bool).batched(2, collation_fn=list).map(len).loader() as loader:
+        assert list(loader) == [2, 2, 2, 1]
+    with data.map(lambda _: None).loader() as loader, pytest.raises(WorkerError, match="a stage has left out a sample"):
+        list(loader)
+    with pytest.raises(ConfigError, match=r"<_unbatched .*> does not work on single samples"):
+        data.batched(2).unbatched().loader()
+
+
+def test_what_has_no_exact_position_says_so(paths):
+    data = wds.WebDataset(paths[:4], shardshuffle=False).to_tuple("cls").batched(2).unbatched()
+    state = data.state_dict()
+    values = iter(data)
+    next(values)
+    with pytest.raises(ConfigError, match=r"<_unbatched .*> holds samples back or counts them.*between epochs"):
+        data.state_dict()
+    assert len(list(values)) == SAMPLES - 1
+    assert data.state_dict()["epoch"] == state["epoch"] + 1
+    with pytest.raises(StateMismatchError, match="other data or another order"):
+        wds.WebDataset(paths[:4], shardshuffle=2).load_state_dict(state)
+    with pytest.raises(StateMismatchError, match="webdataset in the state must have counts and parts, found"):
+        data.load_state_dict({**state, "webdataset": {"counts": {}, "parts": [[-1, 0]]}})
+    resampled = wds.WebDataset(paths, resampled=True, shardshuffle=False)
+    next(iter(resampled))
+    for use in (resampled.state_dict, resampled.loader):
+        with pytest.raises(ConfigError, match="read as streams, without a state: ResampledShards chooses them"):
+            use()
+    with pytest.raises(ConfigError, match="only a WebLoader of a WebDataset of this module has a state"):
+        wds.WebLoader([1, 2]).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"select_files": str.isascii}, "select_files works on files"),
+        ({"nodesplitter": iter}, "nodesplitter chooses them"),
+        ({"workersplitter": iter}, "workersplitter chooses them"),
+    ],
+)
+def test_other_lists_of_archives_are_read_as_streams(paths, options, why):
+    data = wds.WebDataset(paths[:4], shardshuffle=False, **options)
+    assert len(list(data)) == SAMPLES
+    with pytest.raises(ConfigError, match=why):
+        data.state_dict()
+
+
+def test_streams_say_why(paths, monkeypatch):
+    changed = wds.WebDataset(paths[:1], shardshuffle=False)
+    del changed.pipeline[2:]
+    assert list(changed) == [{"url": paths[0]}]
+    piped = wds.WebDataset(f"pipe:cat {paths[0]}", shardshuffle=False, allow_pipe=True)
+    monkeypatch.setenv("GOPEN_REWRITE", "nothing=pipe:nothing")
+    rewritten = wds.WebDataset(paths[:1], shardshuffle=False)
+    for data, why in (
+        (changed, "the stages that read samples were changed"),
+        (piped, "pipe:cat .* is a stream"),
+        (rewritten, "GOPEN_REWRITE is set"),
     ):
+        with pytest.raises(ConfigError, match=why):
+            data.state_dict()
+
+
+def test_workers_of_torch_know_no_epoch_that_ranks_share(paths, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    info = type("Info", (), {"id": 0, "num_workers": 1, "seed": 7})()
+    monkeypatch.setattr(torch_data, "get_worker_info", lambda: info)
+    data = make(paths)
+    with pytest.warns(UserWarning, match=r"every epoch has the same order, .* or call set_epoch\(n\) before each"):
         list(data)
-    with wds.WebDataset(path, empty_check=False) as data:
-        assert list(data) == list(data.repeat()) == list(data.with_epoch(3)) == []
+    data = make(paths)
+    data.set_epoch(3)
+    list(data)
 
 
-def refuse_odd(value):
-    if value["cls"] % 2:
-        raise ValueError("odd")
-    return value
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [lambda data: data, lambda data: data.repeat(2), lambda data: data.with_epoch(5)])
+def test_workers_that_left_out_samples_have_positions_of_their_own(paths, change):
+    def make(workers):
+        data = wds.WebDataset(paths[:4], shardshuffle=4).select(wds_pipelines.Chooses(2)).batched(2, list)
+        return wds.WebLoader(change(data), batch_size=None, num_workers=workers, collate_fn=list)
+
+    wanted = list(make(2))
+    for at in (1, 2, 3):
+        loader = make(2)
+        head = list(itertools.islice(loader, at))
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader = make(2)
+        loader.load_state_dict(state)
+        assert head + list(loader) == wanted
+    with pytest.raises(ConfigError, match=r"the state is of 2 workers, each of which is at another position .* here"):
+        make(1).load_state_dict(state)
 
 
-def test_samples_that_fail_are_left_out_if_a_handler_says_so(urls, tmp_path):
-    even = list(range(0, SAMPLES, 2))
-    with wds.WebDataset(urls).decode().map(refuse_odd, handler=wds.warn_and_continue) as data:
-        assert keys(data) == even
-    report = tmp_path / "bad.jsonl"
-    data = wds.WebDataset(urls, handler=wds.ignore_and_continue).decode().map(refuse_odd).to_tuple("cls").batched(4)
-    with wds.WebLoader(data, error_report=report) as loader:
-        assert [batch[0].tolist() for batch in loader] == [[0, 2], [4, 6], [8]]
-    assert len(report.read_text().splitlines()) == 5
-    with wds.WebDataset(urls).decode().map(refuse_odd) as data, pytest.raises(WorkerError, match=r"map.*odd") as caught:
-        list(data)
-    assert isinstance(caught.value.__cause__, ValueError)
-    with pytest.raises(ConfigError, match=r"handler must be reraise_exception, .* got <built-in"):
-        wds.WebDataset(urls, handler=print)
-    with pytest.raises(ConfigError, match="handler must be"):
-        wds.WebDataset(urls).map(len, handler=print)
+# Archives
 
 
-def test_urls(urls, tmp_path):
-    paths = sorted(glob.glob(urls.replace("{000..002}", "*")))
-    for same in (paths, "::".join(paths), f"file:{urls}", tuple(paths)):
-        with wds.WebDataset(same) as data:
-            assert len(data) == SAMPLES
-    with wds.WebDataset(str(tmp_path / "none.tar")) as data, pytest.raises(SourceNotFoundError, match=r"none\.tar"):
-        list(data)
+def test_archives_that_only_webdataset_can_read(paths, tar, tmp_path):
+    """Cut and missing archives end or are left out as the handler says; names are those of WebDataset."""
+    cut = str(tmp_path / "cut.tar")
+    with open(paths[0], "rb") as file, open(cut, "wb") as out:
+        out.write(file.read()[:9000])
+    missing = str(tmp_path / "none.tar")
+    twice = tar([("a.txt", b"1"), ("a.TXT", b"2")])
+    readme = tar([("README", b""), ("0.jpg", b"1"), ("0.cls", b"2")], "readme.tar")
+    meta = tar([("__x__/a.cls", b"1"), ("b.cls", b"2")], "meta.tar")
+
+    def both(urls, handler):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs = wds_pipelines.run(original.WebDataset(urls, shardshuffle=False, handler=handler))
+            gc.collect()
+        with pytest.warns(UserWarning, match="the archives are read as streams, in WebDataset's own order"):
+            assert wds_pipelines.run(wds.WebDataset(urls, shardshuffle=False, handler=handler)) == theirs
+        return theirs
+
+    assert both([cut, missing, paths[1]], wds.ignore_and_continue)[1] is None
+    assert both([missing], wds.ignore_and_stop)[1] == "ValueError"
+    assert both([missing], wds.reraise_exception)[1] == "FileNotFoundError"
+    assert both([cut], wds.reraise_exception)[1] == "ReadError"
+    assert both([twice], wds.reraise_exception)[1] == "ValueError"
+    assert both([tar([("c.cls", b"1"), ("a.txt", b"1"), ("a.txt", b"2")])], wds.ignore_and_continue)[1] is None
+    assert set(both([readme], wds.reraise_exception)[0][0]) >= {"jpg", "cls"}
+    assert len(both([meta], wds.reraise_exception)[0]) == 1
 
 
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("pipe:cat x.tar", "pipe: is a stream, but samples are read in random order: copy it"),
-        ("-", "urls must be paths of tar archives, .* list the archives"),
-        ("shards/", "shards/: urls must be paths of tar archives, not a directory"),
-        ({"datasets": []}, "urls is a specification: list the archives"),
-    ],
-)
-def test_urls_that_are_no_local_archives(url, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        wds.WebDataset(url)
-    assert caught.value.key == "urls"
+def test_missing_archives_are_left_out_if_the_handler_says_so(paths):
+    missing = paths[0].replace("s-00", "s-99")
+    data = wds.WebDataset([missing, *paths[:2]], shardshuffle=False, handler=wds.ignore_and_continue)
+    assert [sample["__url__"] for sample in data] == [paths[0]] * 7 + [paths[1]]
+    assert data.state_dict()["length"] == 8
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("select", r"select\(\) does not work with random access: choose samples by position with slice"),
-        ("rsample", r"rsample\(\) does not work .*Subset"),
-        ("compose", r"compose\(\) .*: there is no stream to attach a stage to; write it as a function"),
-    ],
-)
-def test_methods_that_do_not_map_are_refused_by_name(original, name, message):
-    assert hasattr(original.WebDataset, name)
-    with pytest.raises(ConfigError, match=message):
-        getattr(wds.WebDataset("x.tar"), name)
-    with pytest.raises(AttributeError, match="WebDataset has no attribute 'suffle'"):
-        wds.WebDataset("x.tar").suffle  # noqa: B018
+def test_a_store_that_does_not_answer_is_no_reason_to_read_streams(paths, monkeypatch):
+    def fails(self):
+        raise StoreError("no answer")
+
+    monkeypatch.setattr(TarSource, "oddity", fails)
+    with pytest.raises(StoreError, match="no answer"):
+        list(wds.WebDataset(paths[:1], shardshuffle=False))
 
 
-def test_every_method_of_the_original_is_there_or_refused(original):
-    ours = wds.WebDataset("x.tar")
-    internal = {
-        "create_url_iterator",
-        "invoke",
-        "iterator",
-        "iterator1",
-        "run",
-        "update_cache_info",
-        "register_datapipe_as_function",
-    }
-    for name in set(dir(original.WebDataset)) - set(dir(object)):
-        if name.startswith("_") or name in internal or "datapipe" in name:
-            continue
-        try:
-            assert callable(getattr(ours, name)), name
-        except ConfigError as error:
-            assert error.key == name  # noqa: PT017 - either is right
+def test_a_bad_index_beside_an_archive_is_left_out(tar):
+    path = tar([("a.cls", b"1"), ("b.cls", b"2")])
+    with open(path.replace(".tar", ".idx"), "w") as file:
+        file.write("v1.2 7\nnonsense\n")
+    data = wds.WebDataset(path, shardshuffle=False).decode()
+    with pytest.warns(UserWarning, match="archives are scanned, because an index beside them is bad"):
+        assert [sample["cls"] for sample in data] == [1, 2]
+    assert data.state_dict()["epoch"] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"resampled": True}, r"WebDataset\(resampled=...\): pass shardshuffle=True and use repeat\(\) or with_epoch"),
-        ({"cache_dir": "x"}, r"WebDataset\(cache_dir=...\): the archives are local files"),
-        ({"nodesplitter": print}, r"WebDataset\(nodesplitter=...\): omit it; the loader divides samples among ranks"),
-        ({"shuffel": 3}, r"WebDataset\(shuffel=...\): WebDataset has no such argument"),
-    ],
-)
-def test_arguments_that_do_not_map_are_refused_by_name(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        wds.WebDataset("x.tar", **arguments)
-    wds.WebDataset("x.tar", resampled=False, cache_size=-1, cache_dir=None, verbose=True, detshuffle=True)
+def test_empty_archives(tar):
+    path = tar([])
+    with pytest.raises(ValueError, match=r"there are no samples in .*empty_check=False"):
+        list(wds.WebDataset(path, shardshuffle=False))
+    assert list(wds.WebDataset(path, shardshuffle=False, empty_check=False).repeat(3)) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda data: data.batched(2).shuffle(10), r"shuffle\(\) follows batched\(\): call it before"),
-        (lambda data: data.batched(2).slice(10), r"slice\(\) follows batched\(\): call it before"),
-        (lambda data: data.batched(2).decode(), r"decode\(\) follows batched\(\): decode samples first"),
-        (lambda data: data.batched(2).batched(2), r"batched\(\) follows batched\(\): batch once"),
-        (lambda data: data.unbatched(), r"unbatched\(\) undoes batched\(\) and must follow it directly"),
-        (lambda data: data.batched(2).map(len).unlisted(), "must follow it directly"),
-        (lambda data: data.batched(0), "batchsize must be an integer >= 1"),
-        (lambda data: data.with_epoch(), "nsamples must be an integer >= 1, got -1"),
-        (lambda data: data.decode("rbg"), r"decode\('rbg'\): .*rgb"),
-        (
-            lambda data: data.decode("torchrgba8"),
-            r"decode\('torchrgba8'\): .*for transparency, pass handle_extension",
-        ),
-        (lambda data: data.decode(pre=[len]), r"decode\(pre=, post=\): pass all handlers in order"),
-    ],
-)
-def test_stages_that_do_not_fit(change, message):
-    with pytest.raises(ConfigError, match=message):
-        change(wds.WebDataset("x.tar"))
-    with pytest.raises(TypeError, match=r"WebLoader takes a WebDataset of dataload\.compat\.webdataset, got list"):
-        wds.WebLoader([1, 2])
+def test_what_our_writer_wrote_is_read_as_bytes(tmp_path):
+    path = tmp_path / "x.tar"
+    with dataload.create(path) as writer:
+        writer.write({"__key__": "a", "cls": 7, "txt": "ä"})
+    with wds.WebDataset(path, shardshuffle=False) as data:
+        assert next(iter(data))["cls"] == b"7"
+        assert next(iter(data.decode()))["txt"] == "ä"
 
 
-TWO_SHAPES = r"component 0 has the shapes \[\(1,\), \(2,\)\] in one batch: make them equal, or pass collation_fn="
+# Commands, pickles and URLs
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda d: d.decode(),
-            r"ConfigError: component 'pyd': there is no decoder for \.pyd, and nothing is unpickled",
-        ),
-        (lambda d: d.decode(only="cls"), "CorruptFileError: component 'cls' of sample 'a': expected a number as text"),
-        (lambda d: d.decode("rgb", only="png"), "CorruptFileError: component 'png' of sample 'a': an image"),
-        (
-            lambda d: d.decode(only="txt").decode(only="txt"),
-            "TypeError: component 'txt' is str, not bytes: decode once",
-        ),
-        (lambda d: d.to_tuple("txt").decode(), r"TypeError: decode\(\) takes samples as dicts, got tuple"),
-        (lambda d: d.to_tuple("jpg;jpeg"), "ValueError: sample 'a' has none of 'jpg;jpeg'; it has __key__, "),
-        (lambda d: d.map(lambda _: None), r"TypeError: the function of map\(\) returned None: WebDataset drops"),
-        (lambda d: d.batched(2), r"ConfigError: samples of a batch have different components \(cls, png, pyd\)"),
-        (lambda d: d.to_tuple("txt").map(lambda t: (np.zeros(len(t[0])),)).batched(2), f"ConfigError: {TWO_SHAPES}"),
-    ],
-)
-def test_samples_that_do_not_fit(tar, change, message):
-    path = tar({"a.txt": b"x", "a.pyd": pickle.dumps(1), "a.cls": b"x", "a.png": b"x", "b.txt": b"xx"})
-    with change(wds.WebDataset(path)) as data, pytest.raises(WorkerError) as caught:
-        list(data)
-    cause = caught.value.__cause__
-    assert re.match(message, f"{type(cause).__name__}: {cause}")
-
-
-def test_own_handlers_for_extensions(original, tar):
-    path = tar({"a.seg.pyd": pickle.dumps(3), "a.pyd": b"xyz", "a.TXT": b"x"})
-
-    theirs, ours = (
-        (of("seg.pyd", pickle.loads), of("pyd txt", len))
-        for of in (original.autodecode.handle_extension, wds.handle_extension)
-    )
-    (found,), _ = wanted = both(
-        original, path, lambda data: data.decode(*(ours if hasattr(data, "loader") else theirs))
-    )
-    assert wanted[0] == wanted[1]
-    assert (found["seg.pyd"], found["pyd"], found["txt"]) == (3, 3, 1)
-
-
-def test_processes_run_it(urls):
-    data = wds.WebDataset(urls).shuffle(5).decode("rgb8").rename(image="jpg").to_tuple("image", "cls")
-    with data as one, wds.WebLoader(data, batch_size=4, num_workers=1, executor="processes") as loader:
-        assert [label for _, labels in loader for label in labels] == [label for _, label in one]
-
-
-@pytest.mark.parametrize("suffix", ["jfif", "jpe", "ico", "jp2", "pcx", "tga", "dib", "apng"])
-def test_other_images_are_decoded_as_their_names_say(suffix):
-    kind = {"jfif": "JPEG", "jpe": "JPEG", "jp2": "JPEG2000", "apng": "PNG"}.get(suffix, suffix)
-    stream = io.BytesIO()
-    PIL.Image.new("RGB", (16, 16), "red").save(stream, kind)
-    image = stages.image_handler("rgb8")(f".{suffix}", stream.getvalue())
-    assert image.shape == (16, 16, 3)
-    with pytest.raises(
-        CorruptFileError, match=r"an image that is named as .* cannot be decoded as such: its content is E"
+def test_commands_need_consent(paths, tmp_path):
+    command = f"pipe:cat {paths[0]}"
+    refused = re.escape(f"{command!r} runs a command in a shell: pass allow_pipe=True")
+    for use in (
+        lambda: wds.WebDataset(command, shardshuffle=False),
+        lambda: wds.WebDataset([paths[0], command], shardshuffle=False, handler=wds.ignore_and_continue),
+        lambda: list(wds.DataPipeline(wds.SimpleShardList(command), wds.tarfile_samples)),
+        lambda: list(wds.DataPipeline(wds.shardspec(command), wds.tarfile_to_samples(wds.ignore_and_continue))),
+        lambda: wds.gopen(command),
+        lambda: wds.TarWriter(command),
+        lambda: wds.writer.ShardWriter(command),
     ):
-        stages.image_handler("rgb8")(f".{suffix}", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")
+        with pytest.raises(ConfigError, match=refused):
+            use()
+    data = wds.WebDataset(command, shardshuffle=False, allow_pipe=True)
+    assert len(list(data)) == 7
+    stream = wds.DataPipeline(wds.SimpleShardList(command), wds.tarfile_to_samples(allow_pipe=True))
+    assert len(list(stream)) == 7
+    with wds.TarWriter(f"pipe:cat > {tmp_path}/x.tar", allow_pipe=True) as writer:
+        writer.write({"__key__": "a", "cls": 1})
+    assert (tmp_path / "x.tar").exists()
+
+
+def test_pickles_need_consent(tar):
+    path = tar([("a.pyd", pickle.dumps(3)), ("a.cls", b"1")])
+
+    def data(**options):
+        return wds.WebDataset(path, shardshuffle=False, **options)
+
+    refused = r"components \.pkl, \.pickle, \.pyd, \.pth are pickles, .* pass allow_pickle=True"
+    for use in (
+        data().decode(),
+        data().decode(post=[wds.autodecode.basichandlers]),
+        data().compose(wds.decode()),
+        data().map(wds.Decoder([])),
+    ):
+        with pytest.raises(wds.DecodingError) as caught:
+            list(use)
+        assert re.match(refused, str(caught.value.__cause__))
+    for use in (data().xdecode(must_decode=False), data().compose(wds.xdecode(must_decode=False))):
+        with pytest.raises(ConfigError, match=refused):
+            list(use)
+    for use in (
+        data(allow_pickle=True).decode(),
+        data(allow_pickle=True).xdecode(must_decode=False),
+        data().compose(wds.decode(allow_pickle=True)),
+        data().decode(wds.handle_extension("pyd", pickle.loads)),
+    ):
+        assert next(iter(use))["pyd"] == 3
+
+
+def test_urls_go_through_our_storage(paths, tmp_path, monkeypatch):
+    class Elsewhere(LocalStorage):
+        def open(self, path, *, whole=False):
+            return super().open(path.removeprefix("s3://x"), whole=whole)
+
+        def create(self, path, *, overwrite=False):
+            return super().create(path.removeprefix("s3://x"), overwrite=overwrite)
+
+    monkeypatch.setattr(_webdataset_io, "storage_of", lambda url, remote: Elsewhere())
+    stream = wds.DataPipeline(wds.SimpleShardList(f"s3://x{paths[0]}"), wds.tarfile_to_samples())
+    assert [sample["__url__"] for sample in stream] == [f"s3://x{paths[0]}"] * 7
+    with wds.ShardWriter(f"s3://x{tmp_path}/w-%02d.tar.gz", maxcount=1, verbose=0) as writer:
+        writer.write({"__key__": "a", "cls": 1})
+        writer.write({"__key__": "b", "cls": 2})
+    with tarfile.open(tmp_path / "w-01.tar.gz", "r:gz") as archive:
+        assert archive.getnames() == ["b.cls"]
+    monkeypatch.setitem(original.gopen_schemes, "s3", lambda url, mode, bufsize: io.BytesIO(b"own"))
+    assert wds.gopen("s3://x/y").read() == b"own"
+
+
+def test_the_names_are_those_of_the_original(monkeypatch):
+    for name in vars(original):
+        if not name.startswith("_") and name not in ("multi", "gopen"):
+            assert getattr(wds, name) is not None, name
+    assert wds.compat.WebDataset is wds.WebDataset is not original.WebDataset
+    assert wds.shardlists.ResampledShards is wds.ResampledShards is original.ResampledShards
+    with pytest.raises(AttributeError, match="has no attribute 'suffle'"):
+        wds.suffle  # noqa: B018
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.data", None)
+    with pytest.raises(MissingDependencyError, match=r"WebLoader needs torch.*pip install 'dataload\[torch\]'"):
+        wds.WebLoader([1])

@@ -1,0 +1,239 @@
+"""WebDataset's reading, writing and decoding: URLs go through `dataload.storage`; commands and pickles need consent."""
+
+import functools
+import importlib
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self
+from urllib.parse import urlparse
+
+from dataload._util.optional import load_optional
+from dataload.errors import ConfigError
+from dataload.storage import Remote, is_url, local_path, storage_of
+
+wds: Any = load_optional("webdataset", needed_by="dataload.compat.webdataset", extra="webdataset")
+
+_BUFFER_BYTES = 1 << 20
+_SCHEMES = ("s3", "gs", "az", "http", "https")  # that our storage reads, unless the user has a handler of his own
+_PICKLED = ("pkl", "pickle", "pyd", "pth")
+_HANDLERS = dict(wds.gopen_schemes)
+
+
+def check_pipe(urls: Any, allow_pipe: bool) -> None:
+    """Raise a ConfigError if a URL is a command and commands are not allowed."""
+    for url in [urls] if isinstance(urls, str) else urls:
+        if isinstance(url, str) and any(part.startswith("pipe:") for part in url.split("::")) and not allow_pipe:
+            raise ConfigError(
+                f"{url!r} runs a command in a shell: pass allow_pipe=True if all URLs are your own", key="allow_pipe"
+            )
+
+
+def is_remote(url: str) -> bool:
+    """Return whether our storage reads a URL, and not a file, a command or a handler that the user has registered."""
+    scheme = urlparse(url).scheme
+    handlers = wds.gopen_schemes
+    return is_url(url) and scheme in _SCHEMES and handlers.get(scheme) is _HANDLERS.get(scheme)
+
+
+def gopen(
+    url: str,
+    mode: str = "rb",
+    bufsize: int = 8192,
+    *,
+    allow_pipe: bool = False,
+    remote: Remote | None = None,
+    **kw: Any,
+) -> Any:
+    """Open a file or a URL as a stream; ``pipe:`` only with `allow_pipe`."""
+    url = importlib.import_module("webdataset.gopen").rewrite_url(url)
+    check_pipe(url, allow_pipe)
+    if not is_remote(url):
+        return wds.gopen(url, mode, bufsize, **kw)
+    storage = storage_of(url, remote)
+    if mode == "wb":
+        return _Upload(storage, url)
+    return io.BufferedReader(_Stream(storage.open(url, whole=True)), _BUFFER_BYTES)
+
+
+class _Stream(io.RawIOBase):
+    """An open object, read from its start to its end."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(self._at, min(len(buffer), self._file.size - self._at))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.__exit__(None, None, None)
+        super().close()
+
+
+class _Upload:
+    """A file that becomes an object when it is closed."""
+
+    def __init__(self, storage: Any, url: str) -> None:
+        self._part = storage.create(url, overwrite=True)
+        self._file = self._part.create()
+        self.write, self.flush, self.tell = self._file.write, self._file.flush, self._file.tell
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self._file.close()
+            self._part.publish()
+
+
+class Opener:
+    """Opens archives as streams: the stage of a pipeline that follows the list of shards."""
+
+    def __init__(
+        self, handler: Any, *, allow_pipe: bool, remote: Remote | None = None, names_file: bool = True
+    ) -> None:
+        self._handler, self._allow_pipe, self._remote, self._names_file = handler, allow_pipe, remote, names_file
+
+    def __call__(self, sources: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        """Yield a dict of ``url`` and ``stream`` for each URL, or dict with ``url``."""
+        for source in sources:
+            url = source["url"] if isinstance(source, dict) else source
+            check_pipe(url, self._allow_pipe)
+            try:
+                opened = self._open(url)
+            except Exception as error:
+                error.args = (*error.args, url)
+                if self._handler(error):
+                    continue
+                break
+            try:
+                yield opened
+            finally:
+                if not url.startswith("pipe:"):  # the end of a command may be an error
+                    opened["stream"].close()
+
+    def _open(self, url: str) -> dict[str, Any]:
+        path = local_path(url) if urlparse(url).scheme in ("", "file") else None
+        if is_remote(url) and self._remote is not None and self._remote.options.cache is not None:
+            lease = storage_of(url, self._remote).lease(url)
+            stream = open(lease.path, "rb")  # noqa: SIM115 - closed above
+            return {"url": url, "stream": stream, "local_path": lease.path, "lease": lease}
+        opened = {"url": url, "stream": gopen(url, allow_pipe=self._allow_pipe, remote=self._remote)}
+        return {**opened, "local_path": path} if path and self._names_file else opened
+
+
+def tarfile_samples(
+    src: Iterable[Any],
+    handler: Any = wds.reraise_exception,
+    select_files: Any = None,
+    rename_files: Any = None,
+    *,
+    allow_pipe: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Generate the samples of a stream of URLs, as WebDataset does."""
+    tar = wds.tariterators
+    opened = Opener(handler, allow_pipe=allow_pipe, names_file=False)(src)
+    files = tar.tar_file_expander(opened, handler=handler, select_files=select_files, rename_files=rename_files)
+    return tar.group_by_keys(files, handler=handler)
+
+
+tarfile_to_samples = wds.pipelinefilter(tarfile_samples)
+
+
+class TarWriter(wds.TarWriter):
+    """WebDataset's writer of one archive, here or at a URL; ``pipe:`` only with `allow_pipe`."""
+
+    def __init__(self, fileobj: Any, *args: Any, allow_pipe: bool = False, **kw: Any) -> None:
+        stream = None
+        if isinstance(fileobj, str):
+            kw.setdefault("compress", _compression(fileobj))
+            fileobj = stream = gopen(fileobj, "wb", allow_pipe=allow_pipe)
+        super().__init__(fileobj, *args, **kw)
+        self.own_fileobj = stream
+
+
+class ShardWriter(wds.ShardWriter):
+    """WebDataset's writer of several archives, here or at URLs; ``pipe:`` only with `allow_pipe`."""
+
+    def __init__(self, pattern: str, *args: Any, allow_pipe: bool = False, opener: Any = None, **kw: Any) -> None:
+        check_pipe(pattern, allow_pipe)
+        self._opens = opener is None
+        if self._opens:
+            kw.setdefault("compress", _compression(pattern))
+            opener = functools.partial(gopen, mode="wb", allow_pipe=allow_pipe)
+        super().__init__(pattern, *args, opener=opener, **kw)
+
+    def next_stream(self) -> None:
+        """Close the archive, and begin the next one."""
+        super().next_stream()
+        if self._opens:
+            self.tarstream.own_fileobj = self.tarstream.stream
+
+
+def _compression(name: str) -> str | None:
+    return next((kind for kind in ("gz", "bz2", "xz") if name.endswith(kind)), None)
+
+
+def _refuse_pickle(*_: Any) -> None:
+    raise ConfigError(
+        f"components .{', .'.join(_PICKLED)} are pickles, which can run any code: pass allow_pickle=True if you trust "
+        "the archives, or leave them out with only=",
+        key="allow_pickle",
+    )
+
+
+def _decode_basic(key: str, data: bytes) -> Any:
+    return (_refuse_pickle if key.rpartition(".")[2] in _PICKLED else wds.autodecode.basichandlers)(key, data)
+
+
+def safe_handlers(post: Sequence[Any] | None, allow_pickle: bool) -> list[Any]:
+    """Return the last handlers of a decoder; those of WebDataset's own unpickle only if that is allowed."""
+    basic = wds.autodecode.basichandlers
+    chosen = [basic] if post is None else list(post)
+    return chosen if allow_pickle else [_decode_basic if each is basic else each for each in chosen]
+
+
+def safe_defaults(allow_pickle: bool) -> list[tuple[str, Callable[[Any], Any]]]:
+    """Return the decoders of `xdecode`, of which the last that fits a name is used."""
+    return [*wds.filters.default_decoders, *([] if allow_pickle else [("*.pyd", _refuse_pickle)])]
+
+
+class Decoder(wds.Decoder):
+    """WebDataset's decoder, which unpickles only with `allow_pickle`."""
+
+    def __init__(
+        self, handlers: Any, pre: Any = None, post: Any = None, *args: Any, allow_pickle: bool = False, **kw: Any
+    ) -> None:
+        super().__init__(handlers, pre, safe_handlers(post, allow_pickle), *args, **kw)
+
+
+def decode(*args: Any, post: Any = None, allow_pickle: bool = False, **kw: Any) -> Any:
+    """Return the stage that decodes samples; it unpickles only with `allow_pickle`."""
+    return wds.decode(*args, post=safe_handlers(post, allow_pickle), **kw)
+
+
+def xdecode(*args: Any, allow_pickle: bool = False, **kw: Any) -> Any:
+    """Return the stage that decodes samples from streams; it unpickles only with `allow_pickle`."""
+    return wds.xdecode(*args, **{"defaults": safe_defaults(allow_pickle), **kw})
+
+
+class FluidInterface(wds.FluidInterface):
+    """WebDataset's methods, of which `decode` and `xdecode` load pickles only if that is allowed."""
+
+    allow_pickle = False
+
+    def decode(self, *args: Any, post: Any = None, **kw: Any) -> Self:
+        """See WebDataset."""
+        return super().decode(*args, post=safe_handlers(post, self.allow_pickle), **kw)
+
+    def xdecode(self, *args: Any, **kw: Any) -> Self:
+        """See WebDataset."""
+        return super().xdecode(*args, **{"defaults": safe_defaults(self.allow_pickle), **kw})
+
+
+class FluidWrapper(FluidInterface, wds.FluidWrapper):
+    """WebDataset's methods for any data set."""

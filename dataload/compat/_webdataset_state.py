@@ -1,0 +1,235 @@
+"""The iterations of WebDataset pipelines, their positions and their states."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from dataload._util.fingerprint import fingerprint
+from dataload.compat._webdataset_io import FluidInterface
+from dataload.errors import ConfigError, StateMismatchError
+from dataload.loader.state import LoaderState
+from dataload.types import Sampler
+
+if TYPE_CHECKING:
+    from dataload.compat._webdataset_pipeline import WebDataset
+
+
+class Progress(NamedTuple):
+    """How far a worker is."""
+
+    lane: int  # which worker's share it reads; see `Share`
+    number: int = 0  # of the pass
+    used: int = 0  # samples of the share
+    given: int = 0  # values in all passes
+
+
+class Run:
+    """An iteration over a data set, or over a loader of it.
+
+    Args:
+        epoch: Number of the data set's epoch.
+        position: Where it begins: samples of all ranks in that epoch, over all passes.
+        parts: How far each worker is from there, if that differs; the one first that gives the next value.
+        counts: What a state says besides.
+    """
+
+    def __init__(
+        self, epoch: int, position: int = 0, parts: Sequence[Progress] = (), counts: Mapping[str, int] | None = None
+    ) -> None:
+        self.epoch, self.position, self.parts, self.counts = epoch, position, parts, counts or {}
+        self.passes = self.given = 0
+        self.workers = self.counts.get("workers", 0)  # that have parts
+        self.resumed, self.over = position > 0 or len(parts) > 0, False
+        self.progress = {part.lane: part for part in parts}  # of each lane that has given a value
+        self.last = parts[0].lane - 1 if parts else 0  # the lane of the last value
+
+    def check(self, workers: int) -> None:
+        """Raise a ConfigError unless there are as many workers as have parts."""
+        if self.parts and self.workers != workers:
+            raise ConfigError(
+                f"the state is of {self.workers} workers, each of which is at another position (since samples were "
+                f"left out, or because of repeat() or with_epoch() before WebLoader), and here are {workers}: use as "
+                "many as before",
+                key="num_workers",
+            )
+
+    def start(self, order: Sampler, number: int) -> int:
+        """Return the position where a pass begins."""
+        before, start = divmod(self.position, max(1, len(order)))
+        return start if number == before else 0
+
+    def reached(self, data: WebDataset, workers: int) -> tuple[int, Sequence[Progress]]:
+        """Return the position of the consumer; and how far each worker is from there, if that differs."""
+        if not self.progress:
+            return self.position, ()
+        order, own_workers = data.order(), data.place()[3]
+        if own_workers > 1:  # in a worker of torch's, which knows only its own lane
+            return self.position, [self.progress[self.last]]
+        lanes = [(self.last + 1 + turn) % workers for turn in range(workers)]
+        parts = [self.progress.get(lane, Progress(lane)) for lane in lanes]
+        shares = [data.share(order, self.start(order, part.number), part.lane, workers) for part in parts]
+        number, chunk, used = parts[0].number, shares[0].chunk, parts[0].used
+        if workers > 1:
+            chunks = sum(-(-part.used // chunk) for part in parts)
+            expected = [min(chunk * -(-(chunks - share.worker) // workers), len(share)) for share in shares]
+            if data.repetitions != 1 or [part.used for part in parts] != expected:
+                return self.position, parts
+            used = chunks * chunk
+        start = self.start(order, number)
+        return number * len(order) + min(start + used * shares[0].world_size, len(order)), ()
+
+
+def state_of(
+    data: WebDataset, epoch: int, position: int = 0, parts: Sequence[Progress] = (), **counts: int
+) -> dict[str, Any]:
+    """Return the state of a pipeline; `counts` are what the position and `parts` do not tell."""
+    order = data.order()
+    whole, passes = data.epoch_order(order)
+    batching, world_size = data.plan().batching, data.place()[1]
+    least = batching.size * world_size if batching and not batching.partial else 1  # samples that make a value
+    length, plain = len(order), not counts and not parts
+    if plain and passes == 1 and length:  # each pass of an endless epoch counts as one
+        epoch, position = epoch + position // length, position % length
+    if plain and position > length * passes - least:
+        epoch, position = epoch + bool(position), 0
+    state = LoaderState(
+        epoch=epoch,
+        position=min(position, len(whole)),
+        length=len(whole),
+        source=data.archives().fingerprint(),
+        order=fingerprint(whole),
+    ).to_json()
+    more = {"counts": {"position": position, **counts}, "parts": [list(part) for part in parts]}
+    return state if plain else {**state, "webdataset": more}
+
+
+def run_of(data: WebDataset, state: Mapping[str, Any]) -> Run:
+    """Return the iteration that continues at a state, also one of a `dataload.Loader`."""
+    values = dict(state)
+    more = values.pop("webdataset", {"counts": {}, "parts": []})
+    saved = LoaderState.from_json(values)
+    saved.check(LoaderState.from_json(state_of(data, saved.epoch)))
+    try:
+        counts = {str(name): int(count) for name, count in more["counts"].items()}
+        parts = [Progress(*map(int, part)) for part in more["parts"]]
+        if min(itertools.chain((0,), counts.values(), *parts)) < 0:
+            raise ValueError
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise StateMismatchError(f"webdataset in the state must have counts and parts, found {more!r}") from error
+    return Run(saved.epoch, counts.get("position", saved.position), parts, counts)
+
+
+class Resumable(FluidInterface):
+    """The iterations and the state of a `WebDataset` and of a `WebLoader`."""
+
+    repetitions: int
+    nsamples: int
+    workers = 1
+    run: Run | None = None  # the last iteration
+    _next: Run | None = None  # where the next one begins, if that was set
+    _epoch = 0  # of the next one
+    _knows_epoch = False  # in a worker, too
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over one epoch, or over the rest of it after `load_state_dict`."""
+        run = self.run = self._next or Run(self.first_epoch())
+        self._next, self._epoch = None, run.epoch + 1
+        self.enter(run)
+        return self._values(run)
+
+    def _values(self, run: Run) -> Iterator[Any]:
+        limit = self.limit
+        while run.passes < self.repetitions and (limit is None or run.given < limit):
+            before = run.given
+            for value in self.one_pass(run):
+                run.given += 1
+                yield value
+                if limit is not None and run.given >= limit:
+                    break
+            if run.given == before and not run.resumed:
+                break
+            self.end_pass(run)
+        run.over = True
+
+    def one_pass(self, run: Run) -> Iterator[Any]:
+        """Yield the values of a pass."""
+        raise NotImplementedError
+
+    def end_pass(self, run: Run) -> None:
+        """Move to the next pass."""
+        run.passes, run.resumed = run.passes + 1, False
+
+    def first_epoch(self) -> int:
+        """Return the epoch of a new iteration."""
+        return self._epoch
+
+    @property
+    def limit(self) -> int | None:
+        """Values of an epoch, if ``with_epoch`` or ``repeat(nbatches=)`` says so."""
+        return self.nsamples if self.repetitions != 1 and self.nsamples > 0 else None
+
+    def compose(self, *args: Any) -> Self:
+        """Return a copy of the pipeline with more stages."""
+        made = super().compose(*args)  # type: ignore[misc]
+        made.run = made._next = None
+        return made
+
+    def begin(self, run: Run) -> None:
+        """Make the next iteration begin at a position."""
+        self._next = run
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration serve `epoch`, unless it was set to a position of it."""
+        if self._next is None or self._next.epoch != epoch:
+            self._next, self._epoch = None, epoch
+        self._knows_epoch = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the consumer, for JSON.
+
+        Raises:
+            ConfigError: The position is not exact, or the archives are read as streams; the message says why.
+        """
+        data, run = self.dataset(), self._next or self.run
+        if run is None or run.over:
+            return state_of(data, self._epoch)
+        if self.limit is not None and run.given >= self.limit:
+            return state_of(data, run.epoch + 1)
+        inexact = self.inexact()
+        if inexact is not None and run.progress:
+            raise ConfigError(
+                f"{inexact} holds samples back or counts them, so there is no exact position within an epoch: take "
+                "the state between epochs, or use shuffle() before batched(), and stages that work on single samples",
+                key="state_dict",
+            )
+        position, parts = run.reached(data, self.workers)
+        workers = {"workers": max(self.workers, data.place()[3])} if parts else {}
+        return state_of(data, run.epoch, position, parts, **self.counts(run), **workers)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken, with the same stages. Reads no sample.
+
+        Raises:
+            ConfigError: The archives are read as streams.
+            StateMismatchError: The state is of other data or another order.
+        """
+        self._next = run_of(self.dataset(), state)
+        self.enter(self._next)
+
+    def inexact(self) -> Any:
+        """Return the first stage that does not work on single samples, or None."""
+        raise NotImplementedError
+
+    def counts(self, run: Run) -> dict[str, int]:
+        """Return what the position does not tell."""
+        raise NotImplementedError
+
+    def enter(self, run: Run) -> None:
+        """Set the passes and values before a run."""
+        raise NotImplementedError
+
+    def dataset(self) -> WebDataset:
+        """Return the data set that gives the samples."""
+        raise NotImplementedError

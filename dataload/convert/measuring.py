@@ -23,6 +23,7 @@ from dataload.sources.field_statistics import (
     Numbers,
     merge_fields,
 )
+from dataload.sources.files import FileSource
 from dataload.sources.kept_statistics import save_lengths
 from dataload.sources.manifest import DataSetEntry
 from dataload.storage import Remote
@@ -92,14 +93,16 @@ def narrow(lengths: Array) -> Array:
 def _blocks(source: Source[Any], fields: Sequence[str] | None) -> Iterator[Mapping[str, Any]]:
     """Yield the columns of blocks of records: an array with a row for each record, or a sequence of values."""
     start, rows = 0, 1
-    arrays: set[str] | None = None  # fields that are arrays in the first record; None if columns are of no use
+    # Dtypes of the fields that are arrays in the first record; None if columns are of no use.
+    arrays: dict[str, np.dtype[Any]] | None = None
     while start < len(source):
         indices = np.arange(start, min(start + rows, len(source)), dtype=np.int64)
         columns = None if arrays is None else _columns(source, indices, fields, arrays)
         if columns is None:
             columns, arrays = _transposed(source.read(indices), fields), None
         if not start and not any(type(column[0]) in (int, float) for column in columns.values()):
-            arrays = {name for name, column in columns.items() if isinstance(column[0], (np.ndarray, np.generic))}
+            first = {name: column[0] for name, column in columns.items()}
+            arrays = {name: value.dtype for name, value in first.items() if isinstance(value, (np.ndarray, np.generic))}
         start += len(indices)
         nbytes = sum(map(_nbytes, columns.values()))
         # Grow in steps: the first record may be unusually small.
@@ -108,7 +111,7 @@ def _blocks(source: Source[Any], fields: Sequence[str] | None) -> Iterator[Mappi
 
 
 def _columns(
-    source: Source[Any], indices: Int64Array, fields: Sequence[str] | None, arrays: set[str]
+    source: Source[Any], indices: Int64Array, fields: Sequence[str] | None, arrays: Mapping[str, np.dtype[Any]]
 ) -> Mapping[str, Any] | None:
     """Return columns, if they say all that records would say; else None."""
     try:
@@ -117,9 +120,13 @@ def _columns(
         return None
     columns = cast("Mapping[str, Any]", found if isinstance(found, Mapping) else {"": found})
     for name, column in columns.items():
-        # Fields in fields; and Python's numbers, of which integers became floats if there are both.
-        if isinstance(column, Mapping) or (isinstance(column, np.ndarray) and column.ndim == 1 and name not in arrays):
+        if isinstance(column, Mapping):  # fields in fields
             return None
+        if isinstance(column, np.ndarray) and column.ndim == 1:
+            # Python's numbers, of which integers became floats if there are both. Files hold those of one type.
+            mixed = column.dtype == np.float64 and not isinstance(source, FileSource)
+            if mixed or arrays.get(name) != column.dtype:
+                return None
     return columns
 
 

@@ -134,7 +134,7 @@ def test_changed_files_are_read_or_refused(seed, data, tmp_path, with_shapes):
     assert total <= len(content) * len(original)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(content=st.binary(max_size=200))
 def test_any_bytes_are_refused(content, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "any.syr"

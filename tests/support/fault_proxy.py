@@ -120,7 +120,8 @@ class FaultProxy(LoopbackServer):
         with self._lock:
             self._attempts[method, target, span] += 1
             attempt = self._attempts[method, target, span]
-        inside = target.lstrip("/").partition("/")[2]  # without the bucket, whose name is another in each run
+        # Without the bucket, whose name is another in each run; in Azure it follows that of the account.
+        inside = re.sub(r"bucket-\w+", "", target.lstrip("/").partition("/")[2])
         decide = random.Random(f"{self.seed} {method} {inside} {span} {attempt}")
         if faults.attempts is not None and attempt > faults.attempts:
             return faults, None, decide

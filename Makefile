@@ -43,14 +43,15 @@ $(AZURITE): | $(INSTALLED)
 test-remote: $(INSTALLED) $(CORE) $(AZURITE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -o faulthandler_timeout=170 -m remote tests/integration
 
-# Ray is large, so nothing else installs it. Its clusters are slow to start, and want the machine for themselves.
+# Ray is large, so nothing else installs it; where it cannot be installed, its tests are skipped (pytest ends with 5).
+# Its clusters are slow to start, and want the machine for themselves.
 RAY := $(VENV)/.installed-ray
 $(RAY): pyproject.toml constraints.txt | $(INSTALLED)
-	$(INSTALL) -c constraints.txt -e '.[ray]'
+	-$(INSTALL) -c constraints.txt -e '.[ray]'
 	touch $@
 
 test-ray: $(INSTALLED) $(CORE) $(RAY)
-	$(BIN)/python -m pytest --session-timeout 600 -o faulthandler_timeout=230 -m ray tests/integration/test_ray.py
+	$(BIN)/python -m pytest --session-timeout 600 -o faulthandler_timeout=230 -m ray tests/integration/test_ray.py || test $$? = 5
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

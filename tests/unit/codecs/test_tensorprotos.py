@@ -155,7 +155,7 @@ def test_what_the_format_does_not_hold(record, message):
 
 
 def test_a_record_beyond_what_protobuf_reads(monkeypatch):
-    monkeypatch.setattr("dataload.codecs.tensorprotos._MAX_BYTES", 100)
+    monkeypatch.setattr("dataload.codecs.tensorprotos_encoding._MAX_BYTES", 100)
     with pytest.raises(ConfigError, match="a record of 109 bytes; the limit of protobuf is 100"):
         encode({"x": bytes(100)})
 

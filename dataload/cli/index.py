@@ -1,7 +1,7 @@
 """``dataload index``."""
 
 import os
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
@@ -18,12 +18,13 @@ from dataload.cli.options import (
     SourceFormat,
     SourceOptions,
     Workers,
+    check_alone,
     parse_engine,
     parse_options,
     parse_part,
 )
 from dataload.cli.output import ProgressBar, count_of, print_error, print_line
-from dataload.convert.engine import Engine, index_in_parts
+from dataload.convert.engine import Engine
 from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, DataloadError
 from dataload.sources.find import find_shards
@@ -73,6 +74,7 @@ def index_command(
     if manifest:
         if directory is not None:
             raise ConfigError("a manifest is written beside its shards: leave --directory out", key="directory")
+        check_alone(running, part, merge)
         for path in paths:
             wanted = SourceOptions.parse(path, format=format, codec=codec, decode=decode, options=option)
             _write_manifest(wanted, None if part is None else parse_part(part), merge, running)
@@ -89,14 +91,16 @@ def index_command(
 
 
 def _write_manifest(wanted: SourceOptions, part: tuple[int, int] | None, merge: bool, engine: Engine | None) -> None:
-    data: dict[str, Any] = {"format": wanted.format, "options": wanted.options}
     with ProgressBar("hashing shards") as bar:
-        if engine is None:
-            report = index_shards(wanted.path, **data, part=part, merge=merge, progress=bar)
-        elif part is not None or merge:
-            raise ConfigError("--engine runs all parts and merges them: leave --part and --merge out", key="engine")
-        else:
-            report = index_in_parts(engine, wanted.path, **data, progress=bar)
+        report = index_shards(
+            wanted.path,
+            format=wanted.format,
+            options=wanted.options,
+            part=part,
+            merge=merge,
+            engine=engine,
+            progress=bar,
+        )
     for entry in report.data_sets:
         shards, records = count_of(len(entry.names), "shard"), count_of(sum(entry.records), "record")
         print_line(f"{report.path}: {entry.pattern}: {records} in {shards} ({decimal(sum(entry.bytes))})")

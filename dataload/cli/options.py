@@ -176,6 +176,12 @@ def parse_engine(
     return None if name is None else LocalEngine(**settings)
 
 
+def check_alone(engine: Engine | None, part: str | None, merge: bool) -> None:
+    """Raise if an engine is told to run one part, or to merge only."""
+    if engine is not None and (part is not None or merge):
+        raise ConfigError("--engine runs all parts and merges them: leave --part and --merge out", key="engine")
+
+
 def resolve_codec(name: str, key: str = "--codec") -> Any:
     """Return the function that ``"module:function"`` refers to; any other name is returned unchanged."""
     return resolve_here(name, key) if ":" in name else name

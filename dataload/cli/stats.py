@@ -21,12 +21,13 @@ from dataload.cli.options import (
     SourceFormat,
     SourceOptions,
     Workers,
+    check_alone,
     parse_engine,
     parse_part,
 )
 from dataload.cli.output import ProgressBar, count_of, print_json, print_line, print_table
 from dataload.config import read_config
-from dataload.convert.engine import Engine, index_in_parts
+from dataload.convert.engine import Engine
 from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import IndexReport, index_shards
 from dataload.errors import ConfigError
@@ -73,8 +74,7 @@ def stats_command(
     the config says how.
     """
     running = parse_engine(engine, parts, workers=workers, cpus=cpus, memory=memory, address=address)
-    if running is not None and (part or merge):
-        raise ConfigError("--engine runs all parts and merges them: leave --part and --merge out", key="engine")
+    check_alone(running, part, merge)
     if (part or merge or running) and not save:
         raise ConfigError("parts are kept until they are merged: leave --no-save out", key="save")
     if os.path.splitext(path)[1].lower() in _CONFIGS and not is_url(path) and not os.path.isdir(path):
@@ -106,10 +106,9 @@ def _measure(
 ) -> IndexReport:
     measuring = Measuring(options.pop("fields", None), save)
     with ProgressBar("measuring shards") as bar:
-        data: dict[str, Any] = {"format": name, "options": options, "measuring": measuring, "progress": bar}
-        if engine is not None:
-            return index_in_parts(engine, path, **data)
-        return index_shards(path, **data, part=part, merge=merge)
+        return index_shards(
+            path, format=name, options=options, part=part, merge=merge, measuring=measuring, engine=engine, progress=bar
+        )
 
 
 def _of_config(path: str, overrides: Sequence[str]) -> Iterator[tuple[str, str | None, dict[str, Any]]]:

@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any, Literal
 
 from dataload._util.fingerprint import identify
-from dataload.convert.engine import Engine, conversion_parts, engine_of, run_conversion
+from dataload.convert.engine import Engine, check_whole, conversion_parts, engine_of, run_conversion
 from dataload.convert.journal import Journal, JournalFile
 from dataload.convert.local import LocalEngine
 from dataload.convert.manifest import update_manifest
@@ -318,8 +318,8 @@ def _check_modes(part: tuple[int, int] | None, *, resume: bool, overwrite: bool,
     if merge and (part is not None or overwrite or resume):
         message = "merge writes no shards: pass it without part, resume and overwrite"
         raise ConfigError(message, key="merge", value=merge)
-    if engine is not None and (part is not None or merge):
-        raise ConfigError("an engine runs all parts and merges them: pass it without part and merge", key="engine")
+    if engine is not None:
+        check_whole(part, merge)
 
 
 def _check_directory(path: str) -> None:

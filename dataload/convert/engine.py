@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from dataload.convert.attempt import PartTask
-from dataload.convert.indexing import IndexReport, index_shards
 from dataload.convert.journal import Journal, JournalFile
 from dataload.convert.local import LocalEngine
 from dataload.convert.plan import Shard, part_path, select_part
 from dataload.errors import ConfigError
-from dataload.sources.find import find_shards, split_format
 from dataload.storage import Remote, storage_of
 
 if TYPE_CHECKING:
@@ -54,6 +50,12 @@ def engine_of(engine: Engine | Literal["local"]) -> Engine:
         message = f"engine={engine!r}: pass 'local' or an engine, such as dataload.ray.RayEngine()"
         raise ConfigError(message, key="engine", value=engine)
     return engine
+
+
+def check_whole(part: tuple[int, int] | None, merge: bool) -> None:
+    """Raise if an engine is told to run one part, or to merge only."""
+    if part is not None or merge:
+        raise ConfigError("an engine runs all parts and merges them: pass it without part and merge", key="engine")
 
 
 def run_all(
@@ -131,7 +133,7 @@ def run_conversion(
             receipt = part_path(file.path, number, begun.parts)
             storage_of(receipt, remote).remove(receipt)
     again = "finished shards are kept: pass resume=True to continue"
-    advance = _of_total(progress, begun.records)
+    advance = of_total(progress, begun.records)
     try:
         return run_all(engine, task, len(plan), parts=begun.parts, progress=advance, again=again)
     except BaseException:
@@ -141,25 +143,6 @@ def run_conversion(
         raise
 
 
-def index_in_parts(
-    engine: Engine,
-    path: str,
-    *,
-    format: str | None,  # noqa: A002 - as in `index_shards`
-    options: Mapping[str, Any],
-    progress: Callable[[int, int], None],
-    **settings: Any,
-) -> IndexReport:
-    """Do what `index_shards` does, in parts run by an engine. A repeated run continues where the last one stopped."""
-    entry, found = split_format(path, format)
-    remote = Remote.of(options.get("storage_options"), options.get("remote"))
-    shards = len(find_shards(found, None if entry is None else entry.name, manifests=False, remote=remote).files)
-    task = partial(index_shards, path, format=format, options=options, **settings)
-    again = "finished shards are kept: run it again to continue"
-    reports = run_all(engine, task, shards, progress=_of_total(progress, shards), again=again)
-    merged = task(merge=True)
-    return replace(merged, resumed=sum(report.resumed for report in reports))
-
-
-def _of_total(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+def of_total(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+    """Return a function of the units done that reports them with the total."""
     return lambda done: None if progress is None else progress(done, total)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import IO, Any, Self
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from dataload._util.fingerprint import digest
 from dataload._util.machine import usable_cpus
 from dataload.codecs.npy import build_npy, parse_npy
+from dataload.convert.engine import Engine, check_whole, of_total, run_all
 from dataload.convert.index_plan import IndexPlan, Measuring, PlannedSet, plan_index, select_planned
 from dataload.convert.journal import FinishedShard
 from dataload.convert.manifest import etag_of, update_manifest
@@ -26,7 +28,7 @@ from dataload.convert.receipts import merge_receipts, receipt_path, remove_recei
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.field_statistics import DataSetStatistics, FieldStatistics, merge_fields
 from dataload.sources.files import FileSource
-from dataload.sources.find import read_manifest
+from dataload.sources.find import find_shards, read_manifest, split_format
 from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, ShardEntry
 from dataload.sources.shard_files import LOCK_FILE
 from dataload.storage import Remote, base_name, is_url, join, storage_of
@@ -65,6 +67,7 @@ def index_shards(
     part: tuple[int, int] | None = None,
     merge: bool = False,
     measuring: Measuring | None = None,
+    engine: Engine | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> IndexReport:
     """Write or renew the manifest of the directory of shards; other data sets in it keep their entries.
@@ -83,7 +86,8 @@ def index_shards(
         merge: Read no shards, but make the manifest of the receipts of all parts.
         measuring: Compute statistics, too. They change nothing else that the manifest says of a data set, so they are
             not saved if it lists no data set of exactly these shards, and could not list it beside the others.
-        progress: Called with (shards done, shards) at the start and after each shard.
+        engine: Describe all parts, and merge them. A repeated run continues where the last one stopped.
+        progress: Called with (shards done, shards) at the start and after each shard; with an engine, now and then.
 
     Raises:
         ConfigError: The shards are in several directories, an option cannot be stored, or a shard belongs to none of
@@ -92,6 +96,9 @@ def index_shards(
     """
     if merge and part is not None:
         raise ConfigError("merge describes no shards: pass it without part", key="merge", value=merge)
+    if engine is not None:
+        check_whole(part, merge)
+        return _run_parts(engine, path, format, options or {}, measuring, progress)
     given = dict(options or {})
     remote = Remote.of(given.pop("storage_options", None), given.pop("remote", None))
     # Whole shards, at their present versions.
@@ -102,6 +109,23 @@ def index_shards(
     if merge:
         return _merge(plan, remote)
     return _Run(plan, remote, part, progress).describe()
+
+
+def _run_parts(
+    engine: Engine,
+    path: str,
+    name: str | None,
+    options: Mapping[str, Any],
+    measuring: Measuring | None,
+    progress: Callable[[int, int], None] | None,
+) -> IndexReport:
+    entry, found = split_format(path, name)
+    remote = Remote.of(options.get("storage_options"), options.get("remote"))
+    shards = len(find_shards(found, None if entry is None else entry.name, manifests=False, remote=remote).files)
+    task = partial(index_shards, path, format=name, options=options, measuring=measuring)
+    again = "finished shards are kept: run it again to continue"
+    reports = run_all(engine, task, shards, progress=of_total(progress, shards), again=again)
+    return replace(task(merge=True), resumed=sum(report.resumed for report in reports))
 
 
 def _merge(plan: IndexPlan, remote: Remote) -> IndexReport:

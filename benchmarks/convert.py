@@ -86,8 +86,7 @@ def run_jobs(title, jobs, records, nbytes):
 
 def source_of(form, size):
     """Path and options of the data read, `_COUNTS` records of about `size` bytes, in the page cache."""
-    name, count, nbytes = SIZES[size].name, _COUNTS[size], SIZES[size].nbytes
-    del name
+    count, nbytes = _COUNTS[size], SIZES[size].nbytes
     if form == "torchrecord":
         return made(f"{nbytes}-{count}.torchrecord", floats(nbytes // 4), count, num_records=count)
     if form == "syrah":

@@ -107,8 +107,7 @@ def convert_command(
         if map is not None:
             raise ConfigError("--tokenizer and --map are both functions of a sample: pass one of them", key="tokenizer")
         tokenize = Tokenize.of(tokenizer, text_field=text_field, end_token=end_token)
-        format = format or "tokens"  # noqa: A001
-    entry, path = find_destination(destination, format)
+    entry, path = find_destination(destination, format or (None if tokenize is None else "tokens"))
     wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
     if codec is not None and "codec" in wanted.shards().format.reader_options.names():
         wanted.options["codec"] = resolve_codec(codec)

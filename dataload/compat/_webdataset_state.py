@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Progress(NamedTuple):
-    """How far a worker is."""
+    """The position of a worker."""
 
     lane: int  # which worker's share it reads; see `Share`
     number: int = 0  # of the pass
@@ -172,7 +172,7 @@ class Resumable(FluidInterface):
 
     def compose(self, *args: Any) -> Self:
         """Return a copy of the pipeline with more stages."""
-        made = super().compose(*args)  # type: ignore[misc]
+        made = super().compose(*args)
         made.run = made._next = None
         return made
 

@@ -24,7 +24,7 @@ from dataload.storage import Remote, base_name, is_url, join, parent, storage_of
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """What `index_shards` does besides describing shards: compute statistics of their fields.
+    """The settings of statistics, which `index_shards` computes besides describing shards.
 
     Attributes:
         fields: Names of the fields; None means all.
@@ -74,7 +74,7 @@ class PlannedSet:
 
     @property
     def receipt(self) -> tuple[Any, ...]:
-        """What tells whether a receipt is of these shards; see `merge_receipts`."""
+        """Pattern, format, options, names and what was measured, as in the receipt; see `merge_receipts`."""
         measured = None if self.measuring is None else self.stored(self.measured)
         return self.pattern, self.format.name, self.stored(self.options), self.names, measured
 
@@ -94,7 +94,7 @@ class PlannedSet:
 
 
 class IndexPlan(NamedTuple):
-    """What a run is to do.
+    """The plan of a run of `index_shards`.
 
     Attributes:
         directory: The directory of the shards.

@@ -90,7 +90,7 @@ class RecordMap:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What decides the content of files, as text. Only the finished files tell which records were skipped."""
+        """Function and seed, as text. They decide the content of files, except for records that are skipped."""
         if self.function is None:
             return {}
         return {

@@ -39,7 +39,7 @@ _SPLIT = float(2**27 + 1)
 
 
 class Measures(NamedTuple):
-    """What was measured of records, by field.
+    """The statistics of records, by field.
 
     Attributes:
         fields: Their statistics.

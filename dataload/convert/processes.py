@@ -45,7 +45,7 @@ def run_parts(engine: LocalEngine, task: PartTask, count: int, advance: Callable
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What the process of a part does; its task is the number of the part."""
+    """The function that the process of a part calls with the number of the part."""
 
     task: PartTask
     count: int

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from dataload._util.checks import check_count
 from dataload._util.machine import usable_cpus
@@ -21,7 +19,7 @@ from dataload.convert.writing import KEY_DIGITS, Writing, manifest_entry
 from dataload.errors import ConfigError
 from dataload.sources.find import find_destination, read_manifest
 from dataload.sources.format import Format
-from dataload.sources.writer import Writer
+from dataload.sources.writer import ClosedOrAborted, Writer
 from dataload.storage import Part, base_name, is_url, join, parent, storage_of
 from dataload.storage.local.parts import exists_error, write_errors
 from dataload.storage.remote.settings import parse_bytes
@@ -83,7 +81,7 @@ class _Rule:
     bytes: int | None
 
 
-class ShardedWriter:
+class ShardedWriter(ClosedOrAborted):
     """Writes records to several files, which `close` publishes; see `create`.
 
     The files are made in a hidden folder beside the destination, as that of a `Writer`. If an exception leaves the
@@ -279,23 +277,6 @@ class ShardedWriter:
                 writer.abort()
         finally:
             self._staging.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
-
-    def __del__(self) -> None:
-        # A writer that was never closed leaves nothing behind.
-        with contextlib.suppress(Exception):
-            if self._pid == os.getpid():  # a forked child must not delete its parent's files
-                self.abort()
 
     def __repr__(self) -> str:
         return f"ShardedWriter({self._destination!r}, {self._count} records, {self._state})"

@@ -68,7 +68,7 @@ class WrappedSource(Source[Any]):
 
     @property
     def reads_columns(self) -> bool:
-        """Whether fields can be read without the others."""
+        """True if a field can be read without the others."""
         return isinstance(self._data, ColumnReader)
 
     def __len__(self) -> int:

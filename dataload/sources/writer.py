@@ -17,7 +17,38 @@ from dataload.storage.local.parts import write_errors
 _BLOCK_BYTES, _MOST_RECORDS = 1 << 22, 1 << 10  # encoded at once
 
 
-class Writer(ABC):
+class ClosedOrAborted(ABC):
+    """The end of a writer: a ``with`` block closes it, or aborts it if an exception leaves the block."""
+
+    _pid: int  # of the process that made it
+
+    @abstractmethod
+    def close(self) -> None:
+        """Publish what was written. May be called twice."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Discard everything written, without touching the destination."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __del__(self) -> None:
+        # A writer that was never closed leaves nothing behind.
+        with contextlib.suppress(Exception):
+            if self._pid == os.getpid():  # a forked child must not delete its parent's file
+                self.abort()
+
+
+class Writer(ClosedOrAborted):
     """Writes records to a temporary file, which `close` makes durable and renames to its destination.
 
     The temporary is in a hidden folder beside the destination. If an exception leaves the ``with`` block, the folder is
@@ -62,7 +93,7 @@ class Writer(ABC):
             self._part.abort()
             raise
 
-    def _begin(self, options: Any) -> None:  # noqa: B027 - a writer may create its temporary later
+    def _begin(self, options: Any) -> None:
         """Create the temporary; `options` is an instance of `options_type`."""
 
     @abstractmethod
@@ -98,7 +129,7 @@ class Writer(ABC):
     def _finish(self) -> None:
         """Complete and close the temporary."""
 
-    def _discard(self) -> None:  # noqa: B027 - not every writer holds resources
+    def _discard(self) -> None:
         """Release resources without completing the temporary."""
 
     @property
@@ -173,23 +204,6 @@ class Writer(ABC):
             self._discard()
         finally:
             self._part.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
-
-    def __del__(self) -> None:
-        # A writer that was never closed leaves nothing behind.
-        with contextlib.suppress(Exception):
-            if self._pid == os.getpid():  # a forked child must not delete its parent's file
-                self.abort()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, {self._count} records, {self._state})"

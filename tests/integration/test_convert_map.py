@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from converted import content
 from typer.testing import CliRunner
 
 import dataload
@@ -58,21 +59,6 @@ def run(source, directory, suffix=".syr", **options):
     directory.mkdir(exist_ok=True)
     given = {"shards": 5, "map": words, "on_error": "skip", **options}
     return convert(source, directory / f"b{suffix}", **given)
-
-
-def content(directory):
-    """The bytes of all files; of journals what does not depend on the time."""
-    found = {}
-    for path in sorted(directory.rglob("*")):
-        name = str(path.relative_to(directory))
-        if path.is_dir() or name.endswith("lock.mdb"):
-            continue
-        found[name] = path.read_bytes()
-        if name.endswith(".convert.json"):
-            found[name] = json.loads(found[name])
-            for shard in found[name]["finished"].values():
-                del shard["mtime_ns"]
-    return found
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import signal
@@ -12,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from converted import content
 from typer.testing import CliRunner
 
 import dataload
@@ -35,22 +35,6 @@ def original(tmp_path_factory):
 def source(original):
     with dataload.open(original) as opened:
         yield opened
-
-
-def content(directory):
-    """The bytes of all files; of journals what does not depend on the time."""
-    found = {}
-    for path in sorted(directory.rglob("*")):
-        name = str(path.relative_to(directory))
-        if path.is_dir() or name.endswith("lock.mdb"):
-            continue
-        found[name] = path.read_bytes()
-        if name.endswith(".convert.json"):
-            table = json.loads(found[name])
-            for shard in table["finished"].values():
-                del shard["mtime_ns"]
-            found[name] = table
-    return found
 
 
 def one_run(source, directory, name="b.syr", shards=5):

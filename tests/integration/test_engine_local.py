@@ -14,6 +14,7 @@ from pathlib import Path
 
 import part_sources
 import pytest
+from converted import content
 from part_sources import COUNT, Eventful, Unloadable
 from typer.testing import CliRunner
 
@@ -23,22 +24,6 @@ from dataload.convert import LocalEngine, convert, processes
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 
 SHARDS = 5
-
-
-def content(directory):
-    """The bytes of all files; of journals what does not depend on the time."""
-    found = {}
-    for path in sorted(directory.rglob("*")):
-        name = str(path.relative_to(directory))
-        if path.is_dir() or name.endswith("lock.mdb"):
-            continue
-        found[name] = path.read_bytes()
-        if name.endswith(".convert.json"):
-            table = json.loads(found[name])
-            for shard in table["finished"].values():
-                del shard["mtime_ns"]
-            found[name] = table
-    return found
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ class CsvSource(TableSource):
 
     @property
     def reads_in_order(self) -> bool:
-        """Whether there are several files, each of which is parsed as a whole."""
+        """True if there are several files, since each is parsed as a whole."""
         return len(self.paths) > 1
 
     def _open_shard(self, path: str) -> ShardReader[Record]:

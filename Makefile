@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 CORE := $(VENV)/.core
 
-.PHONY: demo test test-remote test-ray check format bench readme-table fuzz kills wds sanitize clean
+.PHONY: demo test test-remote test-ray test-train check format bench readme-table fuzz kills wds sanitize clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -52,6 +52,10 @@ $(RAY): pyproject.toml constraints.txt | $(INSTALLED)
 
 test-ray: $(INSTALLED) $(CORE) $(RAY)
 	$(BIN)/python -m pytest --session-timeout 600 -o faulthandler_timeout=230 -m ray tests/integration/test_ray.py || test $$? = 5
+
+# Trainers, torchrun, several JAX processes: each of them takes seconds to start.
+test-train: $(INSTALLED) $(CORE)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -m train
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

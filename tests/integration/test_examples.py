@@ -12,7 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # Each imports a framework, which takes seconds.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 
 
 def run(name, *packages, options=()):

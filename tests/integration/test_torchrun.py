@@ -21,7 +21,7 @@ GLOBAL_BATCH = 24
 RECORDS = 250
 
 # torchrun and each of its processes import torch, on a machine that may be busy with other tests.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 
 
 def torchrun(processes, script, *arguments):

@@ -7,6 +7,9 @@ INSTALLED := $(VENV)/.installed
 
 CORE := $(VENV)/.core
 
+# The tests start hundreds of processes, each of which would compile the package if nothing kept what was compiled.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-remote test-ray test-train check format bench readme-table fuzz kills wds sanitize clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check

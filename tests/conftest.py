@@ -136,9 +136,9 @@ def _descriptors():
 
 
 def _children():
-    for listing in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            for child in listing.read_text().split():
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as listing:  # or it has ended
+            for child in listing.read().split():
                 command = _command(child)
                 if not any(helper in command for helper in _HELPERS):
                     yield f"process {child}: {command[:80]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -32,6 +33,12 @@ WORKERS = {
     "threads": {"num_workers": 2},
     "processes": {"num_workers": 2, "executor": "processes"},
 }
+
+
+def all_pairs(names):
+    """Each format with each kind of workers, in orders that alternate: any two of the three meet in some case."""
+    pairs = itertools.product(enumerate(names), enumerate(WORKERS))
+    return [(name, workers, ("pool", "global")[(row + column) % 2]) for (row, name), (column, workers) in pairs]
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +98,7 @@ def sizes(directory):
     return sorted(path.stat().st_size for path in found if "lock" not in path.name)
 
 
-@pytest.mark.parametrize("shuffle", ["pool", "global"])
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "workers", "shuffle"), all_pairs(FORMATS))
 def test_batches_and_resumption(shards, bucket, proxy, tmp_path, name, workers, shuffle):
     settings = {"batch_size": 16, **order_of(shuffle)}
     path = str(shards[name] / pattern(name))
@@ -260,9 +265,7 @@ def test_versions_of_many_shards_take_few_requests(object_server, proxy, tmp_pat
 RANGED = ("syr", "tar", "uncompressed", "tokens")
 
 
-@pytest.mark.parametrize("shuffle", ["pool", "global"])
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("name", RANGED)
+@pytest.mark.parametrize(("name", "workers", "shuffle"), all_pairs(RANGED))
 def test_ranges(shards, bucket, proxy, name, workers, shuffle):
     settings = {"batch_size": 16, **order_of(shuffle)}
     path = str(shards[name] / pattern(name))

@@ -59,9 +59,9 @@ def nothing_is_left_behind(request):
     if left:
         for thread in threading.enumerate():
             if _name_of(thread) in left:
-                thread.join(timeout=2)  # one that is about to end
+                thread.join(timeout=10)  # one that is about to end
         left = _held() - before
-    deadline = time.monotonic() + 2  # the threads of obstore close the connections of a client that is gone
+    deadline = time.monotonic() + 10  # the threads of obstore close the connections of a client that is gone
     while any("socket:" in name for name in left) and time.monotonic() < deadline:
         time.sleep(0.005)
         left = _held() - before

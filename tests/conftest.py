@@ -38,6 +38,12 @@ def pytest_runtest_makereport(item, call):
     return (yield)
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the files of slow tests, so that no process of pytest-xdist is left alone with one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_collection_finish():
     """Spare each later collection of garbage the modules and the thousands of tests, which are most of the heap."""
     gc.collect()

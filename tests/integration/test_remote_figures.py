@@ -21,8 +21,7 @@ SHARDS, RECORDS, BYTES = 6, 40, 2000
 WORKERS = {
     "serial": {},
     "threads": {"num_workers": 2},
-    # A fork server that another test started has its environment.
-    "processes": {"num_workers": 2, "executor": "processes", "start_method": "spawn"},
+    "processes": {"num_workers": 2, "executor": "processes"},
 }
 
 

@@ -37,7 +37,7 @@ def collate_images(samples: Sequence[tuple[torch.Tensor, int]]) -> list[torch.Te
 class ImageLoader(DataLoader[Any]):
     """torch's loader with threads for workers.
 
-    What takes time releases the GIL, and handing a batch of 19 MB to another process costs more than making it.
+    What takes time releases the GIL, and handing 19 MB, a batch of 32, to another process costs as much as making them.
     """
 
     def __init__(self, dataset: TRDataset, *, batch_sampler: TRSampler, num_workers: int) -> None:

@@ -179,7 +179,7 @@ def preview(value: Any) -> str:
     if hasattr(value, "__array__") and hasattr(value, "shape"):
         array = np.asarray(value)
         if array.size <= _FEW:
-            return printable(str(array.tolist()), _PREVIEW)
+            return printable(np.array2string(array, precision=4, separator=", ", max_line_width=1 << 20), _PREVIEW)
         dtype, shape, found = _describe_array(array)
         return f"{dtype} {shape}{': ' if found else ''}{found}"
     return printable(repr(value), _PREVIEW)

@@ -55,6 +55,51 @@ def run_page(name):
     return scope
 
 
+def run_as_typed(page):
+    """Follow a page in the current directory, block by block, and return the names that its Python defines.
+
+    A block that begins with a comment of a file's name is saved as that file; commands of dataload are run.
+    """
+    from typer.testing import CliRunner
+
+    from dataload.cli.app import app
+
+    scope = {"__name__": "page"}
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        name = re.match(r"# ([\w./-]+\.\w+)\n", block)
+        if name:
+            Path(name[1]).parent.mkdir(parents=True, exist_ok=True)
+            Path(name[1]).write_text(block)
+        elif language == "python":
+            exec(compile(block, str(page), "exec"), scope)
+        elif language == "sh":
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("dataload "):
+                    done = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
+                    assert done.exit_code == 0, f"{line}\n{done.output}"
+    return scope
+
+
+FOLLOWED = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", FOLLOWED, ids=[f"{page.parent.name}/{page.stem}" for page in FOLLOWED])
+def test_a_page_can_be_followed(page, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = set(sys.modules)
+    run_as_typed(page)
+    for name in set(sys.modules) - modules:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_every_page_is_in_the_navigation():
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    assert pages == set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+
+
 def test_the_page_on_orders_runs():
     scope = run_page("orders.md")
     assert len(scope["mixed"]) == len(scope["chosen"])

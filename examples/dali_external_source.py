@@ -2,8 +2,7 @@
 
 python examples/dali_external_source.py
 
-It needs nvidia-dali-cuda120, which works without a GPU, too, but not beside PyTorch's build for CPUs. With a GPU, pass
-device_id=0 to the pipeline and device="mixed" to the decoder.
+It needs nvidia-dali-cuda120, which works without a GPU, too, but not beside PyTorch's build for CPUs.
 """
 
 from __future__ import annotations

@@ -65,10 +65,10 @@ class ArrayRecordDataSource:
         paths: PathOrInstruction | Sequence[PathOrInstruction],
         reader_options: Mapping[str, str] | None = None,
     ) -> None:
-        self._options = None
-        if reader_options:  # as in Grain, do not read ahead, because records are read in random order
-            options = {"readahead_buffer_size": "0", **reader_options}
-            self._options = ",".join(f"{name}:{value}" for name, value in options.items())
+        # As in Grain, do not read ahead, because records are read in random order. Options also choose the package
+        # array_record: it is faster for one record, which is what Grain's DataLoader reads at a time.
+        options = {"readahead_buffer_size": "0", **(reader_options or {})}
+        self._options = ",".join(f"{name}:{value}" for name, value in options.items())
         self._parts = ArrayRecordSource(paths).paths  # turns FileInstructions into slices; opens nothing
         self._readers: dict[int, ArrayRecordSource] = {}
         self._ends = np.cumsum([self._length(shard) for shard in range(len(self._parts))], dtype=np.int64)

@@ -144,15 +144,6 @@ def test_groups_are_warned_of_once_where_the_original_logs_an_error(original, tm
     ours.__exit__()
 
 
-def test_uncompressed_files_are_mapped(tmp_path, monkeypatch):
-    path = tmp_path / "x.array_record"
-    with dataload.create(path, options="group_size:1,uncompressed") as writer:
-        writer.extend([b"a", b"b"])
-    monkeypatch.setattr("dataload.sources.array_record.reader.load_array_record", None)
-    with ArrayRecordDataSource(path) as source:
-        assert list(source) == [b"a", b"b"]
-
-
 def test_all_sources_of_the_original_are_here_with_its_arguments(original):
     names = [name for name in vars(original) if not name.startswith("_")]
     assert names

@@ -70,6 +70,14 @@ def test_the_page_on_the_loader_runs():
     assert 0 < sum(batch["flipped"].sum() for batch in scope["batches"]) < 1000
 
 
+@pytest.mark.train
+def test_the_page_on_jax_runs():
+    pytest.importorskip("jax")
+    scope = run_page("jax.md")
+    assert scope["state"]["epoch"] == 1
+    assert scope["batch"]["x"].sharding == scope["sharding"]
+
+
 def test_the_page_on_streams_runs(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)

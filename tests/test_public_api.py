@@ -16,6 +16,7 @@ PUBLIC = {
         record_lengths record_timeline sequence_lengths windows
     """,
     "dataload.convert": "ConvertReport Engine LocalEngine convert",
+    "dataload.jax": "DeviceLoader DistributedPlace distributed_place",
     "dataload.ray": "RayEngine convert",
     "dataload.samplers": """
         BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport
@@ -29,7 +30,7 @@ PUBLIC = {
 
 @pytest.mark.parametrize("module", PUBLIC)
 def test_the_list(module):
-    if module in {"dataload.torch", "dataload.ray"}:
+    if module in {"dataload.torch", "dataload.jax", "dataload.ray"}:
         pytest.importorskip(module.partition(".")[2])
     found = importlib.import_module(module)
     by_kind = sorted(found.__all__, key=lambda name: (not name.isupper(), name))

@@ -37,14 +37,13 @@ def test_the_trainer_of_hugging_face_skips_no_batches():
     assert "uninterrupted: 30 batches; resumed after step 17: 13 batches; weights equal: True" in printed
 
 
-def test_jax_takes_batches_without_copying():
+def test_jax_resumes_on_several_devices(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     printed = run("jax_arrays.py", "jax")
     losses = [float(loss) for loss in re.findall(r"epoch \d: loss (\S+)", printed)]
     assert len(losses) == 3
     assert losses[2] < losses[0]
-    shared, batches = map(int, re.search(r"features were not copied: (\d+) of (\d+)", printed).groups())
-    assert batches == 3 * 25
-    assert shared > batches / 2, "numpy alone would align one in four"
+    assert "4 devices in 1 processes; resumed after step 37, equal: True" in printed
 
 
 def test_dali_is_fed_and_resumes():

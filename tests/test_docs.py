@@ -98,6 +98,21 @@ def test_the_page_on_converting_runs():
     assert all(len(piece["tokens"]) <= 512 for piece in pieces)
 
 
+def test_the_page_on_checkpoints_runs_or_shows_parts_of_the_examples(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "checkpoints.md").read_text()
+    own, *shown = re.findall(r"```python\n(.*?)```\n(?:\nFrom .*?\(\.\./(.*?)\))?", text, re.DOTALL)
+    for _ in range(2):  # the second run continues where the first one saved its last state
+        exec(compile(own[0], "docs/checkpoints.md", "exec"), scope := {})
+        scope["loader"].close()
+    assert scope["loader"].statistics().steps == 3
+    assert len(shown) == 5
+    for block, example in shown:
+        part, whole = (re.sub(r"\s*\n\s*", "\n", code) for code in (block, (ROOT / example).read_text()))
+        assert part in whole, example
+
+
 @pytest.mark.slow
 def test_the_page_on_own_sources_runs(tmp_path):
     text = (ROOT / "docs" / "own-source.md").read_text()

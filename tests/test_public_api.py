@@ -24,7 +24,9 @@ PUBLIC = {
         pool_size_for servings_of
     """,
     "dataload.streams": "MultiStreamLoader MultiStreamStatistics RowMixture StreamContext StreamSampler reset_state",
-    "dataload.torch": "DeviceLoader DistributedPlace SourceDataset distributed_place to_pinned to_tensors",
+    "dataload.torch": """
+        DeviceLoader DistributedPlace JsonState SourceDataset distributed_place to_pinned to_tensors
+    """,
 }
 
 

@@ -25,18 +25,6 @@ def run(name, *packages, options=(), python=sys.executable, environment=None):
     return done.stdout
 
 
-def test_lightning_resumes_in_the_middle_of_an_epoch():
-    printed = run("lightning_datamodule.py", "torch", "pytorch_lightning")
-    whole = re.search(r"uninterrupted: 30 steps, last loss (\S+)", printed).group(1)
-    resumed = re.search(r"resumed after step 17: 13 steps, last loss (\S+)", printed).group(1)
-    assert resumed == whole
-
-
-def test_the_trainer_of_hugging_face_skips_no_batches():
-    printed = run("huggingface_trainer.py", "torch", "transformers", "accelerate")
-    assert "uninterrupted: 30 batches; resumed after step 17: 13 batches; weights equal: True" in printed
-
-
 def test_jax_resumes_on_several_devices(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     printed = run("jax_arrays.py", "jax")

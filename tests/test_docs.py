@@ -74,6 +74,8 @@ def run_as_typed(page):
             exec(compile(block, str(page), "exec"), scope)
         elif language == "sh":
             for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("mkdir "):
+                    Path(line.removeprefix("mkdir ")).mkdir()
                 if line.startswith("dataload "):
                     done = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
                     assert done.exit_code == 0, f"{line}\n{done.output}"
@@ -115,6 +117,14 @@ def test_the_page_on_the_loader_runs():
     assert 0 < sum(batch["flipped"].sum() for batch in scope["batches"]) < 1000
 
 
+@pytest.mark.train
+def test_the_page_on_jax_runs():
+    pytest.importorskip("jax")
+    scope = run_page("jax.md")
+    assert scope["state"]["epoch"] == 1
+    assert scope["batch"]["x"].sharding == scope["sharding"]
+
+
 def test_the_page_on_streams_runs(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
@@ -133,6 +143,21 @@ def test_the_page_on_converting_runs():
     assert scope["keep_large"](photo) is dataload.DROP
     pieces = scope["tokenize"]({"txt": "word " * 400}, dataload.SampleContext(5, 0, 0))
     assert all(len(piece["tokens"]) <= 512 for piece in pieces)
+
+
+def test_the_page_on_checkpoints_runs_or_shows_parts_of_the_examples(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "checkpoints.md").read_text()
+    own, *shown = re.findall(r"```python\n(.*?)```\n(?:\nFrom .*?\(\.\./(.*?)\))?", text, re.DOTALL)
+    for _ in range(2):  # the second run continues where the first one saved its last state
+        exec(compile(own[0], "docs/checkpoints.md", "exec"), scope := {})
+        scope["loader"].close()
+    assert scope["loader"].statistics().steps == 3
+    assert len(shown) == 5
+    for block, example in shown:
+        part, whole = (re.sub(r"\s*\n\s*", "\n", code) for code in (block, (ROOT / example).read_text()))
+        assert part in whole, example
 
 
 @pytest.mark.slow

@@ -102,7 +102,8 @@ class Loader(LoaderBase[BatchT]):
         exclude: Records never to read, and to treat as `on_error` says (``"raise"`` drops them): indices, or a file
             written by `error_report`. They are not part of the state: a state saved without them still loads.
         rank: Number of this process, in [0, world_size). By default `rank` and `world_size` come from the environment
-            variables RANK and WORLD_SIZE, as set by torchrun, or else are 0 of 1.
+            variables RANK and WORLD_SIZE, as set by torchrun, or else are 0 of 1. A JAX program of several processes
+            must give them: see `dataload.jax.distributed_place`.
         world_size: Number of processes.
 
     Raises:

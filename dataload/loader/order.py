@@ -1,9 +1,10 @@
 """The plan of a loader, from its arguments: the order, the ranks it is dealt to, and the batch size."""
 
 import os
+import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from dataload._util.checks import setting_error
 from dataload._util.indexing import even_split
@@ -25,6 +26,19 @@ from dataload.types import RandomAccessSource, Sampler, Sharded
 
 Shuffle: TypeAlias = Literal["global", "shards"]
 """Shuffle all records at once; or read shards in a random order, through a pool."""
+
+
+class DistributedPlace(TypedDict):
+    """The rank of a process in a distributed training job.
+
+    Attributes:
+        rank: Rank of the process, in [0, world_size).
+        world_size: Number of processes.
+    """
+
+    rank: int
+    world_size: int
+
 
 _SMALLEST_POOL = 1024
 _LONGEST_PIECE = 32_768  # records
@@ -139,7 +153,8 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None, 
     """Return the rank and the number of ranks: as given, else those of `plan`, else those of the environment.
 
     The environment variables are RANK and WORLD_SIZE, as torchrun sets them; without them it is rank 0 of 1. Nothing
-    else in dataload reads them.
+    else in dataload reads them. A JAX program of several processes has to say which rank it wants, because only its
+    sharding tells which processes read the same data.
     """
     if (rank is None) != (world_size is None):
         raise ConfigError("rank and world_size go together: give both or neither", key="rank", value=rank)
@@ -149,6 +164,13 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None, 
         return plan.rank, plan.world_size
     given = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE") if name in os.environ}
     if not given:
+        if (processes := _jax_processes()) > 1:
+            raise ConfigError(
+                f"this JAX program has {processes} processes, and each of them would read all of the data: pass rank= "
+                "and world_size=, which dataload.jax.distributed_place(sharding) returns (or 0 and 1 to read all)",
+                key="rank",
+                value=None,
+            )
         return 0, 1
     try:
         return int(given["RANK"]), int(given["WORLD_SIZE"])
@@ -162,6 +184,19 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None, 
             key="rank",
             value=given.get("RANK"),
         ) from None
+
+
+def _jax_processes() -> int:
+    """Return the number of processes of the JAX program in this process, as far as JAX knows it; 1 without JAX.
+
+    JAX is not imported and no backend is started for this, which only private names allow. A test compares the result
+    with JAX's own.
+    """
+    distributed, backends = (sys.modules.get(f"jax._src.{name}") for name in ("distributed", "xla_bridge"))
+    started = getattr(backends, "backends_are_initialized", None)
+    if backends is not None and started is not None and started():
+        return backends.process_count()  # processes of TPUs find each other without `jax.distributed`
+    return getattr(getattr(distributed, "global_state", None), "num_processes", None) or 1
 
 
 class BlockedPlans:

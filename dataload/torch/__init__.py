@@ -12,9 +12,18 @@ try:
 except ImportError as error:
     raise MissingDependencyError("dataload.torch needs torch: pip install 'dataload[torch]'", name="torch") from error
 
+from dataload.torch.checkpoint import JsonState
 from dataload.torch.dataset import SourceDataset
 from dataload.torch.device import DeviceLoader
 from dataload.torch.place import DistributedPlace, distributed_place
 from dataload.torch.tensors import to_pinned, to_tensors
 
-__all__ = ["DeviceLoader", "DistributedPlace", "SourceDataset", "distributed_place", "to_pinned", "to_tensors"]
+__all__ = [
+    "DeviceLoader",
+    "DistributedPlace",
+    "JsonState",
+    "SourceDataset",
+    "distributed_place",
+    "to_pinned",
+    "to_tensors",
+]

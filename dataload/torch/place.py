@@ -1,23 +1,11 @@
 """The rank of this process in a distributed training job."""
 
-from typing import Any, TypedDict
+from typing import Any
 
 from torch import distributed
 
 from dataload.errors import ConfigError
-from dataload.loader.order import rank_and_world_size
-
-
-class DistributedPlace(TypedDict):
-    """The rank of a process in a distributed training job.
-
-    Attributes:
-        rank: Rank of the process, in [0, world_size).
-        world_size: Number of processes.
-    """
-
-    rank: int
-    world_size: int
+from dataload.loader.order import DistributedPlace, rank_and_world_size
 
 
 def distributed_place(group: Any = None) -> DistributedPlace:

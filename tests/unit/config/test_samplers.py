@@ -159,6 +159,8 @@ def test_a_mixture_by_length():
     table = {"kind": "mixture", "length_of": "x", "window": 100}
     assert build({**table, "weights": [3, 1]}, parts).weights == (0.5, 0.5)
     assert build({**table, "weights": [[3, 1], [0, 1]]}, parts).weights == ((0.5, 0.5), (0.0, 0.5))
+    changing = {**table, "weights": {"0": [3, 1], "3": [0, 1]}, "stop": "never", "global_batch_size": 2}
+    assert build(changing, parts).weights == ((0, (0.5, 0.5)), (6, (0.0, 0.5)))
     empty = ConcatSource([MemorySource([{"x": np.zeros(1)}]), MemorySource([{"x": np.zeros(0)}])])
     with pytest.raises(ConfigError, match=r"^sampler\.length_of: all records of source\[1\] have the length 0"):
         build({**table, "weights": [1, 1]}, empty)
@@ -380,6 +382,8 @@ EXAMPLES = [
     {"kind": "repeat", "times": 2},
     {"kind": "weighted", "weights": "a.npy"},
     {"kind": "mixture", "weights": [[1, 2.5], [0, 1]], "samplers": [{"kind": "sequential"}] * 2},
+    {"kind": "mixture", "weights": {"0": [1, 2], "12000": [0, 1]}, "stop": "never", "global_batch_size": 8},
+    {"kind": "mixture", "weights": [[1, 2], {"0": [1, 2], "90": [0, 1]}]},
     {"kind": "length_buckets", "length_of": "x"},
     {"kind": "packing", "lengths": "a.npy", "row_length": 8, "sampler": {"kind": "shard_sequential"}},
 ]
@@ -389,6 +393,7 @@ WRONG = [
     {"kind": "weighted", "weights": [1, "a"]},
     {"kind": "weighted", "weights": "a.txt"},
     {"kind": "mixture", "weights": [[1, [2]]]},
+    {"kind": "mixture", "weights": {"0": 3}},
     {"kind": "lanes"},
 ]
 

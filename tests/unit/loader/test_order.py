@@ -1,9 +1,12 @@
 """What the loader's arguments ask for: order, batches, ranks."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from dataload import ConcatSource, ConfigError, Loader, MemorySource, RangeSource
+from dataload import ConcatSource, ConfigError, Loader, MemorySource, MultiStreamLoader, RangeSource
 from dataload.loader.order import BlockedPlans, shuffled
 from dataload.samplers import (
     BatchSampler,
@@ -90,6 +93,38 @@ def test_half_an_environment_is_refused(monkeypatch, variables):
     with pytest.raises(ConfigError, match="RANK and WORLD_SIZE are both needed, as integers; set them, or pass rank="):
         Loader(RangeSource(4), batch_size=2)
     assert Loader(RangeSource(4), batch_size=2, rank=0, world_size=1).batch_sampler.world_size == 1
+
+
+def pretend_jax(monkeypatch, *, client=None, started=False, backend=1):
+    """The modules in which JAX keeps what it knows of its processes."""
+    state = SimpleNamespace(num_processes=client)
+    backends = SimpleNamespace(backends_are_initialized=lambda: started, process_count=lambda: backend)
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", SimpleNamespace(global_state=state))
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", backends)
+
+
+@pytest.mark.parametrize(
+    "known", [{"client": 8}, {"client": 8, "started": True, "backend": 8}, {"started": True, "backend": 8}]
+)
+def test_a_jax_program_of_several_processes_needs_a_rank(monkeypatch, known):
+    pretend_jax(monkeypatch, **known)
+    message = (
+        "this JAX program has 8 processes, and each of them would read all of the data: pass rank= and world_size="
+    )
+    with pytest.raises(ConfigError, match=message):
+        Loader(RangeSource(4), batch_size=2)
+    with pytest.raises(ConfigError, match=message):
+        MultiStreamLoader(iter, [[1]], batch_size=1)
+    assert Loader(RangeSource(4), batch_size=2, rank=0, world_size=1).batch_sampler.world_size == 1
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert Loader(RangeSource(4), batch_size=2).batch_sampler.world_size == 2
+
+
+@pytest.mark.parametrize("known", [{}, {"client": 1}, {"started": True}, {"backend": 8}])
+def test_a_jax_program_of_one_process_needs_none(monkeypatch, known):
+    pretend_jax(monkeypatch, **known)
+    assert Loader(RangeSource(4), batch_size=2).batch_sampler.world_size == 1
 
 
 def test_no_tail_at_all_is_named():

@@ -14,7 +14,15 @@ except ImportError as error:
 
 from dataload.torch.dataset import SourceDataset
 from dataload.torch.device import DeviceLoader
-from dataload.torch.place import DistributedPlace, distributed_place
+from dataload.torch.place import DistributedPlace, check_ranks, distributed_place
 from dataload.torch.tensors import to_pinned, to_tensors
 
-__all__ = ["DeviceLoader", "DistributedPlace", "SourceDataset", "distributed_place", "to_pinned", "to_tensors"]
+__all__ = [
+    "DeviceLoader",
+    "DistributedPlace",
+    "SourceDataset",
+    "check_ranks",
+    "distributed_place",
+    "to_pinned",
+    "to_tensors",
+]

@@ -10,6 +10,7 @@ from dataload._util.checks import check_count
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.streams.loader import MultiStreamLoader
+from dataload.torch.place import check_ranks_at_start
 from dataload.torch.tensors import map_leaves, pin, to_tensors
 
 
@@ -67,6 +68,10 @@ class DeviceLoader:
 
     Take `state_dict` from this object and not from `loader`, which is already ahead by the batches being copied.
 
+    If torch.distributed is initialised and `loader` has as many ranks as there are processes, all of them must ask for
+    their first batch: each waits for the others, to compare data, order, seed, batch size and position. See
+    `check_ranks`, which raises the error.
+
     Args:
         loader: A `dataload.Loader`.
         device: The device to copy to; ``"cuda"`` is the current CUDA device.
@@ -102,6 +107,7 @@ class DeviceLoader:
         self._depth = 0 if streams is None else depth
         self._ahead: deque[_Ahead] | None = None  # of the current iteration
         self._state: dict[str, Any] | None = None  # the consumer's state; None if it is the loader's
+        self._checked = False
 
     def __len__(self) -> int:
         """Return the number of steps per epoch; a `TypeError` for a `MultiStreamLoader`, which does not know it."""
@@ -112,6 +118,9 @@ class DeviceLoader:
         return self._iterate(iter(self.loader))
 
     def _iterate(self, batches: Iterator[Any]) -> Generator[Any]:
+        if not self._checked:
+            check_ranks_at_start(self.loader)
+            self._checked = True
         if self._state is None:
             self._state = self.loader.state_dict()
         self._drop_ahead()

@@ -1,4 +1,4 @@
-"""Jobs that stop and go on, at random: ``python tests/fuzz/resumes.py --count 20000``.
+"""Jobs that stop and go on, at random: ``make resumes``, or ``python tests/fuzz/resumes.py --count 20000``.
 
 A combination is a data set, an order, an error policy and so on, and is a pure function of its number. The job runs
 once without workers and without a stop, and once with stops: after some steps the state is saved as JSON, and other

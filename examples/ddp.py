@@ -13,11 +13,11 @@ So can a job whose machines fail, or that gets more of them, if all machines see
 processes again, and they continue from there. On each machine:
 
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # torch 2.13 does not tell a machine that joins where to meet otherwise
-    torchrun --nnodes 1:3 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 --rdzv-id mine \\
+    torchrun --nnodes 1:3 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 --rdzv-id mine \\
         --max-restarts 100 examples/ddp.py --checkpoint /shared/run.pt --checkpoint-every 10
 
-`GLOBAL_BATCH` must be a multiple of every number of processes that may run. With --rows-per-process, the number of rows
-of each process is kept instead, and that of all of them changes with their number.
+`GLOBAL_BATCH` must be a multiple of every number of processes that may run, here 2, 4 and 6. With --rows-per-process,
+each process keeps its number of rows instead, and the rows of all of them change with the number of processes.
 """
 
 from __future__ import annotations

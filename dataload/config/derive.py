@@ -24,18 +24,9 @@ NpyPath: TypeAlias = Annotated[str, Field(pattern=NPY_PATTERN)]
 _AT_LEAST = {
     0: ("cached_bytes", "epochs", "max_bad", "num_samples", "num_workers", "rank"),
     1: (
-        *("batch_size", "chunk", "db_num", "epoch_steps", "global_batch_size", "group", "lanes", "max_record_bytes"),
-        *(
-            "max_tokens",
-            "pool_size",
-            "prefetch",
-            "prefetch_bytes",
-            "row_length",
-            "stride",
-            "times",
-            "window",
-            "world_size",
-        ),
+        *("batch_size", "chunk", "db_num", "epoch_steps", "global_batch_size", "group", "lanes"),
+        *("max_record_bytes", "max_tokens", "pool_size", "prefetch", "prefetch_bytes"),
+        *("row_length", "stride", "times", "window", "world_size"),
     ),
 }
 _LIMITS: dict[str, dict[str, Any]] = {

@@ -51,7 +51,9 @@ def main():
                         sys.stdout.write(f"held: {world_size} processes, {os.getpid()} of {os.getppid()}.\n")
                         sys.stdout.flush()
                         # Some wait to be killed, by the test or by torchrun, and the others for them.
-                        distributed.barrier() if "WAITS" in os.environ and world_size == 4 else signal.pause()
+                        if "WAITS" in os.environ and world_size == 4:
+                            distributed.barrier()
+                        signal.pause()
                     self.taken += 1
                     state = self.state_dict()
                     note = {"world_size": world_size, "after": [state["epoch"], state["position"]]}

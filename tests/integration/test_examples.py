@@ -15,11 +15,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 
 
-def run(name, *packages, options=()):
+def run(name, *packages, options=(), python=sys.executable, environment=None):
     for package in packages:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"examples/{name} needs {package}: pip install 'dataload[examples]'")
-    done = subprocess.run([sys.executable, EXAMPLES / name, *options], capture_output=True, text=True, timeout=150)
+    command = [python, EXAMPLES / name, *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -44,6 +45,18 @@ def test_jax_takes_batches_without_copying():
     shared, batches = map(int, re.search(r"features were not copied: (\d+) of (\d+)", printed).groups())
     assert batches == 3 * 25
     assert shared > batches / 2, "numpy alone would align one in four"
+
+
+def test_dali_is_fed_and_resumes():
+    python = os.environ.get("DALI_PYTHON", str(EXAMPLES.parent / ".venv-dali/bin/python"))
+    if not Path(python).exists():
+        pytest.skip(
+            "examples/dali_external_source.py needs DALI in an environment of its own: make .venv-dali/.installed"
+        )
+    path = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    printed = run("dali_external_source.py", python=python, environment=path)
+    assert "each image once an epoch: True" in printed
+    assert "resumed after step 5: 9 steps, the same batches: True" in printed
 
 
 def test_state_carried_across_batches_helps_a_language_model(tmp_path):

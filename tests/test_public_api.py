@@ -25,7 +25,7 @@ PUBLIC = {
     """,
     "dataload.streams": "MultiStreamLoader MultiStreamStatistics RowMixture StreamContext StreamSampler reset_state",
     "dataload.torch": """
-        DeviceLoader DistributedPlace JsonState SourceDataset distributed_place to_pinned to_tensors
+        DeviceLoader DistributedPlace JsonState SourceDataset check_ranks distributed_place to_pinned to_tensors
     """,
 }
 

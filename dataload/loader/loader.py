@@ -62,8 +62,10 @@ class Loader(LoaderBase[BatchT]):
         source: Anything with ``__len__`` and ``__getitem__``; other methods of `dataload.types` make it faster. Also
             columns: a dict of arrays or lists of equal length, or a table of pandas, polars or pyarrow.
         batch_size: Rows per batch of this rank.
+        global_batch_size: Rows per step of all ranks together, instead of `batch_size`: a multiple of `world_size`. A
+            job that continues on another number of ranks then keeps its batches; with `batch_size` they change size.
         sampler: The order; by default all records, as set by `shuffle`.
-        batch_sampler: Order and batches in one, such as `BucketBatchSampler`, instead of `batch_size`, `sampler` and
+        batch_sampler: Order and batches in one, such as `BucketBatchSampler`, instead of a batch size, `sampler` and
             `shuffle`. The loader sets its rank, number of ranks and tail.
         shuffle: Use another order in each epoch. ``"global"`` mixes all records. ``"shards"`` reads shards in random
             order, each front to back, through a pool (see `PoolShuffle`), which suits disks and object stores. True
@@ -123,6 +125,7 @@ class Loader(LoaderBase[BatchT]):
         source: RandomAccessSource[Any],
         *,
         batch_size: int | None = None,
+        global_batch_size: int | None = None,
         sampler: Sampler | None = None,
         batch_sampler: BatchPlanner | None = None,
         shuffle: bool | Shuffle = False,
@@ -152,6 +155,7 @@ class Loader(LoaderBase[BatchT]):
         self._planner = plan_batches(
             source,
             batch_size=batch_size,
+            global_batch_size=global_batch_size,
             sampler=sampler,
             batch_sampler=batch_sampler,
             shuffle=shuffle,
@@ -220,6 +224,11 @@ class Loader(LoaderBase[BatchT]):
     def source(self) -> RandomAccessSource[Any]:
         """The source of the records."""
         return self._source
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return self._seed
 
     @property
     def batch_sampler(self) -> BatchPlanner:

@@ -15,7 +15,7 @@ except ImportError as error:
 from dataload.torch.checkpoint import JsonState
 from dataload.torch.dataset import SourceDataset
 from dataload.torch.device import DeviceLoader
-from dataload.torch.place import DistributedPlace, distributed_place
+from dataload.torch.place import DistributedPlace, check_ranks, distributed_place
 from dataload.torch.tensors import to_pinned, to_tensors
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "DistributedPlace",
     "JsonState",
     "SourceDataset",
+    "check_ranks",
     "distributed_place",
     "to_pinned",
     "to_tensors",

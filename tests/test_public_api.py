@@ -22,7 +22,7 @@ PUBLIC = {
         PackedBatchSampler PoolShuffle Repeat Sequential ShardSequential Subset Weighted order_report pool_size_for
     """,
     "dataload.streams": "MultiStreamLoader MultiStreamStatistics RowMixture StreamContext StreamSampler reset_state",
-    "dataload.torch": "DeviceLoader DistributedPlace SourceDataset distributed_place to_pinned to_tensors",
+    "dataload.torch": "DataLoader DeviceLoader DistributedPlace SourceDataset distributed_place to_pinned to_tensors",
 }
 
 

@@ -25,6 +25,7 @@ from dataload.loader.recorder import Recorder
 from dataload.loader.rescue import ErrorPolicy, OnError
 from dataload.loader.state import Cursor, EpochPlanners, LoaderState
 from dataload.loader.step import StepResult, StepWork
+from dataload.loader.torch_names import explains_torch_names
 from dataload.loader.workers import ExecutorName, make_executor, parts_of_work
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
@@ -116,6 +117,7 @@ class Loader(LoaderBase[BatchT]):
         [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
 
+    @explains_torch_names
     def __init__(
         self,
         source: RandomAccessSource[Any],
@@ -233,19 +235,24 @@ class Loader(LoaderBase[BatchT]):
         if not self._entered:
             self._opened.enter_context(cast("Any", self._source))
             self._entered = True
-        self._ahead.start(self._plans, self._cursor, self._epochs)
+        last = self._read_until()
+        self._ahead.start(self._plans, self._cursor, last)
         self._delivery = delivery = StepDelivery(
             self._executor,
             self._plans,
             self._sizer,
             start=self._cursor,
-            epochs=self._epochs,
+            epochs=last,
             window=self._workers * self._prefetch,
             max_bytes=self._prefetch_bytes,
             in_order=self._in_order,
             together=self._work.fetch.reads_together,
         )
         return delivery
+
+    def _read_until(self) -> int | None:
+        """Return the epoch before which reading ahead stops; None if it never does."""
+        return self._epochs
 
     def _accept(self, step: StepResult, now: EpochIteration) -> BatchT:
         if step.bad:

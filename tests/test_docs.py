@@ -60,6 +60,10 @@ def test_the_page_on_orders_runs():
     assert len(scope["mixed"]) == len(scope["chosen"])
 
 
+def test_the_page_on_past_batches_runs():
+    run_page("past-batches.md")
+
+
 def test_the_page_on_the_loader_runs():
     scope = run_page("loader.md")
     assert scope["state"]["position"] == 0

@@ -19,7 +19,8 @@ PUBLIC = {
     "dataload.ray": "RayEngine convert",
     "dataload.samplers": """
         BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport
-        PackedBatchSampler PoolShuffle Repeat Sequential ShardSequential Subset Weighted order_report pool_size_for
+        PackedBatchSampler PoolShuffle Repeat Sequential Serving ShardSequential Subset Weighted order_report
+        pool_size_for servings_of
     """,
     "dataload.streams": "MultiStreamLoader MultiStreamStatistics RowMixture StreamContext StreamSampler reset_state",
     "dataload.torch": "DataLoader DeviceLoader DistributedPlace SourceDataset distributed_place to_pinned to_tensors",

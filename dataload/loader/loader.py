@@ -1,6 +1,7 @@
 """The loader of sources with random access."""
 
 import functools
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -13,7 +14,7 @@ from dataload._util.machine import usable_cpus
 from dataload._util.randomness import check_seed
 from dataload.collate import Policy
 from dataload.errors import WorkerError
-from dataload.executors import Executor, StartMethod, TimeoutPolicy, WorkerLostError
+from dataload.executors import Executor, StartMethod, TimeoutPolicy, WorkerLostError, WorkerStatus
 from dataload.loader.ahead import ReadAhead
 from dataload.loader.autoscale import Scaling, Setting
 from dataload.loader.bad_records import Budget, read_excluded
@@ -24,7 +25,7 @@ from dataload.loader.pipeline import StepDelivery, TaskSizer, apply_in_consumer,
 from dataload.loader.recorder import Recorder
 from dataload.loader.rescue import ErrorPolicy, OnError
 from dataload.loader.state import Cursor, EpochPlanners, LoaderState
-from dataload.loader.step import StepResult, StepWork
+from dataload.loader.step import StepRange, StepResult, StepWork, global_generators_kept
 from dataload.loader.torch_names import explains_torch_names
 from dataload.loader.workers import ExecutorName, make_executor, parts_of_work
 from dataload.samplers import BatchPlanner, PackedBatchSampler
@@ -226,15 +227,46 @@ class Loader(LoaderBase[BatchT]):
         """The order, batch size, rank and tail."""
         return self._planner
 
+    def batch_sampler_of(self, epoch: int) -> BatchPlanner:
+        """Return the plan of an epoch: `batch_sampler`, unless a loaded state divides this epoch differently."""
+        return self._plans.of(check_count("epoch", epoch, least=0))
+
+    def batch(self, epoch: int, step: int) -> BatchT:
+        """Return the batch of any step of any epoch, as a ``for`` over the loader gets it.
+
+        It is made in the calling thread, from its records alone. The position of the loader does not change.
+        Transforms that use global random generators give the same values only with ``executor="processes"``.
+
+        Raises:
+            IndexError: The epoch has no such step.
+            WorkerError: The step failed.
+        """
+        self._check_open()
+        planner = self.batch_sampler_of(epoch)
+        steps = planner.steps(epoch)
+        if not 0 <= operator.index(step) < steps:
+            raise IndexError(f"step {step} is out of range: epoch {epoch} has {steps} steps on this rank")
+        self._enter_source()
+        with global_generators_kept():
+            told = planner.sent(range(step, step + 1), epoch=epoch)
+            loaded = self._work(StepRange(epoch, planner.origin, step, step + 1, told), WorkerStatus()).loaded
+            if loaded[0].error is not None:
+                raise cast("WorkerError", loaded.pop().error)  # a name would keep the error and this frame alive
+            result, function = loaded.pop(), self._in_consumer
+            return result.batch if function is None else apply_in_consumer(result, function, self._plans)
+
+    def _enter_source(self) -> None:
+        if not self._entered:
+            self._opened.enter_context(cast("Any", self._source))
+            self._entered = True
+
     def __len__(self) -> int:
         """Return the steps of the epoch, the same on every rank; a restored epoch includes those before the state."""
         steps = self._now.steps if self._now else None
         return self._steps(self._start()) if steps is None else steps
 
     def _deliver(self) -> StepDelivery:
-        if not self._entered:
-            self._opened.enter_context(cast("Any", self._source))
-            self._entered = True
+        self._enter_source()
         last = self._read_until()
         self._ahead.start(self._plans, self._cursor, last)
         self._delivery = delivery = StepDelivery(

@@ -2,7 +2,8 @@
 
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from os import getpid
 from time import perf_counter
 from typing import Any, NamedTuple, cast
@@ -171,6 +172,21 @@ def nbytes(batch: Any) -> int:
     if isinstance(batch, (bytes, str)):
         return len(batch)
     return int(getattr(batch, "nbytes", 0))
+
+
+@contextmanager
+def global_generators_kept() -> Generator[None]:
+    """Restore the global generators of `random`, numpy and torch on leaving."""
+    torch = sys.modules.get("torch")
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - it is saved, not used
+    of_torch = None if torch is None else torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        if torch is not None:
+            torch.set_rng_state(of_torch)
 
 
 def _reseed(seed: int, epoch: int, step: int) -> None:

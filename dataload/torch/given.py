@@ -162,7 +162,9 @@ class GivenOrder(BatchPlanner):
 
     def plans(self, steps: range, *, epoch: int) -> Sequence[BatchPlan]:
         """See `BatchPlanner.plans`."""
-        assert epoch == self.drawn.epoch, "loaders read no further than the epoch that was drawn"
+        if epoch != self.drawn.epoch:
+            name = type(self.drawn.sampler).__name__
+            raise ConfigError(f"{name} gives an order when an epoch begins, so that of epoch {epoch} is not known now")
         items, first = self.drawn.items, self.origin
         if self.drawn.batches:
             return [BatchPlan(step, cast("Int64Array", items[first + step])) for step in steps]

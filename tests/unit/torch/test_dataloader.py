@@ -263,6 +263,15 @@ def test_ranks_in_index_order_resume_with_another_number_of_ranks():
     assert [batch.tolist() for batch in after] == [[5, 9]]
 
 
+def test_past_batches_are_those_of_the_order_that_was_drawn():
+    loader = DataLoader(NUMBERS, 3, sampler=data.RandomSampler(NUMBERS))
+    for epoch in range(2):
+        found = list(loader)
+        same([loader.batch(epoch, step) for step in range(4)], found)
+    with pytest.raises(ConfigError, match="RandomSampler gives an order when an epoch begins, so that of epoch 0 is "):
+        loader.batch(0, 1)
+
+
 class Unseeded(Evens):
     """A sampler whose order nothing shows."""
 

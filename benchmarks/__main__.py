@@ -29,6 +29,7 @@ CASES = {
     **formats.CASES,
     "transforms": samples.transforms,
     "jpeg": samples.jpeg,
+    "changed-import": samples.changed_import,
     "peers": beside.peers,
     "own-readers": beside.own_readers,
     "overhead": costs.overhead,

@@ -70,6 +70,13 @@ def test_the_page_on_the_loader_runs():
     assert 0 < sum(batch["flipped"].sum() for batch in scope["batches"]) < 1000
 
 
+def test_the_page_on_torch_runs():
+    pytest.importorskip("torch")
+    scope = run_page("from-torch.md")
+    assert sum(map(len, scope["fast"])) == 1000
+    scope["fast"].close()
+
+
 def test_the_page_on_streams_runs(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)

@@ -15,6 +15,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from dataload.errors import StateMismatchError
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlanner, BatchSampler, Sequential, Subset
+from dataload.sources.adapt import loadable
 from dataload.torch.given import DrawnOrder, GivenOrder
 from dataload.torch.rows import MapDataset, as_torch_collates, columns_of
 
@@ -38,13 +39,13 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
     - An `IterableDataset` gives torch's own `DataLoader`, with a warning.
 
     Args:
-        dataset: A map-style data set: anything with ``__len__`` and ``__getitem__``.
+        dataset: A map-style data set: anything with ``__len__`` and ``__getitem__``; or columns, as for `Loader`.
         batch_size: Samples per batch; None gives samples that are not collated.
         shuffle: Use another random order in each epoch.
         sampler: An iterable of indices with a length.
         batch_sampler: An iterable of lists of indices with a length, instead of `batch_size`, `shuffle`, `sampler` and
             `drop_last`.
-        num_workers: Maximum number of workers.
+        num_workers: Number of processes, or maximum number of threads.
         collate_fn: Makes a batch of a list of samples; by default `torch.utils.data.default_collate`.
         pin_memory: Copy batches to pinned memory if there is a CUDA device.
         drop_last: Leave out the last batch if it is not full.
@@ -60,6 +61,7 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
 
     Raises:
         ValueError: Arguments contradict each other, as with torch; a `ConfigError` if a sampler has no length.
+        TypeError: `dataset` is no data set; the message says what to write instead.
     """
 
     batch_sampler: Any = None  # torch's; the loader's plan is that of `Loader`
@@ -94,6 +96,7 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
     ) -> None:
         if isinstance(dataset, data.IterableDataset):
             raise TypeError("a subclass for an IterableDataset: derive it from torch.utils.data.DataLoader instead")
+        dataset = loadable(dataset)  # refuses paths and the like
         own: Any = data.DataLoader.__init__  # checks the arguments, and sets all attributes
         own(
             self, dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
@@ -113,6 +116,8 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
 
     def _build(self, seed: int) -> None:
         Loader.__init__(self, **self._settings, seed=seed)
+        if self._map is not None:
+            self._scaling = None  # as many processes as were asked for, as in torch
 
     def _loader_settings(self, plan: BatchPlanner | None) -> dict[str, Any]:
         """Return the arguments of `Loader`; a plan of None is ``shuffle=True``."""
@@ -160,7 +165,7 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
         return GivenOrder(drawn=drawn, batch_size=size)
 
     def check_worker_number_rationality(self) -> None:
-        """Do nothing: `num_workers` is an upper bound, and the loader uses as many as help."""
+        """Do nothing: torch would warn of more processes than CPUs, also where they are threads."""
 
     def _read_until(self) -> int | None:
         return super()._read_until() if self._reads_on else self._cursor.epoch + 1

@@ -308,6 +308,14 @@ def test_wrong_arguments_are_refused_when_it_is_built(settings, message):
         DataLoader(NUMBERS, **settings)
 
 
+def test_data_that_are_no_data_set_are_refused():
+    with pytest.raises(TypeError, match=r"a path is no source: pass dataload.open\('train.tar'\)"):
+        DataLoader("train.tar", 4)
+    with pytest.raises(TypeError, match="no __len__"):
+        DataLoader(data.Dataset(), 4)
+    assert DataLoader({"x": np.arange(3)}, 2).dataset[2] == {"x": 2}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -209,10 +209,10 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
         """
         plain = dict(state)
         extra = plain.pop("sampler", None)
-        if not isinstance(extra, Mapping):
-            raise StateMismatchError("this is no state of a dataload.torch.DataLoader: it has no 'sampler'")
+        if not isinstance(extra, Mapping) or type(cast("Mapping[str, Any]", extra).get("seed")) is not int:
+            raise StateMismatchError("this is no state of a dataload.torch.DataLoader: it has no seed in 'sampler'")
         saved = cast("Mapping[str, Any]", extra)
-        if saved.get("seed", self._seed) != self._seed:
+        if saved["seed"] != self._seed:
             self._stop_delivery()
             self._release()
             self._build(saved["seed"])

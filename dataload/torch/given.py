@@ -90,8 +90,7 @@ class DrawnOrder:
         own, saved = self._own_generator(), state.get("generator")
         with nullcontext() if own is not None else torch.random.fork_rng(devices=[]):
             if saved is not None:
-                values = np.frombuffer(base64.b64decode(saved), np.uint8).copy()
-                (own or torch.default_generator).set_state(torch.from_numpy(values))
+                _set_state(own or torch.default_generator, saved)
             if "digest" in state:
                 self.draw(epoch)
         if "digest" not in state:
@@ -123,6 +122,13 @@ class DrawnOrder:
             if getattr(sampler, name, None) is not None:
                 return sampler
         return None
+
+
+def _set_state(generator: torch.Generator, saved: Any) -> None:
+    try:
+        generator.set_state(torch.from_numpy(np.frombuffer(base64.b64decode(saved), np.uint8).copy()))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise StateMismatchError(f"the state has no state of a torch.Generator: {error}") from error
 
 
 def _encoded(state: torch.Tensor) -> str:

@@ -288,8 +288,11 @@ def test_an_order_that_cannot_be_had_again_is_refused():
         StateMismatchError, match=r"Unseeded gives another order than when the state was saved, so the "
     ):
         loader.load_state_dict(loader.state_dict())
-    with pytest.raises(StateMismatchError, match=r"no state of a dataload.torch.DataLoader: it has no 'sampler'"):
+    with pytest.raises(StateMismatchError, match=r"no state of a dataload.torch.DataLoader: it has no seed in 's"):
         loader.load_state_dict(dataload.Loader(range(10), batch_size=2).state_dict())
+    damaged = {"seed": 1, "generator": "AAAA"}
+    with pytest.raises(StateMismatchError, match=r"the state has no state of a torch.Generator: .*(size|generator)"):
+        loader.load_state_dict({**loader.state_dict(), "sampler": damaged})
 
 
 @pytest.mark.parametrize(

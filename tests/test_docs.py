@@ -78,6 +78,13 @@ def test_the_page_on_jax_runs():
     assert scope["batch"]["x"].sharding == scope["sharding"]
 
 
+def test_the_page_on_torch_runs():
+    pytest.importorskip("torch")
+    scope = run_page("from-torch.md")
+    assert sum(map(len, scope["fast"])) == 1000
+    scope["fast"].close()
+
+
 def test_the_page_on_streams_runs(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)

@@ -25,7 +25,8 @@ PUBLIC = {
     """,
     "dataload.streams": "MultiStreamLoader MultiStreamStatistics RowMixture StreamContext StreamSampler reset_state",
     "dataload.torch": """
-        DeviceLoader DistributedPlace JsonState SourceDataset check_ranks distributed_place to_pinned to_tensors
+        DataLoader DeviceLoader DistributedPlace JsonState SourceDataset check_ranks distributed_place to_pinned
+        to_tensors
     """,
 }
 

@@ -26,6 +26,7 @@ from dataload.loader.recorder import Recorder
 from dataload.loader.rescue import ErrorPolicy, OnError
 from dataload.loader.state import Cursor, EpochPlanners, LoaderState
 from dataload.loader.step import StepRange, StepResult, StepWork, global_generators_kept
+from dataload.loader.torch_names import explains_torch_names
 from dataload.loader.workers import ExecutorName, make_executor, parts_of_work
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
@@ -120,6 +121,7 @@ class Loader(LoaderBase[BatchT]):
         [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
 
+    @explains_torch_names
     def __init__(
         self,
         source: RandomAccessSource[Any],
@@ -256,7 +258,8 @@ class Loader(LoaderBase[BatchT]):
             raise IndexError(f"step {step} is out of range: epoch {epoch} has {steps} steps on this rank")
         self._enter_source()
         with global_generators_kept():
-            loaded = self._work(StepRange(epoch, planner.origin, step, step + 1), WorkerStatus()).loaded
+            told = planner.sent(range(step, step + 1), epoch=epoch)
+            loaded = self._work(StepRange(epoch, planner.origin, step, step + 1, told), WorkerStatus()).loaded
             if loaded[0].error is not None:
                 raise cast("WorkerError", loaded.pop().error)  # a name would keep the error and this frame alive
             result, function = loaded.pop(), self._in_consumer
@@ -274,19 +277,24 @@ class Loader(LoaderBase[BatchT]):
 
     def _deliver(self) -> StepDelivery:
         self._enter_source()
-        self._ahead.start(self._plans, self._cursor, self._epochs)
+        last = self._read_until()
+        self._ahead.start(self._plans, self._cursor, last)
         self._delivery = delivery = StepDelivery(
             self._executor,
             self._plans,
             self._sizer,
             start=self._cursor,
-            epochs=self._epochs,
+            epochs=last,
             window=self._workers * self._prefetch,
             max_bytes=self._prefetch_bytes,
             in_order=self._in_order,
             together=self._work.fetch.reads_together,
         )
         return delivery
+
+    def _read_until(self) -> int | None:
+        """Return the epoch before which reading ahead stops; None if it never does."""
+        return self._epochs
 
     def _accept(self, step: StepResult, now: EpochIteration) -> BatchT:
         if step.bad:

@@ -10,6 +10,7 @@ from dataload._util.checks import check_count, setting_error
 from dataload._util.indexing import even_split
 from dataload._util.randomness import derive_key
 from dataload.errors import ConfigError
+from dataload.loader.torch_names import refuse_torch_sampler
 from dataload.samplers import (
     BatchPlan,
     BatchPlanner,
@@ -163,6 +164,7 @@ def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffl
         raise ConfigError("shuffle and sampler both choose the order: give one of them", key="shuffle", value=shuffle)
     if isinstance(sampler, BatchPlanner):
         raise TypeError(f"{type(sampler).__name__} makes batches: pass it as batch_sampler=, without batch_size")
+    refuse_torch_sampler(sampler)  # first, because one of them has an attribute `indices`
     if not isinstance(sampler, Sampler):
         raise TypeError(
             f"a sampler needs __len__ and indices(positions, epoch=); {type(sampler).__name__} does not have both"

@@ -158,7 +158,7 @@ def _facts(loader: Loader[Any] | MultiStreamLoader) -> dict[str, Any]:
         return {
             name: state[name] for name in ("rank", "world_size", "sequences", "mode", "shuffle", "seed", "batch_size")
         }
-    plan = loader.batch_sampler
+    plan = loader.batch_sampler_of(loader.epoch)
     return {
         "rank": plan.rank,
         "world_size": plan.world_size,

@@ -31,7 +31,11 @@ PUBLIC = {
 }
 
 
-@pytest.mark.parametrize("module", PUBLIC)
+# JAX starts threads, which the other tests of a process would have to live with.
+MODULES = [pytest.param(name, marks=pytest.mark.train) if name == "dataload.jax" else name for name in PUBLIC]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_the_list(module):
     if module in {"dataload.torch", "dataload.jax", "dataload.ray"}:
         pytest.importorskip(module.partition(".")[2])

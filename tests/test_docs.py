@@ -125,12 +125,39 @@ def test_the_page_on_jax_runs():
     assert scope["batch"]["x"].sharding == scope["sharding"]
 
 
+def test_the_page_on_torch_runs():
+    pytest.importorskip("torch")
+    scope = run_page("from-torch.md")
+    assert sum(map(len, scope["fast"])) == 1000
+    scope["fast"].close()
+
+
 def test_the_page_on_streams_runs(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     scope = run_page("streams.md")
     assert scope["loss"].isfinite()
     scope["tokens"].close()
+
+
+@pytest.fixture(scope="module")
+def distributed():
+    """torch.distributed, whose first store opens a pipe that stays open."""
+    found = pytest.importorskip("torch.distributed")
+    found.TCPStore("127.0.0.1", 0, is_master=True)
+    return found
+
+
+def test_the_page_on_ranks_runs(monkeypatch, distributed):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        scope = run_page("ranks.md")
+    finally:
+        distributed.destroy_process_group()
+    assert scope["state"]["epoch"] == 1
+    assert scope["place"] == {"rank": 0, "world_size": 1}
+    scope["loader"].close()
 
 
 def test_the_page_on_converting_runs():

@@ -25,12 +25,17 @@ PUBLIC = {
     """,
     "dataload.streams": "MultiStreamLoader MultiStreamStatistics RowMixture StreamContext StreamSampler reset_state",
     "dataload.torch": """
-        DeviceLoader DistributedPlace JsonState SourceDataset distributed_place to_pinned to_tensors
+        DataLoader DeviceLoader DistributedPlace JsonState SourceDataset check_ranks distributed_place to_pinned
+        to_tensors
     """,
 }
 
 
-@pytest.mark.parametrize("module", PUBLIC)
+# JAX starts threads, which the other tests of a process would have to live with.
+MODULES = [pytest.param(name, marks=pytest.mark.train) if name == "dataload.jax" else name for name in PUBLIC]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_the_list(module):
     if module in {"dataload.torch", "dataload.jax", "dataload.ray"}:
         pytest.importorskip(module.partition(".")[2])

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-from dataload._util.checks import setting_error
+from dataload._util.checks import check_count, setting_error
 from dataload._util.indexing import even_split
 from dataload._util.randomness import derive_key
 from dataload.errors import ConfigError
+from dataload.loader.torch_names import refuse_torch_sampler
 from dataload.samplers import (
     BatchPlan,
     BatchPlanner,
@@ -33,7 +34,7 @@ class DistributedPlace(TypedDict):
 
     Attributes:
         rank: Rank of the process, in [0, world_size).
-        world_size: Number of processes.
+        world_size: Number of processes that read different data.
     """
 
     rank: int
@@ -51,6 +52,7 @@ def plan_batches(
     source: RandomAccessSource[Any],
     *,
     batch_size: int | None,
+    global_batch_size: int | None,
     sampler: Any,
     batch_sampler: Any,
     shuffle: bool | Shuffle,
@@ -64,8 +66,8 @@ def plan_batches(
     if tail is None:
         tail = "partial" if world_size == 1 else "pad"
     if batch_sampler is not None:
-        given = {"batch_size": batch_size, "sampler": sampler, "shuffle": shuffle or None}
-        for name, value in given.items():
+        sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size}
+        for name, value in {**sizes, "sampler": sampler, "shuffle": shuffle or None}.items():
             if value is not None:
                 raise ConfigError(
                     f"batch_sampler and {name} both choose order and batches: leave one of them out",
@@ -78,9 +80,10 @@ def plan_batches(
         plan = batch_sampler.with_ranks(rank=rank, world_size=world_size, tail=tail)
     else:
         order = _order(source, sampler, shuffle, seed)
-        if batch_size is None:
-            raise ConfigError("give batch_size, or a batch_sampler", key="batch_size", value=None)
-        plan = BatchSampler(sampler=order, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
+        rows = rows_per_rank(batch_size, global_batch_size, world_size)
+        if rows is None:
+            raise ConfigError("give batch_size, global_batch_size or a batch_sampler", key="batch_size", value=None)
+        plan = BatchSampler(sampler=order, batch_size=rows, rank=rank, world_size=world_size, tail=tail)
     if plan.records > len(source):
         raise ConfigError(
             f"the sampler chooses from {plan.records} records, and the source has {len(source)}",
@@ -88,6 +91,25 @@ def plan_batches(
             value=plan.order,
         )
     return plan
+
+
+def rows_per_rank(batch_size: int | None, global_batch_size: int | None, world_size: int) -> int | None:
+    """Return the batch size of each rank, which is given directly or for all ranks together; None if neither is."""
+    if global_batch_size is None:
+        return batch_size
+    if batch_size is not None:
+        message = "batch_size is for one rank and global_batch_size for all: give one of them"
+        raise ConfigError(message, key="global_batch_size", value=global_batch_size)
+    rows = check_count("global_batch_size", global_batch_size, least=1)
+    check_count("world_size", world_size, least=1)
+    if rows % world_size:
+        raise ConfigError(
+            f"global_batch_size is {rows}, which {world_size} ranks cannot share equally: give a multiple of every "
+            "number of ranks that the job may run on",
+            key="global_batch_size",
+            value=rows,
+        )
+    return rows // world_size
 
 
 def default_order(source: RandomAccessSource[Any], shuffle: bool | Shuffle, seed: int) -> Sampler:
@@ -142,6 +164,7 @@ def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffl
         raise ConfigError("shuffle and sampler both choose the order: give one of them", key="shuffle", value=shuffle)
     if isinstance(sampler, BatchPlanner):
         raise TypeError(f"{type(sampler).__name__} makes batches: pass it as batch_sampler=, without batch_size")
+    refuse_torch_sampler(sampler)  # first, because one of them has an attribute `indices`
     if not isinstance(sampler, Sampler):
         raise TypeError(
             f"a sampler needs __len__ and indices(positions, epoch=); {type(sampler).__name__} does not have both"

@@ -1,5 +1,6 @@
 """Batches copied to a device ahead of their use."""
 
+from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from dataload.errors import ConfigError
 from dataload.loader.device import AheadLoader
 from dataload.loader.loader import Loader
 from dataload.streams.loader import MultiStreamLoader
+from dataload.torch.place import check_ranks_at_start
 from dataload.torch.tensors import map_leaves, pin, to_tensors
 
 
@@ -65,6 +67,10 @@ class DeviceLoader(AheadLoader[_Ahead]):
 
     Take `state_dict` from this object and not from `loader`, which is already ahead by the batches being copied.
 
+    If torch.distributed is initialised and `loader` has as many ranks as there are processes, all of them must ask for
+    their first batch: each waits for the others, to compare data, order, seed, batch size and position. See
+    `check_ranks`, which raises the error.
+
     Args:
         loader: A `dataload.Loader`.
         device: The device to copy to; ``"cuda"`` is the current CUDA device.
@@ -97,12 +103,19 @@ class DeviceLoader(AheadLoader[_Ahead]):
         self.device, streams = _find_device(device)
         self._transfer = _Transfer(self.device, streams, pins=pin)
         super().__init__(loader, 0 if streams is None else depth)
+        self._checked = False
 
     def _send(self, batch: Any) -> _Ahead:
         return self._transfer.send(to_tensors(batch))
 
     def _receive(self, sent: _Ahead) -> Any:
         return self._transfer.receive(sent)
+
+    def _iterate(self, batches: Iterator[Any]) -> Generator[Any]:
+        if not self._checked:
+            check_ranks_at_start(self.loader)
+            self._checked = True
+        yield from super()._iterate(batches)
 
     def __repr__(self) -> str:
         return f"DeviceLoader({self.loader!r}, device={str(self.device)!r})"

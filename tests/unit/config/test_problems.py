@@ -112,6 +112,8 @@ def test_contradictions():
         "loader.shuffle is true: conflicts with the section 'sampler', which chooses the order: remove one of them",
         "loader.rank is 2: expected a number below world_size, 2",
     ]
+    with pytest.raises(ConfigError, match=r"loader\.global_batch_size is 8: conflicts with loader\.batch_size"):
+        read_config({"source": ONE, "loader": {"batch_size": 4, "global_batch_size": 8}})
 
 
 def test_everything_is_said_at_once():

@@ -326,6 +326,17 @@ def test_lanes_and_ranks(data):
     assert (e.value.key, e.value.value) == ("sampler.lanes", 4)
 
 
+def test_rows_of_all_ranks(data):
+    path = data / "train.toml"
+    path.write_text(f'{SOURCE}[sampler]\nkind = "streams"\nshards = true\n[loader]\nglobal_batch_size = 6\nrank = 1\n')
+    with dataload.from_config(path, overrides=["loader.world_size=3"]) as loader:
+        assert (loader.batch_sampler.rows, loader.batch_sampler.rows_per_step) == (6, 2)
+    match = r"^loader\.global_batch_size: global_batch_size is 6, which 4 ranks cannot share equally: give a multiple"
+    with pytest.raises(ConfigError, match=match) as e:
+        dataload.from_config(path, overrides=["loader.world_size=4"])
+    assert (e.value.key, e.value.value) == ("loader.global_batch_size", 6)
+
+
 def test_what_the_loader_refuses_is_named_as_in_the_config(data, monkeypatch):
     (data / "train.toml").write_text(
         '[source]\npath = "*.syr"\n[sampler]\nkind = "packing"\nrow_length = 8\nlength_of = "x"\n'

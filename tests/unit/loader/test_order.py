@@ -135,7 +135,15 @@ def test_no_tail_at_all_is_named():
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({}, "give batch_size, or a batch_sampler"),
+        ({}, "give batch_size, global_batch_size or a batch_sampler"),
+        ({"batch_size": 1, "global_batch_size": 4}, "batch_size is for one rank and global_batch_size for all: give"),
+        ({"global_batch_size": 0}, "global_batch_size must be an integer >= 1, got 0"),
+        (
+            {"global_batch_size": 64, "rank": 2, "world_size": 3},
+            "global_batch_size is 64, which 3 ranks cannot share equally: give a multiple of every number of ranks",
+        ),
+        ({"global_batch_size": 4, "rank": 0, "world_size": 0}, "world_size must be an integer >= 1, got 0"),
+        ({"global_batch_size": 4, "batch_sampler": 1}, "batch_sampler and global_batch_size both choose order and"),
         ({"batch_size": 1, "batch_sampler": 1}, "batch_sampler and batch_size both choose order and batches"),
         ({"batch_sampler": [[0, 1]]}, r"batch_sampler must be a BatchPlanner, .*; got \[\[0, 1\]\]"),
         ({"batch_size": 1, "shuffle": "shard"}, "shuffle must be True, False, 'global', 'shards'; got 'shard'"),

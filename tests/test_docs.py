@@ -91,7 +91,7 @@ def test_a_page_can_be_followed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     modules = set(sys.modules)
-    run_as_typed(page)
+    run_as_typed(page).clear()  # closes what the page leaves open
     for name in set(sys.modules) - modules:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]

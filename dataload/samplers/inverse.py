@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from dataload._util.checks import check_count
+from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner, BatchSampler
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.types import Int64Array, Sampler
@@ -62,16 +63,25 @@ def servings_of(planner: BatchPlanner, index: int, *, epoch: int, steps: range |
         steps: The steps to search, by default all of the epoch.
 
     Raises:
-        ConfigError: `index` or `epoch` is not an integer of 0 or more.
+        ConfigError: `index` or `epoch` is not an integer of 0 or more; or `steps` is None and the epoch is that of a
+            mixture that never ends.
     """
     check_count("index", index, least=0)
     total = planner.steps(check_count("epoch", epoch, least=0))
+    if steps is None and planner.items(epoch) >= MAX_LENGTH:
+        raise ConfigError(
+            f"epoch {epoch} never ends (it has {total:,} steps): give the steps to search", key="steps", value=None
+        )
     steps = range(total) if steps is None else range(max(0, steps.start), min(steps.stop, total))
     if isinstance(planner, BatchSampler):
         size, ranks, origin = planner.step_size, planner.world_size, planner.origin
-        below = min(planner.items(epoch), origin + steps.stop * size)
-        found = positions_of(planner.sampler, index, epoch=epoch, below=below) - origin
-        rows = [(*divmod(position, size),) for position in found.tolist()]
+        start, below = (min(planner.items(epoch), origin + step * size) for step in (steps.start, steps.stop))
+        if steps.start and below - start <= _BLOCK:  # the inverse would begin at 0
+            block = np.arange(start, below)
+            found = block[planner.sampler.indices(block, epoch=epoch) == index]
+        else:
+            found = positions_of(planner.sampler, index, epoch=epoch, below=below)
+        rows = [(*divmod(position, size),) for position in (found - origin).tolist()]
         return [Serving(epoch, step, row % ranks, row // ranks) for step, row in rows if step in steps]
     block = max(1, _BLOCK // planner.rows_per_step)
     served: list[Serving] = []

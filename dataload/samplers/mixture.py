@@ -12,7 +12,7 @@ from dataload._util.checks import as_tuple, check_choice, check_count, setting_e
 from dataload._util.randomness import check_seed, derive_key
 from dataload.errors import ConfigError
 from dataload.samplers._common import check_lengths, check_sampler, divide, records_of, set_fields, split_by_group
-from dataload.samplers.basic import indices_without_end
+from dataload.samplers.basic import indices_without_end, positions_without_end
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.samplers.weighted import check_weights, uniform
 from dataload.types import Int64Array, Sampler
@@ -217,6 +217,21 @@ class Mixture:
             found[rows] = indices_without_end(samplers[part], found[rows], first_epoch=first_epoch)
         found += self._firsts[parts]
         return found
+
+    def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
+        """See `dataload.samplers.inverse.positions_of`."""
+        samplers = cast("tuple[Sampler, ...]", self.samplers)
+        part = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        if part == len(samplers):
+            return np.empty(0, np.int64)
+        schedule = self._schedules[min(epoch, len(self._schedules) - 1)]
+        draws = positions_without_end(
+            samplers[part],
+            index - int(self._firsts[part]),
+            first_epoch=epoch * self._epochs[part],
+            below=int(schedule.draws(min(below, self._length))[part]),
+        )
+        return np.array([schedule.position(part, draw) for draw in draws.tolist()], np.int64)
 
 
 def _check_weights(weights: Any, parts: int, names: tuple[str, ...] | None, step: int) -> Any:

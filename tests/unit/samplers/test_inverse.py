@@ -44,6 +44,13 @@ SAMPLERS = {
     "weighted once": Weighted(np.arange(30.0), 20, 0, replacement=False),
     "mixture": Mixture((GlobalShuffle(30, 0), SHARDS), (1, 3), "longest", 5),
     "mixture of epochs": Mixture((GlobalShuffle(30, 0), SHARDS), ((1, 3), (2, 1)), "longest", 5),
+    "mixture with an empty part": Mixture((Sequential(20), Sequential(0), Weighted(np.arange(9.0), 30, 0)), (1, 0, 3)),
+    "schedule": Mixture((GlobalShuffle(30, 0), SHARDS), {0: (1, 0), 50: (0, 1), 90: (2, 3)}, "longest", 5, window=8),
+    "schedules of epochs": Mixture(
+        (Sequential(7), Mixture((SHARDS, Sequential(9)), (5, 2), "longest")),
+        ({0: (1, 1), 9: (1, 0)}, (1, 9)),
+        "longest",
+    ),
 }
 
 
@@ -79,11 +86,25 @@ def test_large_orders_are_not_searched():
         PoolShuffle(ShardSequential(shards, 1), 10**5, 1),
         Lanes(ShardSequential(shards, 1), 1024, 1000),
         Subset(GlobalShuffle(records, 1), slice(0, records, 2)),
+        Mixture((GlobalShuffle(records // 2, 1), Sequential(records // 2)), {0: (9, 1), 10**6: (1, 1)}, "longest"),
     ):
         for index in (0, 123_456_789, records - 1):
             found = positions_of(sampler, index, epoch=3)
             assert sampler.indices(found, epoch=3).tolist() == [index] * len(found)
             assert len(found) == 1 or isinstance(sampler, Subset)
+
+
+def test_a_mixture_that_never_ends():
+    planner = BatchSampler(sampler=Mixture((GlobalShuffle(1000, 1), Sequential(10)), (1, 1), "never"), batch_size=4)
+    with pytest.raises(ConfigError, match=r"epoch 2 never ends \(it has [0-9,]+ steps\): give the steps to search"):
+        servings_of(planner, 5, epoch=2)
+    for first in (0, 10**12):  # far from the start, too
+        steps = range(first, first + 1000)
+        found = servings_of(planner, 5, epoch=2, steps=steps)
+        assert [(serving.step, serving.row) for serving in found] == [
+            (plan.step, row) for plan in planner.plans(steps, epoch=2) for row in np.flatnonzero(plan.indices == 5)
+        ]
+        assert len(found) in (1, 2, 3)
 
 
 LENGTHS = np.random.default_rng(0).integers(1, 9, 50)
@@ -93,7 +114,7 @@ PLANNERS = {
     "resumed": BatchSampler(sampler=Weighted(np.arange(50.0), 90, 0), batch_size=4, origin=6),
     "buckets": BucketBatchSampler(lengths=LENGTHS, max_tokens=20, world_size=2),
     "packed": PackedBatchSampler(
-        sampler=GlobalShuffle(50, 0), lengths=LENGTHS, row_length=16, batch_size=2, world_size=2
+        sampler=GlobalShuffle(50, 0), lengths=LENGTHS, row_length=16, batch_size=2, world_size=2, window=20
     ),
     "streams": StreamSampler(sequence_lengths=(20, 30), rows=4, chunk=3, mode="split", seed=2, world_size=2),
     "single streams": StreamSampler(sequence_lengths=(20, 30), rows=4, mode="pack", ends="pad", seed=2, world_size=2),

@@ -231,6 +231,13 @@ class LoaderBase(ABC, Generic[BatchT]):
         self._stop_delivery()
         self._release()
 
+    def __reduce__(self) -> Any:
+        """Refuse to be copied or pickled: two loaders would move one position, or share workers."""
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: build it in the process that iterates, and pass "
+            "state_dict() on to continue there"
+        )
+
     def __enter__(self) -> Self:
         return self
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dataload.errors import StateMismatchError
+from dataload.errors import StateMismatchError, printable
 
 
 class JsonState:
@@ -38,11 +38,16 @@ class JsonState:
             StateMismatchError: This is not a state of a `JsonState`, or the loader refuses the state.
         """
         text = state_dict.get("json")
-        if not isinstance(text, str):
+        try:
+            state = json.loads(text) if isinstance(text, str) else None
+        except ValueError:
+            state = None
+        if not isinstance(state, dict):
+            found = f"the keys {[*state_dict]}" if text is None else printable(repr(text), 80)
             raise StateMismatchError(
-                f"this is not a state of a JsonState: expected text under 'json', found the keys {sorted(state_dict)}"
+                f"this is not a state of a JsonState: expected a dict as JSON text under 'json', found {found}"
             )
-        self._loader.load_state_dict(json.loads(text))
+        self._loader.load_state_dict(state)
 
     def __repr__(self) -> str:
         return f"JsonState({self._loader!r})"

@@ -12,7 +12,7 @@ import torch
 from torch.utils import data
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
-from dataload.errors import StateMismatchError
+from dataload.errors import ConfigError, StateMismatchError
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlanner, BatchSampler, Sequential, Subset
 from dataload.sources.adapt import loadable
@@ -60,7 +60,8 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
         in_order: If False, batches come in completion order.
 
     Raises:
-        ValueError: Arguments contradict each other, as with torch; a `ConfigError` if a sampler has no length.
+        ValueError: Arguments contradict each other, as with torch; a `ConfigError` if a sampler has no length, and by
+            the iterator if the number of records has changed and there is no sampler.
         TypeError: `dataset` is no data set; the message says what to write instead.
     """
 
@@ -106,6 +107,7 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
         )  # fmt: skip
         plan = None if shuffle else self._plan()
         self._drawn = plan.drawn if isinstance(plan, GivenOrder) else None
+        self._records = len(dataset)
         self._fresh = False  # whether the order of the next epoch was drawn already
         self._map: MapDataset | None = None
         self._settings = self._loader_settings(plan)
@@ -172,6 +174,12 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
 
     def _iterate(self) -> Generator[Any]:
         self._check_open()
+        if self._drawn is None and (found := len(cast("Any", self.dataset))) != self._records:
+            raise ConfigError(
+                f"the data set had {self._records} records when the loader was built, and has {found} now: build "
+                "another loader, or give a sampler",
+                key="dataset",
+            )
         if self._map is not None:
             self._map.worker_init_fn = self.worker_init_fn  # which trainers set later
         if not self._reads_on:
@@ -213,6 +221,8 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
             raise StateMismatchError("this is no state of a dataload.torch.DataLoader: it has no seed in 'sampler'")
         saved = cast("Mapping[str, Any]", extra)
         if saved["seed"] != self._seed:
+            with Loader(**self._settings, seed=saved["seed"]) as trial:  # a refused state changes nothing
+                trial.load_state_dict(plain)
             self._stop_delivery()
             self._release()
             self._build(saved["seed"])

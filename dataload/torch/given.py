@@ -14,6 +14,7 @@ import torch
 from dataload._util.fingerprint import digest
 from dataload._util.indexing import as_indices
 from dataload.errors import ConfigError, StateMismatchError
+from dataload.loader.state import is_count
 from dataload.samplers import BatchPlan, BatchPlanner
 from dataload.types import Int64Array
 
@@ -85,8 +86,10 @@ class DrawnOrder:
         Raises:
             StateMismatchError: The sampler gives another order now.
         """
-        if state.get("epoch") is not None:
-            self.set_epoch(state["epoch"])
+        if (number := state.get("epoch")) is not None:
+            if not is_count(number):
+                raise StateMismatchError(f"the state has no epoch of a sampler: expected an integer, found {number!r}")
+            self.set_epoch(number)
         own, saved = self._own_generator(), state.get("generator")
         with nullcontext() if own is not None else torch.random.fork_rng(devices=[]):
             if saved is not None:

@@ -5,6 +5,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
+from torch.utils import data
 
 from dataload.errors import ConfigError, DataloadError, closest
 from dataload.loader.loader import Loader
@@ -159,12 +160,14 @@ def _facts(loader: Loader[Any] | MultiStreamLoader) -> dict[str, Any]:
             name: state[name] for name in ("rank", "world_size", "sequences", "mode", "shuffle", "seed", "batch_size")
         }
     plan = loader.batch_sampler_of(loader.epoch)
+    # Each process draws the seed of its torch DataLoader; if the order depends on it, the orders differ, too.
+    seed = {} if isinstance(loader, data.DataLoader) else {"seed": loader.seed}
     return {
         "rank": plan.rank,
         "world_size": plan.world_size,
         "data": state["source"],
         "order": state["order"],
-        "seed": loader.seed,
+        **seed,
         "records per epoch": state["length"],
         "rows per step of all ranks": plan.step_size,
         "tail": plan.tail,

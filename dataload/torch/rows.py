@@ -61,7 +61,7 @@ def columns_of(dataset: Any) -> Any:
     """Return a source that reads columns if `dataset` is one, or an array, a tensor or a `TensorDataset`; else None."""
     if isinstance(dataset, Source):
         return cast("Any", dataset)
-    if isinstance(dataset, np.ndarray):
+    if type(dataset) in (np.ndarray, np.memmap):  # not a masked one
         array = cast("np.ndarray[Any, Any]", dataset)
         return Rows([array], _only) if array.ndim and array.dtype.kind in "biufc" else None
     tensors = dataset.tensors if type(dataset) is TensorDataset else [dataset]

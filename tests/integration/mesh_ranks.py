@@ -9,12 +9,14 @@ import os
 import sys
 from pathlib import Path
 
+import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils.data import DistributedSampler
 
 import dataload
 from dataload.samplers import Lanes, ShardSequential
-from dataload.torch import DeviceLoader, check_ranks, distributed_place
+from dataload.torch import DataLoader, DeviceLoader, check_ranks, distributed_place
 
 PROCESSES = 8
 RECORDS = 64
@@ -70,6 +72,11 @@ def disagreements(mesh):
             made.load_state_dict(state)
         return DeviceLoader(made, "cpu")
 
+    def sampled():
+        torch.manual_seed(here)
+        sampler = DistributedSampler(range(RECORDS), shuffle=False)
+        return DataLoader(range(RECORDS), 2, sampler=sampler)
+
     with loader() as running:
         next(iter(running))
         state = running.state_dict()
@@ -87,6 +94,7 @@ def disagreements(mesh):
         "lanes": lambda: loader(sampler=Lanes(ShardSequential((RECORDS,), 1), 4), shuffle=False),
         "checkpoint": lambda: loader(dataload.RangeSource(RECORDS + 1, start=1), state=state),
         "global batch": lambda: loader(batch_size=None, global_batch_size=12),
+        "samplers of torch": lambda: next(iter(DeviceLoader(sampled(), "cpu"))),  # each process has its own seed
         # The last, because a process ends before it reads.
         "dead": lambda: os._exit(0) if other else next(iter(loader())),
     }

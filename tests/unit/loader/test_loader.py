@@ -1,9 +1,11 @@
 """The loader against plain lists: order, epochs, resuming, ranks, errors, and what it leaves behind."""
 
 import contextlib
+import copy
 import gc
 import itertools
 import os
+import pickle
 import threading
 import time
 import weakref
@@ -852,3 +854,11 @@ def test_what_is_in_flight_goes_with_the_loader(no_collector):
     eventually(lambda: len(made) > 6)
     del batches, loader
     assert [array() for array in made if array() is not None] == []
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_loader_is_not_copied(take):
+    with pytest.raises(
+        TypeError, match="a Loader cannot be copied or pickled: build it in the process that iterates, "
+    ):
+        take(Loader(RangeSource(4), batch_size=2))

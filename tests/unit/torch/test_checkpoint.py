@@ -20,10 +20,12 @@ def test_the_state_is_one_text():
     assert repr(JsonState(loader)) == f"JsonState({loader!r})"
 
 
-@pytest.mark.parametrize("state", [{}, {"json": 3}, {"epoch": 1, "position": 2}])
+@pytest.mark.parametrize(
+    "state", [{}, {"json": 3}, {"json": "{"}, {"json": "null"}, {"epoch": 1, "position": 2}, {1: 2, "a": 3}]
+)
 def test_a_state_of_something_else_is_refused(state):
     with pytest.raises(
         StateMismatchError,
-        match=r"this is not a state of a JsonState: expected text under 'json', found the keys \[",
+        match=r"this is not a state of a JsonState: expected a dict as JSON text under 'json', found ",
     ):
         JsonState(dataload.Loader(dataload.RangeSource(9), batch_size=2)).load_state_dict(state)

@@ -290,7 +290,9 @@ def test_an_order_that_cannot_be_had_again_is_refused():
         loader.load_state_dict(loader.state_dict())
     with pytest.raises(StateMismatchError, match=r"no state of a dataload.torch.DataLoader: it has no seed in 's"):
         loader.load_state_dict(dataload.Loader(range(10), batch_size=2).state_dict())
-    damaged = {"seed": 1, "generator": "AAAA"}
+    with pytest.raises(StateMismatchError, match="the state has no epoch of a sampler: expected an integer, found 'x'"):
+        loader.load_state_dict({**loader.state_dict(), "sampler": {"seed": loader.seed, "epoch": "x"}})
+    damaged = {"seed": loader.seed, "generator": "AAAA"}
     with pytest.raises(StateMismatchError, match=r"the state has no state of a torch.Generator: .*(size|generator)"):
         loader.load_state_dict({**loader.state_dict(), "sampler": damaged})
 
@@ -376,6 +378,25 @@ def test_an_iteration_that_another_one_replaced_does_not_stop_its_workers():
     old.close()
     found += new
     assert torch.cat(found).tolist() == list(range(11))
+
+
+def test_a_data_set_that_has_grown_is_refused():
+    rows = list(range(4))
+    loader, sampled = DataLoader(rows, 2), DataLoader(rows, 2, sampler=[3, 1])
+    rows.append(4)
+    with pytest.raises(
+        ConfigError, match=r"the data set had 4 records when the loader was built, and has 5 now: build another loader"
+    ):
+        next(iter(loader))
+    assert [batch.tolist() for batch in sampled] == [[3, 1]]
+
+
+def test_a_refused_state_changes_nothing():
+    loader = DataLoader(NUMBERS, 4, True)
+    before = loader.state_dict()
+    with pytest.raises(StateMismatchError, match="saved with other data"):
+        loader.load_state_dict(DataLoader(range(9), 4, True).state_dict())
+    assert loader.state_dict() == before
 
 
 def test_errors_name_the_record():

@@ -12,9 +12,9 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from dataload._util.fingerprint import fingerprint, identify
+from dataload._util.fingerprint import fingerprint, identify, shows_address
 from dataload._util.randomness import ORDER_VERSION
-from dataload.analysis.rows import count_rows, row_of
+from dataload.analysis.rows import as_array, count_rows, planned_rows, row_of
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlan
@@ -186,10 +186,12 @@ def _hash_rows(batch: Any, plan: BatchPlan) -> list[tuple[int, bytes]]:
     """Return number and hash of each row, without rows that only fill up the batch."""
     filler = plan.valid is not None and plan.packing is None and plan.valid.ndim == 1
     found: list[tuple[int, bytes]] = []
-    for row in range(count_rows(batch)):
+    rows = count_rows(batch, plan)
+    is_whole = not rows and planned_rows(plan) > 0  # such as a single number
+    for row in range(1 if is_whole else rows):
         if not filler or cast("Any", plan.valid)[row]:
             digest = hashlib.blake2b(digest_size=16)
-            _add(digest, row_of(batch, row))
+            _add(digest, batch if is_whole else row_of(batch, row, rows))
             found.append((row, digest.digest()))
     return found
 
@@ -204,16 +206,30 @@ def _add(digest: Any, value: Any) -> None:
         digest.update(f"[{len(cast('list[Any]', value))}".encode())
         for item in cast("list[Any]", value):
             _add(digest, item)
-    elif hasattr(value, "__array__"):  # of numpy or torch
-        array = np.asarray(value)
+    elif hasattr(value, "__array__") and hasattr(value, "shape"):  # of numpy, torch or JAX
+        array = as_array(value)
+        if not isinstance(array, (np.ndarray, np.generic)):
+            raise _not_hashable(value)
+        array = np.asarray(array)
+        if not isinstance(value, (np.ndarray, np.generic)) and array.dtype.name != str(value.dtype).split(".")[-1]:
+            digest.update(str(value.dtype).encode())  # one that numpy lacks
         if array.dtype.hasobject:
             _add(digest, array.tolist())
             return
         kind = array.dtype.newbyteorder("<")
         digest.update(f"{kind.str}{array.shape}".encode())
         digest.update(array.astype(kind, copy=False).tobytes())
-    elif isinstance(value, bytes):
+    elif isinstance(value, (bytes, bytearray, memoryview)):
         digest.update(b"b%d " % len(value))
         digest.update(value)
+    elif shows_address(value):
+        raise _not_hashable(value)
     else:
         digest.update(repr(value).encode())
+
+
+def _not_hashable(value: Any) -> ConfigError:
+    return ConfigError(
+        f"no certificate can compare values of {type(value).__name__}, which the batches have: make them arrays, or "
+        "leave them out in a transform"
+    )

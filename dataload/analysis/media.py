@@ -86,7 +86,7 @@ def find_audio(record: Any, name: str) -> Audio | None:
     samples = cast("Array", value).reshape(len(value), -1)
     try:
         rate = int(np.asarray(rate).reshape(-1)[0]) if rate is not None else 0
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, IndexError, OverflowError):
         return None
     if rate not in _RATES or samples.shape[1] > 2 or len(samples) < _LEAST_SECONDS * rate:
         return None

@@ -18,7 +18,8 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from dataload.analysis.media import Pixels, find_audio, find_image, thumbnail, to_png, to_wav
-from dataload.analysis.shown import Shown, ShownRow, as_array, columns_of, describe_column, describe_record, preview
+from dataload.analysis.rows import as_array, columns_of
+from dataload.analysis.shown import Shown, ShownRow, describe_column, describe_record, preview
 from dataload.errors import printable
 from dataload.sources.field_statistics import FieldStatistics
 from dataload.types import Array
@@ -104,7 +105,13 @@ def _fields_table(batch: Any) -> str:
 
 def _is_wide(values: Any) -> bool:
     """Whether a row needs the width of the page: it is packed."""
-    return isinstance(values, Mapping) and "segment_ids" in values
+    return isinstance(values, Mapping) and _segments(cast("Mapping[str, Any]", values)) is not None
+
+
+def _segments(columns: Mapping[str, Any]) -> Array | None:
+    """Return the segment of each element of a packed row; None if it is none."""
+    ids = as_array(columns.get("segment_ids"))
+    return ids if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu" else None
 
 
 def _row(row: ShownRow, is_record: bool, words: Words | None) -> str:
@@ -114,11 +121,13 @@ def _row(row: ShownRow, is_record: bool, words: Words | None) -> str:
     where = "".join(f'<p class="soft where">{_text(describe_record(record))}</p>' for record in row.records[:_BARS])
     if len(row.records) > _BARS:
         where += f'<p class="soft where">and {len(row.records) - _BARS} more records</p>'
-    bar = _segment_bar(columns["segment_ids"]) if _is_wide(values) else ""
-    drawn = _PLAN_COLUMNS if {"stream_id", "segment_ids", "valid"} & columns.keys() else set[str]()
+    segments = _segments(columns)
+    bar = "" if segments is None else _segment_bar(segments)
+    is_planned = segments is not None or {"stream_id", "valid"} & columns.keys()
+    drawn = _PLAN_COLUMNS if is_planned else set[str]()
     shown = [(name, value) for name, value in _flat(values) if name not in drawn]
     fields = "".join(
-        f"<dt>{_text(name)}</dt><dd>{_value(values, name, value, columns, words)}</dd>" for name, value in shown
+        f"<dt>{_text(name)}</dt><dd>{_value(values, name, value, segments, words)}</dd>" for name, value in shown
     )
     kind = ' class="filler"' if row.filler else ""
     title = f"record {row.records[0].index:,}" if is_record else f"row {row.row}"
@@ -130,15 +139,14 @@ def _badges(row: ShownRow, columns: Mapping[str, Any]) -> Iterable[str]:
         yield "filler"
     if "stream_id" in columns and "is_first" in columns:
         yield f"stream {columns['stream_id']}, from record {columns['offset']}"
-        first = np.asarray(columns["is_first"]).reshape(-1)
-        yield "begins here" if first[0] else f"continues row {row.row} of the step before"
+        first = np.asarray(as_array(columns["is_first"])).reshape(-1)
+        yield "begins here" if first[:1].any() else f"continues row {row.row} of the step before"
         if first[1:].any():
             yield f"another begins at {int(np.flatnonzero(first[1:])[0]) + 1}"
 
 
-def _segment_bar(segments: Any) -> str:
+def _segment_bar(ids: Array) -> str:
     """Draw the segments of a packed row; what is not filled stays empty."""
-    ids = np.asarray(segments)
     cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(ids)]
     parts: list[str] = []
     for start, stop in pairwise(cuts):
@@ -151,7 +159,7 @@ def _flat(values: Any) -> Iterable[tuple[str, Any]]:
     return columns_of(values) if isinstance(values, (Mapping, tuple)) else [("", values)]
 
 
-def _value(record: Any, name: str, value: Any, columns: Mapping[str, Any], words: Words | None) -> str:
+def _value(record: Any, name: str, value: Any, segments: Array | None, words: Words | None) -> str:
     """Return one value of a row: pictures, a player, text, tokens or numbers."""
     value = as_array(value)
     media = _images(value) or _player(record, name)
@@ -166,7 +174,7 @@ def _value(record: Any, name: str, value: Any, columns: Mapping[str, Any], words
     if isinstance(value, list) and all(type(item) is int for item in cast("list[Any]", value)):
         numbers = np.array(value)
     if isinstance(numbers, np.ndarray) and numbers.ndim == 1 and numbers.dtype.kind in "iu" and numbers.size > 1:
-        return _tokens(cast("Array", numbers), columns.get("segment_ids"), words)
+        return _tokens(cast("Array", numbers), segments, words)
     return f'<span class="mono">{_text(preview(value))}</span>'
 
 
@@ -208,9 +216,9 @@ def _as_text(value: bytes) -> str | None:
     return text if text.isprintable() or all(c.isprintable() or c in "\n\r\t" for c in text) else None
 
 
-def _tokens(values: Array, segments: Any, words: Words | None) -> str:
+def _tokens(values: Array, segments: Array | None, words: Words | None) -> str:
     """Return numbers one by one, so that the boundaries of tokens show; under those of a segment a line."""
-    ids = np.asarray(segments) if segments is not None and len(np.asarray(segments)) == len(values) else None
+    ids = segments if segments is not None and len(segments) == len(values) else None
     parts: list[str] = []
     for at, value in enumerate(values[:_TOKENS].tolist()):
         kind = "" if ids is None else f' class="{f"t{(int(ids[at]) - 1) % _COLOURS}" if ids[at] else "pad"}"'

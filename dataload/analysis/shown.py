@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from dataload.analysis.rows import count_rows, row_of
+from dataload.analysis.rows import as_array, count_rows, planned_rows, row_of
 from dataload.collate import Ragged
 from dataload.errors import printable
 from dataload.loader.loader import Loader
@@ -81,11 +81,10 @@ def show_batch(loader: Loader[Any], epoch: int, step: int, *, most: int) -> Show
     batch = loader.batch(epoch, step)
     planner = loader.batch_sampler_of(epoch)
     (plan,) = planner.plans(range(step, step + 1), epoch=epoch)
-    total = count_rows(batch)
-    expected = plan.rows if plan.packing is None else plan.packing.shape[0]
-    matched = total == expected
+    total = count_rows(batch, plan)
+    matched = total == planned_rows(plan)
     rows = [
-        ShownRow(row, tuple(_records_of(plan, row, loader.source)) if matched else (), row_of(batch, row))
+        ShownRow(row, tuple(_records_of(plan, row, loader.source)) if matched else (), row_of(batch, row, total))
         for row in range(min(total, most))
     ]
     ranks = f", rank {planner.rank} of {planner.world_size}" if planner.world_size > 1 else ""
@@ -128,19 +127,13 @@ def describe_record(record: ShownRecord) -> str:
     return f"{text}{' (filler)' if record.filler else ''}"
 
 
-def as_array(value: Any) -> Any:
-    """Return a tensor as an array; anything else, numbers of numpy among it, as it is."""
-    is_array = hasattr(value, "__array__") and hasattr(value, "shape") and not isinstance(value, np.generic)
-    return np.asarray(value) if is_array else value
-
-
 def describe_column(column: Any) -> tuple[str, str, str]:
     """Return dtype, shape and range of a column, as text."""
     if isinstance(column, Ragged):
         dtype, shape, values = _describe_array(column.values)
         return dtype, f"{len(column.offsets) - 1} rows of different lengths, together {shape}", values
-    if hasattr(column, "__array__") and hasattr(column, "shape"):
-        return _describe_array(np.asarray(column))
+    if isinstance(array := as_array(column), np.ndarray):
+        return _describe_array(array)
     if isinstance(column, BytesColumn):
         return "bytes", f"({len(column)},)", ""
     if isinstance(column, Sequence) and column:
@@ -159,16 +152,6 @@ def _describe_array(array: Any) -> tuple[str, str, str]:
     return str(array.dtype), str(array.shape), found
 
 
-def columns_of(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the columns of a batch with their names; names of inner ones are joined by dots."""
-    if isinstance(batch, Mapping) or (isinstance(batch, tuple) and not isinstance(batch, Ragged)):
-        pairs = cast("Any", batch.items() if isinstance(batch, Mapping) else enumerate(cast("Any", batch)))
-        for key, column in pairs:
-            yield from columns_of(column, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, batch
-
-
 def preview(value: Any) -> str:
     """Return a value in one line."""
     if isinstance(value, str):
@@ -176,8 +159,7 @@ def preview(value: Any) -> str:
     if isinstance(value, (bytes, bytearray, memoryview)):
         data = bytes(value[:_FEW])
         return f"{len(value):,} bytes: {data.hex(' ')}{' ...' if len(value) > _FEW else ''}"
-    if hasattr(value, "__array__") and hasattr(value, "shape"):
-        array = np.asarray(value)
+    if isinstance(array := as_array(value), np.ndarray):
         if array.size <= _FEW:
             return printable(np.array2string(array, precision=4, separator=", ", max_line_width=1 << 20), _PREVIEW)
         dtype, shape, found = _describe_array(array)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Annotated, Any, cast
@@ -12,10 +13,9 @@ import typer
 
 from dataload.analysis.media import find_image, thumbnail
 from dataload.analysis.page import Page
+from dataload.analysis.rows import as_array, columns_of
 from dataload.analysis.shown import (
     Shown,
-    as_array,
-    columns_of,
     describe_column,
     describe_record,
     preview,
@@ -44,6 +44,7 @@ from dataload.collate import Ragged
 from dataload.convert.tokenize import read_tokenizer
 from dataload.errors import ConfigError, printable
 from dataload.loader.loader import Loader
+from dataload.types import BytesColumn
 
 _TERMINAL_ROWS = 8
 _PAGE_ROWS = 64
@@ -164,12 +165,18 @@ def _save(path: str, shown: Sequence[Shown], batches: bool) -> None:
         for name, column in columns:
             for part, array in _as_arrays(column):
                 arrays[f"{prefix}{name or 'data'}{part}"] = array
+    objects = [name for name, array in arrays.items() if array.dtype.hasobject]
+    for name in objects:
+        del arrays[name]
     try:
-        with open(path, "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+        with zipfile.ZipFile(path, "w") as archive:  # not `np.savez`, whose arguments no field can be named like
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    np.lib.format.write_array(file, array, allow_pickle=False)
     except OSError as error:
         raise ConfigError(f"--npz: {path} cannot be written: {error.strerror}") from error
-    print_line(f"wrote {path}: {count_of(len(arrays), 'array')}")
+    left_out = f", without the objects in {', '.join(objects)}" if objects else ""
+    print_line(f"wrote {path}: {count_of(len(arrays), 'array')}{left_out}")
 
 
 def _records_as_columns(section: Shown) -> Iterator[tuple[str, Any]]:
@@ -186,18 +193,26 @@ def _as_arrays(column: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(column, Ragged):
         yield "", column.values
         yield ".offsets", column.offsets
-    elif hasattr(column, "__array__") and hasattr(column, "shape"):
-        yield "", np.asarray(column)
+    elif not isinstance(column, (list, BytesColumn)):
+        yield "", _as_array(column)
     elif all(isinstance(value, str) for value in column):
         yield "", np.array(list(column), np.str_)
     else:
-        values = [np.frombuffer(v, np.uint8) if isinstance(v, (bytes, memoryview)) else np.asarray(v) for v in column]
-        if len({(value.shape, value.dtype) for value in values}) == 1 and values[0].dtype.kind != "O":
+        values = [_as_array(value) for value in column]
+        if len({(value.shape, value.dtype) for value in values}) == 1:
             yield "", np.stack(values)
-            return
-        for row, value in enumerate(values):
-            if value.dtype.kind != "O":
-                yield f".{row}", value
+        else:
+            yield from ((f".{row}", value) for row, value in enumerate(values))
+
+
+def _as_array(value: Any) -> Any:
+    """Return any value as an array, of objects if it is none."""
+    if isinstance(value, (bytes, memoryview)):
+        return np.frombuffer(value, np.uint8)
+    try:
+        return np.asarray(as_array(value))
+    except (TypeError, ValueError, RuntimeError):  # lists of different lengths, tensors without values
+        return np.array(None, np.object_)
 
 
 def _print(page: Page) -> None:

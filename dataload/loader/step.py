@@ -171,7 +171,10 @@ def nbytes(batch: Any) -> int:
         return sum(map(nbytes, cast("list[Any]", batch)))
     if isinstance(batch, (bytes, str)):
         return len(batch)
-    return int(getattr(batch, "nbytes", 0))
+    try:
+        return int(getattr(batch, "nbytes", 0))
+    except RuntimeError:  # sparse tensors have none
+        return 0
 
 
 @contextmanager

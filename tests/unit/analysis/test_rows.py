@@ -1,0 +1,67 @@
+"""Batches of any kind in pages, arrays and certificates: what a collation or a transform may return."""
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload import ConfigError, Loader, Ragged, RangeSource
+from dataload.analysis.certify import Certificate, certify, check_certificate
+from dataload.analysis.page import Page
+from dataload.analysis.shown import show_batch
+from dataload.cli.show import _save
+
+torch = pytest.importorskip("torch")
+
+ROWS = np.arange(8.0).reshape(4, 2)
+BATCHES = {
+    "a sum": {"x": ROWS, "sum": 28.0, "0d": np.array(4)},
+    "ends of rows": {"ends": np.arange(5), "x": ROWS},
+    "tensors that numpy lacks": {"x": torch.ones(4, 2).bfloat16(), "y": torch.ones(4, requires_grad=True)},
+    "a sparse tensor": (torch.eye(4).to_sparse(), ROWS),
+    "nested": {"a": ({"file": [b"x", b"yy", b"", b"z"]}, Ragged(np.arange(5), np.array([0, 1, 1, 3, 5]))), "e": ()},
+    "lists of different lengths": {"x": [[1], [2, 3], [], [[4]]]},
+    "names of the plan": {"segment_ids": list("abcd"), "stream_id": ROWS, "is_first": np.zeros((4, 0)), "offset": ROWS},
+    "no rate": {"sound": np.zeros((4, 1600), np.float32), "sample_rate": np.full(4, np.inf)},
+    "a number": 3,
+    "nothing": None,
+}
+
+
+def loader_of(batch):
+    return Loader(RangeSource(4), batch_size=4, collate=lambda _: batch)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_any_batch_is_shown_and_certified(name, tmp_path):
+    loader = loader_of(BATCHES[name])
+    shown = show_batch(loader, 0, 0, most=4)
+    assert len(shown.rows) == (0 if name in ("a number", "nothing") else 4)
+    assert "<h2" in Page("title", [], [shown]).to_html()
+    _save(str(tmp_path / "arrays.npz"), [shown], batches=True)
+    with np.load(tmp_path / "arrays.npz") as arrays:
+        found = {key: arrays[key] for key in arrays}
+    if name == "tensors that numpy lacks":
+        assert found["x"].tolist() == [[1, 1]] * 4
+    if name == "nested":
+        assert found["a.0.file.1"].tobytes() == b"yy"
+    certificate = certify([loader], 0, range(1), release="1")
+    assert check_certificate(Certificate.from_json(certificate.to_json()), [loader_of(BATCHES[name])]) is None
+
+
+def test_certificates_see_all_of_a_batch():
+    kept = {"x": ROWS, "ends": np.arange(5)}
+    certificate = certify([loader_of(kept)], 0, range(1), release="1")
+    for other in ({**kept, "ends": np.arange(5) + 1}, {**kept, "x": ROWS + 1}, {"x": ROWS}):
+        assert "has other values" in check_certificate(certificate, [loader_of(other)])
+    ones = torch.ones(4)
+    certificate = certify([loader_of(ones)], 0, range(1), release="1")
+    assert check_certificate(certificate, [loader_of(ones.numpy())]) is None
+    assert "has other values" in check_certificate(certificate, [loader_of(ones.bfloat16())])
+
+
+@pytest.mark.parametrize("value", [object(), torch.ones(4, device="meta")], ids=["object", "meta"])
+def test_what_cannot_be_compared_is_refused(value):
+    with pytest.raises(
+        ConfigError, match=r"no certificate can compare values of (object|Tensor), which the batches have"
+    ):
+        certify([loader_of({"x": ROWS, "y": value})], 0, range(1), release=dataload.__version__)

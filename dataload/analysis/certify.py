@@ -8,6 +8,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Self, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from dataload._util.randomness import ORDER_VERSION
 from dataload.analysis.rows import as_array, count_rows, planned_rows, row_of
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
+from dataload.loader.state import is_count
 from dataload.samplers import BatchPlan
 from dataload.sources.base import locate
 
@@ -80,9 +82,15 @@ class Certificate:
             if values["version"] != 1:
                 raise ConfigError("the certificate was made by a newer release of dataload: update dataload")
             steps = tuple(StepHashes(**step) for step in values.pop("steps"))
-            return cls(**values, steps=steps)
+            found = cls(**values, steps=steps)
+            if not all(map(is_count, (found.step_size, found.epoch, found.first))):
+                raise ValueError("step_size, epoch and first must be integers of 0 or more")
+            for step in steps:
+                _rows(step)
+            dict(found.versions)
+            return found
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            if isinstance(error, ConfigError):
+            if isinstance(error, ConfigError):  # a ValueError, too
                 raise
             raise ConfigError(f"this is not a certificate, as `dataload certify` writes: {error!r}") from error
 
@@ -167,14 +175,18 @@ def _rows(step: StepHashes) -> list[bytes]:
 def _hash_step(loaders: Sequence[Loader[Any]], epoch: int, step: int) -> tuple[StepHashes, list[int]]:
     """Return the hashes of a step of all ranks, and its indices; in an order that no number of ranks changes."""
     rows: list[tuple[int, int, bytes]] = []
-    records: list[tuple[int, int, int]] = []
+    records: list[tuple[int, int, int, int]] = []  # row, rank, number in the batch, index
     for rank, loader in enumerate(loaders):
         (plan,) = loader.batch_sampler_of(epoch).plans(range(step, step + 1), epoch=epoch)
         batch = loader.batch(epoch, step)
         rows += [(row, rank, digest) for row, digest in _hash_rows(batch, plan)]
-        records += [(row, rank, index) for row, index in enumerate(plan.wanted.tolist())]
+        numbers = np.arange(len(plan.indices))
+        if plan.valid is not None and plan.packing is None:
+            numbers = numbers[plan.valid.ravel()]
+        of_row = numbers // plan.chunk if plan.packing is None else plan.packing.rows
+        records += zip(of_row.tolist(), repeat(rank), numbers.tolist(), plan.indices[numbers].tolist(), strict=False)
     digests = [digest for *_, digest in sorted(rows)]
-    indices = [index for *_, index in sorted(records, key=lambda record: record[:2])]
+    indices = [index for *_, index in sorted(records)]
     return StepHashes(
         order=hashlib.blake2b(np.array(indices, "<i8").tobytes(), digest_size=8).hexdigest(),
         batch=hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest(),
@@ -184,12 +196,20 @@ def _hash_step(loaders: Sequence[Loader[Any]], epoch: int, step: int) -> tuple[S
 
 def _hash_rows(batch: Any, plan: BatchPlan) -> list[tuple[int, bytes]]:
     """Return number and hash of each row, without rows that only fill up the batch."""
-    filler = plan.valid is not None and plan.packing is None and plan.valid.ndim == 1
-    found: list[tuple[int, bytes]] = []
+    mask: Any = plan.valid if plan.valid is not None and plan.valid.ndim == 1 else None
+    if isinstance(batch, Mapping):
+        fields = dict(cast("Mapping[str, Any]", batch))
+        if mask is not None and "valid" in fields:
+            mask = as_array(fields.pop("valid"))  # without bad records, unlike that of the plan
+        # The mask, which depends on the number of ranks, has made a field of a batch without any.
+        batch = fields["data"] if fields.keys() == {"data"} else fields
     rows = count_rows(batch, plan)
     is_whole = not rows and planned_rows(plan) > 0  # such as a single number
+    if mask is None or np.shape(mask) != (rows,):
+        mask = np.ones(max(1, rows), np.bool_)
+    found: list[tuple[int, bytes]] = []
     for row in range(1 if is_whole else rows):
-        if not filler or cast("Any", plan.valid)[row]:
+        if mask[row]:
             digest = hashlib.blake2b(digest_size=16)
             _add(digest, batch if is_whole else row_of(batch, row, rows))
             found.append((row, digest.digest()))

@@ -170,7 +170,7 @@ def test_another_world_size_serves_what_was_certified(config):
         "certify", config, "--epoch", 1, "--steps", "0:13", "--output", "run.json"
     )
     for ranks in (1, 2, 4):
-        size = ["--world-size", ranks, "--set", f"loader.batch_size={8 // ranks}", "--set", "loader.tail='partial'"]
+        size = ["--world-size", ranks, "--set", f"loader.batch_size={8 // ranks}"]
         assert "the same batches, bit for bit: steps 0:13 of epoch 1" in ok(
             "certify", config, "--check", "run.json", *size
         )
@@ -208,3 +208,17 @@ def test_another_order_or_other_data_are_named(config):
 )
 def test_wrong_use_of_certify(config, arguments, message):
     assert message in failure("certify", config, *arguments)
+
+
+@pytest.mark.parametrize("change", [{"first": -3}, {"epoch": 1e30}, {"versions": 5}, {"steps": [{"rows": "A"}]}])
+def test_a_damaged_certificate(config, change):
+    ok("certify", config, "--steps", "0:1", "--output", "run.json")
+    with open("run.json") as file:
+        values = json.load(file)
+    step = values["steps"][0]
+    values |= {key: [{**step, **value[0]}] if key == "steps" else value for key, value in change.items()}
+    with open("run.json", "w") as file:
+        json.dump(values, file)
+    assert "this is not a certificate, as `dataload certify` writes" in failure(
+        "certify", config, "--check", "run.json"
+    )

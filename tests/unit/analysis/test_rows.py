@@ -1,5 +1,7 @@
 """Batches of any kind in pages, arrays and certificates: what a collation or a transform may return."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from dataload.analysis.certify import Certificate, certify, check_certificate
 from dataload.analysis.page import Page
 from dataload.analysis.shown import show_batch
 from dataload.cli.show import _save
+from dataload.samplers import PackedBatchSampler, Sequential
+from dataload.streams import StreamSampler
 
 torch = pytest.importorskip("torch")
 
@@ -57,6 +61,37 @@ def test_certificates_see_all_of_a_batch():
     certificate = certify([loader_of(ones)], 0, range(1), release="1")
     assert check_certificate(certificate, [loader_of(ones.numpy())]) is None
     assert "has other values" in check_certificate(certificate, [loader_of(ones.bfloat16())])
+
+
+@pytest.mark.parametrize("kind", ["fields", "one field", "arrays", "tuples", "packed", "streams", "bad records"])
+def test_the_filler_of_other_ranks_is_no_difference(kind):
+    arrays = {"x": np.arange(22).reshape(11, 2), "data": np.arange(11.0)}
+    source = {
+        "one field": {"data": arrays["x"]},
+        "arrays": [*arrays["x"]],
+        "tuples": [*zip(*arrays.values(), strict=True)],
+    }.get(kind, arrays)
+    settings = {"batch_size": 4, "shuffle": True}
+    if kind == "packed":
+        order = PackedBatchSampler(sampler=Sequential(11), lengths=[2] * 11, row_length=5, batch_size=2)
+        source, settings = {"x": [*arrays["x"]]}, {"batch_sampler": order}
+    if kind == "streams":
+        order = StreamSampler(sequence_lengths=(4, 3, 4), rows=4, chunk=2, mode="pack", ends="pad", seed=1)
+        settings = {"batch_sampler": order}
+    if kind == "bad records":
+        settings |= {"on_error": "skip", "exclude": [3, 7]}
+
+    def ranks(count):
+        size = settings.get("batch_size", 2) // count
+        sizes = {"batch_size": size} if "batch_size" in settings else {}
+        if kind == "packed":
+            sizes = {"batch_sampler": replace(order, batch_size=size)}
+        return [Loader(source, **{**settings, **sizes}, rank=rank, world_size=count) for rank in range(count)]
+
+    steps = ranks(1)[0].batch_sampler.steps(1)
+    assert steps == ranks(2)[0].batch_sampler.steps(1) > 1
+    certificate = certify(ranks(1), 1, range(steps), release="1")
+    assert check_certificate(certificate, ranks(2)) is None
 
 
 @pytest.mark.parametrize("value", [object(), torch.ones(4, device="meta")], ids=["object", "meta"])

@@ -88,11 +88,11 @@ class Certificate:
             for step in steps:
                 _rows(step)
             dict(found.versions)
-            return found
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             if isinstance(error, ConfigError):  # a ValueError, too
                 raise
             raise ConfigError(f"this is not a certificate, as `dataload certify` writes: {error!r}") from error
+        return found
 
 
 def certify(loaders: Sequence[Loader[Any]], epoch: int, steps: range, *, release: str) -> Certificate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,6 +22,7 @@ from dataload.types import Int64Array
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 
 _BLOCK_ROWS = 1 << 16
+_MOST_EPOCHS = 100_000
 
 
 def trace_record(loader: Loader[Any], index: int, epochs: Iterable[int], steps: range | None = None) -> list[Serving]:
@@ -85,34 +87,49 @@ class StepLosses:
         Without epochs, steps are counted from the start of epoch 0 over all epochs, as most loggers do.
 
         Raises:
-            ConfigError: A column is missing, or a line is not of numbers or names a step that does not exist.
+            ConfigError: A column is missing, or a line is not of finite numbers or names a step that does not exist.
         """
-        reader = csv.DictReader(io.StringIO(text))
+        reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))
         names = reader.fieldnames or ()
         for name in ("step", "loss"):
             if name not in names:
                 raise ConfigError(f"the losses need the columns 'step' and 'loss', found {list(names)}", key="spike")
         rows: list[tuple[int, int, float]] = []
+        firsts = [0]
         for line in reader:
+            found = f"losses, line {reader.line_num}: expected integers as step and epoch, and a number as loss, found "
             try:
                 step, loss = int(line["step"]), float(line["loss"])
                 epoch = int(line["epoch"]) if "epoch" in names else None
-            except (TypeError, ValueError) as error:
-                raise ConfigError(f"losses, line {reader.line_num}: {error}", key="spike") from None
-            rows.append((*_find_step(loader, epoch, step, reader.line_num), loss))
+            except (TypeError, ValueError):
+                raise ConfigError(found + repr({name: line[name] for name in names}), key="spike") from None
+            if not np.isfinite(loss):
+                raise ConfigError(f"{found}{loss}: end the losses before it", key="spike")
+            rows.append((*_find_step(loader, epoch, step, reader.line_num, firsts), loss))
         if not rows:
             raise ConfigError("the losses have no lines", key="spike")
         epochs, steps, losses = zip(*rows, strict=True)
         return cls(np.array(epochs, np.int64), np.array(steps, np.int64), np.array(losses, np.float64))
 
 
-def _find_step(loader: Loader[Any], epoch: int | None, step: int, line: int) -> tuple[int, int]:
-    """Return epoch and step of a line; without an epoch, the step is counted over all epochs."""
+def _find_step(loader: Loader[Any], epoch: int | None, step: int, line: int, firsts: list[int]) -> tuple[int, int]:
+    """Return epoch and step of a line; without an epoch, the step is counted over all epochs.
+
+    `firsts` has the first steps of epochs from 0 on, so counted; those that are missing are added.
+    """
+
+    def steps_of(epoch: int) -> int:
+        return loader.batch_sampler_of(epoch).steps(epoch)
+
     if epoch is None:
-        epoch = 0
-        while 0 < (steps := loader.batch_sampler_of(epoch).steps(epoch)) <= step:
-            epoch, step = epoch + 1, step - steps
-    steps = loader.batch_sampler_of(epoch).steps(epoch) if epoch >= 0 else 0
+        while firsts[-1] <= step:
+            if len(firsts) > _MOST_EPOCHS or not (steps := steps_of(len(firsts) - 1)):
+                ended = f"epoch {len(firsts) - 1} begins at step {firsts[-1]}"
+                raise ConfigError(f"losses, line {line}: step {step} is out of range: {ended}", key="spike")
+            firsts.append(firsts[-1] + steps)
+        epoch = max(0, bisect_right(firsts, step) - 1)
+        step -= firsts[epoch]
+    steps = steps_of(epoch) if epoch >= 0 else 0
     if not 0 <= step < steps:
         raise ConfigError(f"losses, line {line}: epoch {epoch} has {steps} steps, found step {step}", key="spike")
     return epoch, step

@@ -136,7 +136,15 @@ def test_the_records_of_a_spike_are_found_and_excluded(config):
     ("text", "message"),
     [
         ("step,value\n1,2\n", "the losses need the columns 'step' and 'loss', found ['step', 'value']"),
-        ("step,loss\n1,high\n", "losses, line 2: could not convert string to float: 'high'"),
+        (
+            "step,loss\n1,high\n",
+            "line 2: expected integers as step and epoch, and a number as loss, found {'step': '1', 'loss': 'high'}",
+        ),
+        (
+            "\ufeffstep,loss\n1,2\n2,nan\n",
+            "line 3: expected integers as step and epoch, and a number as loss, found nan",
+        ),
+        ("step,loss\n99999999999,2\n", "line 2: step 99999999999 is out of range: epoch 100000 begins at step 1300000"),
         ("epoch,step,loss\n0,13,1\n", "losses, line 2: epoch 0 has 13 steps, found step 13"),
         ("step,loss\n-1,1\n", "losses, line 2: epoch 0 has 13 steps, found step -1"),
         ("step,loss\n", "the losses have no lines"),

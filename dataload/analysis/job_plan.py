@@ -8,7 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from dataload.analysis.job import Job, Touches, steps_of, touches
-from dataload.analysis.simulation import Machine, simulate
+from dataload.analysis.node import Machine
+from dataload.analysis.simulation import simulate
 from dataload.storage.remote.choice import Choice, choose, measure
 from dataload.types import Int64Array
 

@@ -12,8 +12,8 @@ from rich.filesize import decimal
 from dataload._util.indexing import even_split
 from dataload.analysis.job import Job
 from dataload.analysis.job_plan import JobPlan, plan_job
+from dataload.analysis.node import Machine
 from dataload.analysis.pictures import check_picture, plan_figure
-from dataload.analysis.simulation import Machine
 from dataload.api import open_source
 from dataload.cli.options import ConfigFile, JsonFlag, Overrides
 from dataload.cli.output import count_of, print_json, print_line, print_table

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 import dataload
 from dataload.analysis.job import Job, touches
 from dataload.analysis.job_plan import plan_job
+from dataload.analysis.node import Machine
 from dataload.analysis.pictures import new_figure
-from dataload.analysis.simulation import Machine, simulate
+from dataload.analysis.simulation import simulate
 from dataload.cli.app import app
 from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError

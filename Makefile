@@ -7,7 +7,10 @@ INSTALLED := $(VENV)/.installed
 
 CORE := $(VENV)/.core
 
-.PHONY: demo test test-remote test-ray test-train check format bench readme-table fuzz kills wds sanitize clean
+# The tests start hundreds of processes, each of which would compile the package if nothing kept what was compiled.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo test test-remote test-ray test-train docs check format bench readme-table fuzz kills resumes wds sanitize clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -31,8 +34,9 @@ $(INSTALLED): $(DEMO_INSTALLED)
 demo: $(DEMO_INSTALLED) $(CORE)
 	$(BIN)/python examples/train_mnist.py
 
+# conftest.py orders the files: those that take long come first.
 test: $(INSTALLED) $(CORE)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The tests of data at URLs that take long, or need a server that PyPI does not have. Without npm, those are skipped.
 AZURITE := $(VENV)/azurite/.installed
@@ -56,6 +60,15 @@ test-ray: $(INSTALLED) $(CORE) $(RAY)
 # Trainers, torchrun, several JAX processes: each of them takes seconds to start.
 test-train: $(INSTALLED) $(CORE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -m train
+
+# The site of the documents, in site/. Broken links and names fail it.
+DOCS := $(VENV)/.installed-docs
+$(DOCS): pyproject.toml constraints.txt | $(DEMO_INSTALLED)
+	$(INSTALL) -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: $(DOCS)
+	$(BIN)/zensical build --clean --strict
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check
@@ -126,6 +139,11 @@ wds: $(INSTALLED) $(CORE)
 KILLS ?= 1000
 kills: $(INSTALLED) $(CORE)
 	$(BIN)/python tests/fuzz/kills.py --kills $(KILLS)
+
+# Stops jobs after random steps, goes on with other workers and ranks, and compares the batches.
+RESUMES ?= 2000
+resumes: $(INSTALLED) $(CORE)
+	$(BIN)/python tests/fuzz/resumes.py --count $(RESUMES)
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(DALI) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis

@@ -11,14 +11,17 @@ from typer.core import TyperGroup
 
 from dataload.cli.bench import bench_command
 from dataload.cli.cache import cache_app
+from dataload.cli.certify import certify_command
 from dataload.cli.convert import convert_command
 from dataload.cli.index import index_command
 from dataload.cli.inspect import inspect_command
 from dataload.cli.order import order_command
 from dataload.cli.output import as_typed, print_error, print_json, print_warning
 from dataload.cli.plan import plan_command
+from dataload.cli.show import show_command
 from dataload.cli.stats import stats_command
 from dataload.cli.timeline import timeline_command
+from dataload.cli.trace import trace_command
 from dataload.cli.verify import verify_command
 from dataload.config import json_schema
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceNotFoundError
@@ -121,6 +124,9 @@ for _command in (
     verify_command,
     stats_command,
     order_command,
+    show_command,
+    trace_command,
+    certify_command,
     timeline_command,
     plan_command,
     bench_command,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -16,10 +17,12 @@ from dataload.config.references import resolve_reference
 from dataload.convert.engine import Engine
 from dataload.convert.local import LocalEngine
 from dataload.errors import ConfigError
+from dataload.loader.loader import Loader
 from dataload.sources.base import Source
 from dataload.sources.find import FoundShards, find_shards, split_format
 from dataload.sources.registry import get_format
 from dataload.storage import Remote, is_url
+from dataload.storage.local.text import read_text
 
 SourceFormat: TypeAlias = Annotated[
     str | None, typer.Option(help="Format of the data. Default: detected from the name or content.")
@@ -43,6 +46,11 @@ JsonFlag: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")
 ConfigFile: TypeAlias = Annotated[str, typer.Argument(help="A config file: TOML, YAML or JSON.", metavar="CONFIG")]
 Overrides: TypeAlias = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, such as loader.batch_size=64. Repeatable.")
+]
+Rank: TypeAlias = Annotated[int | None, typer.Option(min=0, help="Rank, with --world-size.")]
+WorldSize: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Number of ranks. Default: the config's, or 1.")]
+State: TypeAlias = Annotated[
+    str | None, typer.Option(help="A saved state (JSON): the run went on from there with these settings.")
 ]
 
 _PANEL = "Engine"
@@ -141,6 +149,56 @@ def parse_options(options: Sequence[str] | None) -> dict[str, Any]:
                 raise ConfigError(f"{option!r}: {key!r} already has a value", key=key)
         table[keys[-1]] = value
     return parsed
+
+
+def parse_range(text: str, option: str) -> range:
+    """Parse ``"10"`` as one number, ``"0:5"`` as the first five."""
+    start, colon, stop = text.partition(":")
+    if not start.isdecimal() or (colon and not stop.isdecimal()):
+        raise ConfigError(f"{option} must be a number or start:stop, such as 10 or 0:5, got {text!r}")
+    found = range(int(start), int(stop) if colon else int(start) + 1)
+    if not found:
+        raise ConfigError(f"{option} {text} is empty: stop must be greater than start")
+    return found
+
+
+def ranks_of(rank: int | None, world_size: int | None) -> list[str]:
+    """Return the overrides for one rank of some number of ranks."""
+    if rank is not None and world_size is None:
+        raise ConfigError("--rank needs --world-size")
+    if rank is not None and world_size is not None and rank >= world_size:
+        raise ConfigError(f"--rank must be less than --world-size, {world_size}, got {rank}")
+    return [] if world_size is None else [f"loader.world_size={world_size}", f"loader.rank={rank or 0}"]
+
+
+def read_file(path: str, option: str) -> str:
+    """Return the text of a file that an option names."""
+    try:
+        return read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{option}: {path} cannot be read: {reason}") from error
+
+
+def write_file(path: str, text: str, option: str) -> None:
+    """Write a file that an option names and that does not exist yet."""
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from error
+
+
+def load_state(loader: Loader[Any], path: str | None) -> None:
+    """Load a state, the JSON of `Loader.state_dict`, if one is given."""
+    if path is None:
+        return
+    try:
+        state = json.loads(read_file(path, "--state"))
+    except ValueError as error:
+        message = f"--state: {path} is not JSON ({error}): save json.dumps(loader.state_dict()) in a file"
+        raise ConfigError(message) from error
+    loader.load_state_dict(state)
 
 
 def parse_part(text: str) -> tuple[int, int]:

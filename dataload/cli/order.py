@@ -1,7 +1,6 @@
 """``dataload order``."""
 
 import json as json_module
-import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -12,7 +11,7 @@ import typer
 
 from dataload.analysis.pictures import check_picture, order_figure, stream_figure
 from dataload.api import record_loader
-from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture
+from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture, parse_range, ranks_of
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
@@ -53,10 +52,8 @@ def order_command(
 
     With --steps, print only indices: one line, or one JSON object, per step.
     """
-    _check(steps, rank, world_size, picture, quality)
-    settings = list(overrides or ())
-    if world_size is not None:
-        settings += [f"loader.world_size={world_size}", f"loader.rank={rank or 0}"]
+    _check(steps, rank, picture, quality)
+    settings = [*(overrides or ()), *ranks_of(rank, world_size)]
     with record_loader(config, overrides=settings) as loader, closing(cast("Any", loader.source)):
         planner = loader.batch_sampler
         if steps is not None:
@@ -78,13 +75,7 @@ def order_command(
         print_line(f"wrote {picture}")
 
 
-def _check(
-    steps: str | None, rank: int | None, world_size: int | None, picture: str | None, quality: float | None
-) -> None:
-    if rank is not None and world_size is None:
-        raise ConfigError("--rank needs --world-size")
-    if rank is not None and world_size is not None and rank >= world_size:
-        raise ConfigError(f"--rank must be less than --world-size, {world_size}, got {rank}")
+def _check(steps: str | None, rank: int | None, picture: str | None, quality: float | None) -> None:
     if rank is not None and steps is None:
         raise ConfigError("--rank needs --steps: the report covers all ranks together")
     if steps is not None and (picture is not None or quality is not None):
@@ -94,17 +85,11 @@ def _check(
 
 
 def _parse_steps(text: str, total: int, epoch: int) -> range:
-    """Parse ``"10"`` as one step, ``"0:5"`` as the first five."""
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    if match is None:
-        raise ConfigError(f"--steps must be a step or start:stop, such as 10 or 0:5, got {text!r}")
-    start = int(match[1])
-    stop = start + 1 if match[2] is None else int(match[2])
-    if start >= stop:
-        raise ConfigError(f"--steps {text} is empty: stop must be greater than start")
-    if stop > total:
+    """Parse a step or a range of steps."""
+    found = parse_range(text, "--steps")
+    if found.stop > total:
         raise ConfigError(f"--steps {text} is out of range: epoch {epoch} has {count_of(total, 'step')}")
-    return range(start, stop)
+    return found
 
 
 def _print_steps(planner: BatchPlanner, steps: range, epoch: int, of_rank: bool, as_json: bool) -> None:

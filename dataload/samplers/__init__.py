@@ -8,6 +8,7 @@ distributes an order over steps and ranks.
 from dataload.samplers.basic import Repeat, Sequential, Subset
 from dataload.samplers.batch import BatchPlan, BatchPlanner, BatchSampler
 from dataload.samplers.buckets import BucketBatchSampler
+from dataload.samplers.inverse import Serving, servings_of
 from dataload.samplers.lanes import Lanes
 from dataload.samplers.mixture import Mixture
 from dataload.samplers.packing import PackedBatchSampler
@@ -30,9 +31,11 @@ __all__ = [
     "PoolShuffle",
     "Repeat",
     "Sequential",
+    "Serving",
     "ShardSequential",
     "Subset",
     "Weighted",
     "order_report",
     "pool_size_for",
+    "servings_of",
 ]

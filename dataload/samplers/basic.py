@@ -10,6 +10,7 @@ from dataload._util.checks import check_count
 from dataload._util.indexing import as_indices, check_index
 from dataload.errors import ConfigError
 from dataload.samplers._common import ArrayValue, OverParent, check_sampler, divide, set_fields, split_by_group
+from dataload.samplers.inverse import positions_of
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.types import Int64Array, Sampler
 
@@ -41,6 +42,10 @@ class Sequential:
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:  # noqa: ARG002 - the same in each epoch
         """See `dataload.types.Sampler`."""
         return positions.copy()
+
+    def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:  # noqa: ARG002
+        """See `dataload.samplers.inverse.positions_of`."""
+        return np.array([index] if index < min(self.length, below) else [], np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +92,16 @@ class Subset(ArrayValue, OverParent):
             return self.parent.indices(positions * chosen.step + chosen.start, epoch=epoch)
         return self.parent.indices(chosen[positions], epoch=epoch)
 
+    def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
+        """See `dataload.samplers.inverse.positions_of`."""
+        chosen = cast("range | Int64Array", self.selection)
+        parents = positions_of(self.parent, index, epoch=epoch)
+        if isinstance(chosen, range):
+            found = np.array(sorted(chosen.index(parent) for parent in parents.tolist() if parent in chosen), np.int64)
+        else:
+            found = np.flatnonzero(np.isin(chosen, parents))
+        return found[found < below]
+
 
 def _select(selection: Any, length: int) -> range | Int64Array:
     if isinstance(selection, slice):
@@ -129,6 +144,10 @@ class Repeat(OverParent):
         """See `dataload.types.Sampler`."""
         return indices_without_end(self.parent, positions, first_epoch=epoch * self.times)
 
+    def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
+        """See `dataload.samplers.inverse.positions_of`."""
+        return positions_without_end(self.parent, index, first_epoch=epoch * self.times, below=min(below, len(self)))
+
 
 def indices_without_end(sampler: Sampler, positions: Int64Array, *, first_epoch: int) -> Int64Array:
     """Return the indices at any positions, for an order that starts its next epoch whenever it ends."""
@@ -143,3 +162,13 @@ def indices_without_end(sampler: Sampler, positions: Int64Array, *, first_epoch:
     for repetition, rows in split_by_group(repetitions):
         within[rows] = sampler.indices(within[rows], epoch=first_epoch + repetition)
     return within
+
+
+def positions_without_end(sampler: Sampler, index: int, *, first_epoch: int, below: int) -> Int64Array:
+    """Return the positions below `below` of an index, for an order that starts its next epoch whenever it ends."""
+    length = len(sampler)
+    found = [
+        positions_of(sampler, index, epoch=first_epoch + number, below=below - number * length) + number * length
+        for number in range(-(-below // max(1, length)))
+    ]
+    return np.concatenate([np.empty(0, np.int64), *found])

@@ -8,6 +8,7 @@ from dataload._util.checks import check_count
 from dataload._util.randomness import check_seed, derive_key
 from dataload.samplers._common import OverParent, check_sampler, divide, set_fields, split_by_group
 from dataload.samplers.basic import Sequential
+from dataload.samplers.inverse import positions_of
 from dataload.samplers.pool import PoolShuffle, check_pool_size
 from dataload.types import Int64Array, Sampler
 
@@ -62,3 +63,15 @@ class Lanes(OverParent):
             for lane, rows in split_by_group(lanes):
                 offsets[rows] = self._pools[lane].indices(offsets[rows], epoch=epoch)
         return self.parent.indices(self._starts(lanes) + offsets, epoch=epoch)
+
+    def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
+        """See `dataload.samplers.inverse.positions_of`."""
+        starts = self._starts(np.arange(self.lanes))
+        found: list[int] = []
+        for parent in positions_of(self.parent, index, epoch=epoch).tolist():
+            lane = int(np.searchsorted(starts, parent, side="right")) - 1
+            offset = parent - int(starts[lane])
+            if self._pools:
+                offset = int(positions_of(self._pools[lane], offset, epoch=epoch)[0])
+            found.append(offset * self.lanes + lane)
+        return np.array(sorted(position for position in found if position < below), np.int64)

@@ -48,6 +48,21 @@ def permute(positions: Int64Array, n: int, key: npt.NDArray[np.uint64]) -> Int64
     return found.astype(np.int64)
 
 
+def unpermute(image: int, n: int, key: npt.NDArray[np.uint64]) -> int:
+    """Return the position whose image under `permute` is `image`, in [0, n)."""
+    if n <= _SMALL:
+        return int(np.flatnonzero(permute(np.arange(n), n, key) == image)[0])
+    bits = (n - 1).bit_length()
+    constants = [tuple(map(int, constant)) for constant in _round_constants(key, bits, np.uint64)]
+    inverses = [(add, pow(multiply, -1, 1 << bits), mask, shift) for add, multiply, mask, shift in reversed(constants)]
+    while True:
+        for add, inverse, mask, shift in inverses:
+            image ^= image >> shift  # its own inverse, because a shift is at least half the width
+            image = (image * inverse - add) & mask
+        if image < n:
+            return image
+
+
 def _round_constants(key: npt.NDArray[np.uint64], bits: int, kind: Any) -> list[tuple[Any, Any, Any, Any]]:
     mask = (1 << bits) - 1
     words = hash64(key[1], hash64(key[0], np.arange(2 * _ROUNDS))).tolist()

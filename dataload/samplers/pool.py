@@ -12,6 +12,7 @@ from dataload._util.checks import check_count
 from dataload._util.memo import Memo
 from dataload._util.randomness import check_seed, derive_key, hash64
 from dataload.samplers._common import OverParent, check_sampler, set_fields
+from dataload.samplers.inverse import positions_of
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array, Sampler
 
@@ -66,6 +67,17 @@ class PoolShuffle(OverParent):
         """See `dataload.types.Sampler`."""
         return self.parent.indices(self._emitted(positions, epoch), epoch=epoch)
 
+    def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
+        """See `dataload.samplers.inverse.positions_of`."""
+        slots = self._slots(epoch)
+        found = sorted(slots.emits(parent) for parent in positions_of(self.parent, index, epoch=epoch).tolist())
+        return np.array([position for position in found if position < below], np.int64)
+
+    def _slots(self, epoch: int) -> _Slots:
+        key = derive_key(self.seed, "pool", epoch, words=1)[0]
+        drain_key = derive_key(self.seed, "pool-drain", epoch, words=KEY_WORDS)
+        return _Slots(len(self), min(self.pool_size, len(self)), key, drain_key)
+
     def _emitted(self, positions: Int64Array, epoch: int) -> Int64Array:
         """Return the parent positions that are emitted at `positions`."""
         if not positions.size:
@@ -73,9 +85,7 @@ class PoolShuffle(OverParent):
         if (positions[1:] <= positions[:-1]).any():
             rising, where = np.unique(positions, return_inverse=True)
             return self._emitted(rising, epoch)[where]
-        key = derive_key(self.seed, "pool", epoch, words=1)[0]
-        drain_key = derive_key(self.seed, "pool-drain", epoch, words=KEY_WORDS)
-        slots = _Slots(len(self), min(self.pool_size, len(self)), key, drain_key)
+        slots = self._slots(epoch)
         # Positions further apart than the look-back are computed separately.
         if positions[-1] - positions[0] <= slots.reach:
             return self._emitted_close(positions, slots, epoch)
@@ -126,6 +136,17 @@ class _Slots:
         if stop <= steady:
             return slots
         return np.concatenate([slots, permute(steps[len(slots) :] - steady, self.size, self.drain_key)])
+
+    def emits(self, position: int) -> int:
+        """Return the step that emits a position of the parent."""
+        step = position - self.size  # the one that puts it into the pool
+        slot, start = (position, 0) if step < 0 else (int(self.at(step, step + 1)[0]), step + 1)
+        while True:  # found at the latest where the pool drains
+            stop = min(start + _BLOCK, self.length)
+            hits = np.flatnonzero(self.at(start, stop) == slot)
+            if hits.size:
+                return start + int(hits[0])
+            start = stop
 
     def held_before(self, step: int) -> Int64Array:
         """Return the parent position that each slot holds before `step`, (size,) int64."""

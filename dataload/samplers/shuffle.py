@@ -9,7 +9,9 @@ from dataload._util.checks import check_count, setting_error
 from dataload._util.memo import Memo
 from dataload._util.randomness import check_seed, derive_key
 from dataload.samplers._common import check_lengths, check_sampler, records_of, set_fields
-from dataload.samplers.permutation import KEY_WORDS, MAX_LENGTH, permute
+from dataload.samplers.basic import Sequential
+from dataload.samplers.inverse import positions_of
+from dataload.samplers.permutation import KEY_WORDS, MAX_LENGTH, permute, unpermute
 from dataload.types import Int64Array, Sampler
 
 
@@ -54,6 +56,14 @@ class GlobalShuffle:
         """See `dataload.types.Sampler`."""
         shuffled = permute(positions, self.length, derive_key(self.seed, "shuffle", epoch, words=KEY_WORDS))
         return shuffled if self.parent is None else self.parent.indices(shuffled, epoch=epoch)
+
+    def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
+        """See `dataload.samplers.inverse.positions_of`."""
+        key = derive_key(self.seed, "shuffle", epoch, words=KEY_WORDS)
+        parent = self.parent or Sequential(self.length)
+        images = positions_of(parent, index, epoch=epoch).tolist()
+        found = sorted(unpermute(image, self.length, key) for image in images)
+        return np.array([position for position in found if position < below], np.int64)
 
 
 class _ShardOrder(NamedTuple):
@@ -100,6 +110,13 @@ class ShardSequential:
         """See `dataload.types.Sampler`."""
         layout = self._layouts.recall(epoch) or self._layouts.keep(epoch, self._layout(epoch))
         return positions + layout.shifts[np.searchsorted(layout.ends, positions, side="right")]
+
+    def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
+        """See `dataload.samplers.inverse.positions_of`."""
+        ends, shifts = self._layouts.recall(epoch) or self._layouts.keep(epoch, self._layout(epoch))
+        found = index - shifts  # its position in each shard, if the shard had it
+        starts = np.concatenate(([0], ends[:-1]))
+        return found[(starts <= found) & (found < np.minimum(ends, below))]
 
     def _layout(self, epoch: int) -> _ShardOrder:
         lengths = np.array(self.shard_lengths, np.int64)

@@ -436,8 +436,8 @@ def test_the_picture_of_many_long_rows_shows_some(tmp_path):
         (["train.toml", "--steps", "63"], "--steps 63 is out of range: epoch 0 has 63 steps"),
         (["train.toml", "--steps", "0:64"], "--steps 0:64 is out of range: epoch 0 has 63 steps"),
         (["train.toml", "--steps", "3:3"], "--steps 3:3 is empty: stop must be greater than start"),
-        (["train.toml", "--steps", "-1"], "--steps must be a step or start:stop, such as 10 or 0:5, got '-1'"),
-        (["train.toml", "--steps", "0:5:2"], "--steps must be a step or start:stop"),
+        (["train.toml", "--steps", "-1"], "--steps must be a number or start:stop, such as 10 or 0:5, got '-1'"),
+        (["train.toml", "--steps", "0:5:2"], "--steps must be a number or start:stop"),
         (["train.toml", "--epoch", "-1"], "Invalid value for '--epoch'"),
         (["train.toml", "--steps", "0", "--rank", "1"], "--rank needs --world-size"),
         (

@@ -90,14 +90,14 @@ def test_latency_and_rate(proxy):
 
 
 def test_rates_are_per_connection(proxy):
-    proxy.faults = Faults(rate=len(DATA) * 2)
+    proxy.faults = Faults(rate=len(DATA))
     threads = [threading.Thread(target=get, args=(proxy,)) for _ in range(4)]
     begun = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - begun < 1.8, "four together take no longer than one"
+    assert time.monotonic() - begun < 3.6, "four together take no longer than one"
     assert proxy.counts.most_at_once > 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -33,6 +34,12 @@ WORKERS = {
     "threads": {"num_workers": 2},
     "processes": {"num_workers": 2, "executor": "processes"},
 }
+
+
+def all_pairs(names):
+    """Each format with each kind of workers, in orders that alternate: any two of the three meet in some case."""
+    pairs = itertools.product(enumerate(names), enumerate(WORKERS))
+    return [(name, workers, ("pool", "global")[(row + column) % 2]) for (row, name), (column, workers) in pairs]
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +99,9 @@ def sizes(directory):
     return sorted(path.stat().st_size for path in found if "lock" not in path.name)
 
 
-@pytest.mark.parametrize("shuffle", ["pool", "global"])
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "workers", "shuffle"), all_pairs(FORMATS))
 def test_batches_and_resumption(shards, bucket, proxy, tmp_path, name, workers, shuffle):
-    settings = {"batch_size": 16, **order_of(shuffle)}
+    settings = {"batch_size": 16, "epochs": 3, **order_of(shuffle)}
     path = str(shards[name] / pattern(name))
     with dataload.open(path, **FORMATS[name][2]) as source, dataload.Loader(source, **settings) as loader:
         expected = [list(loader) for _ in range(2)]
@@ -283,11 +288,9 @@ def test_versions_of_many_shards_take_few_requests(object_server, proxy, tmp_pat
 RANGED = ("syr", "tar", "uncompressed", "tokens")
 
 
-@pytest.mark.parametrize("shuffle", ["pool", "global"])
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("name", RANGED)
+@pytest.mark.parametrize(("name", "workers", "shuffle"), all_pairs(RANGED))
 def test_ranges(shards, bucket, proxy, name, workers, shuffle):
-    settings = {"batch_size": 16, **order_of(shuffle)}
+    settings = {"batch_size": 16, "epochs": 2, **order_of(shuffle)}
     path = str(shards[name] / pattern(name))
     with dataload.open(path, **FORMATS[name][2]) as source, dataload.Loader(source, **settings) as loader:
         expected = [plain(list(loader)) for _ in range(2)]
@@ -442,11 +445,12 @@ def test_the_end_of_a_loader_ends_the_requests(bucket, proxy, tmp_path, ends):
         proxy.faults = Faults(rate=50_000)
         loader = dataload.Loader(source, batch_size=1)
         next(iter(loader))
+        proxy.faults = Faults(rate=500)  # each part takes 20 s
         begun = time.monotonic()
         if ends == "close":
             loader.close()
         del loader
-        assert time.monotonic() - begun < 1.5
+        assert time.monotonic() - begun < 10
         assert not any(thread.name.startswith("dataload-ahead-plan") for thread in threading.enumerate())
         assert sum(sizes(tmp_path / "shards")) < 12 * 60_000
 
@@ -482,7 +486,7 @@ def test_an_interrupt_leaves_nothing(object_server, proxy, tmp_path, cached):
         begun = time.monotonic()
         child.send_signal(signal.SIGINT)
         assert child.communicate()[1].count("Traceback") == 1
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 20
     assert child.returncode == -signal.SIGINT
     if cached:
         assert [path.name[:11] for path in (tmp_path / "cache" / "shards").iterdir()] == ["part-00.syr"]

@@ -158,7 +158,8 @@ def test_data_sets_of_others(server, tmp_path, data, options):
         assert same(source.read(order), local.read(order))
         if "codec" in options:  # Examples of different lengths
             return
-        loaders = [dataload.Loader(each, batch_size=2, shuffle=True, seed=1, num_workers=1) for each in (source, local)]
+        settings = {"batch_size": 2, "shuffle": True, "seed": 1, "epochs": 1, "num_workers": 1}
+        loaders = [dataload.Loader(each, **settings) for each in (source, local)]
         with loaders[0], loaders[1]:
             assert same(*map(list, loaders))
 
@@ -204,7 +205,7 @@ def test_a_manifest_knows_the_fingerprint(object_server, shards, tmp_path, name)
 )
 def test_batches_and_states(shards, bucket, environment, tmp_path, workers, mode):
     local_path, url = paths(shards, bucket, "syr")
-    settings = {"batch_size": 7, "shuffle": True, "seed": 3}
+    settings = {"batch_size": 7, "shuffle": True, "seed": 3, "epochs": 2}
     with dataload.open(local_path) as local, dataload.Loader(local, **settings) as loader:
         expected = list(loader)
         state = loader.state_dict()
@@ -266,7 +267,8 @@ def test_archives_of_files(server, environment, tmp_path, mode, monkeypatch):
         assert remote.fields == local.fields
         assert remote.fingerprint() == local.fingerprint()
         assert same(remote.read([3, 0, 2]), local.read([3, 0, 2]))
-        loaders = [dataload.Loader(source, batch_size=2, shuffle=True, num_workers=2) for source in (local, remote)]
+        settings = {"batch_size": 2, "shuffle": True, "epochs": 2, "num_workers": 2}
+        loaders = [dataload.Loader(source, **settings) for source in (local, remote)]
         assert same(*map(list, loaders))
         monkeypatch.delattr(FolderReader, "ranges")  # as in a format that does not know them
         assert same(*map(list, loaders))
@@ -392,7 +394,7 @@ def test_what_cannot_be_repaired(server, shards, bucket):
             match = rf"cannot read bytes \d+ to \d+ of {url}: .*\(\d attempts in .* s; the options timeout and retries"
             with pytest.raises(SourceError, match=match) as caught:
                 source.read([3])
-            assert time.monotonic() - begun < 2
+            assert time.monotonic() - begun < 10
             assert server.secret_key not in repr(caught.value) + str(caught.getrepr(showlocals=False))
 
 
@@ -403,7 +405,7 @@ def test_wrong_credentials(server, bucket):
     begun = time.monotonic()
     with pytest.raises(SourceError, match=r"cannot look up .*403") as caught:
         dataload.open(f"{bucket}/0/part-0.syr", storage_options=storage)
-    assert time.monotonic() - begun < 5  # not repeated
+    assert time.monotonic() - begun < 10  # not repeated
     assert secret not in str(caught.value) + repr(vars(caught.value)) + repr(caught.value.__cause__)
     with pytest.raises(ConfigError, match=r"storage_options do not fit s3://b: .*'wrong'") as caught:
         dataload.open("s3://b/x.syr", storage_options={"wrong": secret})
@@ -469,7 +471,7 @@ def test_a_forked_child_is_refused(shards, bucket, environment):
         for text, seconds in found:
             assert "this process was forked by one that had read from a URL" in text
             assert "'forkserver' or 'spawn'" in text
-            assert seconds < 1
+            assert seconds < 10  # it does not hang
         with (
             dataload.Loader(source, batch_size=5, num_workers=2, executor="processes", start_method="fork") as loader,
             pytest.raises(WorkerError, match="this process was forked"),

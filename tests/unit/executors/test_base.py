@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from dataload.executors import ThreadExecutor
+from dataload.executors import ThreadExecutor, base
 from dataload.executors.base import Place, SerialExecutor, StallMonitor, TimeoutPolicy, WorkerLostError, WorkerStatus
 
 
@@ -32,26 +32,37 @@ def describe():
     return "somebody", Place(1, 2, 3), "stacks"
 
 
-def test_a_watch_warns_half_way_and_then_gives_up():
-    watch = StallMonitor(TimeoutPolicy(timeout=0.2))
-    assert 0 < watch.next_look() <= 0.1
+@pytest.fixture
+def now(monkeypatch):
+    """The time, which only the test changes."""
+    time = [100.0]
+    monkeypatch.setattr(base, "monotonic", lambda: time[0])
+    return time
+
+
+def test_a_watch_warns_half_way_and_then_gives_up(now):
+    watch = StallMonitor(TimeoutPolicy(timeout=20))
+    assert watch.next_look() == 10
     assert not watch.is_due()
-    with pytest.warns(RuntimeWarning, match=r"no batch for 0\.0 s: somebody is at step 2 of epoch 1, index 3\nstacks"):
+    now[0] += 10
+    assert watch.is_due()
+    with pytest.warns(RuntimeWarning, match=r"no batch for 10\.0 s: somebody is at step 2 of epoch 1, index 3\nstacks"):
         watch.look(describe)
-    while not watch.is_due():
-        pass
+    assert watch.next_look() == 10
+    now[0] += 11
+    assert watch.is_due()
     with pytest.raises(WorkerLostError) as caught:
         watch.look(describe)
-    assert caught.value.reason == "has returned no batch for 0.2 s (timeout=0.2)"
+    assert caught.value.reason == "has returned no batch for 21.0 s (timeout=20)"
     assert (caught.value.worker, caught.value.place, caught.value.stacks) == describe()
 
 
-def test_a_watch_without_an_end_warns_ever_more_seldom():
+def test_a_watch_without_an_end_warns_ever_more_seldom(now):
     watch = StallMonitor(TimeoutPolicy(warn_after=1000))
     for doubled in (2000, 4000):
         with pytest.warns(RuntimeWarning, match="nobody has not started it\n"):
             watch.look(lambda: ("nobody", Place(-1, -1, -1), ""))
-        assert doubled - 1 < watch.next_look() <= doubled
+        assert watch.next_look() == doubled
 
 
 FORKED = (

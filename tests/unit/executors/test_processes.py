@@ -217,7 +217,7 @@ def test_a_stuck_worker_is_described_then_ended(what, stacks):
             pytest.raises(WorkerLostError) as caught,
         ):
             tasks.submit((what,)).result()
-        assert caught.value.reason.startswith("has returned no batch for 1.")
+        assert caught.value.reason.startswith("has returned no batch for ")
         assert stacks in caught.value.stacks
         assert tasks.submit(("pid",)).result() != pid  # the stuck one is gone
 
@@ -245,14 +245,14 @@ def test_the_timeout_covers_a_fork_server_that_is_stopped():
         with executor(works.echo, timeouts=TimeoutPolicy(timeout=0.4)) as tasks:
             with (
                 pytest.warns(
-                    RuntimeWarning, match=r"no batch for 0\.2 s: dataload-0 has not started it\nthe fork server"
+                    RuntimeWarning, match=r"no batch for \d+\.\d s: dataload-0 has not started it\nthe fork server"
                 ),
                 pytest.raises(WorkerLostError) as caught,
             ):
                 tasks.submit(1)
             lost = caught.value
             assert (lost.worker, lost.place) == ("dataload-0", Place(-1, -1, -1))
-            assert re.fullmatch(r"has returned no batch for 0\.\d s \(timeout=0\.4\)", lost.reason)
+            assert re.fullmatch(r"has returned no batch for \d+\.\d s \(timeout=0\.4\)", lost.reason)
             assert lost.stacks == (
                 "the fork server of multiprocessing does not answer: it is importing the main module, or is stopped"
             )

@@ -235,14 +235,14 @@ def test_a_thread_that_hangs_is_described_given_up_and_replaced():
     with (
         pytest.warns(
             RuntimeWarning,
-            match=r"(?s)no batch for 0\.\d s: dataload-0 is at step 7 of epoch 1, index 33\n.*go_on.wait",
+            match=r"(?s)no batch for \d+\.\d s: dataload-0 is at step 7 of epoch 1, index 33\n.*go_on.wait",
         ),
         pytest.raises(WorkerLostError) as caught,
     ):
         hanging.result()
     lost = caught.value
     assert (lost.worker, lost.place.epoch, lost.place.step, lost.place.index) == ("dataload-0", 1, 7, 33)
-    assert lost.reason.startswith("has returned no batch for 0.")
+    assert lost.reason.startswith("has returned no batch for ")
     assert "go_on.wait" in lost.stacks
     assert executor.submit(False).result() == 5  # by another thread
     with pytest.warns(

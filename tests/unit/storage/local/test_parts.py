@@ -243,33 +243,51 @@ def test_of_two_writers_that_close_at_once_one_succeeds(tmp_path, renames, monke
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_processes_that_close_at_once_one_succeeds(tmp_path, renames, kind):
-    for turn in range(20):
-        path = str(tmp_path / f"x{turn}")
-        gate, go = os.pipe()
-        children = []
-        for number in range(3):
-            child = os.fork()
-            if not child:
-                code = 2
+    paths = [tmp_path / f"x{turn}" for turn in range(20)]
+    ready, tell_ready = os.pipe()
+    ended, tell_end = os.pipe()
+    gates = [os.pipe() for _ in paths]
+
+    def write(number):
+        for _, go in gates:
+            os.close(go)
+        for path, (gate, _) in zip(paths, gates, strict=True):
+            with Part(str(path)) as part:
+                make(part, kind, str(number))
+                os.write(tell_ready, b"!")
+                os.read(gate, 1)  # until the parent closes its end
                 try:
-                    part = Part(path)
-                    make(part, kind, str(number))
-                    os.close(go)
-                    os.read(gate, 1)  # until the parent closes its end
-                    with part:
-                        part.publish()
-                    code = 0
+                    part.publish()
                 except ConfigError:
-                    code = 1
-                finally:
-                    os._exit(code)
-            children.append(child)
-        os.close(go)
-        os.close(gate)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        assert sorted(codes) == [0, 1, 1]
-        assert content(tmp_path / f"x{turn}") == expected(kind, str(codes.index(0)))
-    assert len(os.listdir(tmp_path)) == 20
+                    outcome = b"-"
+                except BaseException:  # the others wait for this process, too
+                    outcome = b"?"
+                else:
+                    outcome = b"%d" % number
+            os.write(tell_end, outcome)
+
+    children = []
+    for number in range(3):
+        children.append(os.fork())
+        if not children[-1]:
+            with contextlib.suppress(BaseException):
+                write(number)
+                os._exit(0)
+            os._exit(1)
+    os.close(tell_ready)
+    os.close(tell_end)
+    with open(ready, "rb") as readies, open(ended, "rb") as ends:
+        outcomes = []
+        for gate, go in gates:
+            ready_ones = readies.read(3)
+            os.close(go)
+            os.close(gate)
+            outcomes.append((ready_ones, *sorted(ends.read(3).decode())))
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    for path, (ready_ones, *failed, winner) in zip(paths, outcomes, strict=True):
+        assert (ready_ones, failed) == (b"!!!", ["-", "-"])
+        assert content(path) == expected(kind, winner)
+    assert sorted(os.listdir(tmp_path)) == sorted(path.name for path in paths)
 
 
 def test_where_there_are_not_even_links(tmp_path, monkeypatch):

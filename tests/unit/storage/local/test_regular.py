@@ -17,8 +17,6 @@ from dataload.sources.array_record.tfds import TfdsSource
 from dataload.storage import storage_of
 from dataload.storage.local.regular import open_regular
 
-pytestmark = pytest.mark.timeout(20)
-
 KINDS = ("a FIFO", "a socket", "a device")
 
 

@@ -1,0 +1,219 @@
+"""Certificates: hashes of batches that another machine, world size or release can check."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+import numpy as np
+
+from dataload._util.fingerprint import fingerprint, identify
+from dataload._util.randomness import ORDER_VERSION
+from dataload.analysis.rows import count_rows, row_of
+from dataload.errors import ConfigError
+from dataload.loader.loader import Loader
+from dataload.samplers import BatchPlan
+from dataload.sources.base import locate
+
+_ROW_BYTES = 4  # enough to find the row that differs; that one does is known from the hash of the step
+
+
+@dataclass(frozen=True, slots=True)
+class StepHashes:
+    """The batch of one step, of all ranks together, as hashes.
+
+    Attributes:
+        order: Hash of the indices, 16 hexadecimal digits.
+        batch: Hash of the values, 32 hexadecimal digits.
+        rows: Short hash of each row, base64.
+    """
+
+    order: str
+    batch: str
+    rows: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What some steps of a loader served, as hashes.
+
+    Attributes:
+        versions: Of dataload, its orders, and numpy, when it was made.
+        source: Fingerprint of the data.
+        order: Fingerprint of the sampler.
+        step_size: Items of all ranks per step: the global batch size, unless the plan makes batches of its own.
+        epoch: Number of the epoch.
+        first: Number of the first step.
+        steps: Hashes of consecutive steps.
+        version: Version of this format.
+    """
+
+    versions: dict[str, str]
+    source: str
+    order: str
+    step_size: int
+    epoch: int
+    first: int
+    steps: tuple[StepHashes, ...]
+    version: int = 1
+
+    def to_json(self) -> str:
+        """Return the certificate as JSON, one line per step."""
+        head = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "steps"}
+        steps = ",\n".join(f"  {json.dumps(dataclasses.asdict(step))}" for step in self.steps)
+        return f'{json.dumps(head)[:-1]}, "steps": [\n{steps}\n]}}\n'
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` returned.
+
+        Raises:
+            ConfigError: It is not a certificate, or one of a newer release.
+        """
+        try:
+            values = json.loads(text)
+            if values["version"] != 1:
+                raise ConfigError("the certificate was made by a newer release of dataload: update dataload")
+            steps = tuple(StepHashes(**step) for step in values.pop("steps"))
+            return cls(**values, steps=steps)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"this is not a certificate, as `dataload certify` writes: {error!r}") from error
+
+
+def certify(loaders: Sequence[Loader[Any]], epoch: int, steps: range, *, release: str) -> Certificate:
+    """Return the certificate of some steps.
+
+    Args:
+        loaders: One loader per rank, in the order of ranks.
+        epoch: Number of the epoch.
+        steps: Consecutive steps.
+        release: Version of dataload, for messages.
+
+    Raises:
+        IndexError: The epoch has no such step.
+        WorkerError: A step failed.
+    """
+    planner = loaders[0].batch_sampler
+    return Certificate(
+        versions={"dataload": release, "orders": str(ORDER_VERSION), "numpy": np.__version__},
+        source=identify(loaders[0].source),
+        order=fingerprint(planner.order),
+        step_size=planner.step_size,
+        epoch=epoch,
+        first=steps.start,
+        steps=tuple(_hash_step(loaders, epoch, step)[0] for step in steps),
+    )
+
+
+def check_certificate(certificate: Certificate, loaders: Sequence[Loader[Any]]) -> str | None:
+    """Return the first difference between a certificate and what loaders serve here; None if there is none.
+
+    The number of ranks may differ from that of the certificate, the rows of all ranks together may not.
+
+    Raises:
+        ConfigError: The loaders have steps of another size.
+    """
+    planner = loaders[0].batch_sampler
+    if planner.step_size != certificate.step_size:
+        raise ConfigError(
+            f"the certificate is of steps of {certificate.step_size} for all ranks together, these have "
+            f"{planner.step_size}: choose world_size and loader.batch_size so that their product is the same"
+        )
+    last = certificate.first + len(certificate.steps)
+    if last > (total := loaders[0].batch_sampler_of(certificate.epoch).steps(certificate.epoch)):
+        return f"the certificate has step {last - 1} of epoch {certificate.epoch}, which has {total} steps here"
+    for step, there in enumerate(certificate.steps, certificate.first):
+        here, indices = _hash_step(loaders, certificate.epoch, step)
+        if here != there:
+            return (
+                f"step {step} of epoch {certificate.epoch}: {_difference(certificate, there, here, indices, loaders)}"
+            )
+    return None
+
+
+def _difference(
+    certificate: Certificate, there: StepHashes, here: StepHashes, indices: list[int], loaders: Sequence[Loader[Any]]
+) -> str:
+    rows_there, rows_here = _rows(there), _rows(here)
+    if len(rows_there) != len(rows_here):
+        return f"{len(rows_there)} rows in the certificate, {len(rows_here)} here"
+    row = next((row for row, pair in enumerate(zip(rows_there, rows_here, strict=True)) if pair[0] != pair[1]), None)
+    source = loaders[0].source
+    if there.order != here.order:
+        changed = "sampler or seed" if fingerprint(loaders[0].batch_sampler.order) != certificate.order else "order"
+        at = "" if row is None else f"; the first row that differs is {row}"
+        return f"another {changed}: its records are not those of the certificate{at}"
+    if row is None:
+        return "the hash of the step differs, and that of no row"
+    name = f"row {row}"
+    if len(indices) == len(rows_here):  # rows are records
+        name += f", record {indices[row]} ({locate(source, indices[row])}),"
+    data = "; the data set has another fingerprint" if identify(source) != certificate.source else ""
+    return f"{name} has other values than in the certificate{data}"
+
+
+def _rows(step: StepHashes) -> list[bytes]:
+    packed = b64decode(step.rows)
+    return [packed[start : start + _ROW_BYTES] for start in range(0, len(packed), _ROW_BYTES)]
+
+
+def _hash_step(loaders: Sequence[Loader[Any]], epoch: int, step: int) -> tuple[StepHashes, list[int]]:
+    """Return the hashes of a step of all ranks, and its indices; in an order that no number of ranks changes."""
+    rows: list[tuple[int, int, bytes]] = []
+    records: list[tuple[int, int, int]] = []
+    for rank, loader in enumerate(loaders):
+        (plan,) = loader.batch_sampler_of(epoch).plans(range(step, step + 1), epoch=epoch)
+        batch = loader.batch(epoch, step)
+        rows += [(row, rank, digest) for row, digest in _hash_rows(batch, plan)]
+        records += [(row, rank, index) for row, index in enumerate(plan.wanted.tolist())]
+    digests = [digest for *_, digest in sorted(rows)]
+    indices = [index for *_, index in sorted(records, key=lambda record: record[:2])]
+    return StepHashes(
+        order=hashlib.blake2b(np.array(indices, "<i8").tobytes(), digest_size=8).hexdigest(),
+        batch=hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest(),
+        rows=b64encode(b"".join(digest[:_ROW_BYTES] for digest in digests)).decode(),
+    ), indices
+
+
+def _hash_rows(batch: Any, plan: BatchPlan) -> list[tuple[int, bytes]]:
+    """Return number and hash of each row, without rows that only fill up the batch."""
+    filler = plan.valid is not None and plan.packing is None and plan.valid.ndim == 1
+    found: list[tuple[int, bytes]] = []
+    for row in range(count_rows(batch)):
+        if not filler or cast("Any", plan.valid)[row]:
+            digest = hashlib.blake2b(digest_size=16)
+            _add(digest, row_of(batch, row))
+            found.append((row, digest.digest()))
+    return found
+
+
+def _add(digest: Any, value: Any) -> None:
+    """Add a value to a hash: its kind, its shape, and its bytes."""
+    if isinstance(value, Mapping):
+        for name in sorted(cast("Mapping[Any, Any]", value), key=str):
+            digest.update(repr(name).encode())
+            _add(digest, value[name])
+    elif isinstance(value, (list, tuple)):
+        digest.update(f"[{len(cast('list[Any]', value))}".encode())
+        for item in cast("list[Any]", value):
+            _add(digest, item)
+    elif hasattr(value, "__array__"):  # of numpy or torch
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            _add(digest, array.tolist())
+            return
+        kind = array.dtype.newbyteorder("<")
+        digest.update(f"{kind.str}{array.shape}".encode())
+        digest.update(array.astype(kind, copy=False).tobytes())
+    elif isinstance(value, bytes):
+        digest.update(b"b%d " % len(value))
+        digest.update(value)
+    else:
+        digest.update(repr(value).encode())

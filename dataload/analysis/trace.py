@@ -1,0 +1,209 @@
+"""Where records were served, and which records were served when the loss was high."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dataload.errors import ConfigError, closest
+from dataload.loader.loader import Loader
+from dataload.samplers.inverse import Serving, servings_of
+from dataload.samplers.order_sample import global_rows
+from dataload.sources.base import Source, locate
+from dataload.types import Int64Array
+
+Float64Array: TypeAlias = npt.NDArray[np.float64]
+
+_BLOCK_ROWS = 1 << 16
+
+
+def trace_record(loader: Loader[Any], index: int, epochs: Iterable[int], steps: range | None = None) -> list[Serving]:
+    """Return where some epochs serve a record, on all ranks: computed from the order, without reading data.
+
+    Args:
+        loader: The loader, of any rank; a state that was loaded counts.
+        index: Index of the record.
+        epochs: Numbers of the epochs.
+        steps: The steps of each epoch to search, by default all.
+
+    Raises:
+        ConfigError: The source has no such record.
+    """
+    records = len(loader.source)
+    if not 0 <= index < records:
+        raise ConfigError(f"index {index} is out of range: the source has {records} records", key="index", value=index)
+    found: list[Serving] = []
+    for epoch in epochs:
+        found += servings_of(loader.batch_sampler_of(epoch), index, epoch=epoch, steps=steps)
+    return found
+
+
+def find_key(source: Any, key: str) -> int:
+    """Return the index of the first record with a key, after looking at the keys of all records before it.
+
+    Raises:
+        ConfigError: No record has this key, or records have no keys.
+    """
+    keys: set[str] = set()
+    for index in range(len(source)):
+        found = locate(source, index).key
+        if found == key:
+            return index
+        if found is None and not keys:
+            raise ConfigError(f"{source!r} has no keys: give the index of the record", key="key", value=key)
+        if found is not None and len(keys) < 10_000:
+            keys.add(found)
+    raise ConfigError(
+        f"no record of {source!r} has the key {key!r}: {closest(key, sorted(keys))}", key="key", value=key
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepLosses:
+    """The loss of some steps.
+
+    Attributes:
+        epochs: Epoch of each step, (n,).
+        steps: Number of each step in its epoch, (n,).
+        losses: Loss of each step, (n,).
+    """
+
+    epochs: Int64Array
+    steps: Int64Array
+    losses: Float64Array
+
+    @classmethod
+    def parse(cls, text: str, loader: Loader[Any]) -> StepLosses:
+        """Read CSV with the columns ``step``, ``loss`` and, optionally, ``epoch``.
+
+        Without epochs, steps are counted from the start of epoch 0 over all epochs, as most loggers do.
+
+        Raises:
+            ConfigError: A column is missing, or a line is not of numbers or names a step that does not exist.
+        """
+        reader = csv.DictReader(io.StringIO(text))
+        names = reader.fieldnames or ()
+        for name in ("step", "loss"):
+            if name not in names:
+                raise ConfigError(f"the losses need the columns 'step' and 'loss', found {list(names)}", key="spike")
+        rows: list[tuple[int, int, float]] = []
+        for line in reader:
+            try:
+                step, loss = int(line["step"]), float(line["loss"])
+                epoch = int(line["epoch"]) if "epoch" in names else None
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"losses, line {reader.line_num}: {error}", key="spike") from None
+            rows.append((*_find_step(loader, epoch, step, reader.line_num), loss))
+        if not rows:
+            raise ConfigError("the losses have no lines", key="spike")
+        epochs, steps, losses = zip(*rows, strict=True)
+        return cls(np.array(epochs, np.int64), np.array(steps, np.int64), np.array(losses, np.float64))
+
+
+def _find_step(loader: Loader[Any], epoch: int | None, step: int, line: int) -> tuple[int, int]:
+    """Return epoch and step of a line; without an epoch, the step is counted over all epochs."""
+    if epoch is None:
+        epoch = 0
+        while 0 < (steps := loader.batch_sampler_of(epoch).steps(epoch)) <= step:
+            epoch, step = epoch + 1, step - steps
+    steps = loader.batch_sampler_of(epoch).steps(epoch) if epoch >= 0 else 0
+    if not 0 <= step < steps:
+        raise ConfigError(f"losses, line {line}: epoch {epoch} has {steps} steps, found step {step}", key="spike")
+    return epoch, step
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A record or a shard, and the steps that had it.
+
+    Attributes:
+        index: Index of the record, or number of the shard.
+        name: Its location.
+        loss: Mean loss of the steps that had it.
+        steps: Number of these steps.
+    """
+
+    index: int
+    name: str
+    loss: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpikeReport:
+    """Records and shards, those of the highest mean loss first.
+
+    Attributes:
+        loss: Mean loss of all steps.
+        spread: Standard deviation of the loss of a step.
+        records: The suspects among records.
+        shards: The suspects among shards, if there are several.
+    """
+
+    loss: float
+    spread: float
+    records: Sequence[Suspect]
+    shards: Sequence[Suspect]
+
+
+def rank_by_loss(loader: Loader[Any], losses: StepLosses, *, top: int = 20) -> SpikeReport:
+    """Rank records and shards by the mean loss of the steps that had them, on any rank.
+
+    A record that was served in several steps of high loss is a better suspect than one of a single step; records of
+    one step cannot be told apart.
+    """
+    served, of_step = _served(loader, losses)
+    indices, inverse = np.unique(served, return_inverse=True)
+    mean, count = _mean_loss(inverse, losses.losses[of_step], len(indices))
+    records = [
+        Suspect(int(indices[i]), str(locate(loader.source, int(indices[i]))), float(mean[i]), int(count[i]))
+        for i in _highest(mean, count, top)
+    ]
+    shards: list[Suspect] = []
+    source = loader.source
+    lengths = source.shard_lengths if isinstance(source, Source) else ()
+    if len(lengths) > 1:
+        firsts = np.cumsum([0, *lengths])
+        pairs = np.unique(np.stack([np.searchsorted(firsts, served, side="right") - 1, of_step]), axis=1)
+        mean, count = _mean_loss(pairs[0], losses.losses[pairs[1]], len(lengths))
+        for shard in _highest(mean, count, top):
+            name = locate(source, int(firsts[shard])).shard or f"shard {shard}"
+            shards.append(Suspect(int(shard), name, float(mean[shard]), int(count[shard])))
+    return SpikeReport(float(losses.losses.mean()), float(losses.losses.std()), records, shards)
+
+
+def _served(loader: Loader[Any], losses: StepLosses) -> tuple[Int64Array, Int64Array]:
+    """Return the records of each step, once each, and the place of their step in `losses`; both (n,)."""
+    found: list[Int64Array] = []
+    places: list[Int64Array] = []
+    for epoch in np.unique(losses.epochs).tolist():
+        planner = loader.batch_sampler_of(epoch)
+        at = np.flatnonzero(losses.epochs == epoch)
+        at = at[np.argsort(losses.steps[at], kind="stable")]
+        # Runs of consecutive steps are computed together.
+        for run in np.split(at, np.flatnonzero(np.diff(losses.steps[at]) != 1) + 1):
+            most = max(1, _BLOCK_ROWS // (planner.rows_per_step * planner.world_size))
+            for part in np.split(run, range(most, len(run), most)):
+                steps = range(int(losses.steps[part[0]]), int(losses.steps[part[-1]]) + 1)
+                indices, counts = global_rows(planner, steps, epoch=epoch)
+                pairs = np.unique(np.stack([np.repeat(part, counts), indices]), axis=1)
+                places.append(pairs[0])
+                found.append(pairs[1])
+    return np.concatenate(found), np.concatenate(places)
+
+
+def _mean_loss(groups: Int64Array, losses: Float64Array, size: int) -> tuple[Float64Array, Int64Array]:
+    count = np.bincount(groups, minlength=size)
+    return np.bincount(groups, losses, minlength=size) / np.maximum(count, 1), count
+
+
+def _highest(mean: Float64Array, count: Int64Array, top: int) -> list[int]:
+    """Return the groups of the highest mean; among equal ones those with more steps first."""
+    order = np.lexsort((-count, -mean))
+    return [int(i) for i in order[: top + np.count_nonzero(count == 0)] if count[i]][:top]

@@ -20,6 +20,8 @@ from rich.table import Table
 from torch import nn
 
 import dataload
+from dataload.analysis.page import Page
+from dataload.analysis.shown import show_batch
 from dataload.convert import convert
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -164,6 +166,10 @@ def main() -> int:
         console.print("[red]loss or accuracy differ between formats; they should be equal[/red]")
         return 1
     console.print("Loss and accuracy are equal: the order does not depend on the format.")
+    with dataload.from_config(CONFIGS / "tar.toml") as loader:
+        page = Page("Digits as the model sees them", [repr(loader.source)], [show_batch(loader, 0, 10, most=64)])
+    (DATA / "batch.html").write_text(page.to_html(), encoding="utf-8")
+    console.print(f"A page of batch 10, which `dataload show` writes: {(DATA / 'batch.html').relative_to(ROOT)}")
     return 0
 
 

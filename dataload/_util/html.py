@@ -1,6 +1,7 @@
 """HTML for notebooks: escaped, without scripts, in the colours of the page. Pure (no I/O)."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from html import escape
 from typing import Any
 
@@ -22,6 +23,13 @@ def html_table(
     body = "".join(row("td", cells) for cells in rows)
     table = f"<table><thead>{row('th', columns)}</thead><tbody>{body}</tbody></table>" if body else ""
     return f"<div><strong>{_text(title)}</strong>{said}{table}</div>"
+
+
+def html_of_source(source: Any) -> str | None:
+    """Return the size and the fields of a source; None, so that notebooks show its `repr`, if it cannot tell them."""
+    with suppress(Exception):  # it is closed, say
+        return html_table(repr(source), [f"{len(source):,} records"], ("field", "type"), source.fields.items())
+    return None
 
 
 def _text(value: Any) -> str:

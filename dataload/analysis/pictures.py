@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dataload.analysis.design import BLUE, LIGHT, ORANGE, Theme, key, new_figure, place, swatch, whole
+from dataload.analysis.design import BLUE, LIGHT, ORANGE, SKY, YELLOW, Theme, key, new_figure, place, swatch, whole
+from dataload.analysis.job_plan import JobPlan
 from dataload.samplers.order_sample import OrderSample, Shards, displacements, expected_shards, shards_per_batch
 from dataload.samplers.quality import OrderReport
 from dataload.samplers.streams.report import Followed, StreamPlanner, StreamReport, follow
@@ -167,3 +168,30 @@ def _draw_rows(axes: Axes, found: Followed, rows: int, chunk: int, theme: Theme,
             text = str(ids[start])
             if ids[start] >= 0 and (stop - start) * cell > _DIGIT * (len(text) + 1):
                 axes.text((start + stop) / 2, number, text, ha="center", va="center", size=8.5, color=theme.ink)
+
+
+def plan_figure(plan: JobPlan, about: str, *, theme: Theme = LIGHT) -> Figure:
+    """Draw which shards nodes begin to read when, and how many shards nodes begin to read at a time."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    most = f"{plan.readers_at_once:,} of {plan.nodes:,} node{'' if plan.nodes == 1 else 's'}"
+    finding = f"At most {most} begin to read the same shard in the same hundredth of an epoch"
+    figure, height = new_figure(_WIDTH, 4.6, finding, about, theme)
+    at: dict[str, Any] = {"bottom": 0.65, "height": height - 1.25, "width": 5.2}
+    shards, total = (place(figure, theme, left=left, **at) for left in (0.95, 8.2))
+    scale = LinearSegmentedColormap.from_list("load", [theme.band, SKY, BLUE if theme is LIGHT else YELLOW])
+    image = shards.imshow(
+        plan.load, cmap=scale, aspect="auto", origin="lower", extent=(0, plan.steps, 0, plan.shards), vmin=0
+    )
+    bar = figure.colorbar(image, cax=place(figure, theme, left=6.3, **{**at, "width": 0.16}))
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue] # a Spine
+    bar.set_label("times that a node begins to read a shard", color=theme.soft, fontsize=9)
+    _head(shards, theme, "which shards nodes begin to read when")
+    shards.set(xlabel="step of epoch 0", ylabel="shard")
+    starts = np.arange(len(plan.load)) * plan.steps / len(plan.load)
+    total.bar(starts, plan.load.sum(axis=0), plan.steps / len(plan.load), align="edge", color=BLUE)
+    _head(total, theme, "how much is asked of the store at a time")
+    total.set(xlabel="step of epoch 0", ylabel="shards that nodes begin to read in a hundredth", xlim=(0, plan.steps))
+    for axis in (shards.xaxis, shards.yaxis, total.xaxis, total.yaxis, bar.ax.yaxis):
+        whole(axis)
+    return figure

@@ -186,7 +186,7 @@ def rates_figure(results: Results, *, theme: Theme = LIGHT) -> Figure:
     names = {_limit_name(m): None for m in results.measurements if m.task.kind == "limit" and m.answers}
     lines = -(-max(1, len(names) + 2) // _KEYS)
     about = (
-        "Bars: medians; lines at their ends: spread of repeats; marks: what no loader of that format and order can beat"
+        "Bars: medians; lines at their ends: spread of repeats; marks: limits of the machine for that format and order"
     )
     figure, height = new_figure(_WIDTH, 0.35 + 0.25 * lines + sum(tall) + 1.15 * len(tall), title, about, theme)
     left = min(3.6, 0.5 + 0.075 * max((len(_reading(m)) for read in bars.values() for m in read), default=10))
@@ -287,6 +287,7 @@ def _draw_rates(
             mark = axes.vlines(
                 min(at, most), y - 0.42, y + 0.42, color=colour, linestyle=dashes, linewidth=2, label="limit"
             )
+            mark.set_clip_on(False)
             entries[_limit_name(limit) + (" (beyond the right end)" if at > most else "")] = mark
         ratio = m.ratio_to(table.limit_of(m, measurements))
         _write_column(axes, y, (short(rate.median), "" if ratio is None else _of_limit(ratio.median)), theme.ink)

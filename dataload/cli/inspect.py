@@ -53,7 +53,7 @@ def inspect_command(
     found = wanted.shards()
     with wanted.open_found(found) as source:
         facts = _facts(source, found, wanted.remote)
-        statistics = _statistics(source, found)
+        statistics = kept_statistics(source, found)
         facts["statistics"] = [statistics_facts(each) for each, _ in statistics]
         facts["fingerprint"] = source.fingerprint() if fingerprint or wanted.remote is None else None
     facts["remote"] = _remote(wanted.remote)
@@ -67,7 +67,7 @@ def inspect_command(
             print_statistics(each, records)
 
 
-def _statistics(source: Source[Any], found: FoundShards) -> list[tuple[DataSetStatistics, int]]:
+def kept_statistics(source: Source[Any], found: FoundShards) -> list[tuple[DataSetStatistics, int]]:
     """Return the statistics that are kept of whole data sets, and their numbers of records."""
     listed = any(entry.statistics is not None for entry in found.listed)  # asking again is a request
     if not isinstance(source, FileSource) or not (listed or (source.remote is None and not found.listed)):

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import typer
+from rich.color import Color
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -73,6 +75,22 @@ def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]]) -> 
         console.print(table)
     # rich pads every line to the width of the table.
     console.print(Text.from_ansi("\n".join(line.rstrip() for line in capture.get().splitlines())), soft_wrap=True)
+
+
+def shows_images() -> bool:
+    """Return whether stdout is a terminal with 16 million colours."""
+    console = _console()
+    return console.is_terminal and console.color_system == "truecolor"
+
+
+def print_image(pixels: Any) -> None:
+    """Print an image, (height, width, 3) uint8: two rows of pixels in each line, as upper and lower half blocks."""
+    rows = pixels.tolist()
+    for upper, lower in zip(rows[::2], [*rows[1::2], rows[-1]], strict=False):
+        line = Text()
+        for above, below in zip(upper, lower, strict=True):
+            line.append("\N{UPPER HALF BLOCK}", Style(color=Color.from_rgb(*above), bgcolor=Color.from_rgb(*below)))
+        _console().print(line, soft_wrap=True)
 
 
 def count_of(number: int, noun: str, plural: str | None = None) -> str:

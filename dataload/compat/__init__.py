@@ -3,7 +3,7 @@
 Each module provides the interface of one library on top of the public parts of dataload:
 
 - `dataload.compat.syrah`: Syrah's `File` and its PyTorch datasets;
-- `dataload.compat.torchrecord`: TorchRecord's `Writer`, `TorchRecord`, `TRDataset` and `TRSampler`;
+- `dataload.compat.torchrecord`: TorchRecord's `Writer`, `TorchRecord`, `TRDataset`, `TRSampler` and `DataLoader`;
 - `dataload.compat.dali`: DALI's ``fn.readers.webdataset``;
 - `dataload.compat.grain`: Grain's random access data sources;
 - `dataload.compat.webdataset`: WebDataset itself, over an order that can resume.

@@ -6,17 +6,17 @@ Differences from the original:
 - A written file appears at its path when it is closed, and an `add_item` that fails leaves nothing in it.
 - Every number in a file is checked. A file that contradicts itself raises `CorruptFileError`, which is a `ValueError`.
 - Returned arrays are writable. They are flat as before, but the file keeps their shapes for `dataload.open`.
+- Without torch, the datasets are plain sequences.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
+import importlib
 import operator
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 
@@ -26,7 +26,17 @@ from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
 from dataload.types import Array
 
+if TYPE_CHECKING:
+    from dataload.compat._syrah_datasets import SyrahConcatDataset, SyrahDataset
+
 __all__ = ["File", "FileError", "SyrahConcatDataset", "SyrahDataset"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the datasets on first use, because it takes seconds to import torch, whose classes they extend."""
+    if name in ("SyrahConcatDataset", "SyrahDataset"):
+        return getattr(importlib.import_module("dataload.compat._syrah_datasets"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class FileError(SourceError, OSError):
@@ -170,77 +180,7 @@ class File:
 
     def _position(self, index: SupportsIndex | str) -> int:
         number = int(index) if isinstance(index, str) and index.isdecimal() else operator.index(index)  # pyright: ignore
-        return _check_position(number, self._num_items, f"items in {self._path}")
-
-
-class SyrahDataset:
-    """The items of a Syrah file as tuples, for PyTorch's `DataLoader`.
-
-    Args:
-        file_path: The file.
-        keys: Names of the arrays, in the order of the tuple.
-        process_funcs: A dict from name to a function that is applied to each array of that name.
-    """
-
-    def __init__(
-        self,
-        file_path: str | os.PathLike[str],
-        keys: Sequence[str],
-        process_funcs: Mapping[str, Callable[[Array], Any]] | None = None,
-    ) -> None:
-        self.file_path = file_path
-        self.keys = keys
-        self.process_funcs = process_funcs or {}
-        self.syr = File(file_path, "r")
-        self.len = self.syr.num_items()
-
-    def worker_init_fn(self, worker_id: int = -1) -> None:
-        """Do nothing: each process opens the file itself."""
-
-    def __len__(self) -> int:
-        return self.len
-
-    def __getitem__(self, item: SupportsIndex) -> tuple[Any, ...]:
-        return tuple(self._process(key, self.syr.get_array(item, key)) for key in self.keys)
-
-    def __getitems__(self, items: Sequence[SupportsIndex]) -> list[tuple[Any, ...]]:
-        """Return several items, read all at once. PyTorch's `DataLoader` calls this."""
-        # Respect subclasses that override __getitem__.
-        if type(self).__getitem__ is not SyrahDataset.__getitem__ or not self.keys:
-            return [self[item] for item in items]
-        columns = zip(self.keys, self.syr.get_columns(items, self.keys), strict=True)
-        return list(zip(*([self._process(key, value) for value in column] for key, column in columns), strict=True))
-
-    def _process(self, key: str, value: Array) -> Any:
-        return self.process_funcs[key](value) if key in self.process_funcs else value
-
-    def __add__(self, other: Any) -> SyrahConcatDataset:
-        return SyrahConcatDataset([self, other])
-
-
-class SyrahConcatDataset:
-    """The items of one or more datasets, one dataset after another."""
-
-    def __init__(self, datasets: Iterable[Any]) -> None:
-        self.datasets = list(datasets)
-        if not self.datasets:
-            raise ConfigError("a SyrahConcatDataset needs at least one dataset, got none", key="datasets")
-        self.cumulative_sizes = list(itertools.accumulate(map(len, self.datasets)))
-
-    def worker_init_fn(self, worker_id: int = -1) -> None:
-        """Do nothing: each process opens its files itself."""
-
-    def __len__(self) -> int:
-        return self.cumulative_sizes[-1]
-
-    def __getitem__(self, idx: SupportsIndex) -> Any:
-        number = operator.index(idx)
-        position = _check_position(number + len(self) if number < 0 else number, len(self), "items")
-        part = bisect.bisect_right(self.cumulative_sizes, position)
-        return self.datasets[part][position - (self.cumulative_sizes[part - 1] if part else 0)]
-
-    def __add__(self, other: Any) -> SyrahConcatDataset:
-        return SyrahConcatDataset([self, other])
+        return check_position(number, self._num_items, f"items in {self._path}")
 
 
 @contextmanager
@@ -254,7 +194,7 @@ def _os_errors() -> Generator[None]:
         raise FileError(str(error), path=error.path) from error
 
 
-def _check_position(number: int, length: int, what: str) -> int:
+def check_position(number: int, length: int, what: str) -> int:
     """Return `number` if it is in [0, length), else raise the same class of error as the original."""
     if number < 0:
         raise ConfigError(f"index {number} is negative; there are {length} {what}", key="index", value=number)

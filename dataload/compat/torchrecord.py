@@ -7,6 +7,10 @@ Differences from the original:
 - Each epoch has a different order. Without shuffling, it is the order of the file.
 - A missing key raises `CorruptFileError` instead of giving the next record. Keys may have any width.
 - A written file appears when it is complete, and replaces an existing TorchRecord.
+- `default_transform` resizes with torch, several times as fast as Pillow. As with pillow-simd, which the original
+  recommends, some 0.3% of the values differ from Pillow's by 1/255.
+- The workers of `TorchRecord` are threads if it has the default transform, and failures are `WorkerError`s then.
+- `DataLoader` is torch's, which takes the same arguments.
 """
 
 import math
@@ -14,17 +18,18 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 
 from dataload._util.checks import check_count
-from dataload._util.indexing import even_split
+from dataload._util.indexing import check_index, even_split
 from dataload._util.optional import load_optional
 from dataload.codecs.decoders import decode_image, image_kind
 from dataload.compat._tensor_protos import BYTE, message_class
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, Sequential
+from dataload.sources.base import shard_of
 from dataload.sources.lmdb.format import TORCHRECORD
 from dataload.sources.lmdb.shard import LMDBShard
 from dataload.sources.lmdb.snapshot import is_torchrecord, list_subdatabases
@@ -36,10 +41,13 @@ from dataload.storage.local.regular import open_regular
 from dataload.types import Int64Array
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     TensorProto: Any
     TensorProtos: Any
 
 __all__ = [
+    "DataLoader",
     "TRDataset",
     "TRSampler",
     "TensorProto",
@@ -50,13 +58,14 @@ __all__ = [
     "default_transform",
 ]
 
-_SIDE = 224
 _POOL_PER_WORKER = 64
 
 
 def __getattr__(name: str) -> Any:
     if name in ("TensorProto", "TensorProtos"):  # these need protobuf, which is imported on demand
         return message_class(name)
+    if name == "DataLoader":
+        return _torch_images(name).DataLoader
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -90,13 +99,16 @@ def default_transform(tensor_protos: Any) -> tuple[Any, int]:
 
     Raises:
         IndexError: The message has fewer than two tensors.
+        ValueError: The number of pixels does not fit the dims, or the label is no number.
     """
-    pillow = load_optional("PIL.Image", needed_by="default_transform", extra="tar", package="pillow")
-    torch = load_optional("torch", needed_by="default_transform", extra="torch")
-    pixels, label = tensor_protos.protos[0], tensor_protos.protos[1]
-    image = pillow.frombytes("RGB", tuple(pixels.dims), pixels.byte_data)
-    resized = np.asarray(image.resize((_SIDE, _SIDE), pillow.Resampling.BILINEAR))
-    return torch.from_numpy(resized.transpose(2, 0, 1).astype(np.float32) / np.float32(255)), int(label.byte_data)
+    images = _torch_images("default_transform")
+    image, label = images.read_image(tensor_protos)
+    return images.collate_images([(image, label)])[0][0], label
+
+
+def _torch_images(needed_by: str) -> Any:
+    module = "dataload.compat._torchrecord_images"
+    return load_optional(module, needed_by=needed_by, extra="torch", package="torch")
 
 
 class Writer:
@@ -212,6 +224,11 @@ class TRSampler:
         for start in range(0, len(keys), self.batch_size):
             yield list(map(tuple, keys[start : start + self.batch_size].tolist()))
 
+    def record_numbers(self, epoch: int) -> Int64Array:
+        """Return the records of an epoch in order, as numbers that count those of all sub-databases."""
+        databases, numbers, _ = self._keys(epoch).T
+        return np.concatenate(([0], np.cumsum(self._lengths)))[databases] + numbers
+
     def _keys(self, epoch: int) -> Int64Array:
         """Return the keys of an epoch in order, (records, 3) int64."""
         generator = np.random.default_rng((self._seed, epoch))
@@ -265,10 +282,11 @@ class TRDataset:
     def __len__(self) -> int:
         return sum(self._lengths)
 
-    def __getitem__(self, item: Sequence[int]) -> Any:
+    def __getitem__(self, item: SupportsIndex | Sequence[int]) -> Any:
+        """Return the sample of a key, or of a number that counts the records of all sub-databases."""
         return self._samples([item])[0]
 
-    def __getitems__(self, items: Sequence[Sequence[int]]) -> list[Any]:
+    def __getitems__(self, items: Sequence[SupportsIndex | Sequence[int]]) -> list[Any]:
         """Return several samples, read all at once. PyTorch's `DataLoader` calls this."""
         if type(self).__getitem__ is not TRDataset.__getitem__:  # respect subclasses that override __getitem__
             return [self[item] for item in items]
@@ -276,7 +294,7 @@ class TRDataset:
 
     def read_item(self, db_idx: int, key_idx: int) -> bytes:
         """Return the stored bytes of a message."""
-        return self._source.stored([self._index(db_idx, key_idx)])[0]
+        return self._source.stored([self._index((db_idx, key_idx))])[0]
 
     def parse_byte(self, byte_str: bytes) -> Any:
         """Return the sample for the stored bytes of a message."""
@@ -284,17 +302,22 @@ class TRDataset:
         message.ParseFromString(byte_str)
         return self.transform(message)
 
-    def _samples(self, items: Sequence[Sequence[int]]) -> list[Any]:
+    def _samples(self, items: Sequence[SupportsIndex | Sequence[int]]) -> list[Any]:
         samples: list[Any] = []
-        for item, data in zip(items, self._source.stored([self._index(*item[:2]) for item in items]), strict=True):
+        indices = [self._index(item) for item in items]
+        for index, data in zip(indices, self._source.stored(indices), strict=True):
             try:
                 samples.append(self.parse_byte(data))
             except Exception as error:
-                error.add_note(f"in {self.record_path}, record {item[1]} of db{item[0]}")
+                database, key = shard_of(np.cumsum(self._lengths), index)
+                error.add_note(f"in {self.record_path}, record {key} of db{database}")
                 raise
         return samples
 
-    def _index(self, db_idx: int, key_idx: int) -> int:
+    def _index(self, item: Any) -> int:
+        if np.ndim(item) == 0:
+            return check_index(item, len(self))
+        db_idx, key_idx = item[:2]
         if not 0 <= db_idx < len(self._lengths):
             raise IndexError(f"sub-database {db_idx} is out of range for {len(self._lengths)} of {self.record_path}")
         if not 0 <= key_idx < self._lengths[db_idx]:
@@ -311,10 +334,11 @@ def TorchRecord(
     transform: Callable[[Any], Any] = default_transform,
 ) -> Any:
     """Return a PyTorch `DataLoader` for a TorchRecord; see `TRDataset` and `TRSampler`."""
-    torch_data = load_optional("torch.utils.data", needed_by="TorchRecord", extra="torch", package="torch")
+    images = _torch_images("TorchRecord")
     dataset = TRDataset(record_path, transform, record_num, shuffle, batch_size)
     sampler = TRSampler(record_path, record_num, shuffle, batch_size=batch_size, num_workers=num_workers)
-    return torch_data.DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers)
+    loader_class = images.ImageLoader if transform is default_transform else images.DataLoader
+    return loader_class(dataset, batch_sampler=sampler, num_workers=num_workers)
 
 
 class _StoredSource(TorchRecordSource):

@@ -80,10 +80,20 @@ class Tokenize:
 @functools.lru_cache(maxsize=4)  # in each process
 def _load(file: str, sha256: str) -> Any:
     """Return the tokenizer in a file whose hash is known."""
+    if hashlib.sha256(storage_of(file).read(file)).hexdigest() != sha256:
+        raise ConfigError(f"{file} has changed since the conversion began", key="tokenizer", value=file)
+    return read_tokenizer(file)
+
+
+def read_tokenizer(file: str) -> Any:
+    """Return the `tokenizers.Tokenizer` in a file.
+
+    Raises:
+        ConfigError: The file holds no tokenizer.
+        MissingDependencyError: tokenizers is not installed.
+    """
     tokenizers = load_optional("tokenizers", needed_by="--tokenizer", extra="tokens")
     data = storage_of(file).read(file)
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise ConfigError(f"{file} has changed since the conversion began", key="tokenizer", value=file)
     try:
         return tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises bare exceptions

@@ -12,7 +12,7 @@ import numpy as np
 
 from dataload._util.checks import check_fields
 from dataload._util.fingerprint import digest
-from dataload._util.html import html_table
+from dataload._util.html import html_of_source
 from dataload._util.indexing import as_indices, check_index
 from dataload._util.randomness import check_seed
 from dataload.collate import default_collate
@@ -108,8 +108,8 @@ class Source(ABC, Generic[T_co]):
         """Return the files that hold the records; none if they are elsewhere, too."""
         return ()
 
-    def _repr_html_(self) -> str:
-        return html_table(repr(self), [f"{len(self):,} records"], ("field", "type"), self.fields.items())
+    def _repr_html_(self) -> str | None:
+        return html_of_source(self)
 
     @abstractmethod
     def fingerprint(self) -> str:

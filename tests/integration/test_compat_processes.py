@@ -15,7 +15,7 @@ import compat_readers
 from torch.utils.data import DataLoader
 
 from dataload.compat.syrah import File, SyrahConcatDataset, SyrahDataset
-from dataload.compat.torchrecord import TorchRecord, TRDataset, TRSampler
+from dataload.compat.torchrecord import TRDataset, TRSampler
 
 pytestmark = [
     pytest.mark.slow,
@@ -78,19 +78,6 @@ def test_a_syrah_data_set_in_a_spawned_worker(path):
 def labels_of_the_manifest():
     case = next(case for case in json.loads((GOLDEN / "manifest.json").read_text()) if case["file"] == "db4_39")
     return [record["label"] for record in case["records"]]
-
-
-def test_torchrecord_with_two_workers():
-    loader = TorchRecord(record_path=GOLDEN / "db4_39", record_num=4, shuffle=True, batch_size=8, num_workers=2)
-    orders = []
-    for _ in range(2):
-        labels = []
-        for images, found in loader:
-            assert tuple(images.shape[1:]) == (3, 224, 224)
-            labels += found.tolist()
-        assert sorted(labels) == sorted(labels_of_the_manifest())
-        orders.append(labels)
-    assert orders[0] != orders[1]
 
 
 def test_torchrecord_by_hand_with_any_number_of_workers():

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import warnings
+from html.parser import HTMLParser
 from time import monotonic
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import dataload
 from dataload import ConfigError, Loader, MemorySource, MissingDependencyError, RangeSource, WorkerError
 from dataload.analysis import live as live_module
 from dataload.analysis import timeline as timeline_module
@@ -378,6 +380,41 @@ def test_a_notebook_shows_the_lines_in_its_cell(quick, monkeypatch):
     assert "epoch 1, step 0 of 2" in cell.pages[-1]
     assert "limit: unknown, 2 batches are too few to tell" in cell.pages[-1]
     assert "color:inherit" in cell.pages[-1]
+
+
+class Page(HTMLParser):
+    """The tags and texts of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.texts = set(), []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        assert {name for name, _ in attributes} <= {"style"}
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_what_notebooks_show_of_sources_and_loaders(tmp_path):
+    evil = "<script>alert('1')</script>\x1b[2J"
+    source = MemorySource([{evil: 1, "b": "text"}] * 8)
+    page = Page(source._repr_html_())
+    shown = evil.replace("\x1b", r"\x1b")
+    assert page.texts == [repr(source), "8 records", "field", "type", shown, "int64 ()", "b", "str ()"]
+    loader = Loader(source, batch_size=4)
+    assert Page(loader._repr_html_()).texts == [repr(loader)]
+    list(loader)
+    found = Page(loader._repr_html_())
+    assert found.texts == [repr(loader), *str(loader.statistics()).splitlines()]
+    assert (page.tags | found.tags) <= {"div", "strong", "table", "thead", "tbody", "tr", "th", "td"}
+    with dataload.create(tmp_path / "a.syr") as writer:
+        writer.extend({"x": 1} for _ in range(3))
+    with dataload.open(tmp_path / "a.syr") as opened:
+        assert "3 records" in Page(opened._repr_html_()).texts
+    assert opened._repr_html_() is None, "its repr is shown once it is closed"
 
 
 def test_nothing_is_shown_and_nothing_started_where_it_cannot_be_seen(monkeypatch):

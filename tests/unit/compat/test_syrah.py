@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dataload
+from dataload.compat import syrah
 from dataload.compat.syrah import File, FileError, SyrahConcatDataset, SyrahDataset
 from dataload.errors import CorruptFileError
 from dataload.sources.syrah.layout import DTYPES
@@ -339,22 +341,46 @@ def test_a_subclass_that_changes_items_changes_batches(path):
     assert [row[0].tolist() for row in dataset.__getitems__([1, 0])] == [[2, 4, 6, 8], [0, 2, 4, 6]]
 
 
-def test_several_data_sets(path, tmp_path):
+@pytest.fixture(params=["torch", "no torch"])
+def classes(request, monkeypatch):
+    """The two classes of datasets, where torch is installed and where it is not."""
+    if request.param == "torch":
+        pytest.importorskip("torch")
+    else:
+        monkeypatch.setitem(sys.modules, "torch", None)
+        monkeypatch.delitem(sys.modules, "dataload.compat._syrah_datasets")
+    return syrah.SyrahDataset, syrah.SyrahConcatDataset
+
+
+def test_several_data_sets(path, tmp_path, classes):
+    one, several = classes
     with File(tmp_path / "b.syr", "w") as syr:
         for index in range(6, 10):
             syr.add_item(item(index))
-    first, second = SyrahDataset(path, ["label"]), SyrahDataset(tmp_path / "b.syr", ["label"])
-    for both in (SyrahConcatDataset([first, second]), first + second):
+    first, second = one(path, ["label"]), one(tmp_path / "b.syr", ["label"])
+    for both in (several([first, second]), first + second):
         assert len(both) == 10
         assert [int(label[0]) for (label,) in both] == list(range(10))
         assert int(both[-1][0][0]) == int(both[np.int64(9)][0][0]) == 9
         assert both.datasets == [first, second]
         assert both.cumulative_sizes == [6, 10]
         assert both.worker_init_fn(0) is None
-        with pytest.raises(IndexError, match="index 10 is out of range for 10 items"):
-            both[10]
-        with pytest.raises(ValueError, match="index -1 is negative; there are 10 items"):
-            both[-11]
+        for index, error in ((10, IndexError), (-11, ValueError)):
+            with pytest.raises(error):
+                both[index]
     assert [int(label[0]) for (label,) in both + first][9:] == [9, 0, 1, 2, 3, 4, 5]
-    with pytest.raises(ValueError, match="at least one dataset"):
-        SyrahConcatDataset([])
+    with pytest.raises((AssertionError, ValueError), match=r"empty iterable|at least one dataset"):
+        several([])
+
+
+def test_the_data_sets_are_those_of_torch(path):
+    data = pytest.importorskip("torch.utils.data")
+    both = SyrahConcatDataset([SyrahDataset(path, ["label"])] * 2)
+    assert isinstance(both, data.ConcatDataset)
+    again = pickle.loads(pickle.dumps(both))
+    assert type(again) is SyrahConcatDataset
+    assert isinstance(again.datasets[0], data.Dataset)
+    (found,) = data.DataLoader(both, batch_size=12)
+    assert found[0][:, 0].tolist() == [0, 1, 2, 3, 4, 5] * 2
+    with pytest.raises(AttributeError, match=r"module .* has no attribute 'Dataset'"):
+        syrah.Dataset  # noqa: B018

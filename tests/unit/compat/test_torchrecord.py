@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import pickle
@@ -17,6 +18,8 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
+import torch
+import torch.utils.data as torch_data
 from google.protobuf.message import DecodeError
 from PIL import Image
 
@@ -137,7 +140,11 @@ def test_a_missing_key_is_not_the_next_one():
 
 @pytest.mark.parametrize("case", cases("ok")[:2])
 def test_default_transform(case):
-    """Against the pixels of the manifest, resized as torchvision's Resize((224, 224)) and ToTensor() do."""
+    """Against the pixels of the manifest, resized as torchvision's Resize((224, 224)) and ToTensor() do.
+
+    The fixed-point weights of torch and of pillow-simd have fewer bits than Pillow's, so a few values are rounded
+    differently, most of them where a few pixels become many, as here.
+    """
     dataset = TRDataset(GOLDEN / case["file"], record_num=case["record_num"])
     raw = TRDataset(GOLDEN / case["file"], record_num=case["record_num"], transform=itself)
     for expected in case["records"][:5]:
@@ -148,8 +155,9 @@ def test_default_transform(case):
         assert same_bytes(pixels.tobytes(), expected["image"])
         resized = Image.fromarray(pixels).resize((224, 224), Image.Resampling.BILINEAR)
         assert (tuple(image.shape), str(image.dtype)) == ((3, 224, 224), "torch.float32")
-        for channel, plane in enumerate(resized.split()):
-            assert np.array_equal(image[channel], np.asarray(plane).astype(np.float32) / np.float32(255))
+        off = image.numpy() * 255 - np.asarray(resized).transpose(2, 0, 1)
+        assert np.abs(off).max() < 1.001
+        assert (np.abs(off) > 0.001).mean() < 0.06
         assert label == expected["label"]
 
 
@@ -392,6 +400,9 @@ def test_other_messages(many):
     dataset = TRDataset(many, Text.number, record_num=2, shuffle=True, batch_size=4, proto=Text)
     assert dataset[1, 5, 0] == 1005
     assert dataset.__getitems__([(1, 0, 0), (0, 7, 0)]) == [1000, 7]
+    assert dataset.__getitems__([1005, np.int64(7), -1]) == [1005, 7, 1999]
+    with pytest.raises(IndexError, match="2000"):
+        dataset[2000]
     assert dataset.read_item(0, 999) == b"999"
     assert dataset.parse_byte(b"12") == 12
     dataset.transform = lambda message: int("x" + message.text)
@@ -419,15 +430,36 @@ def test_pickling(many):
     assert pickle.loads(pickle.dumps(default))[0, 3] == pickle.loads(pickle.dumps(explicit))[0, 3] == default[0, 3]
 
 
-def test_batches_of_the_loader():
-    loader = TorchRecord(GOLDEN / "db4_39", 4, shuffle=False, batch_size=16, num_workers=0)
-    assert len(loader) == 3
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_the_loader(workers):
+    """Those that torch's own loader makes of the dataset and the sampler, epoch for epoch."""
+    settings = (GOLDEN / "db4_39", 3, True)
+    random.seed(5)
+    sampler = TRSampler(*settings, batch_size=8, num_workers=workers)
+    expected = torch_data.DataLoader(TRDataset(GOLDEN / "db4_39", record_num=3), batch_sampler=sampler)
+    random.seed(5)
+    loader = TorchRecord(*settings, batch_size=8, num_workers=workers)
+    assert isinstance(loader, torchrecord.DataLoader)
+    assert len(loader) == 4
+    for _ in range(2):
+        for found, batch in zip(loader, expected, strict=True):
+            assert [part.dtype for part in found] == [part.dtype for part in batch]
+            assert all(map(torch.equal, found, batch))
+
+
+def test_the_loader_with_a_transform_of_ones_own():
     records = next(case for case in CASES if case["file"] == "db4_39")["records"]
-    labels = []
-    for images, found in loader:
-        assert tuple(images.shape) == (len(found), 3, 224, 224)
-        labels += found.tolist()
-    assert labels == [record["label"] for record in records]
+    loader = TorchRecord(GOLDEN / "db4_39", 4, False, 16, 0, lambda message: int(message.protos[1].byte_data))
+    assert [label for labels in loader for label in labels.tolist()] == [record["label"] for record in records]
+
+
+def test_the_arguments_of_the_loader_by_position():
+    """The original has a copy of torch 0.4's loader."""
+    arguments = """dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory drop_last timeout
+        worker_init_fn"""
+    assert list(inspect.signature(torchrecord.DataLoader).parameters)[:11] == arguments.split()
+    (batch,) = torchrecord.DataLoader(range(3), 4)
+    assert batch.tolist() == [0, 1, 2]
 
 
 def test_importing_loads_nothing_optional():

@@ -1,0 +1,141 @@
+"""TorchRecord's headline: a TorchRecord of decoded images beside torch's DataLoader over the JPEG files.
+
+The transform is that of TorchRecord's README: ``Resize((224, 224))`` and ``ToTensor()``. TorchRecord 0.1.1 itself is
+measured if it is installed (``pip install --no-deps torchrecord``). It is of 2018; the parts of torch, Python, lmdb and
+protobuf that have gone since are given to it here.
+"""
+
+import collections
+import collections.abc
+import functools
+import importlib
+import importlib.util
+import io
+import shutil
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+
+from benchmarks.harness import ROOT, Case, against, run_cases
+from dataload.bench.workloads import get_workload
+from dataload.compat import torchrecord
+
+COUNT, BATCH, WORKERS = 512, 32, (0, 1, 2)
+SIZES = ((224, 224), (500, 375))  # as the network takes them, and as those of the README, about
+FLOOR = 3
+
+
+def images():
+    """Both loaders with 0, 1 and 2 workers, and the original, with images that need to be resized and that do not."""
+    rows = []
+    for size in SIZES:
+        rows += _beside(size)
+    return rows
+
+
+def _beside(size):
+    from torch.utils.data import DataLoader
+
+    title = f"A TorchRecord of images of {size[0]} x {size[1]}"
+    folder = _written(size)
+    record, files = str(folder / "record"), _Files(folder / "list.txt")
+    cases = []
+    for workers in WORKERS:
+        several = {"num_workers": workers, "persistent_workers": workers > 0}
+        loader = DataLoader(files, batch_size=BATCH, shuffle=True, **several)
+        cases.append(Case(f"torch DataLoader, JPEG files, {workers} workers", loader.__iter__))
+    for workers in WORKERS:
+        loader = torchrecord.TorchRecord(record, 1, True, BATCH, workers)
+        cases.append(Case(f"dataload.compat.torchrecord, {workers} workers", loader.__iter__))
+    if (original := _original()) is None:
+        print("torchrecord is not installed: no row of the original (pip install --no-deps torchrecord)")
+    else:
+        for workers in WORKERS[1:]:  # it needs one
+            loader = original.TorchRecord(record, 1, True, BATCH, workers)
+            cases.append(Case(f"TorchRecord 0.1.1, {workers} workers", loader.__iter__))
+    rows = run_cases(title, cases, rows=lambda batch: len(batch[1]), same=None, seconds=0.6)
+    conventional, ours = (max(found, key=lambda row: row["records_per_second"]) for found in (rows[:3], rows[3:6]))
+    return [*rows, against(ours, conventional, FLOOR)]
+
+
+def _written(size):
+    """The folder of JPEG files, of the list that names them, and of the TorchRecord made of it."""
+    from PIL import Image
+
+    folder = ROOT / f"images-{size[0]}x{size[1]}"
+    if (folder / "record").exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    photos = [Image.open(io.BytesIO(record["jpg"])) for record in get_workload("jpeg").different()]
+    for number in range(COUNT):
+        photos[number % len(photos)].crop((0, 0, *size)).save(folder / f"{number}.jpg", quality=90)
+    lines = [f"{folder / str(number)}.jpg {number % 10}\n" for number in range(COUNT)]
+    (folder / "list.txt").write_text("".join(lines))
+    torchrecord.Writer(str(folder / "list.txt"), str(folder / "record")).write()
+    return folder
+
+
+class _Files:
+    """The data set of a conventional loader: it opens, decodes and transforms a file at a time."""
+
+    def __init__(self, list_path):
+        self._items = [line.split() for line in list_path.read_text().splitlines()]
+
+    def __len__(self):
+        return len(self._items)
+
+    def __getitem__(self, index):
+        from PIL import Image
+
+        path, label = self._items[index]
+        with Image.open(path) as image:
+            return _to_tensor(_resize(image.convert("RGB"))), int(label)
+
+
+def _resize(image):
+    """What torchvision's ``Resize((224, 224))`` does with an image of Pillow."""
+    from PIL import Image
+
+    return image.resize((224, 224), Image.Resampling.BILINEAR)
+
+
+def _to_tensor(image):
+    """What torchvision's ``ToTensor()`` does."""
+    import torch
+
+    planes = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+    return planes.to(torch.float32).div(255)
+
+
+@functools.cache
+def _original():
+    """TorchRecord itself, or None."""
+    if importlib.util.find_spec("torchrecord") is None:
+        return None
+    import lmdb
+    import torch
+
+    def compose(steps):
+        return lambda image: functools.reduce(lambda value, step: step(value), steps, image)
+
+    transforms = {"Compose": compose, "Resize": lambda _: _resize, "ToTensor": lambda: _to_tensor}
+    messages = {name: getattr(torchrecord, name) for name in ("TensorProto", "TensorProtos")}
+    for name, content in {
+        "torch._six": {"string_classes": str, "int_classes": int, "FileNotFoundError": FileNotFoundError},
+        "torchvision": {},
+        "torchvision.transforms": transforms,
+        "torchrecord.tr_pb2": messages,
+    }.items():
+        sys.modules[name] = ModuleType(name)
+        vars(sys.modules[name]).update(content)
+    sys.modules["torchvision"].transforms = sys.modules["torchvision.transforms"]
+    torch._C._update_worker_pids = torch._C._set_worker_pids
+    collections.Mapping, collections.Sequence = collections.abc.Mapping, collections.abc.Sequence
+    found = importlib.import_module("torchrecord")
+    # lmdb opens a file once in a process; TorchRecord opens it for each sub-database and reader.
+    opened = functools.cache(lambda path: lmdb.open(path, readonly=True, lock=False, readahead=False, max_dbs=1))
+    for name in ("dataset", "sampler"):
+        importlib.import_module(f"torchrecord.{name}").lmdb = SimpleNamespace(open=lambda path, **_: opened(path))
+    return found

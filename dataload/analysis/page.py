@@ -1,0 +1,257 @@
+"""Pages of batches and records: one HTML file without scripts, which asks no network.
+
+Everything in a record is text to escape, or pixels and samples that are encoded anew: nothing of it reaches the page
+as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from dataload.analysis.media import Pixels, find_audio, find_image, thumbnail, to_png, to_wav
+from dataload.analysis.shown import Shown, ShownRow, as_array, columns_of, describe_column, describe_record, preview
+from dataload.errors import printable
+from dataload.sources.field_statistics import FieldStatistics
+from dataload.types import Array
+
+_SIDE = 192  # pixels of an image's longer side
+_SMALL = 112
+_CHARACTERS = 2000  # of a text
+_TOKENS = 400
+_BARS = 30
+_PLAN_COLUMNS = {
+    "stream_id",
+    "offset",
+    "is_first",
+    "valid",
+    "segment_ids",
+    "positions",
+    "position_ids",
+}  # drawn as such
+_STRIP = 6  # images of a row with several
+_COLOURS = 6  # of segments, in page.css
+
+Words: TypeAlias = Callable[[int], str]
+"""The text of a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of batches or records.
+
+    Attributes:
+        title: Its heading.
+        about: Lines below the heading.
+        shown: Its sections.
+        words: The texts of tokens, if a tokenizer is known.
+        statistics: Statistics of the fields, drawn as histograms.
+    """
+
+    title: str
+    about: Sequence[str]
+    shown: Sequence[Shown]
+    words: Words | None = None
+    statistics: Mapping[str, FieldStatistics] | None = None
+
+    def to_html(self) -> str:
+        """Return the page."""
+        links = [f'<a href="#s{n}">{_text(each.title)}</a>' for n, each in enumerate(self.shown)]
+        nav = f"<nav>{''.join(links)}</nav>" if len(links) > 1 else ""
+        about = "".join(f'<p class="soft where">{_text(line)}</p>' for line in self.about)
+        sections = "".join(self._section(n, each) for n, each in enumerate(self.shown))
+        style = (files("dataload.analysis") / "page.css").read_text(encoding="utf-8")
+        histograms = _histograms(self.statistics) if self.statistics else ""
+        policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
+        return (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{_text(self.title)}</title><style>{style}</style></head>"
+            f"<body><h1>{_text(self.title)}</h1>{about}{nav}{histograms}{sections}</body></html>\n"
+        )
+
+    def _section(self, number: int, shown: Shown) -> str:
+        fields = "" if shown.batch is None else _fields_table(shown.batch)
+        rows = "".join(_row(each, shown.batch is None, self.words) for each in shown.rows)
+        left = shown.total - len(shown.rows)
+        more = f'<p class="soft">and {left:,} more rows, which --rows adds</p>' if left else ""
+        wide = " wide" if any(_is_wide(row.values) for row in shown.rows) else ""
+        return f'<h2 id="s{number}">{_text(shown.title)}</h2>{fields}<div class="rows{wide}">{rows}</div>{more}'
+
+
+def _text(value: str) -> str:
+    """Escape text, and control characters in it."""
+    return escape(printable(value, None, kept="\n\t"))
+
+
+def _fields_table(batch: Any) -> str:
+    lines: list[str] = []
+    for name, column in columns_of(batch):
+        cells = [name or "batch", *describe_column(column)]
+        lines.append(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>")
+    head = "<tr><th>field</th><th>dtype</th><th>shape</th><th>values</th></tr>"
+    return f'<div class="scroll"><table>{head}{"".join(lines)}</table></div>'
+
+
+def _is_wide(values: Any) -> bool:
+    """Whether a row needs the width of the page: it is packed."""
+    return isinstance(values, Mapping) and "segment_ids" in values
+
+
+def _row(row: ShownRow, is_record: bool, words: Words | None) -> str:
+    values: Any = row.values
+    columns = cast("Mapping[str, Any]", values) if isinstance(values, Mapping) else {}
+    badges = [f'<span class="badge">{_text(text)}</span>' for text in _badges(row, columns)]
+    where = "".join(f'<p class="soft where">{_text(describe_record(record))}</p>' for record in row.records[:_BARS])
+    if len(row.records) > _BARS:
+        where += f'<p class="soft where">and {len(row.records) - _BARS} more records</p>'
+    bar = _segment_bar(columns["segment_ids"]) if _is_wide(values) else ""
+    drawn = _PLAN_COLUMNS if {"stream_id", "segment_ids", "valid"} & columns.keys() else set[str]()
+    shown = [(name, value) for name, value in _flat(values) if name not in drawn]
+    fields = "".join(
+        f"<dt>{_text(name)}</dt><dd>{_value(values, name, value, columns, words)}</dd>" for name, value in shown
+    )
+    kind = ' class="filler"' if row.filler else ""
+    title = f"record {row.records[0].index:,}" if is_record else f"row {row.row}"
+    return f"<article{kind}><h3>{title}{''.join(badges)}</h3>{where}{bar}<dl>{fields}</dl></article>"
+
+
+def _badges(row: ShownRow, columns: Mapping[str, Any]) -> Iterable[str]:
+    if row.filler:
+        yield "filler"
+    if "stream_id" in columns and "is_first" in columns:
+        yield f"stream {columns['stream_id']}, from record {columns['offset']}"
+        first = np.asarray(columns["is_first"]).reshape(-1)
+        yield "begins here" if first[0] else f"continues row {row.row} of the step before"
+        if first[1:].any():
+            yield f"another begins at {int(np.flatnonzero(first[1:])[0]) + 1}"
+
+
+def _segment_bar(segments: Any) -> str:
+    """Draw the segments of a packed row; what is not filled stays empty."""
+    ids = np.asarray(segments)
+    cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(ids)]
+    parts: list[str] = []
+    for start, stop in pairwise(cuts):
+        colour = f' class="c{(int(ids[start]) - 1) % _COLOURS}"' if ids[start] else ""
+        parts.append(f'<i{colour} style="width:{100 * (stop - start) / max(1, len(ids)):.3f}%"></i>')
+    return f'<div class="bar" title="{len(np.unique(ids[ids > 0]))} segments">{"".join(parts)}</div>'
+
+
+def _flat(values: Any) -> Iterable[tuple[str, Any]]:
+    return columns_of(values) if isinstance(values, (Mapping, tuple)) else [("", values)]
+
+
+def _value(record: Any, name: str, value: Any, columns: Mapping[str, Any], words: Words | None) -> str:
+    """Return one value of a row: pictures, a player, text, tokens or numbers."""
+    value = as_array(value)
+    media = _images(value) or _player(record, name)
+    if media:
+        return media
+    if isinstance(value, bytes) and (text := _as_text(value)) is not None:
+        value = text
+    if isinstance(value, str):
+        more = "..." if len(value) > _CHARACTERS else ""
+        return f"<pre>{_text(value[:_CHARACTERS])}{more}</pre>"
+    numbers = value
+    if isinstance(value, list) and all(type(item) is int for item in cast("list[Any]", value)):
+        numbers = np.array(value)
+    if isinstance(numbers, np.ndarray) and numbers.ndim == 1 and numbers.dtype.kind in "iu" and numbers.size > 1:
+        return _tokens(cast("Array", numbers), columns.get("segment_ids"), words)
+    return f'<span class="mono">{_text(preview(value))}</span>'
+
+
+def _images(value: Any) -> str:
+    """Return an image, or the first images of a row of several; "" if a value is none."""
+    several = isinstance(value, np.ndarray) and value.ndim == 4
+    images = [image for each in (value[:_STRIP] if several else [value]) if (image := find_image(each)) is not None]
+    if not images:
+        return ""
+    height, width = images[0].shape[:2]
+    count = f"{len(images)} of {len(cast('Any', value))}: " if several else ""
+    drawn = "".join(map(_image, images))
+    return f'<div class="strip">{drawn}</div><span class="soft">{count}{height} x {width}</span>'
+
+
+def _player(record: Any, name: str) -> str:
+    """Return a player of the audio in a field; "" if there is none."""
+    audio = find_audio(record, name) if isinstance(record, Mapping) and name in record else None
+    if audio is None:
+        return ""
+    data = b64encode(to_wav(audio)).decode()
+    text = f"{len(audio.samples) / audio.rate:.2f} s, {audio.rate:,} Hz, channels: {audio.samples.shape[1]}"
+    return f'<audio controls src="data:audio/wav;base64,{data}"></audio><span class="soft">{text}</span>'
+
+
+def _image(image: Pixels) -> str:
+    data = b64encode(to_png(thumbnail(image, _SIDE))).decode()
+    times = _SMALL // max(image.shape[:2])  # enlarge small ones
+    size = f' width="{times * image.shape[1]}" height="{times * image.shape[0]}"' if times > 1 else ""
+    return f'<img alt=""{size} src="data:image/png;base64,{data}">'
+
+
+def _as_text(value: bytes) -> str | None:
+    """Return bytes as text, if they look like it."""
+    try:
+        text = bytes(value[: _CHARACTERS + 4]).decode(errors="strict" if len(value) <= _CHARACTERS else "ignore")
+    except UnicodeDecodeError:
+        return None
+    return text if text.isprintable() or all(c.isprintable() or c in "\n\r\t" for c in text) else None
+
+
+def _tokens(values: Array, segments: Any, words: Words | None) -> str:
+    """Return numbers one by one, so that the boundaries of tokens show; under those of a segment a line."""
+    ids = np.asarray(segments) if segments is not None and len(np.asarray(segments)) == len(values) else None
+    parts: list[str] = []
+    for at, value in enumerate(values[:_TOKENS].tolist()):
+        kind = "" if ids is None else f' class="{f"t{(int(ids[at]) - 1) % _COLOURS}" if ids[at] else "pad"}"'
+        word = str(value) if words is None else words(value)
+        title = "" if words is None else f' title="{value}"'
+        parts.append(f"<span{kind}{title}>{_text(word)}</span>")
+    more = f' <span class="soft">and {len(values) - _TOKENS:,} more</span>' if len(values) > _TOKENS else ""
+    return f'<div class="tokens mono">{"".join(parts)}</div>{more}'
+
+
+def _histograms(statistics: Mapping[str, FieldStatistics]) -> str:
+    """Return a histogram of the labels or of the shapes of each field that has several."""
+    drawn: list[str] = []
+    for name, field in statistics.items():
+        counts: dict[str, int] = {}
+        what = "value"
+        if field.labels and len(field.labels) > 1:
+            counts = {str(label): count for label, count in field.labels.items()}
+        elif field.shapes and len(field.shapes) > 1:
+            what, counts = "length" if all(len(shape) == 1 for shape in field.shapes) else "shape", {}
+            for shape, count in sorted(field.shapes.items()):
+                counts[" x ".join(map(str, shape))] = count
+        if counts:
+            drawn.append(f"<article><h3>{_text(name)}: records per {what}</h3>{_bars(counts)}</article>")
+    return f'<h2>The whole data set</h2><div class="rows">{"".join(drawn)}</div>' if drawn else ""
+
+
+def _bars(counts: Mapping[str, int]) -> str:
+    """Draw horizontal bars; neighbours share one if there are many."""
+    items = [*counts.items()]
+    group = math.ceil(len(items) / _BARS)
+    shared: list[tuple[str, int]] = []
+    for start in range(0, len(items), group):
+        part = items[start : start + group]
+        label = part[0][0] if len(part) == 1 else f"{part[0][0]} to {part[-1][0]}"
+        shared.append((label, sum(count for _, count in part)))
+    most = max(count for _, count in shared)
+    lines = [
+        f'<text x="88" y="{18 * n + 13}" text-anchor="end">{_text(printable(label, 14))}</text>'
+        f'<rect class="hist" x="94" y="{18 * n + 3}" width="{max(1, 120 * count / most):.1f}" height="12"/>'
+        f'<text x="{99 + 120 * count / most:.1f}" y="{18 * n + 13}">{count:,}</text>'
+        for n, (label, count) in enumerate(shared)
+    ]
+    return f'<svg viewBox="0 0 280 {18 * len(shared) + 4}" role="img">{"".join(lines)}</svg>'

@@ -1,0 +1,185 @@
+"""Batches and records as people look at them: rows, the records in them and where these lie, and short previews."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from dataload.analysis.rows import count_rows, row_of
+from dataload.collate import Ragged
+from dataload.errors import printable
+from dataload.loader.loader import Loader
+from dataload.samplers import BatchPlan
+from dataload.sources.base import Location, Source, locate
+from dataload.types import BytesColumn
+
+_FEW = 8
+_PREVIEW = 80  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRecord:
+    """A record in a row.
+
+    Attributes:
+        index: Index of the record.
+        location: Where it lies.
+        start: Its first element in a packed row, or its number in a row of several records; None if it is alone.
+        length: Elements of a packed row that it takes; None if rows are not packed.
+        filler: Whether the record only fills up the batch.
+    """
+
+    index: int
+    location: Location
+    start: int | None = None
+    length: int | None = None
+    filler: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRow:
+    """A row of a batch, or a record.
+
+    Attributes:
+        row: Number of the row.
+        records: The records in it; empty if bad records were left out, because rows then do not tell.
+        values: Its values: a dict for a batch of named columns.
+    """
+
+    row: int
+    records: tuple[ShownRecord, ...]
+    values: Any
+
+    @property
+    def filler(self) -> bool:
+        """Whether nothing in the row is of the epoch."""
+        return bool(self.records) and all(record.filler for record in self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Some rows under a heading.
+
+    Attributes:
+        title: The heading.
+        batch: All columns.
+        rows: Rows of all of them.
+        total: Number of rows.
+    """
+
+    title: str
+    batch: Any
+    rows: tuple[ShownRow, ...]
+    total: int
+
+
+def show_batch(loader: Loader[Any], epoch: int, step: int, *, most: int) -> Shown:
+    """Return the batch of any step, with at most `most` rows. Raises as `Loader.batch`."""
+    batch = loader.batch(epoch, step)
+    planner = loader.batch_sampler_of(epoch)
+    (plan,) = planner.plans(range(step, step + 1), epoch=epoch)
+    total = count_rows(batch)
+    expected = plan.rows if plan.packing is None else plan.packing.shape[0]
+    matched = total == expected
+    rows = [
+        ShownRow(row, tuple(_records_of(plan, row, loader.source)) if matched else (), row_of(batch, row))
+        for row in range(min(total, most))
+    ]
+    ranks = f", rank {planner.rank} of {planner.world_size}" if planner.world_size > 1 else ""
+    title = f"epoch {epoch}, step {step:,} of {planner.steps(epoch):,}{ranks}"
+    return Shown(title, batch, tuple(rows), total)
+
+
+def _records_of(plan: BatchPlan, row: int, source: Any) -> Iterator[ShownRecord]:
+    if plan.packing is not None:
+        for at in np.flatnonzero(plan.packing.rows == row).tolist():
+            index = int(plan.indices[at])
+            place = int(plan.packing.starts[at]), int(plan.packing.lengths[at])
+            yield ShownRecord(index, locate(source, index), *place)
+        return
+    for number in range(plan.chunk):
+        at = row * plan.chunk + number
+        index = int(plan.indices[at])
+        filler = plan.valid is not None and not plan.valid.ravel()[at]
+        yield ShownRecord(index, locate(source, index), number if plan.chunk > 1 else None, None, bool(filler))
+
+
+def show_records(source: Source[Any], records: range, *, most: int) -> Shown:
+    """Return some records of a source, at most `most` of them with their values."""
+    chosen = records[:most]
+    rows = [
+        ShownRow(row, (ShownRecord(index, source.locate(index)),), value)
+        for row, (index, value) in enumerate(zip(chosen, source.read(chosen), strict=True))
+    ]
+    title = f"records {records.start:,} to {records.stop - 1:,} of {len(source):,}"
+    return Shown(title, None, tuple(rows), len(records))
+
+
+def describe_record(record: ShownRecord) -> str:
+    """Return index and place of a record, as text."""
+    key = None if record.location.key is None else f"key {record.location.key!r}"
+    place = ", ".join(part for part in (record.location.shard, key) if part)
+    text = f"index {record.index:,}{f': record {record.location.record:,} of {place}' if place else ''}"
+    if record.length is not None and record.start is not None:
+        return f"{text}, at {record.start:,} to {record.start + record.length:,}"
+    return f"{text}{' (filler)' if record.filler else ''}"
+
+
+def as_array(value: Any) -> Any:
+    """Return a tensor as an array; anything else, numbers of numpy among it, as it is."""
+    is_array = hasattr(value, "__array__") and hasattr(value, "shape") and not isinstance(value, np.generic)
+    return np.asarray(value) if is_array else value
+
+
+def describe_column(column: Any) -> tuple[str, str, str]:
+    """Return dtype, shape and range of a column, as text."""
+    if isinstance(column, Ragged):
+        dtype, shape, values = _describe_array(column.values)
+        return dtype, f"{len(column.offsets) - 1} rows of different lengths, together {shape}", values
+    if hasattr(column, "__array__") and hasattr(column, "shape"):
+        return _describe_array(np.asarray(column))
+    if isinstance(column, BytesColumn):
+        return "bytes", f"({len(column)},)", ""
+    if isinstance(column, Sequence) and column:
+        kinds = {type(item).__name__ for item in cast("Sequence[Any]", column)}
+        return " or ".join(sorted(kinds)), f"({len(column)},)", ""
+    return type(column).__name__, "", ""
+
+
+def _describe_array(array: Any) -> tuple[str, str, str]:
+    found = ""
+    if array.size and array.dtype.kind in "biuf":
+        low, high = array.min(), array.max()
+        found = f"{low:g} to {high:g}, mean {array.mean(dtype=np.float64):.4g}"
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            found += f", {np.count_nonzero(~np.isfinite(array))} not finite"
+    return str(array.dtype), str(array.shape), found
+
+
+def columns_of(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the columns of a batch with their names; names of inner ones are joined by dots."""
+    if isinstance(batch, Mapping) or (isinstance(batch, tuple) and not isinstance(batch, Ragged)):
+        pairs = cast("Any", batch.items() if isinstance(batch, Mapping) else enumerate(cast("Any", batch)))
+        for key, column in pairs:
+            yield from columns_of(column, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, batch
+
+
+def preview(value: Any) -> str:
+    """Return a value in one line."""
+    if isinstance(value, str):
+        return printable(repr(value), _PREVIEW)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        data = bytes(value[:_FEW])
+        return f"{len(value):,} bytes: {data.hex(' ')}{' ...' if len(value) > _FEW else ''}"
+    if hasattr(value, "__array__") and hasattr(value, "shape"):
+        array = np.asarray(value)
+        if array.size <= _FEW:
+            return printable(np.array2string(array, precision=4, separator=", ", max_line_width=1 << 20), _PREVIEW)
+        dtype, shape, found = _describe_array(array)
+        return f"{dtype} {shape}{': ' if found else ''}{found}"
+    return printable(repr(value), _PREVIEW)

@@ -1,0 +1,286 @@
+"""``dataload show`` as a user runs it: any batch in the terminal, as a page, and as arrays."""
+
+import io
+import json
+import re
+import shutil
+import struct
+import subprocess
+import tarfile
+import wave
+import zlib
+from base64 import b64decode
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import dataload
+from dataload.cli.app import app
+
+HOSTILE = "<script>alert(1)</script><img src=http://evil.test/x onerror=alert(2)>&\x07\u202e</pre>"
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["show", *map(str, arguments)])
+
+
+def ok(*arguments):
+    result = run(*arguments)
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return result.stdout
+
+
+class Parsed(HTMLParser):
+    """The elements and the text of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.elements, self.words = [], []
+        with open(path, encoding="utf-8") as file:
+            self.feed(file.read())
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return "".join(self.words)
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def config():
+    """20 records with an image, a sound, a hostile text, bytes and numbers; batches of 4."""
+    y, x = np.mgrid[0:50, 0:400].astype(np.uint8)
+    with dataload.create("data.syr") as writer:
+        for index in range(20):
+            sound = np.sin(np.arange(800) * (0.1 + index / 100)).astype(np.float32)
+            image = np.stack([x, y, np.full_like(x, index)], -1)
+            record = {"image": image, "audio": sound, "sample_rate": 8000, "text": HOSTILE, "x": np.arange(3.0) + index}
+            writer.write(record)
+    with open("train.toml", "w") as file:
+        file.write('[source]\npath = "data.syr"\n[loader]\nbatch_size = 4\nshuffle = true\nseed = 3\n')
+    return "train.toml"
+
+
+def loader(**settings):
+    return dataload.Loader(dataload.open("data.syr"), shuffle=True, seed=3, **{"batch_size": 4, **settings})
+
+
+def assert_safe(page):
+    """Nothing that runs or asks the network."""
+    assert {tag for tag, _ in page.elements} <= {
+        "html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "nav", "a", "div", "table", "tr", "th",
+        "td", "article", "span", "dl", "dt", "dd", "img", "audio", "pre", "i", "svg", "rect", "text",
+    }  # fmt: skip
+    for tag, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on")]
+        link = attributes.get("src") or attributes.get("href") or "#"
+        assert link.startswith(("#", "data:image/png;base64,", "data:audio/wav;base64,")), (tag, link[:80])
+    assert page.all("meta")[1]["content"].startswith("default-src 'none'")
+
+
+def test_arrays_are_those_of_the_step(config):
+    ok(config, "--epoch", 3, "--step", 1, "--rank", 1, "--world-size", 2, "--npz", "batch.npz")
+    batch = loader(rank=1, world_size=2).batch(3, 1)
+    with np.load("batch.npz") as saved:
+        assert set(saved) == {*batch}
+        for name, column in batch.items():
+            assert np.array_equal(saved[name], np.asarray(column)), name
+    ok(config, "--step", "1:3", "--npz", "batches.npz")
+    with np.load("batches.npz") as saved:
+        assert np.array_equal(saved["2/x"], loader().batch(0, 2)["x"])
+
+
+def test_the_terminal_names_records_and_values(config):
+    batch = loader().batch(0, 2)
+    printed = ok(config, "--step", 2, "--rows", 2)
+    assert "epoch 0, step 2 of 5" in printed
+    assert re.search(r"image +uint8 +\(4, 50, 400, 3\) +0 to 255", printed)
+    for row in range(2):
+        index = int(batch["image"][row, 0, 0, 2])
+        assert re.search(rf"row {row}\n  index {index}: record {index} of .*data.syr\n", printed)
+    assert "row 2" not in printed
+    assert "and 2 more rows, which --rows adds" in printed
+    assert "\x07" not in printed
+
+
+def test_the_page_has_pictures_sound_and_text_and_runs_nothing(config):
+    batch = loader().batch(0, 1)
+    assert "wrote page.html" in ok(config, "--step", 1, "--html", "page.html")
+    page = Parsed("page.html")
+    assert_safe(page)
+    assert len(page.all("article")) == 4
+    text = HOSTILE.replace("\x07", r"\x07").replace("\u202e", r"\u202e")
+    assert page.text.count(text) == 4
+    from PIL import Image
+
+    for row, (image, sound) in enumerate(zip(page.all("img"), page.all("audio"), strict=True)):
+        pixels = np.asarray(Image.open(io.BytesIO(b64decode(image["src"].partition(",")[2]))))
+        whole = batch["image"][row]
+        means = whole[:48, :399].reshape(16, 3, 133, 3, 3).mean(axis=(1, 3)).astype(np.uint8)  # a third of each side
+        assert np.array_equal(pixels, means)
+        with wave.open(io.BytesIO(b64decode(sound["src"].partition(",")[2]))) as played:
+            assert (played.getframerate(), played.getnframes()) == (8000, 800)
+            frames = np.frombuffer(played.readframes(800), np.int16) / 32767
+        assert np.allclose(frames, batch["audio"][row], atol=1e-4)
+
+
+def test_packed_rows_show_their_segments_and_records():
+    rng = np.random.default_rng(0)
+    tokens = [rng.integers(1, 90, size).tolist() for size in rng.integers(2, 9, 30)]
+    with dataload.create("tokens.jsonl") as writer:
+        for each in tokens:
+            writer.write({"tokens": each})
+    with open("pack.toml", "w") as file:
+        file.write(
+            '[source]\npath = "tokens.jsonl"\n[sampler]\nkind = "packing"\nlength_of = "tokens"\nrow_length = 16\n'
+            "[loader]\nbatch_size = 2\n"
+        )
+    ok("pack.toml", "--step", 1, "--html", "page.html")
+    page = Parsed("page.html")
+    assert_safe(page)
+    records = [
+        tuple(map(int, found)) for found in re.findall(r"index (\d+): record \d+ of \S+, at (\d+) to (\d+)", page.text)
+    ]
+    assert records
+    for index, start, stop in records:
+        assert stop - start == len(tokens[index])
+    ok("pack.toml", "--step", 1, "--npz", "batch.npz")
+    with np.load("batch.npz") as batch:
+        assert len(page.all("i")) == sum(len(np.unique(row)) for row in batch["segment_ids"])
+    shown = [attributes.get("class") for attributes in page.all("span") if (attributes.get("class") or "")[:1] in "tp"]
+    assert len(shown) == 2 * 16
+
+
+def test_rows_of_streams_say_what_they_continue():
+    np.save("lengths.npy", [6, 6, 8])
+    with open("streams.toml", "w") as file:
+        file.write(
+            '[source]\npath = "range:20"\n[sampler]\nkind = "streams"\nlengths = "lengths.npy"\nchunk = 2\n'
+            'mode = "pack"\nends = "pad"\n[loader]\nbatch_size = 2\n'
+        )
+    ok("streams.toml", "--step", "0:2", "--html", "page.html")
+    page = Parsed("page.html")
+    first, second = page.text.split("epoch 0, step 1")[-2:]
+    assert "begins here" in first
+    assert "continues row 0 of the step before" in second
+
+
+def test_the_steps_around_a_state(config):
+    run_before = loader()
+    iterator = iter(run_before)
+    for _ in range(3):
+        last = next(iterator)
+    with open("state.json", "w") as file:
+        json.dump(run_before.state_dict(), file)
+    ok(config, "--state", "state.json", "--npz", "around.npz")
+    with np.load("around.npz") as saved:
+        assert np.array_equal(saved["2/x"], last["x"])
+        assert np.array_equal(saved["3/x"], next(iterator)["x"])
+    ok(config, "--state", "state.json", "--set", "loader.batch_size=2", "--step", 6, "--npz", "resumed.npz")
+    with np.load("resumed.npz") as saved:
+        assert np.array_equal(saved["x"], loader().batch(0, 3)["x"][:2])
+
+
+def bomb(side):
+    """A PNG file of a few bytes that claims to have side * side pixels."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(1 << 16)))
+        + chunk(b"IEND", b"")
+    )
+
+
+def test_records_of_a_data_set_with_hostile_files():
+    contents = {"a.png": bomb(30_000), "b.png": b"\x89PNG\r\n\x1a\nbroken", "c.wav": b"RIFF\0\0\0\0WAVE", "d.cls": b"3"}
+    with tarfile.open("a.tar", "w") as archive:
+        for key in ("one", "two"):
+            for name, content in contents.items():
+                entry = tarfile.TarInfo(f"{key}.{name.replace('.', '_')}.{name[2:]}")
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+    ok("a.tar", "--records", "0:2", "--html", "page.html")
+    page = Parsed("page.html")
+    assert_safe(page)
+    assert page.all("img") == page.all("audio") == []
+    assert f"{len(bomb(30_000)):,} bytes: 89 50 4e 47" in page.text
+    assert "record 1 of a.tar, key 'two'" in page.text or "key 'two'" in page.text
+
+
+def test_histograms_come_from_the_statistics():
+    with dataload.create("labels.jsonl") as writer:
+        for index in range(30):
+            writer.write({"label": index % 3, "text": "a" * (index % 5)})
+    assert CliRunner().invoke(app, ["stats", "labels.jsonl"]).exit_code == 0
+    ok("labels.jsonl", "--records", "0:2", "--html", "page.html")
+    page = Parsed("page.html")
+    assert "label: records per value" in page.text
+    assert len(page.all("rect")) >= 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train.toml"], "give --step, such as 12345 or 0:3; or --state"),
+        (["train.toml", "--step", 5], "--step 5 is out of range: epoch 0 has 5 steps"),
+        (["train.toml", "--step", 0, "--codec", "npz"], "a config says how its data is read"),
+        (["train.toml", "--step", 0, "--rank", 1], "--rank needs --world-size"),
+        (["train.toml", "--step", 0, "--html", "none/page.html"], "--html: none/page.html cannot be written"),
+        (["train.toml", "--step", 0, "--tokenizer", "train.toml"], "train.toml is no tokenizer.json"),
+        (["data.syr", "--records", "0:21"], "--records 0:21 is out of range: the data set has 20 records"),
+        (["data.syr", "--records", "0", "--epoch", 1], "--records shows a data set: leave out what is for a config"),
+    ],
+)
+def test_wrong_use(config, arguments, message):
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert message in result.stderr
+
+
+@pytest.mark.train
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium")
+@pytest.mark.parametrize("width", [420, 1200])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_browser_draws_the_page(config, width, dark, tmp_path):
+    from PIL import Image
+
+    ok(config, "--step", 1, "--html", "page.html")
+    command = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={tmp_path}/p",
+    ]
+    command += [
+        f"--window-size={width},900",
+        "--screenshot=page.png",
+        f"--blink-settings=preferredColorScheme={int(not dark)}",
+    ]
+    subprocess.run([*command, f"file://{tmp_path}/page.html"], check=True, capture_output=True, timeout=50)
+    pixels = np.asarray(Image.open("page.png").convert("RGB")).astype(int)
+    assert pixels.shape == (900, width, 3)
+    page = [20, 23, 28] if dark else [255, 255, 255]
+    assert pixels[2, 2].tolist() == page
+    assert (pixels[:, -3] == page).all(), "nothing runs over the right edge"
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 500, "the pictures are drawn"

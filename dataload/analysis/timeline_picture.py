@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -268,18 +269,15 @@ def _draw_boxes(lanes: _Lanes, timeline: Timeline, records: Records | None) -> N
             drawn.append((name, step.spans[0][1], step.spans[-1][2]))
         if step.received in works:
             drawn.append((CONSUMER, step.received, works.pop(step.received)))
+        shown = () if records is None or parts else records(step)
+        text = f"{step.step} failed" if step.failed else str(step.step)
+        look = {"facecolor": tints[number % len(tints)], "edgecolor": lanes.theme.page}
         for name, begun, ended in drawn:
-            look: dict[str, Any] = {
-                "facecolor": tints[number % len(tints)],
-                "edgecolor": lanes.theme.page,
-                "linewidth": 0.8,
-            }
-            lanes.bars(name, [(begun, ended)], lanes.box, **look, label="batch")
-            shown = () if records is None or parts else records(step)
+            lanes.bars(name, [(begun, ended)], lanes.box, linewidth=0.8, label="batch", **look)
             if name != CONSUMER or every == 1:
-                _write(lanes, name, (begun, ended), str(step.step), shown)
+                _write(lanes, name, (begun, ended), text, shown)
             elif step.step % every == 0:
-                _write(lanes, name, (begun, ended), str(step.step), wide=True)
+                _write(lanes, name, (begun, ended), text, wide=True)
 
 
 def _every(lanes: _Lanes, timeline: Timeline) -> int:
@@ -318,13 +316,17 @@ def _write(
 def _draw_epochs(lanes: _Lanes, timeline: Timeline) -> None:
     """Mark where the consumer asks for the first batch of another epoch."""
     epoch = timeline.steps[0].epoch if timeline.steps else 0
-    top = len(lanes.heights) - 0.5
+    top, labelled = len(lanes.heights) - 0.5, -math.inf
     for step in timeline.steps:
-        if step.epoch != epoch:
-            epoch, x = step.epoch, (step.asked - lanes.origin) * lanes.scale
-            lanes.axes.axvline(x, color=lanes.theme.ink, linewidth=1.2, linestyle=(0, (4, 3)), zorder=0.5)
-            options: dict[str, Any] = {"ha": "left", "va": "bottom", "size": 8.5, "color": lanes.theme.ink}
-            lanes.axes.text(x, top, f"epoch {epoch}", **options)
+        if step.epoch == epoch:
+            continue
+        epoch, x = step.epoch, (step.asked - lanes.origin) * lanes.scale
+        lanes.axes.axvline(x, color=lanes.theme.ink, linewidth=1.2, linestyle=(0, (4, 3)), zorder=0.5)
+        text = f"epoch {epoch}"
+        if (x - labelled) * lanes.inch > _SIZE * _DIGIT * (len(text) + 1):
+            options: dict[str, Any] = {"ha": "left", "va": "bottom", "size": _SIZE, "color": lanes.theme.ink}
+            lanes.axes.text(x, top, text, **options)
+            labelled = x
 
 
 def _draw_shares(lanes: _Lanes, timeline: Timeline, seconds: float) -> None:

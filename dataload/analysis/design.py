@@ -177,7 +177,6 @@ def short(value: float) -> str:
     """Return a number with at most three digits or, below 10,000, as it is: ``"9,500"``, ``"12.5k"``, ``"10G"``."""
     if abs(value) < 9_999.5:
         return f"{value:,.0f}" if abs(value) >= 100 or value == round(value) else f"{value:.3g}"
-    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 0.9995 * unit:
-            return f"{float(f'{value:.3g}') / unit:g}{name}"
-    raise AssertionError(value)
+    units = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+    unit, name = next((unit, name) for unit, name in units if abs(value) >= 0.9995 * unit)
+    return f"{float(f'{value:.3g}') / unit:g}{name}"

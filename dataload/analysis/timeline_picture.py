@@ -57,7 +57,7 @@ _DIGIT = 0.64 / 72  # inches; width of a digit, in points
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """The axes of a picture, and where what is in them."""
+    """The axes of a picture, and the places of its lanes."""
 
     axes: Axes
     heights: dict[str, int]  # y by name of the lane; the lowest is 0
@@ -76,7 +76,7 @@ class _Lanes:
         self.axes.broken_barh(bars, (self.heights[name] + y[0], y[1] - y[0]), **options)
 
     def parts(self, name: str, spans: Sequence[tuple[float, float]], bottom: Any, **look: Any) -> Any:
-        """Draw what part of the time, slice by slice, is spent on something, above what `bottom` takes; return both."""
+        """Draw the part of each slice of the time that is spent on something, above `bottom`; return where it ends."""
         edges = np.linspace(0.0, self.seconds, _SLICES + 1)
         begun, ended = np.array(spans).T - self.origin
         until = sum(np.clip(edges - first, 0, last - first) for first, last in zip(begun, ended, strict=True))
@@ -130,7 +130,7 @@ def _shares(timeline: Timeline) -> dict[str, float]:
     seconds = dict.fromkeys(_STAGES, 0.0)
     for step in timeline.steps:
         for stage, begun, ended in step.spans:
-            seconds[stage] = seconds.get(stage, 0.0) + ended - begun
+            seconds[stage] += ended - begun
     total = sum(seconds.values())
     return {name: took / total for name, took in seconds.items() if took}
 
@@ -239,7 +239,7 @@ def _draw_work(lanes: _Lanes, timeline: Timeline) -> None:
     colours: dict[str, Any] = {_WAITS: VERMILLION, _WORKS: lanes.theme.work, **_STAGES}
     bottoms: dict[str, Any] = {}
     for (what, name), found in sorted(spans.items(), key=lambda item: list(colours).index(item[0][0])):
-        look: dict[str, Any] = {"color": colours.get(what, PURPLE), "label": what}
+        look: dict[str, Any] = {"color": colours[what], "label": what}
         if lanes.boxed:
             lanes.bars(name, found, lanes.strip, **look)
         elif found:
@@ -343,7 +343,7 @@ def _draw_shares(lanes: _Lanes, timeline: Timeline, seconds: float) -> None:
 def _entries(timeline: Timeline, theme: Theme) -> dict[str, Any]:
     """Return the texts of the key and what they explain."""
     entries = {
-        f"{name} {'<1%' if share < 0.005 else f'{share:.0%}'}": swatch(_STAGES.get(name, theme.soft))
+        f"{name} {'<1%' if share < 0.005 else f'{share:.0%}'}": swatch(_STAGES[name])
         for name, share in _shares(timeline).items()
     }
     entries[_WAITS] = swatch(VERMILLION)

@@ -3,6 +3,7 @@
 import functools
 import operator
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import is_dataclass
@@ -220,6 +221,7 @@ class Loader(LoaderBase[BatchT]):
         order = self._planner.order
         self._order = None if is_dataclass(order) else fingerprint(order)
         self._identity: str | None = None
+        self._entering = threading.Lock()  # `batch` may be called by several threads
         self._entered = isinstance(source, Source) or not isinstance(source, AbstractContextManager)
 
     @property
@@ -266,9 +268,10 @@ class Loader(LoaderBase[BatchT]):
             return result.batch if function is None else apply_in_consumer(result, function, self._plans)
 
     def _enter_source(self) -> None:
-        if not self._entered:
-            self._opened.enter_context(cast("Any", self._source))
-            self._entered = True
+        with self._entering:
+            if not self._entered:
+                self._opened.enter_context(cast("Any", self._source))
+                self._entered = True
 
     def __len__(self) -> int:
         """Return the steps of the epoch, the same on every rank; a restored epoch includes those before the state."""

@@ -12,7 +12,7 @@ from dataload.samplers import BatchPlan
 def row_of(batch: Any, row: int, rows: int) -> Any:
     """Return one row of a batch: a dict for a dict of columns, and so on inside.
 
-    What has not `rows` rows, such as the sum of a batch, is part of each row as it is.
+    A value without `rows` rows, such as a sum over the batch, is in each row as it is.
     """
     if isinstance(batch, Mapping):
         return {name: row_of(column, row, rows) for name, column in cast("Mapping[Any, Any]", batch).items()}

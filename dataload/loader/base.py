@@ -233,7 +233,7 @@ class LoaderBase(ABC, Generic[BatchT]):
         self._release()
 
     def __reduce__(self) -> Any:
-        """Refuse to be copied or pickled: two loaders would move one position, or share workers."""
+        """Refuse copies and pickles: a copy would share the position and the workers."""
         raise TypeError(
             f"a {type(self).__name__} cannot be copied or pickled: build it in the process that iterates, and pass "
             "state_dict() on to continue there"

@@ -9,8 +9,10 @@ import numpy as np
 from dataload._util.checks import check_choice, check_count, setting_error
 from dataload._util.memo import Memo
 from dataload.collate import Packing
+from dataload.errors import ConfigError
 from dataload.samplers._common import ArrayValue, check_record_lengths, check_sampler, records_of, set_fields
 from dataload.samplers.batch import BatchPlan, BatchPlanner, OverSampler
+from dataload.samplers.permutation import MAX_LENGTH
 from dataload.types import Int64Array, Sampler
 
 Overlong: TypeAlias = Literal["error", "truncate"]
@@ -56,7 +58,8 @@ class PackedBatchSampler(ArrayValue, OverSampler):
 
     Raises:
         ConfigError: There are fewer lengths than records, a length is negative, a record is longer than a row and
-            `overlong` is ``"error"``, a number is out of its range, or `strategy` is unknown.
+            `overlong` is ``"error"``, a number is out of its range, `strategy` is unknown, or `sampler`
+            is a mixture that never ends.
     """
 
     sampler: Sampler
@@ -71,6 +74,9 @@ class PackedBatchSampler(ArrayValue, OverSampler):
     def __post_init__(self) -> None:
         BatchPlanner.__post_init__(self)
         check_sampler("sampler", self.sampler)
+        if len(self.sampler) >= MAX_LENGTH:
+            message = "an epoch is packed before it begins, and that of the sampler never ends: use another `stop`"
+            raise ConfigError(message, key="sampler", value=self.sampler)
         lengths = check_record_lengths(self.lengths)
         set_fields(self, lengths=lengths)
         for name in ("row_length", "batch_size", "window"):

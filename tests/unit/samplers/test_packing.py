@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataload import ConfigError
-from dataload.samplers import GlobalShuffle, PackedBatchSampler, Sequential
+from dataload.samplers import GlobalShuffle, Mixture, PackedBatchSampler, Sequential
 from dataload.samplers.packing import best_fit, first_fit
 
 
@@ -176,3 +176,9 @@ def test_wrong_settings_are_named(settings, match):
         PackedBatchSampler(
             **{"sampler": Sequential(3), "lengths": [1, 5, 2], "row_length": 8, "batch_size": 2, **settings}
         )
+
+
+def test_an_epoch_that_never_ends_is_not_packed():
+    endless = Mixture((Sequential(3),), (1,), "never")
+    with pytest.raises(ConfigError, match="an epoch is packed before it begins, and that of the sampler never ends"):
+        PackedBatchSampler(sampler=endless, lengths=[1, 2, 3], row_length=4, batch_size=1)

@@ -2,8 +2,10 @@
 
 import json
 import re
-from collections.abc import Generator, Iterable, Mapping
+import shlex
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, cast
 
 import typer
@@ -15,7 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from dataload.errors import printable
+from dataload.sources.registry import built_in_formats
 
+_OPTIONS: ContextVar[Collection[str]] = ContextVar("options", default=())
+_KEYWORD = re.compile(
+    r"""(?<![\w.,)"'-])(?<!\w\()(?<!,\ )\b(?P<name>[a-z_]+)=(?P<value>'[^'\n]*'|"[^"\n]*"|\[[^]\n]*]|[\w.]*)"""
+)  # not those of a repr, as in TarSource('a.tar', decode='auto')
 _PIPE_WIDTH = 10_000  # without a terminal, rich would wrap lines at 80 columns
 
 
@@ -32,14 +39,39 @@ def _safe(text: str) -> str:
     return printable(text, None, kept="\n")  # a tab would break tables
 
 
+@contextmanager
+def options_typed(options: Collection[str]) -> Generator[None]:
+    """Let `as_typed` write keyword arguments as these options, those of the present command."""
+    token = _OPTIONS.set(options)
+    try:
+        yield
+    finally:
+        _OPTIONS.reset(token)
+
+
 def as_typed(message: str) -> str:
-    """Return a message of the library with keyword arguments as options: ``overwrite=True`` becomes ``--overwrite``."""
+    """Return a message of the library with keyword arguments as options of the present command.
 
-    def option(found: re.Match[str]) -> str:
-        return f"--{found[1].replace('_', '-')}{' N' if found[2] == 'N' else ''}"
+    ``overwrite=True`` becomes ``--overwrite``, and options of formats become ``-o missing=skip``.
+    """
+    options = _OPTIONS.get()
+    readers = {name for entry in built_in_formats() for name in entry.reader_options.names()}
+    writers = {name for entry in built_in_formats() for name in entry.writer_options.names()}
 
-    message = message.replace("on_error='skip'", "--on-error skip")
-    return re.sub(r"\b(overwrite|resume|keep_key|shards|records_per_shard)=(True|N)\b", option, message)
+    def typed(found: re.Match[str]) -> str:
+        name, value = found["name"], found["value"]
+        plain = {"True": "true", "False": "false", "[...]": "NAME"}.get(value, value)
+        if plain[:1] in ("'", '"'):
+            plain = plain[1:-1]
+        option = "--field" if name == "fields" else f"--{name.replace('_', '-')}"
+        if option in options:
+            return f"{option} {shlex.quote(plain)}" if value not in ("", "True") else option
+        for flag, names in (("--to-option", writers), ("--option", readers)):
+            if flag in options and name in names:
+                return f"{flag} {shlex.quote(name + '=' + plain.replace(chr(39), chr(34)))}"
+        return found[0]
+
+    return _KEYWORD.sub(typed, message)
 
 
 def print_line(text: str = "", style: str = "") -> None:

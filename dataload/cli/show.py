@@ -53,7 +53,10 @@ _THUMBNAIL = 48  # characters wide
 
 def show_command(
     path: Annotated[
-        str, typer.Argument(help="The config of a loader; with --records, a data set.", metavar="CONFIG|PATH")
+        str,
+        typer.Argument(
+            help="The config of a loader; with --records, a data set or module:function.", metavar="CONFIG|PATH"
+        ),
     ],
     overrides: Overrides = None,
     epoch: Annotated[int | None, typer.Option(min=0, help="Epoch. Default: 0, or that of --state.")] = None,

@@ -118,6 +118,8 @@ def find_shards(
         CorruptFileError: A manifest is damaged, or local shards differ from it.
     """
     entry, rest = split_format(paths, name)
+    if entry is not None and not entry.takes_paths:
+        raise ConfigError(f"format {entry.name!r} has no files, which are needed here", key="paths", value=paths)
     found = [_expand(item, entry, manifests, remote) for item in _as_list(rest)]
     files = [file for part, _ in found for file in part]
     if not files:

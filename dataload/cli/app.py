@@ -97,7 +97,7 @@ def _report(error: Exception, *, debug: bool) -> int:
         print_error(f"{render()}{hint}")
         return BAD_USAGE
     if isinstance(error, DataloadError):
-        print_error(as_typed(str(error)))
+        print_error(as_typed(str(error), getattr(error, "key", None)))
     elif isinstance(error, OSError):
         print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     else:

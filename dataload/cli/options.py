@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from dataload._util.checks import check_directory
 from dataload.api import open_found, open_source
 from dataload.config.overrides import parse_assignment
 from dataload.config.references import REFERENCE_PATTERN, find_module, resolve_reference
@@ -217,6 +218,8 @@ def parse_options(options: Sequence[str] | None) -> dict[str, Any]:
     """Parse ``["a=1", "b.c=2"]`` into ``{"a": 1, "b": {"c": 2}}``."""
     parsed: dict[str, Any] = {}
     for option in options or ():
+        if "=" not in option:
+            raise ConfigError(f"--option {option!r}: pass name=value", key="option", value=option)
         keys, value = parse_assignment(option)
         table = parsed
         for key in keys[:-1]:
@@ -256,6 +259,13 @@ def read_file(path: str, option: str) -> str:
         raise ConfigError(f"{option}: {path} cannot be read: {reason}") from error
 
 
+def check_new(path: str, option: str) -> None:
+    """Check that an option names a new file in an existing directory, before any work is done that could be lost."""
+    check_directory(path, option)
+    if os.path.lexists(path):
+        raise ConfigError(f"{option}: {path} exists: choose another name", key=option, value=path)
+
+
 def write_file(path: str, text: str, option: str) -> None:
     """Write a file that an option names and that does not exist yet."""
     try:
@@ -269,8 +279,9 @@ def load_state(loader: Loader[Any], path: str | None) -> None:
     """Load a state, the JSON of `Loader.state_dict`, if one is given."""
     if path is None:
         return
+    text = read_file(path, "--state")
     try:
-        state = json.loads(read_file(path, "--state"))
+        state = json.loads(text)
     except ValueError as error:
         message = f"--state: {path} is not JSON ({error}): save json.dumps(loader.state_dict()) in a file"
         raise ConfigError(message) from error

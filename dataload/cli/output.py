@@ -49,12 +49,16 @@ def options_typed(options: Collection[str]) -> Generator[None]:
         _OPTIONS.reset(token)
 
 
-def as_typed(message: str) -> str:
+def as_typed(message: str, key: str | None = None) -> str:
     """Return a message of the library with keyword arguments as options of the present command.
 
-    ``overwrite=True`` becomes ``--overwrite``, and options of formats become ``-o missing=skip``.
+    ``overwrite=True`` becomes ``--overwrite``, and options of formats become ``--option missing=skip``; so does the
+    `key` of a `ConfigError` at the start of its message.
     """
     options = _OPTIONS.get()
+    option = f"--{key or ''}".replace("_", "-")
+    if key and option in options and message.startswith((f"{key} is ", f"{key} must ")):
+        message = f"{option}{message.removeprefix(key)}"
     readers = {name for entry in built_in_formats() for name in entry.reader_options.names()}
     writers = {name for entry in built_in_formats() for name in entry.writer_options.names()}
 

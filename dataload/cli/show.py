@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast
 import numpy as np
 import typer
 
+from dataload._util.checks import check_directory
 from dataload.analysis.media import find_image, thumbnail
 from dataload.analysis.page import Page
 from dataload.analysis.shown import (
@@ -86,6 +87,9 @@ def show_command(
       dataload show train.toml --state checkpoint.json --rank 2 --world-size 8
       dataload show images.tar --decode auto --records 0:50 --html page.html
     """
+    for key, target in (("html", html), ("npz", npz)):
+        if target is not None:
+            check_directory(target, key)
     most = rows or (_TERMINAL_ROWS if html is None else _PAGE_ROWS)
     if records is None:
         if format or field or codec or decode or option:

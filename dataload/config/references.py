@@ -30,6 +30,8 @@ def resolve_reference(reference: str, key: str) -> Any:
         ConfigError: The module cannot be imported, raises an error, or has no such name.
     """
     module_name, _, path = reference.partition(":")
+    if not path:
+        raise ConfigError(f"{key} is {reference!r}: expected 'module:function'", key=key, value=reference)
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:

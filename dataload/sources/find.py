@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
 from itertools import chain
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from dataload.sources.format import HEAD_BYTES, Format
 from dataload.sources.head import describe_head
 from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest, renewal
 from dataload.sources.registry import added_formats, built_in_formats, by_content, by_suffix, get_format
-from dataload.sources.selection import FileInstruction, as_path
+from dataload.sources.selection import as_path
 from dataload.sources.shard_files import check_complete, shard_bytes
 from dataload.sources.shards import KnownShards
 from dataload.storage import (
@@ -172,10 +172,13 @@ def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
         name: Name of the format; by default the suffix decides.
 
     Raises:
-        ConfigError: No format is named, there is no such format, or it is read-only.
+        ConfigError: No format is named, there is no such format, it is read-only, or the path is a pattern.
     """
     entry, rest = split_format(path, name)
     rest = local_path(rest)
+    if re.search(r"[*?]", rest):
+        message = f"{rest!r} is a pattern, not a name to write to: several files are named by {{00..15}}, or by shards="
+        raise ConfigError(message, key="path", value=rest)
     entry = entry or by_suffix(rest)
     if entry is not None and entry.writer is not None:
         return entry, rest
@@ -192,7 +195,8 @@ def _all_formats() -> Iterable[Format]:
 
 
 def _as_list(paths: Any) -> list[str]:
-    several = [paths] if isinstance(paths, (str, PathLike, FileInstruction)) else list(paths)
+    alone = isinstance(paths, (str, bytes, PathLike, Mapping)) or hasattr(paths, "read_batch")
+    several = [paths] if alone or not isinstance(paths, Iterable) else list(cast("Iterable[Any]", paths))
     return [local_path(as_path(path)) for path in several]
 
 
@@ -319,10 +323,10 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None)
     if not found:
         if entry is None and by_content(path) is not None:
             return [path]
-        wanted = f"of format {entry.name!r} " if entry is not None else ""
+        wanted = f"format {entry.name!r}" if entry is not None else "a known format"
         inner = [name for name in names if _format_of_directory(join(path, name), remote) is not None]
         hint = f"; open one of its data sets: {', '.join(inner)}" if inner else ""
-        raise SourceNotFoundError(f"the directory {path} contains no shard {wanted}by its suffix{hint}", path=path)
+        raise SourceNotFoundError(f"the directory {path} has no files with a suffix of {wanted}{hint}", path=path)
     check_complete(path, [base_name(file) for file in found], remote)
     return found
 

@@ -178,6 +178,31 @@ def test_errors_and_warnings_name_the_options_of_their_command(here):
     assert "pass format=" in run("order", "a.toml", "--set", "source.path=a.xyz").stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspect", "a.syr", "-o", "shapes"], "--option 'shapes': pass name=value"),
+        (["convert", "a.syr", "b.syr", "--map", "my_code"], "--map is 'my_code': expected 'module:function'"),
+        (["convert", "a.syr", "b.syr", "--on-error", "ignore"], "--on-error is 'ignore': Known: raise, skip"),
+        (["convert", "a.syr", "b.syr", "--shards", "0"], "--shards must be an integer >= 1, got 0"),
+        (["convert", "a.syr", "b.syr", "--part", "3/2"], "cannot split 1 shard into 2 parts"),
+        (["convert", "a.syr", "b-*.syr"], "several files are named by {00..15}, or by --shards"),
+        (["order", "a.tml"], "the name of a config ends in .toml"),
+        (["show", "a.toml", "--state", "b.json"], "error: --state: b.json cannot be read: No such file or directory"),
+        (["show", "a.toml", "--step", "0", "--html", "no/b.html"], "there is no directory no to write to"),
+        (["show", "a.toml", "--step", "0", "--npz", "no/b.npz"], "there is no directory no to write to"),
+        (["certify", "a.toml", "--steps", "0:1", "--output", "a.syr"], "--output: a.syr exists: choose another name"),
+        (["certify", "a.toml", "--steps", "0:1", "--output", "no/a"], "there is no directory no to write to"),
+        (["trace", "a.toml", "--spike", "a.toml", "--exclude", "a.syr"], "--exclude: a.syr exists"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_named_as_they_were_typed(here, arguments, message):
+    result = run(*arguments)
+    assert (result.exit_code, message in result.stderr) == (2, True), result.output
+    assert {path.name for path in here.iterdir()} <= {"a.syr", "a.toml", "my_code.py", "__pycache__"}
+
+
 # Help, and how commands end
 
 

@@ -10,7 +10,7 @@ CORE := $(VENV)/.core
 # The tests start hundreds of processes, each of which would compile the package if nothing kept what was compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-remote test-ray test-train check format bench readme-table fuzz kills resumes wds sanitize clean
+.PHONY: demo test test-remote test-ray test-train docs check format bench readme-table fuzz kills resumes wds sanitize clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -60,6 +60,15 @@ test-ray: $(INSTALLED) $(CORE) $(RAY)
 # Trainers, torchrun, several JAX processes: each of them takes seconds to start.
 test-train: $(INSTALLED) $(CORE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -m train
+
+# The site of the documents, in site/. Broken links and names fail it.
+DOCS := $(VENV)/.installed-docs
+$(DOCS): pyproject.toml constraints.txt | $(DEMO_INSTALLED)
+	$(INSTALL) -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: $(DOCS)
+	$(BIN)/zensical build --clean --strict
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

@@ -62,9 +62,9 @@ def create(
     rules = {"shards": shards, "records_per_shard": records_per_shard, "bytes_per_shard": bytes_per_shard}
     given = [name for name, value in rules.items() if value is not None]
     if not given:
-        if len(expand_braces(destination)) > 1:
-            message = f"{destination!r} names several files: pass shards= or another rule that divides the records"
-            raise ConfigError(message, key="path", value=destination)
+        if (named := len(expand_braces(destination))) > 1:
+            message = f"{destination!r} names {named} files: pass shards={named} to write all of them"
+            raise ConfigError(message, key="shards", value=None)
         return entry.create(destination, overwrite=overwrite, options=options)
     if len(given) > 1:
         message = f"{' and '.join(given)} each determine the files: pass only one of them"

@@ -176,9 +176,10 @@ def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
     """
     entry, rest = split_format(path, name)
     rest = local_path(rest)
-    if re.search(r"[*?]", rest):
-        message = f"{rest!r} is a pattern, not a name to write to: several files are named by {{00..15}}, or by shards="
-        raise ConfigError(message, key="path", value=rest)
+    if "*" in base_name(rest):
+        several = base_name(rest).replace("*", "{00..07}", 1)
+        message = f"{rest!r} is a pattern, which cannot be written to: name one file, or list the shards"
+        raise ConfigError(f"{message} ({several!r})", key="destination", value=rest)
     entry = entry or by_suffix(rest)
     if entry is not None and entry.writer is not None:
         return entry, rest
@@ -196,7 +197,7 @@ def _all_formats() -> Iterable[Format]:
 
 def _as_list(paths: Any) -> list[str]:
     alone = isinstance(paths, (str, bytes, PathLike, Mapping)) or hasattr(paths, "read_batch")
-    several = [paths] if alone or not isinstance(paths, Iterable) else list(cast("Iterable[Any]", paths))
+    several = cast("Iterable[Any]", paths) if isinstance(paths, Iterable) and not alone else [paths]
     return [local_path(as_path(path)) for path in several]
 
 

@@ -186,7 +186,7 @@ def test_errors_and_warnings_name_the_options_of_their_command(here):
         (["convert", "a.syr", "b.syr", "--on-error", "ignore"], "--on-error is 'ignore': Known: raise, skip"),
         (["convert", "a.syr", "b.syr", "--shards", "0"], "--shards must be an integer >= 1, got 0"),
         (["convert", "a.syr", "b.syr", "--part", "3/2"], "cannot split 1 shard into 2 parts"),
-        (["convert", "a.syr", "b-*.syr"], "several files are named by {00..15}, or by --shards"),
+        (["convert", "a.syr", "b-*.syr"], "'b-*.syr' is a pattern, which cannot be written to"),
         (["order", "a.tml"], "the name of a config ends in .toml"),
         (["show", "a.toml", "--state", "b.json"], "error: --state: b.json cannot be read: No such file or directory"),
         (["show", "a.toml", "--step", "0", "--html", "no/b.html"], "there is no directory no to write to"),

@@ -90,17 +90,17 @@ MISTAKES = {
     "create pattern": (
         lambda: dataload.create("out-*.tar"),
         ConfigError,
-        "'out-*.tar' is a pattern, not a name to write to: several files are named by {00..15}, or by shards=",
+        "'out-*.tar' is a pattern, which cannot be written to: name one file, or list the shards ('out-{00..07}.tar')",
     ),
     "convert pattern": (
         lambda: convert(SOURCE, "out-*.tar"),
         ConfigError,
-        "'out-*.tar' is a pattern, not a name to write to",
+        "'out-*.tar' is a pattern, which cannot be written to",
     ),
     "create range": (
         lambda: dataload.create("out-{0..3}.tar"),
         ConfigError,
-        "'out-{0..3}.tar' names several files: pass shards= or another rule that divides the records",
+        "'out-{0..3}.tar' names 4 files: pass shards=4 to write all of them",
     ),
     "convert path": (
         lambda: convert("train.syr", "out.tar"),

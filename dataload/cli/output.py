@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any, cast
 
 import typer
+from rich.cells import cell_len
 from rich.color import Color
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -23,6 +24,7 @@ _OPTIONS: ContextVar[Collection[str]] = ContextVar("options", default=())
 _KEYWORD = re.compile(
     r"""(?<![\w.,)"'-])(?<!\w\()(?<!,\ )\b(?P<name>[a-z_]+)=(?P<value>'[^'\n]*'|"[^"\n]*"|\[[^]\n]*]|[\w.]*)"""
 )  # not those of a repr, as in TarSource('a.tar', decode='auto')
+_LAST_COLUMN = 16  # characters, at least, on a terminal
 _PIPE_WIDTH = 10_000  # without a terminal, rich would wrap lines at 80 columns
 
 
@@ -100,13 +102,22 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]]) -> None:
-    """Print a table to stdout; `columns` maps each heading to ``"left"`` or ``"right"``."""
+    """Print a table to stdout; `columns` maps each heading to ``"left"`` or ``"right"``.
+
+    On a narrow terminal, the last column is folded. If there is no room for the others, the terminal breaks the lines.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for heading, side in columns.items():
-        table.add_column(heading, justify=cast("Any", side), overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_safe(cell)) for cell in row))
+    *others, last = columns
+    for heading in others:
+        table.add_column(heading, justify=cast("Any", columns[heading]), no_wrap=True)
+    table.add_column(last, justify=cast("Any", columns[last]), overflow="fold")
+    cells = [[_safe(cell) for cell in row] for row in rows]
+    for row in cells:
+        table.add_row(*map(Text, row))
     console = _console()
+    widths = [max(map(cell_len, column)) + 2 for column in zip(columns, *cells, strict=True)]
+    if sum(widths[:-1]) + _LAST_COLUMN > console.width:
+        console.width = _PIPE_WIDTH
     with console.capture() as capture:
         console.print(table)
     # rich pads every line to the width of the table.

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 import dataload
 import dataload.__main__
+from dataload.cli import output
 from dataload.cli.app import app
 from dataload.cli.output import as_typed, options_typed
 from dataload.sources.registry import built_in_formats
@@ -212,6 +214,20 @@ def test_no_command_is_answered_by_the_help_alone(arguments):
     assert result.exit_code == 2
     assert "Usage: dataload" in result.output
     assert "error:" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (200, ["field     range", "features  one two three four five six"]),
+        (30, ["field     range", "features  one two three four", "          five six"]),
+        (20, ["field     range", "features  one two three four five six"]),  # for the terminal to break
+    ],
+)
+def test_tables_keep_words_whole_on_narrow_terminals(monkeypatch, capsys, width, lines):
+    monkeypatch.setattr(output, "_console", lambda: Console(width=width, color_system=None))
+    output.print_table({"field": "left", "range": "left"}, [("features", "one two three four five six")])
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

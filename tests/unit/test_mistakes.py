@@ -107,6 +107,11 @@ MISTAKES = {
         TypeError,
         "a path is no source: pass dataload.open('train.syr')",
     ),
+    "create over directory": (
+        lambda: dataload.create("empty", format="tar", overwrite=True),
+        ConfigError,
+        "empty is a directory, and the format writes a file: choose another name, or delete it",
+    ),
     # sources
     "text in memory": (
         lambda: dataload.MemorySource("abc"),
@@ -277,3 +282,10 @@ def test_ranks_of_the_environment(monkeypatch, given):
 
 def test_a_table_of_decoders_may_name_more_extensions(here):
     assert dataload.open("train.tar", decode={"flac": "audio", "json": "json"})[0]["id.json"] == 1
+
+
+@pytest.mark.parametrize(("url", "named"), [("s3://", "bucket"), ("https://", "server")])
+def test_urls_without_a_name(url, named):
+    pytest.importorskip("obstore")
+    with pytest.raises(ConfigError, match=f"the URL {url} names no {named}: expected {url}NAME/PATH"):
+        dataload.open(url)

@@ -60,7 +60,8 @@ def check_call(name: str, function: Callable[..., Any], *arguments: str) -> None
         signature.bind(*arguments)
     except TypeError as error:
         shown = getattr(function, "__qualname__", None) or type(function).__qualname__
-        message = f"{name} is called with {' and '.join(arguments)}, and {shown}{signature} does not fit: {error}"
+        shown += f"({', '.join(signature.parameters)})"  # without defaults, which may be secret
+        message = f"{name} is called with {' and '.join(arguments)}, and {shown} does not fit: {error}"
         raise ConfigError(message, key=name, value=function) from None
 
 

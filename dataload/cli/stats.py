@@ -125,7 +125,7 @@ def _measure(
 def _measure_source(wanted: SourceOptions) -> IndexReport:
     """Measure a source without files."""
     with wanted.open() as source, ProgressBar("measuring"):
-        selected = wanted.options.get("fields") if not wanted.is_function else None
+        selected = None if wanted.is_function else wanted.options.get("fields")
         statistics = DataSetStatistics(options={}, selected=None, fields=measure(source, selected).fields)
         entry = DataSetEntry(
             pattern=wanted.path,

@@ -21,6 +21,10 @@ class NoSample:
         return 0
 
 
+def two(a, b, token="secret"):
+    return a
+
+
 def first(**settings):
     return next(iter(Loader(SOURCE, batch_size=2, **settings)))
 
@@ -177,9 +181,9 @@ MISTAKES = {
     ),
     "transform is called": (lambda: build(transform=5), ConfigError, "a transform is a function of a sample, got 5"),
     "collate of two": (
-        lambda: build(collate=lambda a, b: a),
+        lambda: build(collate=two),
         ConfigError,
-        "collate is called with a list of samples, and ",
+        "collate is called with a list of samples, and two(a, b, token) does not fit: missing a required argument: 'b'",
     ),
     "batch_transform is text": (
         lambda: build(batch_transform="x"),

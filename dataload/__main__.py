@@ -5,6 +5,8 @@ import sys
 from dataload._util.optional import load_optional
 from dataload.errors import MissingDependencyError
 
+INTERRUPTED = 130
+
 
 def main() -> int:
     """Run the command line with the arguments of this process.
@@ -15,11 +17,12 @@ def main() -> int:
     try:
         for package in ("typer", "rich"):
             load_optional(package, needed_by="the command line", extra="cli")
+        from dataload.cli.app import run
     except MissingDependencyError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    from dataload.cli.app import run
-
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return run(sys.argv[1:])
 
 

@@ -32,8 +32,9 @@ class Ragged(NamedTuple):
 class Collate:
     """Stacks samples into a batch, field by field.
 
-    Arrays and numbers of equal shape become one array of shape ``(rows, *shape)``. Bytes and text become a list. Dicts
-    and tuples are collated inside. No samples give ``{}``.
+    Arrays and numbers of equal shape become one array of shape ``(rows, *shape)``. Dicts and tuples are collated
+    inside. Bytes, text, lists and other objects become a list; `pad` and `ragged` make arrays of lists. No samples give
+    ``{}``.
 
     Attributes:
         policies: What to do if the shapes of a field differ, by field name. `pad` fills up with `pad_value` and adds

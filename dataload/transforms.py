@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from dataload._util.checks import check_call
 from dataload._util.randomness import generator
 from dataload.errors import ConfigError
 from dataload.types import Transform
@@ -56,8 +57,14 @@ class NamedTransform:
     takes_context: bool
 
 
-def compose(transform: Transform | Sequence[Transform] | None) -> tuple[NamedTransform, ...]:
-    """Return the transforms of a setting that is None, a function or a list of functions."""
+def compose(
+    transform: Transform | Sequence[Transform] | None, setting: str = "transform", argument: str = "a sample"
+) -> tuple[NamedTransform, ...]:
+    """Return the transforms of a `setting` that is None, a function of an `argument`, or a list of functions.
+
+    Raises:
+        ConfigError: One is no function of a sample, or of a sample and its context.
+    """
     functions: Sequence[Any] = transform if isinstance(transform, (list, tuple)) else [transform]
     named: list[NamedTransform] = []
     for function in functions if transform is not None else ():
@@ -65,7 +72,9 @@ def compose(transform: Transform | Sequence[Transform] | None) -> tuple[NamedTra
             message = f"a transform is a function of a sample, got {function!r}"
             raise ConfigError(message, key="transform", value=function)
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
-        named.append(NamedTransform(function, name, _takes_context(function)))
+        takes_context = _takes_context(function)
+        check_call(setting, function, argument, *(["its context"] if takes_context else []))
+        named.append(NamedTransform(function, name, takes_context))
     return tuple(named)
 
 

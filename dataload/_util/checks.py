@@ -1,8 +1,9 @@
 """Checks of settings that several modules share."""
 
+import inspect
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dataload.errors import ConfigError, closest
@@ -47,6 +48,21 @@ def check_directory(path: str, key: str) -> None:
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
         raise ConfigError(f"there is no directory {directory} to write to", key=key, value=path)
+
+
+def check_call(name: str, function: Callable[..., Any], *arguments: str) -> None:
+    """Check that a function, the setting `name`, can be called with positional arguments that stand for `arguments`."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # functions written in C may have no signature
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        shown = getattr(function, "__qualname__", None) or type(function).__qualname__
+        shown += f"({', '.join(signature.parameters)})"  # without defaults, which may be secret
+        message = f"{name} is called with {' and '.join(arguments)}, and {shown} does not fit: {error}"
+        raise ConfigError(message, key=name, value=function) from None
 
 
 def check_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:

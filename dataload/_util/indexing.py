@@ -8,6 +8,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from dataload.errors import printable
 from dataload.types import Int64Array
 
 
@@ -15,7 +16,11 @@ def check_index(index: SupportsIndex, length: int) -> int:
     """Return `index` as an int in [0, length); a negative index counts from the end. Bools and floats are refused."""
     if isinstance(index, bool):
         raise TypeError(f"an index must be an integer, got {index}")
-    number = operator.index(index)
+    try:
+        number = operator.index(index)
+    except TypeError:
+        hint = "; for several records use read(indices), for fields read_batch(indices, fields)"
+        raise TypeError(f"an index must be an integer or a slice, got {printable(repr(index), 60)}{hint}") from None
     if not -length <= number < length:
         raise IndexError(f"index {number} is out of range for {length} records")
     return number + length if number < 0 else number

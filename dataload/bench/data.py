@@ -2,8 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from dataload._util.fingerprint import digest
-from dataload.api import open_source
 from dataload.bench.results import FileFacts
 from dataload.bench.timing import seconds_of
 from dataload.bench.workloads import Workload
@@ -19,6 +17,7 @@ from dataload.convert import convert
 from dataload.convert.sharded import create
 from dataload.errors import ConfigError
 from dataload.loader.step import nbytes
+from dataload.sources.base import Source
 from dataload.sources.registry import added_formats, built_in_formats, get_format
 from dataload.sources.writer import DEFAULT_CODEC
 from dataload.types import RandomAccessSource
@@ -67,27 +66,25 @@ def made_data(workload: Workload, records: int | None = None) -> Data:
     return Data(workload.name, content, made, tuple(made[0]), formats, workload.batch_size, workload.decodes)
 
 
-@contextmanager
-def own_data(path: str, records: int | None, options: Mapping[str, Any]) -> Generator[Data]:
-    """Open the user's own data, to be compared in other formats; `records` is the number to take from the start.
+def own_data(path: str, source: Source[Any], records: int | None) -> Data:
+    """Return the user's own data, to be compared in other formats; `records` is the number to take from the start.
 
     Raises:
         ConfigError: There is no record, or the records have no fields.
-        SourceError: The data cannot be read.
+        SourceError: The first record cannot be read.
     """
-    with open_source(path, **options) as source:
-        if not len(source):
-            raise ConfigError(f"{path} has no records to measure", key="path", value=path)
-        first = source[0]
-        if not isinstance(first, Mapping):
-            raise ConfigError(
-                f"the records of {path} are {type(first).__name__} without fields, which other formats cannot store: "
-                "name their codec with --option codec=...",
-                key="codec",
-            )
-        fields = tuple(name for name in first if name != "__key__")
-        chosen = source if records is None else source[: min(records, len(source))]
-        yield Data(path, digest(source.fingerprint(), len(chosen)), chosen, fields, _writable(), 256)
+    if not len(source):
+        raise ConfigError(f"{path} has no records to measure", key="path", value=path)
+    first = source[0]
+    if not isinstance(first, Mapping):
+        raise ConfigError(
+            f"the records of {path} are {type(first).__name__} without fields, which other formats cannot store: "
+            "name their codec with --codec",
+            key="codec",
+        )
+    fields = tuple(name for name in first if name != "__key__")
+    chosen = source if records is None else source[: min(records, len(source))]
+    return Data(path, digest(source.fingerprint(), len(chosen)), chosen, fields, _writable(), 256)
 
 
 def _writable() -> tuple[str, ...]:

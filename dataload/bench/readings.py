@@ -90,8 +90,9 @@ def _gathering(column: Any, kept: int) -> Callable[[Int64Array], Any]:
     """Return a function that copies some rows of a column."""
     if isinstance(column, np.ndarray):
         return partial(np.take, cast("Array", column), axis=0)
-    lengths = [memoryview(value).nbytes for value in column]
-    return memcpy(memoryview(b"".join(column)), np.array(lengths, np.int64), kept)
+    stored = [value.encode() if isinstance(value, str) else value for value in column]
+    lengths = [memoryview(value).nbytes for value in stored]
+    return memcpy(memoryview(b"".join(stored)), np.array(lengths, np.int64), kept)
 
 
 def memcpy(stored: memoryview, lengths: Int64Array, kept: int = 2) -> Callable[[Int64Array], list[memoryview]]:

@@ -1,9 +1,11 @@
 """The application: all commands, and how errors become messages and exit codes."""
 
+import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +18,7 @@ from dataload.cli.convert import convert_command
 from dataload.cli.index import index_command
 from dataload.cli.inspect import inspect_command
 from dataload.cli.order import order_command
-from dataload.cli.output import as_typed, print_error, print_json, print_warning
+from dataload.cli.output import as_typed, options_typed, print_error, print_json, print_warning
 from dataload.cli.plan import plan_command
 from dataload.cli.show import show_command
 from dataload.cli.stats import stats_command
@@ -43,7 +45,7 @@ class _Group(TyperGroup):
             arguments.insert(0, "--debug")
         extra["standalone_mode"] = False
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _current_directory_importable(), options_typed(self._options(arguments)):
                 warnings.showwarning = _show_warning
                 code = super().main(arguments, *rest, **extra)
         except SystemExit as end:
@@ -52,13 +54,35 @@ class _Group(TyperGroup):
         except KeyboardInterrupt:
             code = INTERRUPTED
         except Exception as error:  # nothing is left to do but report it
-            code = _report(error, debug="--debug" in arguments)
+            with options_typed(self._options(arguments)):
+                code = _report(error, debug="--debug" in arguments)
         sys.exit(code if isinstance(code, int) else 0)
+
+    def _options(self, arguments: Sequence[str]) -> frozenset[str]:
+        """Return the options of the command that the arguments name."""
+        command: Any = self
+        for argument in arguments:
+            command = getattr(command, "commands", {}).get(argument, command)
+        return frozenset(name for parameter in command.params for name in parameter.opts)
+
+
+@contextmanager
+def _current_directory_importable() -> Generator[None]:
+    """Let a command import modules of the current directory; last, so that no installed module is replaced."""
+    added: list[str] = []
+    with suppress(FileNotFoundError):  # somebody has deleted it
+        added = [directory for directory in [os.getcwd()] if directory not in sys.path]
+    sys.path += added
+    try:
+        yield
+    finally:
+        for directory in added:
+            sys.path.remove(directory)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning as one line, without the source location that Python would show."""
-    print_warning(str(message))
+    print_warning(as_typed(str(message)))
 
 
 def _report(error: Exception, *, debug: bool) -> int:
@@ -68,11 +92,13 @@ def _report(error: Exception, *, debug: bool) -> int:
     render = getattr(error, "format_message", None)
     if callable(render):  # a usage error of typer: an unknown option, a missing argument
         context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help was all that was missing, and typer has printed it
+            return BAD_USAGE
         hint = f" (see {context.command_path} --help)" if context is not None else ""
         print_error(f"{render()}{hint}")
         return BAD_USAGE
     if isinstance(error, DataloadError):
-        print_error(as_typed(str(error)))
+        print_error(as_typed(str(error), getattr(error, "key", None)))
     elif isinstance(error, OSError):
         print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     else:

@@ -37,7 +37,7 @@ from dataload.loader.workers import ExecutorName
 
 
 def bench_command(
-    path: Annotated[str | None, typer.Argument(help="Your own data: any path that `dataload inspect` takes.")] = None,
+    path: Annotated[str | None, typer.Argument(help="Your own data: anything that `dataload inspect` takes.")] = None,
     made: Annotated[list[str] | None, typer.Option(help=f"Or made data: {', '.join(WORKLOADS)}. Repeatable.")] = None,
     formats: Annotated[str | None, typer.Option(help="Formats to compare, separated by commas.")] = None,
     orders: Annotated[str, typer.Option(help="Any of global, pool, sequential.")] = "global",
@@ -97,14 +97,16 @@ def bench_command(
         seed=seed,
     )
     with ExitStack() as opened:
+        directory = Path(cache) if cache is not None else _own_directory()
         if path is not None:
-            source = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
-            options = {**source.options, "format": source.format}
-            all_data = [opened.enter_context(own_data(source.path, records, options))]
+            wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
+            all_data = [own_data(wanted.path, opened.enter_context(wanted.open()), records)]
+            if wanted.is_function:  # nothing would tell that it returns other data
+                directory.mkdir(parents=True, exist_ok=True)
+                directory = Path(opened.enter_context(TemporaryDirectory(dir=directory)))
         else:
             all_data = [made_data(get_workload(name), records) for name in made or ["floats-4k"]]
         every = [data.formats if formats is None else _choose("formats", formats, data.formats) for data in all_data]
-        directory = Path(cache) if cache is not None else _own_directory()
         found: list[tuple[dict[str, Written], tuple[Measurement, ...]]] = []
         for data, names in zip(all_data, every, strict=True):
             own = replace(choices, batch_size=batch_size or data.batch_size)

@@ -153,7 +153,7 @@ def _hashes(wanted: SourceOptions) -> dict[str, str]:
     """Return the SHA-256 of shards by their names in the cache."""
     remote = wanted.remote
     if remote is None:
-        raise ConfigError(f"{wanted.path} is no URL, so its shards are not in the cache", key="paths")
+        raise ConfigError(f"{wanted.path} is not a URL, so its shards are not in the cache", key="paths")
     storage, found = RemoteStorage(remote), dict[str, str]()
     listed = find_shards(wanted.path, remote=remote).listed
     if not listed:

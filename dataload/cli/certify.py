@@ -14,6 +14,7 @@ from dataload.cli.options import (
     Overrides,
     State,
     WorldSize,
+    check_new,
     load_state,
     parse_range,
     ranks_of,
@@ -47,6 +48,8 @@ def certify_command(
         raise ConfigError("--check takes epoch and steps from the certificate: leave --epoch, --steps and --output out")
     if check is None and (steps is None or output is None):
         raise ConfigError("give --steps and --output to write a certificate, or --check to compare with one")
+    if output is not None:
+        check_new(output, "--output")
     expected = None if check is None else Certificate.from_json(read_file(check, "--check"))
     with ExitStack() as stack:
         loaders: list[Loader[Any]] = []

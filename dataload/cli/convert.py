@@ -24,9 +24,9 @@ from dataload.cli.options import (
     parse_options,
     parse_part,
     resolve_codec,
-    resolve_here,
 )
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line
+from dataload.config.references import resolve_reference
 from dataload.convert import convert
 from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError
@@ -39,7 +39,9 @@ _SHOWN_BAD = 3
 
 
 def convert_command(
-    source: Annotated[str, typer.Argument(help="A path, pattern, directory, or format:path.", metavar="SRC")],
+    source: Annotated[
+        str, typer.Argument(help="A path, pattern, directory, format:path, or module:function.", metavar="SRC")
+    ],
     destination: Annotated[
         str, typer.Argument(help="A path, URL or format:path. Shard names may contain {shard:05d}.", metavar="DST")
     ],
@@ -127,7 +129,7 @@ def convert_command(
             shards=shards,
             records_per_shard=records_per_shard,
             keep_key=keep_key,
-            map=tokenize if map is None else resolve_here(map, "--map"),
+            map=tokenize if map is None else resolve_reference(map, "--map"),
             seed=seed,
             on_error=cast("Any", on_error),
             max_bad=max_bad,

@@ -91,6 +91,7 @@ def index_command(
 
 
 def _write_manifest(wanted: SourceOptions, part: tuple[int, int] | None, merge: bool, engine: Engine | None) -> None:
+    wanted.check_files("--manifest")
     with ProgressBar("hashing shards") as bar:
         report = index_shards(
             wanted.path,

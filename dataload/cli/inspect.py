@@ -30,7 +30,9 @@ _SHOWN_CHARACTERS = 60
 
 
 def inspect_command(
-    path: Annotated[str, typer.Argument(help="A path, URL, pattern, directory, or format:path.", metavar="PATH")],
+    path: Annotated[
+        str, typer.Argument(help="A path, URL, pattern, directory, format:path, or module:function.", metavar="PATH")
+    ],
     format: SourceFormat = None,  # noqa: A002 - the option's name
     field: Fields = None,
     codec: Codec = None,

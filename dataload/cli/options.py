@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-import sys
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from dataload._util.checks import check_directory
 from dataload.api import open_found, open_source
 from dataload.config.overrides import parse_assignment
-from dataload.config.references import resolve_reference
+from dataload.config.references import REFERENCE_PATTERN, find_module, resolve_reference
 from dataload.convert.engine import Engine
 from dataload.convert.local import LocalEngine
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, DataloadError, SourceError, closest
 from dataload.loader.loader import Loader
+from dataload.sources.adapt import as_source
 from dataload.sources.base import Source
 from dataload.sources.find import FoundShards, find_shards, split_format
-from dataload.sources.registry import get_format
+from dataload.sources.format import Format
+from dataload.sources.registry import format_names, get_format
 from dataload.storage import Remote, is_url
 from dataload.storage.local.text import read_text
 
@@ -82,13 +86,18 @@ Picture: TypeAlias = Annotated[str | None, typer.Option(help="Save a picture: .p
 Dark: TypeAlias = Annotated[bool, typer.Option("--dark", help="Draw the picture on a dark background.")]
 
 
+_FUNCTION = Format(name="function", source="", parse_argument=str)
+"""Stands for the format of data that a function returns."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """A data set and how to open it."""
 
-    path: str  # any path that `dataload.open` takes, without a format prefix
+    path: str  # any path that `dataload.open` takes, without a format prefix; or module:function
     format: str | None
-    options: dict[str, Any]  # including `fields`
+    options: dict[str, Any]  # including `fields`; or the arguments of the function
+    is_function: bool = False
 
     @classmethod
     def parse(
@@ -101,7 +110,16 @@ class SourceOptions:
         decode: Sequence[str] | None = None,
         options: Sequence[str] | None = None,
     ) -> SourceOptions:
-        """Parse the arguments of a command."""
+        """Parse the arguments of a command.
+
+        Raises:
+            ConfigError: There is no such format or module, or an option is not for a function.
+        """
+        if format is None and _names_function(path):
+            if fields or codec is not None or decode:
+                message = f"--field, --codec and --decode are for files; pass options to {path} with --option"
+                raise ConfigError(message, key="path", value=path)
+            return cls(path=path, format=None, options=parse_options(options), is_function=True)
         entry, path = split_format(path, format)
         parsed = parse_options(options)
         if fields:
@@ -116,9 +134,24 @@ class SourceOptions:
 
     def shards(self) -> FoundShards:
         """Return the format and the files without opening them; no files if the format does not take paths."""
-        if self.format is not None and not get_format(self.format).takes_paths:
-            return FoundShards(get_format(self.format), [])
-        return find_shards(self.path, self.format, remote=self.remote)
+        entry = self._entry_without_files
+        return find_shards(self.path, self.format, remote=self.remote) if entry is None else FoundShards(entry, [])
+
+    @property
+    def _entry_without_files(self) -> Format | None:
+        entry = _FUNCTION if self.is_function else None if self.format is None else get_format(self.format)
+        return None if entry is None or entry.takes_paths else entry
+
+    @property
+    def has_files(self) -> bool:
+        """Whether the data set consists of files, which functions and ranges do not."""
+        return self._entry_without_files is None
+
+    def check_files(self, what: str) -> None:
+        """Raise if the data set has no files, which `what` needs."""
+        if not self.has_files:
+            named = self.path if self.is_function else f"{self.format}:{self.path}"
+            raise ConfigError(f"{what} is for files, and {named} has none", key="path", value=self.path)
 
     @property
     def remote(self) -> Remote | None:
@@ -135,13 +168,59 @@ class SourceOptions:
 
     def open(self, path: str | None = None, format: str | None = None) -> Source[Any]:  # noqa: A002
         """Open the data set, or one of its files."""
+        if self.is_function:
+            return as_source(self.call())
         return open_source(path or self.path, format=format or self.format, **self.options)
+
+    def call(self) -> Any:
+        """Return what the function or class makes with the options, or the object itself if it is a source.
+
+        Raises:
+            ConfigError: It cannot be imported or called, or what it returns is no source.
+            SourceError: It raised an error.
+        """
+        found = resolve_reference(self.path, "PATH")
+        if callable(found):
+            try:
+                inspect.signature(found).bind(**self.options)
+            except TypeError as error:
+                given = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
+                given = given or "no options (pass them as -o name=value)"
+                raise ConfigError(f"{self.path} cannot be called with {given}: {error}") from None
+            try:
+                found = found(**self.options)
+            except DataloadError:
+                raise
+            except Exception as error:
+                raise SourceError(f"{self.path} raised {type(error).__name__}: {error}") from error
+        elif self.options:
+            raise ConfigError(f"{self.path} is a {type(found).__name__}, which does not take --option")
+        if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+            kind = type(found).__name__
+            raise ConfigError(f"{self.path} returns {kind!r}, not a source: a source has __len__ and __getitem__")
+        return found
+
+
+def _names_function(path: str) -> bool:
+    """Return whether `path` is ``module:function``, and neither a file nor ``format:path``.
+
+    Raises:
+        ConfigError: There is no module or format of that name.
+    """
+    module = path.partition(":")[0]
+    if re.fullmatch(REFERENCE_PATTERN, path) is None or module in format_names() or os.path.exists(path):
+        return False
+    if not find_module(module):
+        raise ConfigError(f"there is no format or module {module!r}: {closest(module, format_names())}", key="path")
+    return True
 
 
 def parse_options(options: Sequence[str] | None) -> dict[str, Any]:
     """Parse ``["a=1", "b.c=2"]`` into ``{"a": 1, "b": {"c": 2}}``."""
     parsed: dict[str, Any] = {}
     for option in options or ():
+        if "=" not in option:
+            raise ConfigError(f"--option {option!r}: pass name=value", key="option", value=option)
         keys, value = parse_assignment(option)
         table = parsed
         for key in keys[:-1]:
@@ -181,6 +260,13 @@ def read_file(path: str, option: str) -> str:
         raise ConfigError(f"{option}: {path} cannot be read: {reason}") from error
 
 
+def check_new(path: str, option: str) -> None:
+    """Check that an option names a new file in an existing directory, before any work is done that could be lost."""
+    check_directory(path, option)
+    if os.path.lexists(path):
+        raise ConfigError(f"{option}: {path} exists: choose another name", key=option, value=path)
+
+
 def write_file(path: str, text: str, option: str) -> None:
     """Write a file that an option names and that does not exist yet."""
     try:
@@ -194,8 +280,9 @@ def load_state(loader: Loader[Any], path: str | None) -> None:
     """Load a state, the JSON of `Loader.state_dict`, if one is given."""
     if path is None:
         return
+    text = read_file(path, "--state")
     try:
-        state = json.loads(read_file(path, "--state"))
+        state = json.loads(text)
     except ValueError as error:
         message = f"--state: {path} is not JSON ({error}): save json.dumps(loader.state_dict()) in a file"
         raise ConfigError(message) from error
@@ -243,14 +330,7 @@ def check_alone(engine: Engine | None, part: str | None, merge: bool) -> None:
 
 def resolve_codec(name: str, key: str = "--codec") -> Any:
     """Return the function that ``"module:function"`` refers to; any other name is returned unchanged."""
-    return resolve_here(name, key) if ":" in name else name
-
-
-def resolve_here(reference: str, key: str) -> Any:
-    """Return the object that ``"module:name"`` refers to, whose module may be in the current directory."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that no installed module is replaced
-    return resolve_reference(reference, key)
+    return resolve_reference(name, key) if ":" in name else name
 
 
 def _parse_decode(decode: Sequence[str]) -> str | dict[str, Any]:

@@ -2,11 +2,14 @@
 
 import json
 import re
-from collections.abc import Generator, Iterable, Mapping
+import shlex
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, cast
 
 import typer
+from rich.cells import cell_len
 from rich.color import Color
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,7 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from dataload.errors import printable
+from dataload.sources.registry import built_in_formats
 
+_OPTIONS: ContextVar[Collection[str]] = ContextVar("options", default=())
+_KEYWORD = re.compile(
+    r"""(?<![\w.,)"'-])(?<!\w\()(?<!,\ )\b(?P<name>[a-z_]+)=(?P<value>'[^'\n]*'|"[^"\n]*"|\[[^]\n]*]|[\w.]*)"""
+)  # not those of a repr, as in TarSource('a.tar', decode='auto')
+_LAST_COLUMN = 16  # characters, at least, on a terminal
 _PIPE_WIDTH = 10_000  # without a terminal, rich would wrap lines at 80 columns
 
 
@@ -32,14 +41,43 @@ def _safe(text: str) -> str:
     return printable(text, None, kept="\n")  # a tab would break tables
 
 
-def as_typed(message: str) -> str:
-    """Return a message of the library with keyword arguments as options: ``overwrite=True`` becomes ``--overwrite``."""
+@contextmanager
+def options_typed(options: Collection[str]) -> Generator[None]:
+    """Let `as_typed` write keyword arguments as these options, those of the present command."""
+    token = _OPTIONS.set(options)
+    try:
+        yield
+    finally:
+        _OPTIONS.reset(token)
 
-    def option(found: re.Match[str]) -> str:
-        return f"--{found[1].replace('_', '-')}{' N' if found[2] == 'N' else ''}"
 
-    message = message.replace("on_error='skip'", "--on-error skip")
-    return re.sub(r"\b(overwrite|resume|keep_key|shards|records_per_shard)=(True|N)\b", option, message)
+def as_typed(message: str, key: str | None = None) -> str:
+    """Return a message of the library with keyword arguments as options of the present command.
+
+    ``overwrite=True`` becomes ``--overwrite``, and options of formats become ``--option missing=skip``; so does the
+    `key` of a `ConfigError` at the start of its message.
+    """
+    options = _OPTIONS.get()
+    option = f"--{key or ''}".replace("_", "-")
+    if key and option in options and message.startswith((f"{key} is ", f"{key} must ")):
+        message = f"{option}{message.removeprefix(key)}"
+    readers = {name for entry in built_in_formats() for name in entry.reader_options.names()}
+    writers = {name for entry in built_in_formats() for name in entry.writer_options.names()}
+
+    def typed(found: re.Match[str]) -> str:
+        name, value = found["name"], found["value"]
+        plain = {"True": "true", "False": "false", "[...]": "NAME"}.get(value, value)
+        if plain[:1] in ("'", '"'):
+            plain = plain[1:-1]
+        option = "--field" if name == "fields" else f"--{name.replace('_', '-')}"
+        if option in options:
+            return f"{option} {shlex.quote(plain)}" if value not in ("", "True") else option
+        for flag, names in (("--to-option", writers), ("--option", readers)):
+            if flag in options and name in names:
+                return f"{flag} {shlex.quote(name + '=' + plain.replace(chr(39), chr(34)))}"
+        return found[0]
+
+    return _KEYWORD.sub(typed, message)
 
 
 def print_line(text: str = "", style: str = "") -> None:
@@ -64,13 +102,22 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]]) -> None:
-    """Print a table to stdout; `columns` maps each heading to ``"left"`` or ``"right"``."""
+    """Print a table to stdout; `columns` maps each heading to ``"left"`` or ``"right"``.
+
+    On a narrow terminal, the last column is folded. If there is no room for the others, the terminal breaks the lines.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for heading, side in columns.items():
-        table.add_column(heading, justify=cast("Any", side), overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_safe(cell)) for cell in row))
+    *others, last = columns
+    for heading in others:
+        table.add_column(heading, justify=cast("Any", columns[heading]), no_wrap=True)
+    table.add_column(last, justify=cast("Any", columns[last]), overflow="fold")
+    cells = [[_safe(cell) for cell in row] for row in rows]
+    for row in cells:
+        table.add_row(*map(Text, row))
     console = _console()
+    widths = [max(map(cell_len, column)) + 2 for column in zip(columns, *cells, strict=True)]
+    if sum(widths[:-1]) + _LAST_COLUMN > console.width:
+        console.width = _PIPE_WIDTH
     with console.capture() as capture:
         console.print(table)
     # rich pads every line to the width of the table.

@@ -11,6 +11,7 @@ from typing import Annotated, Any, cast
 import numpy as np
 import typer
 
+from dataload._util.checks import check_directory
 from dataload.analysis.media import find_image, thumbnail
 from dataload.analysis.page import Page
 from dataload.analysis.rows import as_array, columns_of
@@ -54,7 +55,10 @@ _THUMBNAIL = 48  # characters wide
 
 def show_command(
     path: Annotated[
-        str, typer.Argument(help="The config of a loader; with --records, a data set.", metavar="CONFIG|PATH")
+        str,
+        typer.Argument(
+            help="The config of a loader; with --records, a data set or module:function.", metavar="CONFIG|PATH"
+        ),
     ],
     overrides: Overrides = None,
     epoch: Annotated[int | None, typer.Option(min=0, help="Epoch. Default: 0, or that of --state.")] = None,
@@ -84,6 +88,9 @@ def show_command(
       dataload show train.toml --state checkpoint.json --rank 2 --world-size 8
       dataload show images.tar --decode auto --records 0:50 --html page.html
     """
+    for key, target in (("html", html), ("npz", npz)):
+        if target is not None:
+            check_directory(target, key)
     most = rows or (_TERMINAL_ROWS if html is None else _PAGE_ROWS)
     if records is None:
         if format or field or codec or decode or option:

@@ -30,8 +30,10 @@ from dataload.config import read_config
 from dataload.convert.engine import Engine
 from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import IndexReport, index_shards
+from dataload.convert.measuring import measure
 from dataload.errors import ConfigError
 from dataload.sources.field_statistics import DataSetStatistics, FieldStatistics
+from dataload.sources.manifest import DataSetEntry
 from dataload.storage import is_url
 
 _CONFIGS = (".toml", ".yaml", ".yml", ".json")
@@ -42,7 +44,11 @@ _SHOWN_CHARACTERS = 20
 
 def stats_command(
     path: Annotated[
-        str, typer.Argument(help="A path, URL, pattern or directory; or the config of a loader.", metavar="PATH|CONFIG")
+        str,
+        typer.Argument(
+            help="A path, URL, pattern, directory, or module:function; or the config of a loader.",
+            metavar="PATH|CONFIG",
+        ),
     ],
     format: SourceFormat = None,  # noqa: A002 - the option's name
     field: Fields = None,
@@ -77,6 +83,7 @@ def stats_command(
     check_alone(running, part, merge)
     if (part or merge or running) and not save:
         raise ConfigError("parts are kept until they are merged: leave --no-save out", key="save")
+    reports: list[IndexReport] = []
     if os.path.splitext(path)[1].lower() in _CONFIGS and not is_url(path) and not os.path.isdir(path):
         if format or field or codec or decode or option:
             raise ConfigError("a config says how its data is read: use --set to change it", key="config", value=path)
@@ -86,8 +93,12 @@ def stats_command(
             raise ConfigError("--set is for configs: use --option", key="set")
         wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
         targets = [(wanted.path, wanted.format, dict(wanted.options))]
+        if part or merge or running:
+            wanted.check_files("--engine" if running else "--merge" if merge else "--part")
+        if not wanted.has_files:
+            targets, reports = [], [_measure_source(wanted)]
     number = None if part is None else parse_part(part)
-    reports = [_measure(*target, save, number, merge, running) for target in targets]
+    reports += [_measure(*target, save, number, merge, running) for target in targets]
     if json:
         print_json([_facts(report) for report in reports])
     else:
@@ -109,6 +120,24 @@ def _measure(
         return index_shards(
             path, format=name, options=options, part=part, merge=merge, measuring=measuring, engine=engine, progress=bar
         )
+
+
+def _measure_source(wanted: SourceOptions) -> IndexReport:
+    """Measure a source without files."""
+    with wanted.open() as source, ProgressBar("measuring"):
+        selected = None if wanted.is_function else wanted.options.get("fields")
+        statistics = DataSetStatistics(options={}, selected=None, fields=measure(source, selected).fields)
+        entry = DataSetEntry(
+            pattern=wanted.path,
+            format=wanted.shards().format.name,
+            names=(wanted.path,),
+            records=(len(source),),
+            bytes=(0,),
+            etags=(None,),
+            sha256=(None,),
+            statistics=statistics.to_json(),
+        )
+    return IndexReport("", (entry,), 0, "the data have no files")
 
 
 def _of_config(path: str, overrides: Sequence[str]) -> Iterator[tuple[str, str | None, dict[str, Any]]]:

@@ -18,6 +18,7 @@ from dataload.cli.options import (
     Overrides,
     State,
     WorldSize,
+    check_new,
     load_state,
     parse_range,
     ranks_of,
@@ -69,6 +70,8 @@ def trace_command(
         raise ConfigError("give one of --index, --key and --spike")
     if exclude is not None and spike is None:
         raise ConfigError("--exclude goes with --spike")
+    if exclude is not None:
+        check_new(exclude, "--exclude")
     settings = [*(overrides or ()), *ranks_of(None, world_size)]
     with record_loader(config, overrides=settings) as loader, closing(cast("Any", loader.source)):
         load_state(loader, state)

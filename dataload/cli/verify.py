@@ -1,11 +1,8 @@
 """``dataload verify``: read everything; of a user's own source, run the conformance checks too."""
 
 import dataclasses
-import inspect
-import os
-import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -30,17 +27,13 @@ from dataload.cli.options import (
     SourceOptions,
     Workers,
     parse_engine,
-    parse_options,
     parse_part,
-    resolve_here,
 )
 from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line
-from dataload.config.references import REFERENCE_PATTERN
 from dataload.convert.blocks import BlockSize, read_records
 from dataload.convert.engine import Engine, run_all
 from dataload.convert.plan import select_part
-from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceError, SourceNotFoundError
-from dataload.sources.registry import format_names
+from dataload.errors import ConfigError, MissingDependencyError, SourceError, SourceNotFoundError
 
 # These errors mean a wrong command or a missing package, not bad data.
 _NOT_THE_DATA = (ConfigError, MissingDependencyError, SourceNotFoundError)
@@ -104,14 +97,12 @@ def verify_command(
     running = parse_engine(engine, parts, workers=workers, cpus=cpus, memory=memory, address=address)
     if part and running:
         raise ConfigError("--engine reads all parts: leave --part out", key="engine")
-    if format is None and _names_object(path):
-        if field or codec or decode or part or running:
-            raise ConfigError(
-                f"--field, --codec, --decode, --part and --engine are for files; pass options to {path} with --option"
-            )
-        _verify_own(path, _open_own(path, parse_options(option)), sample, limit, json=json)
+    wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
+    if part or running:
+        wanted.check_files("--part" if part else "--engine")
+    if wanted.is_function:
+        _verify_own(path, wanted.call(), sample, limit, json=json)
     else:
-        wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
         _verify_files(path, wanted, limit, None if part is None else parse_part(part), running, json=json)
 
 
@@ -215,36 +206,6 @@ def _verify_own(name: str, source: Any, sample: int, limit: int | None, *, json:
         )
     if not good:
         raise typer.Exit(1)
-
-
-def _names_object(path: str) -> bool:
-    """Return whether `path` is ``module:name`` and neither a file nor ``format:path``."""
-    named = re.fullmatch(REFERENCE_PATTERN, path) is not None
-    return named and path.partition(":")[0] not in format_names() and not os.path.exists(path)
-
-
-def _open_own(reference: str, options: Mapping[str, Any]) -> Any:
-    """Return the source that a function or class makes, or the object itself if `reference` names a source."""
-    found = resolve_here(reference, "PATH")
-    if callable(found):
-        try:
-            inspect.signature(found).bind(**options)
-        except TypeError as error:
-            given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-            given = given or "no options (pass them as -o name=value)"
-            raise ConfigError(f"{reference} cannot be called with {given}: {error}") from None
-        try:
-            found = found(**options)
-        except DataloadError:
-            raise
-        except Exception as error:
-            raise SourceError(f"{reference} raised {type(error).__name__}: {error}") from error
-    elif options:
-        raise ConfigError(f"{reference} is a {type(found).__name__}, which does not take --option")
-    if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
-        kind = type(found).__name__
-        raise ConfigError(f"{reference} returns {kind!r}, not a source: a source has __len__ and __getitem__")
-    return found
 
 
 def _collect(findings: Iterator[Finding], limit: int | None, bar: ProgressBar, *, quiet: bool) -> list[Finding]:

@@ -18,6 +18,7 @@ from dataload.errors import ConfigError
 from dataload.sources.find import split_prefix
 from dataload.sources.registry import get_format
 from dataload.storage import is_url
+from dataload.storage.errors import describe_missing
 from dataload.storage.local.text import read_text
 
 _MOST_CHARACTERS = 4 << 20  # of a file
@@ -44,6 +45,7 @@ def read_file(path: str) -> dict[str, Any]:
         text = read_text(path, _MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error.reason})"
+        reason = describe_missing(path) if isinstance(error, FileNotFoundError) else reason
         raise ConfigError(f"cannot read the config {path}: {reason}", key="config", value=path) from error
     if len(text) > _MOST_CHARACTERS:
         message = f"{path} has more than {_MOST_CHARACTERS:,} characters, so it is hardly a config"

@@ -1,10 +1,11 @@
 """References from a config to functions, as ``"package.module:function"``, and to arrays in .npy files."""
 
 import importlib
+import importlib.util
 from typing import Any
 
 from dataload.codecs.npy import parse_npy
-from dataload.errors import ConfigError, CorruptFileError, closest
+from dataload.errors import ConfigError, CorruptFileError, closest, message_of
 from dataload.storage.local.regular import open_regular
 from dataload.types import Array
 
@@ -12,17 +13,31 @@ NPY_PATTERN = r"\.npy$"
 REFERENCE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 
 
+def find_module(name: str) -> bool:
+    """Return whether there is a module of that name to import; its parent packages are imported."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+    except Exception:  # of a parent package: importing it says what is wrong
+        return True
+
+
 def resolve_reference(reference: str, key: str) -> Any:
     """Import the object that ``"package.module:name"``, the value of the setting `key`, names.
 
     Raises:
-        ConfigError: The module cannot be imported, or has no such name.
+        ConfigError: The module cannot be imported, raises an error, or has no such name.
     """
     module_name, _, path = reference.partition(":")
+    if not path:
+        raise ConfigError(f"{key} is {reference!r}: expected 'module:function'", key=key, value=reference)
     try:
         found: Any = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:
         reason = f"importing {module_name!r} failed ({error}); is it installed, or on PYTHONPATH?"
+        if not isinstance(error, ImportError):  # the module is there, and its code raises
+            reason = f"importing {module_name!r} raised {message_of(error)}"
         raise ConfigError(f"{key} is {reference!r}: {reason}", key=key, value=reference) from error
     for name in path.split("."):
         try:

@@ -41,6 +41,7 @@ from dataload.convert.plan import Shard, journal_path, part_path, plan_shards, s
 from dataload.convert.writing import Writing, count_in, manifest_entry, prepare, write_shards
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.loader.bad_records import BadRecord, Budget
+from dataload.sources.adapt import loadable
 from dataload.sources.find import find_destination, read_manifest
 from dataload.storage import Remote, RemoteOptions, is_url, parent, storage_of
 from dataload.storage.local.parts import remove_leftovers
@@ -115,7 +116,7 @@ def convert(
     folder of images with ``decode=None`` to copy its files into an archive, and with ``decode={}`` for other formats.
 
     Args:
-        source: What `dataload.open` returns, or any object with ``__len__`` and ``__getitem__``.
+        source: What `dataload.open` returns, or anything else that a `dataload.Loader` reads.
         destination: A path in an existing directory. With `shards` or `records_per_shard`, ``-00000-of-00008`` goes
             before its suffix unless the name contains ``{shard}`` (and ``{shards}``), as in
             ``"train-{shard:05d}.tar"``. A range, ``"train-{00..15}.tar"``, names all of them. LMDB shards are
@@ -153,12 +154,14 @@ def convert(
         ConfigError: The destination exists; a record does not fit the format; or, with `resume`, `part` or `merge`,
             the source or the plan has changed since the conversion began (one line per difference). With `merge`: a
             part has not finished, its receipt is damaged, or a shard is missing or has changed. Or `map` returned None.
+        TypeError: `source` is no source, such as a path.
         WorkerError: `map` failed, or there are more than `max_bad` bad records.
         SourceNotFoundError: The destination's directory does not exist.
         SourceError: The source cannot be read, the destination cannot be written, or another process is converting to
             the same destination.
     """
     _check_modes(part, resume=resume, overwrite=overwrite, merge=merge, engine=engine)
+    source = loadable(source)
     entry, destination = find_destination(os.fspath(destination), format)
     mapping = RecordMap.of(map, seed=seed, on_error=on_error, max_bad=max_bad)
     budget = Budget(max_bad, error_report)

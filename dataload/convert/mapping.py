@@ -52,7 +52,7 @@ class MapFunction:
             return function
         if not callable(function):
             raise ConfigError(f"map is a function of a sample, got {function!r}", key="map", value=function)
-        return cls(compose(function)[0], _describe(function))
+        return cls(compose(function, "map")[0], _describe(function))
 
     def __str__(self) -> str:
         version = f"version {self.entry.version}, " if self.entry.version else ""

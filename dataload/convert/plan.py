@@ -137,7 +137,9 @@ def select_part(plan: Sequence[Item], number: int, count: int) -> tuple[Item, ..
         ConfigError: There is no such part, or there are more parts than shards.
     """
     if check_count("the number of parts", count, least=1) > len(plan):
-        message = f"cannot split {len(plan)} shards into {count} parts: ask for fewer parts"
+        message = (
+            f"cannot split {len(plan)} shard{'' if len(plan) == 1 else 's'} into {count} parts: ask for fewer parts"
+        )
         raise ConfigError(message, key="part", value=count)
     if check_count("the part", number, least=1) > count:
         raise ConfigError(f"there is no part {number} of {count}: parts are counted from 1", key="part", value=number)

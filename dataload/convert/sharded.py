@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from dataload._util.checks import check_count
+from dataload._util.indexing import expand_braces
 from dataload._util.machine import usable_cpus
 from dataload.convert.blocks import size_of
 from dataload.convert.journal import FinishedShard, Journal
@@ -61,6 +62,9 @@ def create(
     rules = {"shards": shards, "records_per_shard": records_per_shard, "bytes_per_shard": bytes_per_shard}
     given = [name for name, value in rules.items() if value is not None]
     if not given:
+        if (named := len(expand_braces(destination))) > 1:
+            message = f"{destination!r} names {named} files: pass shards={named} to write all of them"
+            raise ConfigError(message, key="shards", value=None)
         return entry.create(destination, overwrite=overwrite, options=options)
     if len(given) > 1:
         message = f"{' and '.join(given)} each determine the files: pass only one of them"

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from dataload._util.checks import setting_error
+from dataload._util.checks import check_call, setting_error
 from dataload._util.decoding import DecodeClock
 from dataload.collate import Collate, Pack, Policy, default_collate, in_chunks
 from dataload.errors import ConfigError, SourceError, closest
@@ -172,7 +172,9 @@ class Fetcher:
 
     def collated(self, samples: list[Any], plan: BatchPlan) -> Any:
         """Return the batch of samples, without what the plan adds."""
-        return self.collate(samples) if plan.packing is None else self.collate(samples, plan.packing)
+        return batch_of(
+            "collate", self.collate(samples) if plan.packing is None else self.collate(samples, plan.packing)
+        )
 
     def finish(self, batch: Any, plan: BatchPlan, trace: Trace) -> Any:
         """Return a collated batch with what the plan adds, after `batch_transform`."""
@@ -180,7 +182,7 @@ class Fetcher:
         batch = complete(batch, plan)
         if self.batch_transform is not None:
             trace.enter("batch_transform")
-            batch = self.batch_transform(batch)
+            batch = batch_of("batch_transform", self.batch_transform(batch))
             trace.leave()
         return batch
 
@@ -230,7 +232,24 @@ def choose_collate(collate: Callable[..., Any] | Mapping[str, Policy] | None, *,
         return Collate(policies=collate) if collate else default_collate
     if not callable(collate):
         raise setting_error("collate", collate, "must be a function of a list of samples")
+    check_call("collate", collate, "a list of samples")
     return collate
+
+
+def check_batch_transform(function: Any) -> Any:
+    """Return `batch_transform`, checked to be a function of a batch, or None."""
+    if function is not None and not callable(function):
+        raise setting_error("batch_transform", function, "must be a function of a batch")
+    if function is not None:
+        check_call("batch_transform", function, "a batch")
+    return function
+
+
+def batch_of(stage: str, batch: Any) -> Any:
+    """Return what a function of the user made of a step, unless that is None."""
+    if batch is None:
+        raise ConfigError(f"{stage} returned None instead of a batch: does it end without `return`?", key=stage)
+    return batch
 
 
 def check_names(source: Any, fields: Sequence[str] | None, collate: Any, *, transformed: bool) -> None:

@@ -20,7 +20,7 @@ from dataload.loader.ahead import ReadAhead
 from dataload.loader.autoscale import Scaling, Setting
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import EpochIteration, LoaderBase
-from dataload.loader.fetch import Fetcher, check_names, choose_collate
+from dataload.loader.fetch import Fetcher, check_batch_transform, check_names, choose_collate
 from dataload.loader.order import Shuffle, plan_batches
 from dataload.loader.pipeline import StepDelivery, TaskSizer, apply_in_consumer, lost_step
 from dataload.loader.recorder import Recorder
@@ -167,6 +167,7 @@ class Loader(LoaderBase[BatchT]):
             rank=rank,
             world_size=world_size,
         )
+        batch_transform = check_batch_transform(batch_transform)
         workers = 1 if num_workers == "auto" else check_count("num_workers", num_workers, least=0)
         # A function that prepares a batch for its consumer (pins it, say) must not run in another process.
         in_consumer = workers and executor == "processes" and getattr(batch_transform, "runs_in_consumer", False)

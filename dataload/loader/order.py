@@ -195,18 +195,26 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None, 
                 value=None,
             )
         return 0, 1
-    try:
-        return int(given["RANK"]), int(given["WORLD_SIZE"])
-    except (KeyError, ValueError):
+    rank, world_size = (_number(given.get(name)) for name in ("RANK", "WORLD_SIZE"))
+    if rank is None or world_size is None or not 0 <= rank < world_size:
         # Going on would give every rank all of the data.
         found = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise ConfigError(
-            f"the environment has {found}: RANK and WORLD_SIZE are both needed, as integers; set them, or pass rank= "
+            f"the environment has {found}: RANK and WORLD_SIZE are both needed, as integers, and RANK from 0 to "
+            "WORLD_SIZE - 1; set them, or pass rank= "
             "and world_size=, which dataload.torch.distributed_place() gets from torch.distributed once that is "
             "initialised",
             key="rank",
             value=given.get("RANK"),
-        ) from None
+        )
+    return rank, world_size
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None
 
 
 def _jax_processes() -> int:

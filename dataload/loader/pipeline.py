@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from dataload.errors import WorkerError
 from dataload.executors import Executor, Result, SerialExecutor, WorkerLostError
+from dataload.loader.fetch import batch_of
 from dataload.loader.rescue import is_for_consumer, shorten, step_error
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.loader.step import JobResult, StepRange, StepResult
@@ -274,7 +275,7 @@ def lost_step(lost: WorkerLostError, planners: EpochPlanners, cursor: Cursor) ->
 def apply_in_consumer(step: StepResult, function: Callable[[Any], Any], planners: EpochPlanners) -> Any:
     """Apply a function to the batch of a step in the consumer's process; a failure becomes a `WorkerError`."""
     try:
-        return function(step.batch)
+        return batch_of("batch_transform", function(step.batch))
     except BaseException as error:
         if is_for_consumer(error):
             raise

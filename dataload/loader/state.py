@@ -115,7 +115,8 @@ def upgrade(
     `migrations` make a state of version 2 from one of version 1, 3 from 2, and so on.
     """
     if not isinstance(state, Mapping):  # from a file it may be anything
-        raise StateMismatchError(f"the state of a {name} is a dict, found {type(state).__name__}")
+        hint = ": if it is JSON, pass json.loads(...) of it" if isinstance(state, (str, bytes)) else ""
+        raise StateMismatchError(f"the state of a {name} is a dict, found {type(state).__name__}{hint}")
     values = dict(cast("Mapping[str, Any]", state))
     version, current = values.get("version"), len(migrations) + 1
     if not is_count(version) or not 0 < cast("int", version) <= current:

@@ -164,8 +164,8 @@ class Source(ABC, Generic[T_co]):
         Raises:
             ConfigError: There is no such field, or shapes differ from record to record.
         """
-        rows = as_indices(indices, len(self))
-        return self._read_columns(rows, None if fields is None else tuple(fields)) if rows.size else {}
+        rows, names = as_indices(indices, len(self)), check_fields(fields)
+        return self._read_columns(rows, names) if rows.size else {}
 
     def __iter__(self) -> Iterator[T_co]:
         """Iterate over all records in index order, reading them in blocks."""

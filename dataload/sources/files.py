@@ -263,9 +263,9 @@ class FileSource(Source[T_co]):
 
     def read_batch(self, indices: Any, fields: Sequence[str] | None = None) -> Batch:
         """See `Source.read_batch`; here as well, so that a batch's way to its bytes leads through one file less."""
-        rows = as_indices(indices, len(self))
+        rows, names = as_indices(indices, len(self)), check_fields(fields)
         try:
-            return self._read_columns(rows, None if fields is None else tuple(fields)) if rows.size else {}
+            return self._read_columns(rows, names) if rows.size else {}
         except MemoryError as error:
             raise self._memory_error(rows) from error
 

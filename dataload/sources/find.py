@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
 from itertools import chain
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from dataload.sources.format import HEAD_BYTES, Format
 from dataload.sources.head import describe_head
 from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest, renewal
 from dataload.sources.registry import added_formats, built_in_formats, by_content, by_suffix, get_format
-from dataload.sources.selection import FileInstruction, as_path
+from dataload.sources.selection import as_path
 from dataload.sources.shard_files import check_complete, shard_bytes
 from dataload.sources.shards import KnownShards
 from dataload.storage import (
@@ -118,6 +118,8 @@ def find_shards(
         CorruptFileError: A manifest is damaged, or local shards differ from it.
     """
     entry, rest = split_format(paths, name)
+    if entry is not None and not entry.takes_paths:
+        raise ConfigError(f"format {entry.name!r} has no files, which are needed here", key="paths", value=paths)
     found = [_expand(item, entry, manifests, remote) for item in _as_list(rest)]
     files = [file for part, _ in found for file in part]
     if not files:
@@ -176,8 +178,8 @@ def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
     rest = local_path(rest)
     if "*" in base_name(rest):
         several = base_name(rest).replace("*", "{00..07}", 1)
-        message = f"{rest!r} is a pattern, which cannot be written to: name one file, or list the shards ({several!r})"
-        raise ConfigError(message, key="destination", value=rest)
+        message = f"{rest!r} is a pattern, which cannot be written to: name one file, or list the shards"
+        raise ConfigError(f"{message} ({several!r})", key="destination", value=rest)
     entry = entry or by_suffix(rest)
     if entry is not None and entry.writer is not None:
         return entry, rest
@@ -194,7 +196,8 @@ def _all_formats() -> Iterable[Format]:
 
 
 def _as_list(paths: Any) -> list[str]:
-    several = [paths] if isinstance(paths, (str, PathLike, FileInstruction)) else list(paths)
+    alone = isinstance(paths, (str, bytes, PathLike, Mapping)) or hasattr(paths, "read_batch")
+    several = cast("Iterable[Any]", paths) if isinstance(paths, Iterable) and not alone else [paths]
     return [local_path(as_path(path)) for path in several]
 
 
@@ -321,10 +324,10 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None)
     if not found:
         if entry is None and by_content(path) is not None:
             return [path]
-        wanted = f"of format {entry.name!r} " if entry is not None else ""
+        wanted = f"format {entry.name!r}" if entry is not None else "a known format"
         inner = [name for name in names if _format_of_directory(join(path, name), remote) is not None]
         hint = f"; open one of its data sets: {', '.join(inner)}" if inner else ""
-        raise SourceNotFoundError(f"the directory {path} contains no shard {wanted}by its suffix{hint}", path=path)
+        raise SourceNotFoundError(f"the directory {path} has no files with a suffix of {wanted}{hint}", path=path)
     check_complete(path, [base_name(file) for file in found], remote)
     return found
 

@@ -1,7 +1,7 @@
 """A source of records in memory, for small data and as a reference in tests."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,12 +46,14 @@ class MemorySource(Source[Any]):
         if hasattr(data, "__arrow_c_stream__"):
             data = columns_of(data, self._selected)
         if isinstance(data, Mapping):
-            self._columns = {name: _column(column) for name, column in data.items()}
+            self._columns = {name: _column(name, column) for name, column in data.items()}
             lengths = {name: len(column) for name, column in self._columns.items()}
             if len(set(lengths.values())) > 1:
                 raise ConfigError(f"columns differ in length: {lengths}", key="data")
             self._length = next(iter(lengths.values()), 0)
         else:
+            if isinstance(data, (str, bytes)) or not hasattr(data, "__iter__"):
+                raise TypeError(f"a MemorySource takes a list of records, columns or a table, got {data!r}")
             self._records = list(data)
             self._length = len(self._records)
         self._check(self._selected)
@@ -132,8 +134,11 @@ class MemorySource(Source[Any]):
         return f"MemorySource({self._length} records)"
 
 
-def _column(values: Any) -> Any:
+def _column(name: str, values: Any) -> Any:
     """Return numbers as an array, and text, bytes and objects as a list of Python values."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
+        message = f"column {name!r} is {values!r}: expected an array or a list, with a value for each record"
+        raise ConfigError(message, key="data", value=values)
     if not isinstance(values, np.ndarray):
         return list(values)
     array: Array = values

@@ -22,7 +22,11 @@ class RangeSource(Source[dict[str, int]]):
     def __init__(self, stop: int, *, start: int = 0, step: int = 1) -> None:
         if step == 0:
             raise ConfigError("step must not be 0", key="step", value=step)
-        self._range = range(start, stop, step)
+        try:
+            self._range = range(start, stop, step)
+        except TypeError:
+            message = f"a RangeSource takes integers, got {stop!r}, start={start!r}, step={step!r}"
+            raise ConfigError(message, key="stop", value=stop) from None
 
     def __len__(self) -> int:
         return len(self._range)

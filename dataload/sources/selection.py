@@ -20,13 +20,15 @@ def as_path(path: Any) -> str:
     """Return a path or a `FileInstruction` as text: the latter becomes a slice.
 
     Raises:
-        ConfigError: A number of the instruction is negative.
+        ConfigError: The text cannot be a path, or a number of the instruction is negative.
         TypeError: It is neither.
     """
-    if isinstance(path, (str, PathLike)):
-        return fspath(path)
+    if isinstance(path, (str, PathLike)) and isinstance(text := fspath(path), str):
+        if not text or "\0" in text:
+            raise ConfigError(f"{text!r} is not a path", key="paths", value=path)
+        return text
     if not isinstance(path, FileInstruction):
-        raise TypeError(f"paths are text or path objects, got {path!r} ({type(path).__name__})")
+        raise TypeError(f"paths are text, path objects or a list of these, got {path!r} ({type(path).__name__})")
     if path.skip < 0 or path.take < 0:
         raise ConfigError(
             f"{path.filename}: skip={path.skip}, take={path.take}: neither may be negative", key="paths", value=path

@@ -1,10 +1,14 @@
 """Errors about files, translated to dataload's."""
 
+import difflib
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 
 from dataload.errors import CorruptFileError, SourceError, SourceNotFoundError
+
+_MOST_NAMES = 1000  # to compare with a name that does not exist
 
 
 def changed_error(path: str, was: int, now: int, *, index: int | None = None) -> CorruptFileError:
@@ -36,7 +40,7 @@ def file_errors(path: str) -> Generator[None]:
     except FileNotFoundError as error:
         if isinstance(error, SourceNotFoundError):
             raise
-        raise SourceNotFoundError(f"there is no {path}: {_nearest_directory(path)}", path=path) from error
+        raise SourceNotFoundError(f"there is no {path}: {describe_missing(path)}", path=path) from error
     except OSError as error:
         if isinstance(error, SourceError):
             raise
@@ -46,9 +50,14 @@ def file_errors(path: str) -> Generator[None]:
         raise SourceError(message, path=path) from error
 
 
-def _nearest_directory(path: str) -> str:
-    """Describe the deepest directory of `path` that exists."""
+def describe_missing(path: str) -> str:
+    """Describe the deepest directory of `path` that exists, and what in it has a similar name."""
     parent = os.path.abspath(path)
     while not os.path.isdir(parent):
         parent = os.path.dirname(parent)
+    wanted = os.path.relpath(os.path.abspath(path), parent).split(os.sep)[0]
+    with suppress(OSError), os.scandir(parent) as entries:
+        names = [entry.name for entry in islice(entries, _MOST_NAMES)]
+        if similar := difflib.get_close_matches(wanted, names, n=1, cutoff=0.75):
+            return f"the directory {parent} exists; did you mean {similar[0]!r} in it?"
     return f"the directory {parent} exists, nothing of that name is in it"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from dataload.collate import default_collate, in_chunks
 from dataload.errors import ConfigError, WorkerError
 from dataload.executors import WorkerLostError, worker_name
-from dataload.loader.fetch import StageSpan
+from dataload.loader.fetch import StageSpan, batch_of
 from dataload.loader.rescue import step_error
 from dataload.loader.step import StepResult, nbytes
 from dataload.streams.columns import join, samples_of, spread
@@ -61,12 +61,16 @@ class BatchMaker:
         size = nbytes(batch)
         transform = self.transform
         if transform is not None:
-            batch = run("batch_transform", lambda: transform(batch))
+            batch = run("batch_transform", lambda: batch_of("batch_transform", transform(batch)))
         return self.step(parts, epoch, step, batch=(batch, rows), size=size, spans=spans)
 
     def _collate(self, parts: Sequence[Part], rows: Rows) -> dict[str, Any]:
         stacked, valid = [part.stacked for part in parts], rows.valid.ravel()
-        data = join(stacked, valid) if self.joins else self.collate(spread(samples_of(stacked), valid))
+        data = (
+            join(stacked, valid)
+            if self.joins
+            else batch_of("collate", self.collate(spread(samples_of(stacked), valid)))
+        )
         if self.chunk > 1:
             data = in_chunks(data, self.rows, self.chunk, strict=False)  # a user's collate may return anything
         return {**cast("Mapping[str, Any]", data)} if isinstance(data, Mapping) else {"data": data}

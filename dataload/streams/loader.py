@@ -12,7 +12,7 @@ from dataload.collate import Policy
 from dataload.errors import ConfigError, SourceError, WorkerError
 from dataload.executors import StartMethod, WorkerLostError
 from dataload.loader.base import EpochIteration, LoaderBase
-from dataload.loader.fetch import choose_collate
+from dataload.loader.fetch import check_batch_transform, choose_collate
 from dataload.loader.order import rank_and_world_size
 from dataload.loader.recorder import Recorder
 from dataload.loader.state import Cursor
@@ -139,9 +139,9 @@ class MultiStreamLoader(LoaderBase[Any]):
             rows=self._size,
             chunk=check_count("chunk", chunk, least=1),
             collate=choose_collate(collate, packs=False),
-            transform=batch_transform,
+            transform=check_batch_transform(batch_transform),
         )
-        (step,) = compose(make_stream)
+        (step,) = compose(make_stream, "make_stream", "a sequence")
         self._plan = StreamPlan(step, sequences, order, chunk, ends, self._make_batch.joins)
         workers = check_count("max_workers", max_workers, least=0)
         self._stream_workers = StreamWorkers(

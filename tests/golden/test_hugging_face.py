@@ -43,6 +43,6 @@ def test_one_of_several_splits_is_opened():
     with pytest.raises(ConfigError, match=r"dict has several splits, test, train: open one of these directories"):
         HuggingFaceSource(GOLDEN / "dict")
     with pytest.raises(
-        SourceNotFoundError, match=r"contains no shard by its suffix; open one of its data sets: test, "
+        SourceNotFoundError, match=r"has no files with a suffix of a known format; open one of its data sets: test, "
     ):
         dataload.open(GOLDEN / "dict")

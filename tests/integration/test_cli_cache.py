@@ -231,7 +231,7 @@ def test_what_has_no_manifest(object_server, tmp_path):
     options = [f"--option=storage_options.{k}={json.dumps(v)}" for k, v in object_server.storage_options().items()]
     for path, message in [
         (f"s3://{bucket}/x.syr", f"s3://{bucket}/x.syr has no manifest: name its directory"),
-        (str(tmp_path), f"{tmp_path} is no URL, so its shards are not in the cache"),
+        (str(tmp_path), f"{tmp_path} is not a URL, so its shards are not in the cache"),
     ]:
         done = run("verify", path, "--cache", tmp_path, *(options if path.startswith("s3") else []))
         assert (done.exit_code, message in done.stderr) == (2, True)

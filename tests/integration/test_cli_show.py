@@ -244,7 +244,7 @@ def test_histograms_come_from_the_statistics():
         (["train.toml", "--step", 5], "--step 5 is out of range: epoch 0 has 5 steps"),
         (["train.toml", "--step", 0, "--codec", "npz"], "a config says how its data is read"),
         (["train.toml", "--step", 0, "--rank", 1], "--rank needs --world-size"),
-        (["train.toml", "--step", 0, "--html", "none/page.html"], "--html: none/page.html cannot be written"),
+        (["train.toml", "--step", 0, "--html", "none/page.html"], "there is no directory none to write to"),
         (["train.toml", "--step", 0, "--tokenizer", "train.toml"], "train.toml is no tokenizer.json"),
         (["data.syr", "--records", "0:21"], "--records 0:21 is out of range: the data set has 20 records"),
         (["data.syr", "--records", "0", "--epoch", 1], "--records shows a data set: leave out what is for a config"),

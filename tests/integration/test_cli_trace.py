@@ -121,7 +121,7 @@ def test_the_records_of_a_spike_are_found_and_excluded(config):
     assert {os.path.basename(each["name"]) for each in found["shards"]} == {"part-0.syr", "part-1.syr"}
     kept = {int(x) for batch in loader(exclude="bad.jsonl") for x in batch["x"][:, 0]}
     assert kept == set(range(100)) - bad
-    assert "cannot be written: File exists" in failure(
+    assert "--exclude: bad.jsonl exists: choose another name" in failure(
         "trace", config, "--spike", "losses.csv", "--exclude", "bad.jsonl"
     )
     # Steps without epochs count from the start of the run.

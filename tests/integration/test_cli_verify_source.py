@@ -58,6 +58,7 @@ ready = numbers()
 @pytest.fixture(autouse=True)
 def module(tmp_path, monkeypatch):
     (tmp_path / "somebodys_source.py").write_text(MODULE)
+    (tmp_path / "broken_module.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "somebodys_source", raising=False)
 
@@ -116,7 +117,10 @@ def test_source_that_does_not_open(tmp_path):
     ("arguments", "error", "message"),
     [
         (["somebodys_source:nombers"], ConfigError, "did you mean 'numbers'"),
-        (["no_such_module:f"], ConfigError, "no_such_module"),
+        (["no_such_module:f"], ConfigError, "there is no format or module 'no_such_module': Known: array_record"),
+        (["syra:x"], ConfigError, "there is no format or module 'syra': did you mean 'syrah'?"),
+        (["broken_module:f"], ConfigError, "importing 'broken_module' raised ZeroDivisionError: division by zero"),
+        (["broken_module.inner:f"], ConfigError, "importing 'broken_module.inner' raised ZeroDivisionError"),
         (["somebodys_source:text"], ConfigError, "returns 'int', not a source: a source has __len__ and __getitem__"),
         (["somebodys_source:numbers", "-o", "size=3"], ConfigError, "cannot be called with size=3: got an unexpected"),
         (["somebodys_source:SortsRequests"], ConfigError, "with no options (pass them as -o name=value)"),
@@ -125,7 +129,12 @@ def test_source_that_does_not_open(tmp_path):
         (
             ["somebodys_source:numbers", "--field", "x"],
             ConfigError,
-            "--field, --codec, --decode, --part and --engine are for files",
+            "--field, --codec and --decode are for files; pass options to somebodys_source:numbers with --option",
+        ),
+        (
+            ["somebodys_source:numbers", "--part", "1/2"],
+            ConfigError,
+            "--part is for files, and somebodys_source:numbers",
         ),
     ],
 )

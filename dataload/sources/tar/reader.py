@@ -5,7 +5,7 @@ from os import PathLike, fspath
 from typing import Any, Literal, cast
 
 from dataload.codecs.decoders import plan_decoders
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, closest
 from dataload.sources.files import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.sources.tar.format import TarOptions
@@ -71,6 +71,12 @@ class TarSource(FileSource[Record]):
         for specs in fields:
             for name, spec in specs.items():
                 known.setdefault(name, spec)
+        # A table for several data sets may name extensions that this one does not have.
+        ends = {end for name in known for end in (name, name.rpartition(".")[2])}
+        if known and self._settings.decoders and not ends & self._settings.decoders.keys():
+            name = next(iter(self._settings.decoders))
+            message = f"decode names the extension {name!r}, which no file in {self!r} has: {closest(name, known)}"
+            raise ConfigError(message, key=f"decode.{name}", value=self.options.decode)
         self._check_fields(known, repr(self))
         return known
 

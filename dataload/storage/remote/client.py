@@ -48,7 +48,9 @@ class ObjectClient:
     def __init__(self, base: str, remote: Remote) -> None:
         self._options: RemoteOptions = remote.options
         self._secrets = [text for _, text in remote.store.secrets() if len(text) > 3]
-        self._obstore: Any = load_optional("obstore", needed_by=f"{base.partition(':')[0]}:// URLs", extra="remote")
+        self._obstore: Any = load_optional(
+            "obstore", needed_by=f"reading {base.partition(':')[0]}:// URLs", extra="remote"
+        )
         self._errors: Any = load_optional("obstore.exceptions", needed_by="URLs", extra="remote")
         self._base, self._given = base, remote.store
         self._store = self._make_store({"max_retries": 0})
@@ -73,6 +75,9 @@ class ObjectClient:
         stores: Any = load_optional("obstore.store", needed_by="URLs", extra="remote")
         if base.startswith("memory:"):
             return _memories.get(dict).setdefault(base, stores.MemoryStore())
+        if base.endswith("://"):
+            named = "server" if base.startswith("http") else "bucket"
+            raise ConfigError(f"the URL {base} names no {named}: expected {base}NAME/PATH", key="paths", value=base)
         given = self._given.arguments()
         timeout = self._options.timeout
         client = {

@@ -90,7 +90,8 @@ def own(tmp_path):
 
 
 def test_data_of_the_users_own_in_another_format(tmp_path, own):
-    with own_data(own, 6, {}) as data:
+    with open_source(own) as source:
+        data = own_data(own, source, 6)
         assert (data.name, data.fields, len(data.records)) == (own, ("x", "y"), 6)
         one = write(data, "tar", tmp_path / "cache")
     with open_source(one.path, format="tar", **one.options) as source:
@@ -100,8 +101,8 @@ def test_data_of_the_users_own_in_another_format(tmp_path, own):
 
 def test_own_data_are_known_by_their_content(tmp_path, own):
     def content(path, records):
-        with own_data(path, records, {}) as data:
-            return data.content
+        with open_source(path) as source:
+            return own_data(path, source, records).content
 
     (tmp_path / "elsewhere").mkdir()
     copy = shutil.copy(own, tmp_path / "elsewhere")
@@ -112,8 +113,8 @@ def test_own_data_are_known_by_their_content(tmp_path, own):
 def test_no_record(tmp_path):
     path = str(tmp_path / "empty.syr")
     dataload.create(path).close()
-    with pytest.raises(ConfigError, match=r"empty\.syr has no records to measure"), own_data(path, None, {}):
-        pass
+    with open_source(path) as source, pytest.raises(ConfigError, match=r"empty\.syr has no records to measure"):
+        own_data(path, source, None)
 
 
 def test_records_without_fields(tmp_path):
@@ -121,6 +122,6 @@ def test_records_without_fields(tmp_path):
     path = str(tmp_path / "raw.lmdb")
     with dataload.create(path) as writer:
         writer.write(b"bytes")
-    expected = r"the records of .*raw\.lmdb are bytes without fields.*--option codec="
-    with pytest.raises(ConfigError, match=expected), own_data(path, None, {}):
-        pass
+    expected = r"the records of .*raw\.lmdb are bytes without fields.*--codec"
+    with open_source(path, codec=None) as source, pytest.raises(ConfigError, match=expected):
+        own_data(path, source, None)

@@ -90,7 +90,9 @@ def test_a_batch_sampler_gets_rank_and_tail_of_the_loader(monkeypatch):
 def test_half_an_environment_is_refused(monkeypatch, variables):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="RANK and WORLD_SIZE are both needed, as integers; set them, or pass rank="):
+    with pytest.raises(
+        ConfigError, match="both needed, as integers, and RANK from 0 to WORLD_SIZE - 1; set them, or pass rank="
+    ):
         Loader(RangeSource(4), batch_size=2)
     assert Loader(RangeSource(4), batch_size=2, rank=0, world_size=1).batch_sampler.world_size == 1
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dataload.sources.find import HEAD_BYTES, detect
+from dataload.errors import ConfigError
+from dataload.sources.find import HEAD_BYTES, detect, find_shards
 from dataload.sources.head import describe_head
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -43,3 +44,8 @@ def test_what_is_said_of_them():
         "byte 0 has the magic bytes of bzip2: decompress it first, to allow random access"
     )
     assert describe_head(b"\x00\x01abc") == r"byte 0 has b'\x00\x01abc'"
+
+
+def test_formats_without_files():
+    with pytest.raises(ConfigError, match="format 'range' has no files, which are needed here"):
+        find_shards("range:3")

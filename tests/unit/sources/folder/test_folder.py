@@ -232,7 +232,7 @@ def test_patterns_that_do_not_fit(tmp_path, pattern, message):
 
 def test_folders_that_hold_no_classes(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceNotFoundError, match="contains no shard by its suffix"):
+    with pytest.raises(SourceNotFoundError, match="has no files with a suffix of a known format"):
         dataload.open(tmp_path / "empty")
     with pytest.raises(
         ConfigError, match=r"empty has no class folders of images or audio: pass labels='labels.csv', or p"

@@ -1,0 +1,274 @@
+"""What all commands have in common: their paths, their texts, their help, and how they end."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+import dataload
+import dataload.__main__
+from dataload.cli import output
+from dataload.cli.app import app
+from dataload.cli.output import as_typed, options_typed
+from dataload.sources.registry import built_in_formats
+
+COMMANDS = [
+    *([name] for name in typer.main.get_command(app).commands if name != "cache"),
+    *(["cache", name] for name in typer.main.get_command(app).commands["cache"].commands),
+]
+
+
+def run(*arguments, **environment):
+    return CliRunner().invoke(app, [*map(str, arguments)], prog_name="dataload", env=environment)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A current directory with data, configs, and a module that only the command line finds."""
+    (tmp_path / "my_code.py").write_text(
+        "def numbers(count=20):\n"
+        "    return [{'x': i, 'name': str(i)} for i in range(count)]\n"
+        "def double(sample):\n"
+        "    return {**sample, 'x': 2 * sample['x']}\n"
+    )
+    with dataload.create(tmp_path / "a.syr") as writer:
+        writer.extend({"x": np.array(i)} for i in range(20))
+    (tmp_path / "a.toml").write_text(
+        '[source]\npath = "a.syr"\n[loader]\nbatch_size = 4\ntransform = "my_code:double"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    yield tmp_path
+    sys.modules.pop("my_code", None)
+
+
+# Paths
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["inspect", "my_code:numbers"], "function: 20 records"),
+        (["inspect", "my_code:numbers", "-o", "count=7", "--json"], '"records": 7'),
+        (["stats", "my_code:numbers"], "not kept: the data have no files"),
+        (["stats", "range:7"], "0 to 6"),
+        (["show", "my_code:numbers", "--records", "3"], "name: '3'"),
+        (["convert", "my_code:numbers", "b.parquet"], "20 records in b.parquet"),
+        (
+            ["convert", "my_code:numbers", "b.syr", "--engine", "local", "--shards", "2"],
+            "20 records in b-{00000..00001}",
+        ),
+        (["convert", "a.syr", "b.syr", "--map", "my_code:double"], "20 records in b.syr"),
+        (
+            ["bench", "my_code:numbers", "--formats", "syrah", "--workers", "0", "--seconds", "0.05", "--repeats", "1"],
+            "copy in memory",
+        ),
+        (["order", "a.toml", "--steps", "1"], "4 5 6 7"),
+        (["show", "a.toml", "--step", "1"], "8 to 14"),
+        (["trace", "a.toml", "--index", "3"], "served 3 times"),
+        (["certify", "a.toml", "--steps", "0:2", "--output", "c.json"], "wrote c.json: 2 steps"),
+        (["timeline", "a.toml", "--steps", "2"], "consumer made 2 batches"),
+        (["bench", "--loader", "a.toml", "--seconds", "0.05", "--repeats", "1"], "transform"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_functions_of_the_current_directory_go_where_paths_go(here, arguments, found):
+    if arguments[:2] == ["bench", "my_code:numbers"]:
+        arguments = [*arguments, "--cache", "cache"]
+    before = [*sys.path]
+    result = run(*arguments)
+    assert (result.exit_code, found in result.output) == (0, True), result.output
+    assert "warning" not in result.output
+    assert sys.path == before
+    assert not (here / "cache").exists() or not [*(here / "cache").iterdir()]  # nobody could tell what it returned
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["index", "--manifest", "my_code:numbers"], "--manifest is for files, and my_code:numbers has none"),
+        (["stats", "range:3", "--engine", "local"], "--engine is for files, and range:3 has none"),
+        (["stats", "my_code:numbers", "--part", "1/2"], "--part is for files, and my_code:numbers has none"),
+        (["inspect", "my_code:numbers", "--field", "x"], "--field, --codec and --decode are for files"),
+        (["inspect", "my_code:numbesr"], "did you mean 'numbers'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_functions_cannot(here, arguments, message):
+    result = run(*arguments)
+    assert result.exit_code in (1, 2)
+    assert message in result.stderr
+
+
+# Texts
+
+SAID = re.compile(r"""(?<![\w.(,)"'{}-])(?<!, )(?<!\w\()\b([a-z_]+)=""")
+
+
+def messages(*places):
+    """Yield the texts in the code that mention keyword arguments, with X in place of values."""
+    root = Path(dataload.__file__).parent
+    for file in sorted(file for place in places for file in (root / place).rglob("*.py")):
+        tree = ast.parse(file.read_text("utf-8"))
+        docstrings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+        inner = [part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
+                yield "".join(parts)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in (*docstrings, *inner):
+                yield node.value
+
+
+def options_of(name):
+    return frozenset(option for each in typer.main.get_command(app).commands[name].params for option in each.opts)
+
+
+def test_texts_name_options_as_one_types_them():
+    """Of every text in the library that mentions an argument which `convert` or a format has as an option."""
+    formats = built_in_formats()
+    of_formats = {
+        name
+        for each in formats
+        for kind in ("reader_options", "writer_options")
+        for name in getattr(each, kind).names()
+    }
+    options = options_of("convert")
+    known = {option.removeprefix("--").replace("-", "_") for option in options} | of_formats | {"fields"}
+    seen = set()
+    with options_typed(options):
+        for text in messages("sources", "codecs", "convert", "storage"):
+            wanted = {name for name in SAID.findall(text) if name in known}
+            seen |= wanted
+            left = {name for name in SAID.findall(re.sub(r"--(to-)?option \S+", "", as_typed(text))) if name in known}
+            assert not left, (text, as_typed(text))
+    assert {"format", "fields", "overwrite", "resume", "keep_key", "missing", "index", "pattern"} <= seen
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "typed"),
+    [
+        ("convert", "pass format=, one of a, b", "pass --format, one of a, b"),
+        ("convert", "choose fields=[...], or resume=True", "choose --field NAME, or --resume"),
+        ("convert", "with shards=N, or records_per_shard=N", "with --shards N, or --records-per-shard N"),
+        ("convert", "on_error='skip' leaves them out", "--on-error skip leaves them out"),
+        ("convert", "pass missing='skip' or index=False", "pass --option missing=skip or --to-option index=false"),
+        ("convert", "pass ragged=['a']", "pass --to-option 'ragged=[\"a\"]'"),
+        ("inspect", "pass pattern='{key}.*'", "pass --option 'pattern={key}.*'"),
+        ("inspect", "pass ragged=['a'] or resume=True", "pass ragged=['a'] or resume=True"),
+        ("order", "pass format='tar', missing='skip'", "pass format='tar', missing='skip'"),
+        ("inspect", "TarSource('a', decode='auto') f(decode=3)", "TarSource('a', decode='auto') f(decode=3)"),
+    ],
+)
+def test_options_in_texts(command, text, typed):
+    with options_typed(options_of(command)):
+        assert as_typed(text) == typed
+    assert as_typed("pass format=") == "pass format="
+
+
+def test_errors_and_warnings_name_the_options_of_their_command(here):
+    (here / "a.xyz").write_bytes(b"?" * 600)
+    assert "for others pass --format, for raw tokens --format tokens" in run("inspect", "a.xyz").stderr
+    assert "pass format=" in run("order", "a.toml", "--set", "source.path=a.xyz").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspect", "a.syr", "-o", "shapes"], "--option 'shapes': pass name=value"),
+        (["convert", "a.syr", "b.syr", "--map", "my_code"], "--map is 'my_code': expected 'module:function'"),
+        (["convert", "a.syr", "b.syr", "--on-error", "ignore"], "--on-error is 'ignore': Known: raise, skip"),
+        (["convert", "a.syr", "b.syr", "--shards", "0"], "--shards must be an integer >= 1, got 0"),
+        (["convert", "a.syr", "b.syr", "--part", "3/2"], "cannot split 1 shard into 2 parts"),
+        (["convert", "a.syr", "b-*.syr"], "'b-*.syr' is a pattern, which cannot be written to"),
+        (["order", "a.tml"], "the name of a config ends in .toml"),
+        (["show", "a.toml", "--state", "b.json"], "error: --state: b.json cannot be read: No such file or directory"),
+        (["show", "a.toml", "--step", "0", "--html", "no/b.html"], "there is no directory no to write to"),
+        (["show", "a.toml", "--step", "0", "--npz", "no/b.npz"], "there is no directory no to write to"),
+        (["certify", "a.toml", "--steps", "0:1", "--output", "a.syr"], "--output: a.syr exists: choose another name"),
+        (["certify", "a.toml", "--steps", "0:1", "--output", "no/a"], "there is no directory no to write to"),
+        (["trace", "a.toml", "--spike", "a.toml", "--exclude", "a.syr"], "--exclude: a.syr exists"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_named_as_they_were_typed(here, arguments, message):
+    result = run(*arguments)
+    assert (result.exit_code, message in result.stderr) == (2, True), result.output
+    assert {path.name for path in here.iterdir()} <= {"a.syr", "a.toml", "my_code.py", "__pycache__"}
+
+
+# Help, and how commands end
+
+
+@pytest.mark.parametrize("arguments", [[], ["cache"]], ids=["dataload", "dataload cache"])
+def test_no_command_is_answered_by_the_help_alone(arguments):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Usage: dataload" in result.output
+    assert "error:" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (200, ["field     range", "features  one two three four five six"]),
+        (30, ["field     range", "features  one two three four", "          five six"]),
+        (20, ["field     range", "features  one two three four five six"]),  # for the terminal to break
+    ],
+)
+def test_tables_keep_words_whole_on_narrow_terminals(monkeypatch, capsys, width, lines):
+    monkeypatch.setattr(output, "_console", lambda: Console(width=width, color_system=None))
+    output.print_table({"field": "left", "range": "left"}, [("features", "one two three four five six")])
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_fits_and_an_interrupt_is_quiet(command, monkeypatch):
+    for width in (60, 200):
+        text = run(*command, "--help", COLUMNS=str(width), TERMINAL_WIDTH=str(width), NO_COLOR="1").stdout
+        assert "Usage: dataload" in text
+        assert "\x1b" not in text
+        assert max(map(len, text.splitlines())) <= width
+    if "Example" in text:  # each on a line of its own
+        before = text.partition("Example")[2].partition("╭")[0]
+        assert all(line.count("dataload ") <= 1 for line in before.splitlines())
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(typer.core.TyperCommand, "invoke", interrupted)
+    result = run(*command, *(["x", "y"] if command == ["convert"] else ["x"]))
+    assert (result.exit_code in (2, 130), "Traceback" in result.output) == (True, False)
+    if not result.stderr.startswith("error: Got unexpected extra argument"):  # schema, and some of the cache
+        assert (result.exit_code, result.output) == (130, "")
+
+
+def test_ctrl_c_while_the_command_line_is_imported(monkeypatch):
+    class Interrupted:
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "dataload.cli.app", Interrupted())
+    assert dataload.__main__.main() == 130
+
+
+@pytest.mark.parametrize(
+    ("words", "count", "found"),
+    [
+        ("dataload ins", 1, "inspect\n"),
+        ("dataload cache pr", 2, "prune\n"),
+        ("dataload convert --over", 2, "--overwrite\n"),
+    ],
+)
+def test_completion(words, count, found):
+    result = run(_DATALOAD_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(count))
+    assert (result.exit_code, result.output) == (0, found)
+    assert "complete -o default" in run(_DATALOAD_COMPLETE="source_bash").output

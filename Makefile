@@ -68,6 +68,7 @@ $(DOCS): pyproject.toml constraints.txt | $(DEMO_INSTALLED)
 	touch $@
 
 docs: $(DOCS)
+	$(BIN)/python build_docs.py
 	$(BIN)/zensical build --clean --strict
 
 check: $(INSTALLED)

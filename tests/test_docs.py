@@ -98,8 +98,24 @@ def test_a_page_can_be_followed(page, tmp_path, monkeypatch):
 
 
 def test_every_page_is_in_the_navigation():
-    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    written = {f"reference/{page}" for page in ("config.md", "command-line.md")}  # by build_docs.py
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} | written
     assert pages == set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+
+
+def test_the_generated_pages_name_every_command_and_table():
+    import build_docs
+
+    commands = "\n".join(build_docs.command_page())
+    assert {"dataload convert", "dataload cache prune"} <= set(
+        re.findall(r"^## (dataload [\w ]+) {", commands, re.MULTILINE)
+    )
+    assert "| `--max-bad <int>` |" in commands
+    config = "\n".join(build_docs.config_page())
+    assert "| `batch_size` | integer |  | Rows per batch of this rank. |" in config
+    tables = re.findall(r"^## `(.*)`$", config, re.MULTILINE)
+    assert tables[:3] == ["[source]", "[loader]", "[remote]"]
+    assert '[sampler] kind = "packing"' in tables
 
 
 def test_the_page_on_orders_runs():

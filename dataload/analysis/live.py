@@ -30,7 +30,7 @@ def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None) -> Gener
     Raises:
         MissingDependencyError: `stream` is a terminal, but rich is not installed.
 
-    Example:
+    Examples:
         >>> import dataload
         >>> from dataload.analysis.live import live_view
         >>> loader = dataload.Loader(dataload.RangeSource(8), batch_size=4)

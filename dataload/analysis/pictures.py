@@ -11,6 +11,7 @@ import numpy as np
 
 from dataload._util.checks import check_directory
 from dataload._util.optional import load_optional
+from dataload.analysis.job_plan import JobPlan
 from dataload.analysis.timeline import CONSUMER, Timeline
 from dataload.errors import ConfigError
 from dataload.samplers.order_sample import OrderSample, Shards, displacements, expected_shards, shards_per_batch
@@ -192,4 +193,23 @@ def timeline_figure(timeline: Timeline, title: str) -> Figure:
     entries = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # one entry per label
     if entries:
         figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=len(entries))
+    return figure
+
+
+def plan_figure(plan: JobPlan, title: str) -> Figure:
+    """Draw which shards nodes begin to read when, and how many nodes begin to read shards at a time."""
+    figure = new_figure(_WIDTH, 6)
+    figure.suptitle(textwrap.fill(title, 120))
+    shards, total = figure.subplots(1, 2)
+    image = shards.imshow(plan.load, aspect="auto", origin="lower", extent=(0, plan.steps, 0, plan.shards))
+    figure.colorbar(image, ax=shards, label="times that a node begins to read a shard")
+    shards.set(title="Load by shard", xlabel="step of epoch 0", ylabel="shard")
+    starts = np.arange(len(plan.load)) * plan.steps / len(plan.load)
+    total.bar(starts, plan.load.sum(axis=0), plan.steps / len(plan.load), align="edge", **_FOUND)
+    total.set(
+        title="Load of the store",
+        xlabel="step of epoch 0",
+        ylabel="shards that nodes begin to read (per hundredth of the epoch)",
+        xlim=(0, plan.steps),
+    )
     return figure

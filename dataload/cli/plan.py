@@ -10,12 +10,13 @@ import typer
 from rich.filesize import decimal
 
 from dataload._util.indexing import even_split
+from dataload.analysis.design import DARK, LIGHT, check_picture
 from dataload.analysis.job import Job
 from dataload.analysis.job_plan import JobPlan, plan_job
 from dataload.analysis.node import Machine
-from dataload.analysis.pictures import check_picture, plan_figure
+from dataload.analysis.pictures import plan_figure
 from dataload.api import open_source
-from dataload.cli.options import ConfigFile, JsonFlag, Overrides
+from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.config import read_config
 from dataload.errors import ConfigError
@@ -49,6 +50,7 @@ def plan_command(
     shards: Annotated[int | None, typer.Option(min=1, help="Instead of data: the number of shards.")] = None,
     record_bytes: Annotated[str | None, typer.Option(help="Instead of data: the bytes of a record.")] = None,
     plot: Annotated[str | None, typer.Option(help="Save a picture: .png, .svg or .pdf.")] = None,
+    dark: Dark = False,
     json: JsonFlag = False,
 ) -> None:
     """Plan a job on many machines: downloads, cache, waits and load, computed from the order without reading data.
@@ -75,7 +77,8 @@ def plan_command(
     )
     plan = plan_job(job, machine, mode=options.mode, step_seconds=seconds, epochs=epochs)
     if plot is not None:
-        plan_figure(plan, f"{config}: {count_of(nodes, 'node')} of {count_of(gpus, 'rank')}").savefig(plot)
+        about = f"{config}: {count_of(nodes, 'node')} of {count_of(gpus, 'rank')}"
+        plan_figure(plan, about, theme=DARK if dark else LIGHT).savefig(plot)
     if json:
         print_json({**plan.to_json(), "plot": plot})
         return

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import dataload
+from dataload.analysis.design import LIGHT, new_figure
 from dataload.analysis.job import Job, touches
 from dataload.analysis.job_plan import plan_job
 from dataload.analysis.node import Machine
-from dataload.analysis.pictures import new_figure
 from dataload.analysis.simulation import simulate
 from dataload.cli.app import app
 from dataload.convert.indexing import index_shards
@@ -36,8 +36,7 @@ MEGABYTE = 10**6
 @pytest.fixture(scope="module", autouse=True)
 def _fonts():
     """matplotlib keeps the files of fonts open once it has drawn text: no leak of the test that draws first."""
-    figure = new_figure(1, 1)
-    figure.suptitle("x")
+    figure, _ = new_figure(1, 1, "x", "x", LIGHT)
     figure.savefig(io.BytesIO(), format="svg")
 
 

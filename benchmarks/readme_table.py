@@ -162,6 +162,9 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+PAGES = {"README.md": short, "docs/performance.md": markdown}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme_table", description=__doc__)
     parser.add_argument("results", type=Path)
@@ -177,8 +180,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         page.write_text(text, "utf-8")
     return 0
 
-
-PAGES = {"README.md": short, "docs/performance.md": markdown}
 
 if __name__ == "__main__":
     sys.exit(main())

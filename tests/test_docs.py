@@ -42,7 +42,8 @@ def run_page(name):
 def run_as_typed(page):
     """Follow a page in the current directory, block by block, and return the names that its Python defines.
 
-    A block that begins with a comment of a file's name is saved as that file; commands of dataload are run.
+    A block that begins with a comment of a file's name is saved as that file. Commands of dataload are run; a comment
+    says if one ends with 1.
     """
     from typer.testing import CliRunner
 

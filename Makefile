@@ -68,7 +68,7 @@ $(DOCS): pyproject.toml constraints.txt | $(DEMO_INSTALLED)
 	touch $@
 
 docs: $(DOCS)
-	$(BIN)/python build_docs.py
+	$(BIN)/python scripts/build_docs.py
 	$(BIN)/zensical build --clean --strict
 
 check: $(INSTALLED)

@@ -83,13 +83,13 @@ def test_a_page_can_be_followed(page, tmp_path, monkeypatch):
 
 
 def test_every_page_is_in_the_navigation():
-    written = {f"reference/{page}" for page in ("config.md", "command-line.md")}  # by build_docs.py
+    written = {f"reference/{page}" for page in ("config.md", "command-line.md")}  # by scripts/build_docs.py
     pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} | written
     assert pages == set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
 
 
 def test_the_generated_pages_name_every_command_and_table():
-    import build_docs
+    from scripts import build_docs
 
     commands = "\n".join(build_docs.command_page())
     assert {"dataload convert", "dataload cache prune"} <= set(

@@ -11,7 +11,7 @@ import typer
 from dataload.cli.app import app
 from dataload.config import json_schema
 
-REFERENCE = Path(__file__).parent / "docs" / "reference"
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 _TABLES = {"SourceConfig": "[source]", "LoaderConfig": "[loader]", "RemoteConfig": "[remote]"}
 
 
@@ -52,7 +52,8 @@ def _type(key: Mapping[str, Any]) -> str:
         return " or ".join(f"`{json.dumps(value)}`" for value in key.get("enum", [key.get("const")]))
     if key.get("type") == "array" and "items" in key:
         return f"list of {_type(key['items'])}"
-    return {"object": "table", "number": "float", "array": "list"}.get(key.get("type", ""), key.get("type", "any"))
+    name = str(key.get("type", "any"))
+    return {"object": "table", "number": "float", "array": "list"}.get(name, name)
 
 
 def command_page() -> Iterator[str]:

@@ -303,6 +303,7 @@ def test_the_page_on_the_architecture_lists_the_layers():
 
 @pytest.mark.parametrize("path", [path for path in sorted(ROOT.glob("dataload/**/*.py")) if ">>> " in path.read_text()])
 def test_docstring_examples(path):
+    assert not re.search("^ +Example:$", path.read_text(), re.MULTILINE), "the reference knows Examples: only"
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     results = doctest.testmod(
         pytest.importorskip(name, exc_type=ImportError), extraglobs={"np": np}, optionflags=doctest.ELLIPSIS

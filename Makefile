@@ -69,6 +69,7 @@ $(DOCS): pyproject.toml constraints.txt | $(DEMO_INSTALLED)
 	touch $@
 
 docs: $(DOCS)
+	$(BIN)/python scripts/build_docs.py
 	$(BIN)/zensical build --clean --strict
 
 check: $(INSTALLED)
@@ -100,7 +101,7 @@ $(DALI)/.installed: pyproject.toml
 bench: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed
 	PEER_PYTHON=$(PEERS)/bin/python DALI_PYTHON=$(DALI)/bin/python $(BIN)/python -m benchmarks $(NAMES) --json bench.json
 
-# The table of README.md, from one run.
+# The tables of README.md and docs/performance.md, from one run.
 TABLE := benchmarks/results/readme.json
 readme-table: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed
 	$(BIN)/dataload bench --made floats-4k --records 50000 --formats syrah,torchrecord,lmdb,tar,array_record \

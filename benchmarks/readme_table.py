@@ -1,6 +1,7 @@
-"""python -m benchmarks.readme_table RESULTS.json: put the table of a run of `dataload bench --json` into README.md.
+"""python -m benchmarks.readme_table RESULTS.json: put a run of `dataload bench --json` into README.md, in short, and
+into docs/performance.md, with all settings.
 
-``make readme-table`` does the run and this. The table replaces the text between the two markers; nothing in it is
+``make readme-table`` does the run and this. The tables replace the text between the two markers; nothing in them is
 typed by hand.
 """
 
@@ -16,7 +17,7 @@ from dataload.bench.results import Measurement, Results
 from dataload.bench.table import RATE_COLUMNS, by_workload, problems, rate_rows, settings
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
 _ORDERS = ("sequential", "pool", "global")
 _COLUMNS = {
     "reader": "reader",
@@ -30,6 +31,7 @@ _COLUMNS = {
     "x limit": "of limit",
     "x peer": "of best peer",
 }
+_SHORT = ("reader", "format", "order", "records/s", "x limit")
 _READERS = {"dataload": "**{}**", "peer": "{}"}
 _EXPLAINED = (
     "Each row is a reader with its best number of workers. In each of {rounds} rounds, every reader runs in a process "
@@ -64,24 +66,37 @@ def replace(text: str, table: str) -> str:
     return f"{parts[0]}{BEGIN}\n{table}\n{END}{parts[-1]}"
 
 
+def short(results: Results) -> str:
+    """Return the tables with the best limit only and few columns."""
+    return "\n".join(_short_lines(results))
+
+
+def _short_lines(results: Results) -> Iterator[str]:
+    for name, measurements in by_workload(results.measurements).items():
+        yield f"{_heading(name, results)}\n"
+        limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
+        fastest = sorted(limits, key=lambda m: median(m.rates), reverse=True)[:1]
+        yield from _table(_SHORT, measurements, (*fastest, *best(measurements)))
+    rounds, seconds = _rounds(results.measurements)
+    yield (
+        f"\nEach reader has its best number of workers and a process of its own; medians of {rounds} rounds of "
+        f"{seconds:g} s, on {_machine(results)}. The limit copies the same records within memory. A pool "
+        "mixes less than a global order. All figures, settings and versions: "
+        "[docs/performance.md](docs/performance.md#beside-peers)."
+    )
+
+
 def markdown(results: Results) -> str:
     """Return the tables, and below them the origin of the figures."""
     return "\n".join(_lines(results))
 
 
 def _lines(results: Results) -> Iterator[str]:
-    records = {file.workload: file.records for file in results.files}
     for name, measurements in by_workload(results.measurements).items():
-        yield f"**{_cell(name)}**{f', {records[name]:,} records' if name in records else ''}:\n"
-        yield f"| {' | '.join(_COLUMNS.values())} |"
-        yield "|---|---|---|" + "---:|" * (len(_COLUMNS) - 3)
+        yield f"{_heading(name, results)}\n"
         limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
-        rows = dict(zip(map(id, measurements), rate_rows(measurements), strict=True))
         shown = best(measurements)
-        for measurement in (*limits, *shown):
-            row = dict(zip(RATE_COLUMNS, rows[id(measurement)], strict=True))
-            row["reader"] = _reader(measurement, limits).format(row["reader"])
-            yield f"| {' | '.join(_cell(row[heading]) for heading in _COLUMNS)} |"
+        yield from _table(tuple(_COLUMNS), measurements, (*limits, *shown))
         yield ""
         yield from _notes(measurements, shown)
     machine = results.machine
@@ -96,6 +111,28 @@ def _lines(results: Results) -> Iterator[str]:
         f"{results.date[:10]}, {_cell(str(machine.get('processor')))}, {machine.get('cpus')} CPUs{memory}, "
         f"{_cell(str(machine.get('system')))}; {_cell(versions)}.\n\n```\n{results.command}\n```"
     )
+
+
+def _heading(name: str, results: Results) -> str:
+    records = {file.workload: file.records for file in results.files}
+    return f"**{_cell(name)}**{f', {records[name]:,} records' if name in records else ''}:"
+
+
+def _machine(results: Results) -> str:
+    machine = results.machine
+    return f"{machine.get('cpus')} CPUs ({_cell(str(machine.get('processor')))}), {results.date[:10]}"
+
+
+def _table(columns: Sequence[str], measurements: Sequence[Measurement], shown: Sequence[Measurement]) -> Iterator[str]:
+    """Yield the rows of some of the measurements, which all together decide on the ratios."""
+    yield f"| {' | '.join(_COLUMNS[column] for column in columns)} |"
+    yield "|---|---|---|" + "---:|" * (len(columns) - 3)
+    limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
+    rows = dict(zip(map(id, measurements), rate_rows(measurements), strict=True))
+    for measurement in shown:
+        row = dict(zip(RATE_COLUMNS, rows[id(measurement)], strict=True))
+        row["reader"] = _reader(measurement, limits).format(row["reader"])
+        yield f"| {' | '.join(_cell(row[column]) for column in columns)} |"
 
 
 def _reader(measurement: Measurement, limits: Sequence[Measurement]) -> str:
@@ -125,17 +162,22 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+PAGES = {"README.md": short, "docs/performance.md": markdown}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme_table", description=__doc__)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--readme", type=Path, default=README, help="the file with the markers (README.md)")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the folder of README.md and docs/")
     parsed = parser.parse_args(arguments)
     try:
         results = Results.from_json(json.loads(parsed.results.read_text("utf-8")))
-        text = replace(parsed.readme.read_text("utf-8"), markdown(results))
+        tables = {parsed.root / page: table(results) for page, table in PAGES.items()}
+        texts = {page: replace(page.read_text("utf-8"), table) for page, table in tables.items()}
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    parsed.readme.write_text(text, "utf-8")
+    for page, text in texts.items():
+        page.write_text(text, "utf-8")
     return 0
 
 

@@ -47,7 +47,7 @@ def open_source(
         ConfigError: An option or a field is unknown.
         MissingDependencyError: The format needs a package that is not installed.
 
-    Example:
+    Examples:
         >>> source = dataload.open("train-{000..127}.tar", decode="auto")  # doctest: +SKIP
         >>> source[0]  # doctest: +SKIP
     """

@@ -224,7 +224,7 @@ class MissingDependencyError(DataloadError, ImportError):
 def closest(name: object, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the closest known name, then all known names.
 
-    Example:
+    Examples:
         >>> closest("featurs", ["features", "label"])
         "did you mean 'features'? Known: features, label"
     """
@@ -243,7 +243,7 @@ def printable(text: str, most: int | None = _MESSAGE_CHARACTERS, *, kept: str = 
             end. None keeps all.
         kept: Unprintable characters to leave unescaped, by default line breaks and tabs.
 
-    Example:
+    Examples:
         >>> print(printable("a\x1b[2J" + 100 * "b", most=8))
         a\x1b[2Jb ...(97 characters)... bb
     """

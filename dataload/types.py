@@ -190,7 +190,7 @@ class RandomAccessSource(Protocol[T_co]):
     - The source pickles, if it is used with worker processes. It should pickle its settings and reopen its files on
       first use.
 
-    Example:
+    Examples:
         >>> class Squares:
         ...     def __len__(self):
         ...         return 10

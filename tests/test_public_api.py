@@ -1,6 +1,8 @@
 """The public surface is a list; changing it is changing this file."""
 
 import importlib
+import re
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +48,19 @@ def test_the_list(module):
     for name in found.__all__:
         value = getattr(found, name)
         assert value.__doc__ or name == "default_collate", name
+
+
+COMPAT = [f"dataload.compat.{name}" for name in ("dali", "grain", "syrah", "torchrecord", "webdataset")]
+ALSO_DOCUMENTED = ["dataload.testing", "dataload.types", *COMPAT]
+
+
+@pytest.mark.parametrize("module", [*PUBLIC, *ALSO_DOCUMENTED])
+def test_the_reference_has_every_name(module):
+    pages = "\n".join(page.read_text() for page in Path(__file__).parents[1].glob("docs/reference/*.md"))
+    documented = set(re.findall(r"^(?:::: |`)(dataload[\w.]+)", pages, re.MULTILINE))
+    homes = {"dataload": [module, "dataload.streams"], "dataload.types": [module, "dataload"]}.get(module, [module])
+    names = PUBLIC[module].split() if module in PUBLIC else importlib.import_module(module).__all__
+    assert [name for name in names if not documented & {f"{home}.{name}" for home in homes}] == []
 
 
 def test_every_error_is_exported():

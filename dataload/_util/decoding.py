@@ -49,7 +49,7 @@ class decoding:
     Enter it once for many records, when their bytes are in memory. It costs half a microsecond, does nothing outside of
     a loader, and may be nested. Codecs and the decoders of tar components are counted without it.
 
-    Example:
+    Examples:
         >>> class Images:
         ...     def __len__(self):
         ...         return 10

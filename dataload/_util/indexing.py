@@ -110,7 +110,7 @@ _BRACE_LIST = re.compile(r"\{([^{}]*,[^{}]*)\}")
 def expand_braces(pattern: str) -> list[str]:
     """Expand `{000..127}` and `{a,b}` in a path as a shell does; the first brace varies slowest.
 
-    Example:
+    Examples:
         >>> expand_braces("train-{08..10}.tar")
         ['train-08.tar', 'train-09.tar', 'train-10.tar']
     """
@@ -135,7 +135,7 @@ def expand_braces(pattern: str) -> list[str]:
 def missing_parts(names: Iterable[str]) -> tuple[str, int] | None:
     """Return a missing name and the number of all, for files whose names tell how many there are; None if none is.
 
-    Example:
+    Examples:
         >>> missing_parts(["a-00000-of-00003.tar", "b-1-of-1.tar", "c-7.tar"])
         ('a-00001-of-00003.tar', 2)
     """

@@ -36,7 +36,7 @@ def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None, every: f
         ConfigError: `every` is not a number above 0.
         MissingDependencyError: `stream` is a terminal, but rich is not installed.
 
-    Example:
+    Examples:
         >>> import dataload
         >>> from dataload.analysis.live import live_view
         >>> loader = dataload.Loader(dataload.RangeSource(8), batch_size=4)

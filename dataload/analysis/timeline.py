@@ -208,7 +208,7 @@ def record_timeline(loader: LoaderBase[Any]) -> Generator[Timeline]:
     Raises:
         RuntimeError: A timeline of this loader is already being recorded.
 
-    Example:
+    Examples:
         >>> import dataload
         >>> from dataload.analysis.timeline import record_timeline
         >>> loader = dataload.Loader(dataload.RangeSource(8), batch_size=4)

@@ -115,7 +115,7 @@ class Loader(LoaderBase[BatchT]):
             have one that `fields` or `collate` names.
         TypeError: `source` is no source, or `sampler` no sampler; the message says what to write instead.
 
-    Example:
+    Examples:
         >>> import dataload
         >>> loader = dataload.Loader(dataload.RangeSource(10), batch_size=4)
         >>> [batch["index"].tolist() for batch in loader]

@@ -37,7 +37,7 @@ def pool_size_for(shard_lengths: Sequence[int], batch_size: int, quality: float,
     Raises:
         ConfigError: `quality` or `batch_size` is out of its range, or there are no shards.
 
-    Example:
+    Examples:
         >>> pool_size_for((1_000,) * 100, batch_size=64, quality=0.5)
         9248
     """

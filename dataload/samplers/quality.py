@@ -217,7 +217,7 @@ def order_report(planner: BatchPlanner, *, shard_lengths: Sequence[int] | None =
     Raises:
         ConfigError: The epoch has no steps, or `shard_lengths` are not numbers of records.
 
-    Example:
+    Examples:
         >>> from dataload.samplers import BatchSampler, GlobalShuffle
         >>> order_report(BatchSampler(sampler=GlobalShuffle(10_000, seed=0), batch_size=64)).mixing.verdict
         'a batch mixes as many parts as in a uniform shuffle'

@@ -196,7 +196,7 @@ class Source(ABC, Generic[T_co]):
         Raises:
             ConfigError: There is no such field, the predicate returned something else, or a setting is unknown.
 
-        Example:
+        Examples:
             >>> from dataload import RangeSource
             >>> [record["index"] for record in RangeSource(10).filter(lambda record: record["index"] % 3 == 0)]
             [0, 3, 6, 9]
@@ -214,7 +214,7 @@ class Source(ABC, Generic[T_co]):
         Raises:
             ConfigError: `share` is not between 0 and 1, or the seed is no integer.
 
-        Example:
+        Examples:
             >>> from dataload import RangeSource
             >>> train, held_out = RangeSource(1000).split(0.9, seed=0)
             >>> len(train), len(held_out)

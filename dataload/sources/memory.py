@@ -28,7 +28,7 @@ class MemorySource(Source[Any]):
         ConfigError: Columns differ in length, or a field is unknown.
         CorruptFileError: A value of a table is null, and its column neither floats nor times.
 
-    Example:
+    Examples:
         >>> source = MemorySource({"x": np.arange(6).reshape(3, 2), "name": ["a", "b", "c"]})
         >>> source[1]
         {'x': array([2, 3]), 'name': 'b'}

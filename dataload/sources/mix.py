@@ -56,7 +56,7 @@ def mix(
         ConfigError: There is no source, a weight is negative or missing, or `stop` is unknown.
         TypeError: One is no source, or is a mix itself.
 
-    Example:
+    Examples:
         >>> import dataload
         >>> a, b = dataload.RangeSource(1000), dataload.RangeSource(2000, start=1000)
         >>> loader = dataload.Loader(dataload.mix({a: 0.7, b: 0.3}), batch_size=1000, shuffle=True, seed=0)

@@ -51,7 +51,7 @@ def sequence_lengths(
         ConfigError: Not exactly one of the three was given; records lack the field or key, or a key does not match; or
             the source has no `shard_lengths`.
 
-    Example:
+    Examples:
         >>> from dataload import MemorySource
         >>> sequence_lengths(MemorySource({"episode": [7, 7, 7, 8, 8]}), field="episode")
         array([3, 2])
@@ -177,7 +177,7 @@ def record_lengths(source: Source[Any], field: str) -> Int64Array:
         ConfigError: A record lacks the field, or its value has no length.
         CorruptFileError: The file that keeps the lengths is damaged.
 
-    Example:
+    Examples:
         >>> from dataload import MemorySource
         >>> record_lengths(MemorySource([{"text": "to be"}, {"text": "or not"}]), "text")
         array([5, 6])

@@ -58,7 +58,7 @@ def windows(
             range; or no sequence is long enough for a window.
         TypeError: `source` is no source.
 
-    Example:
+    Examples:
         >>> from dataload import MemorySource, windows
         >>> source = MemorySource({"x": [0, 1, 2, 10, 11]})
         >>> [record["x"].tolist() for record in windows(source, [3, 2], 2)]

@@ -92,7 +92,7 @@ class MultiStreamLoader(LoaderBase[Any]):
     Raises:
         ConfigError: A setting is out of range, or two contradict each other.
 
-    Example:
+    Examples:
         >>> from dataload.streams import MultiStreamLoader
         >>> lists = [[12, 13, 14, 15, 16, 17], [27, 28, 29], [40, 41, 42, 43]]
         >>> loader = MultiStreamLoader(iter, lists, batch_size=2, mode="split", shuffle=False)

@@ -20,7 +20,7 @@ def reset_state(state: StateT, is_first: Any, *, axis: int = 0, initial: Any = 0
         axis: The axis of the rows: 0, or 1 for the ``(layers, rows, hidden)`` of torch's LSTM and GRU.
         initial: The initial state: a number, or something that broadcasts to `state`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> reset_state(np.ones((2, 3)), np.array([True, False])).tolist()
         [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]

@@ -26,7 +26,7 @@ class SourceSuite:
         protocol_version: Run only checks introduced up to this release, such as "0.1". None runs all. New checks come
             with minor releases.
 
-    Example:
+    Examples:
         A source of your own, in a test module::
 
             class TestBagz(SourceSuite):

@@ -37,7 +37,7 @@ def check_source(
     Returns:
         One result per check, in order.
 
-    Example:
+    Examples:
         >>> from dataload.sources.memory import MemorySource
         >>> results = check_source(MemorySource({"x": [1, 2, 3]}))
         >>> [result for result in results if result.status == "failed"]

@@ -17,7 +17,7 @@ class JsonState:
     Args:
         loader: An object with ``state_dict`` and ``load_state_dict`` whose states are for JSON.
 
-    Example:
+    Examples:
         >>> import dataload
         >>> loader = dataload.Loader(dataload.RangeSource(5), batch_size=3)
         >>> state = {"loader": JsonState(loader)}  # for `save` and `load` of torch.distributed.checkpoint

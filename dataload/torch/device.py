@@ -84,7 +84,7 @@ class DeviceLoader(AheadLoader[_Ahead]):
     Raises:
         ConfigError: torch does not know the device or finds none on this machine, or `depth` is less than 1.
 
-    Example:
+    Examples:
         >>> import dataload
         >>> with DeviceLoader(dataload.Loader(dataload.RangeSource(5), batch_size=3), "cpu") as loader:
         ...     [batch["index"] for batch in loader]

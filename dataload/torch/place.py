@@ -43,7 +43,7 @@ def distributed_place(group: Any = None, *, data_dims: Sequence[str] | None = No
             dimensions of a mesh have no names, or one that is not known; or one of the variables is missing or is not
             an integer.
 
-    Example:
+    Examples:
         >>> distributed_place()
         {'rank': 0, 'world_size': 1}
     """

@@ -32,7 +32,7 @@ class RowMixture(ArrayValue, BatchPlanner):
     Raises:
         ConfigError: `parts` is empty, or a part is not a stream sampler or does not fit the first.
 
-    Example:
+    Examples:
         >>> from dataload.streams import RowMixture, StreamSampler
         >>> continuing = StreamSampler(sequence_lengths=[6, 6], rows=2)
         >>> mixture = RowMixture(parts=(continuing, StreamSampler(sequence_lengths=[6, 6], rows=2, mode="shuffled")))

@@ -75,7 +75,7 @@ class StreamReport:
 def stream_report(planner: StreamPlanner, *, epoch: int = 0) -> StreamReport:
     """Measure how rows follow sequences over an epoch, or over a sample of a long one.
 
-    Example:
+    Examples:
         >>> from dataload.streams import StreamSampler
         >>> report = stream_report(StreamSampler(sequence_lengths=[6, 2, 4], rows=2, mode="pack"))
         >>> report.beginnings, report.run_steps, report.filler

@@ -60,7 +60,7 @@ class TfdsSource(ArrayRecordSource):
         CorruptFileError: TensorFlow Datasets did not write one of the two files like this. On first use, see
             `ArrayRecordSource`.
 
-    Example:
+    Examples:
         >>> source = TfdsSource("mnist/3.0.1", split="train[:75%]")  # doctest: +SKIP
         >>> source[0]["label"]  # doctest: +SKIP
         4

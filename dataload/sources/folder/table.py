@@ -151,7 +151,7 @@ def media_table(names: list[str], values: Int64Array, path: str) -> FileTable:
 def field_of(suffix: str) -> str:
     """Return the name of the field for a suffix: what stands before a known one, else the kind of file.
 
-    Example:
+    Examples:
         >>> [field_of(suffix) for suffix in ("jpg", "left.png", "wav", "json", "bin")]
         ['image', 'left', 'audio', 'json', 'bin']
     """

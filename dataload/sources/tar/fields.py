@@ -45,7 +45,7 @@ def name_fields(
     Returns:
         Name -> codes, in order of first occurrence.
 
-    Example:
+    Examples:
         >>> several = ["image.npy", "cls", "a.txt", "a.cls"]
         >>> name_fields(several, known=known_extension, case_sensitive=True, meet=lambda _: True)
         {'image': (0,), 'cls': (1,), 'a.txt': (2,), 'a.cls': (3,)}

@@ -26,7 +26,7 @@ _UnsignedArray = npt.NDArray[np.unsignedinteger[Any]]
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
     """Return the key and extension of a member, or None if it is not a component.
 
-    Example:
+    Examples:
         >>> split_name(b"train/v1.0/000017.left.png")
         (b'train/v1.0/000017', b'left.png')
     """

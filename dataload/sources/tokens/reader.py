@@ -56,7 +56,7 @@ class TokenSource(FileSource[Record]):
         CorruptFileError: On first use, if a file is empty or its size is not a whole number of tokens.
         UnsupportedFormatError: On first use, if a .npy file holds anything but integers in one dimension.
 
-    Example:
+    Examples:
         >>> source = TokenSource("train.bin", window=1025)  # doctest: +SKIP
         >>> source.read_batch([0, 7])["tokens"].shape  # doctest: +SKIP
         (2, 1025)

@@ -1,4 +1,4 @@
-"""benchmarks/readme_table.py; and that README.md has the table that it makes."""
+"""benchmarks/readme_table.py; and that README.md and docs/performance.md have the tables that it makes."""
 
 import json
 import re
@@ -49,6 +49,17 @@ def test_the_best_of_each_format_and_peer(made):
     assert text.startswith("**floats**, 5,000 records:\n\n| reader")
     for what in ("2026-01-02", "A processor, 2 CPUs, 25 GB", "numpy 2.0.0", "```\ndataload bench --made floats\n```"):
         assert what in text
+    text = readme_table.short(results)
+    assert rows(text) == [
+        ["reader", "format", "order", "records/s", "of limit"],
+        ["limit: copy", "", "", "1,500", "1.00"],
+        ["**dataload**", "syrah", "global", "750", "0.50"],
+        ["Grain", "lmdb", "global", "375", "0.25"],
+        ["WebDataset", "tar", "pool", "300", "0.22"],
+        ["**dataload**", "tar", "global", "150", "0.10"],
+    ]
+    assert "medians of 2 rounds of" in text
+    assert "on 2 CPUs (A processor), 2026-01-02." in text
 
 
 def test_names_do_not_break_the_table(made):
@@ -59,13 +70,20 @@ def test_names_do_not_break_the_table(made):
 BETWEEN = f"before\n{readme_table.BEGIN}\nold\n{readme_table.END}\nafter\n"
 
 
+def write_pages(root, text):
+    (root / "docs").mkdir()
+    for page in readme_table.PAGES:
+        (root / page).write_text(text)
+
+
 def test_the_command_replaces_what_is_between_the_markers(made, tmp_path):
-    (tmp_path / "README.md").write_text(BETWEEN)
-    results = made.results(made.ours(1))
+    write_pages(tmp_path, BETWEEN)
+    results = made.results(made.limit(1), made.ours(1))
     (tmp_path / "r.json").write_text(json.dumps(results.to_json()))
     for _ in range(2):  # again changes nothing
-        assert readme_table.main([str(tmp_path / "r.json"), "--readme", str(tmp_path / "README.md")]) == 0
-        assert (tmp_path / "README.md").read_text() == BETWEEN.replace("old", readme_table.markdown(results))
+        assert readme_table.main([str(tmp_path / "r.json"), "--root", str(tmp_path)]) == 0
+        for page, table in readme_table.PAGES.items():
+            assert (tmp_path / page).read_text() == BETWEEN.replace("old", table(results))
 
 
 @pytest.mark.parametrize(
@@ -74,19 +92,18 @@ def test_the_command_replaces_what_is_between_the_markers(made, tmp_path):
 def test_markers_that_are_not_there(made, tmp_path, capsys, text):
     with pytest.raises(ValueError, match="expected one <!-- benchmark:begin -->, followed by one"):
         readme_table.replace(text, "table")
-    (tmp_path / "README.md").write_text(text)
+    write_pages(tmp_path, text)
     (tmp_path / "r.json").write_text(json.dumps(made.results().to_json()))
     with pytest.raises(SystemExit):
-        readme_table.main([str(tmp_path / "r.json"), "--readme", str(tmp_path / "README.md")])
+        readme_table.main([str(tmp_path / "r.json"), "--root", str(tmp_path)])
     assert "expected one <!-- benchmark:begin -->" in capsys.readouterr().err
     assert (tmp_path / "README.md").read_text() == text
 
 
-def test_the_table_of_the_readme_is_made_from_its_results():
-    text = (ROOT / "README.md").read_text("utf-8")
-    if readme_table.BEGIN not in text:
-        pytest.skip("README.md has no markers for the table of the benchmark yet")
+@pytest.mark.parametrize("page", readme_table.PAGES)
+def test_the_tables_are_made_from_the_recorded_results(page):
+    text = (ROOT / page).read_text("utf-8")
     results = Results.from_json(json.loads((ROOT / "benchmarks" / "results" / "readme.json").read_text("utf-8")))
-    assert readme_table.replace(text, readme_table.markdown(results)) == text, (
+    assert readme_table.replace(text, readme_table.PAGES[page](results)) == text, (
         "run python -m benchmarks.readme_table benchmarks/results/readme.json"
     )

@@ -1,0 +1,105 @@
+"""Write the pages of the reference that come from code: docs/reference/config.md and docs/reference/command-line.md."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from dataload.cli.app import app
+from dataload.config import json_schema
+
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
+_TABLES = {"SourceConfig": "[source]", "LoaderConfig": "[loader]", "RemoteConfig": "[remote]"}
+
+
+def config_page() -> Iterator[str]:
+    """Yield the lines of a table for each table of a config."""
+    schema = json_schema()
+    yield "# Config files\n"
+    yield "Settings for `dataload.from_config` and the commands that take a config, as TOML, YAML, JSON or a dict."
+    yield "`dataload schema` prints them as a JSON schema, for editors.\n"
+    yield from _keys(schema)
+    for name in (*_TABLES, *(name for name in schema["$defs"] if name not in _TABLES)):
+        table = schema["$defs"][name]
+        kind = table["properties"].get("kind", {}).get("const")
+        title = _TABLES.get(name, f'[sampler] kind = "{kind}"')
+        yield f"\n## `{title}`\n\n{_text(table['description'])}\n"
+        yield from _keys(table)
+
+
+def _keys(table: Mapping[str, Any]) -> Iterator[str]:
+    keys = {name: key for name, key in table["properties"].items() if name != "kind"}
+    if keys:
+        yield "| key | type | default | meaning |\n|---|---|---|---|"
+    for name, key in keys.items():
+        default = "required" if name in table.get("required", ()) else ""
+        if key.get("default") is not None:
+            default = f"`{json.dumps(key['default'])}`"
+        yield f"| `{name}` | {_cell(_type(key))} | {default} | {_cell(_text(key.get('description', '')))} |"
+
+
+def _type(key: Mapping[str, Any]) -> str:
+    """Return the type of a value in words."""
+    if "anyOf" in key or "oneOf" in key:
+        words = [_type(choice) for choice in key.get("anyOf") or key["oneOf"]]
+        return " or ".join(dict.fromkeys(word for word in words if word != "null"))
+    if "$ref" in key:
+        return "table"
+    if "enum" in key or "const" in key:
+        return " or ".join(f"`{json.dumps(value)}`" for value in key.get("enum", [key.get("const")]))
+    if key.get("type") == "array" and "items" in key:
+        return f"list of {_type(key['items'])}"
+    name = str(key.get("type", "any"))
+    return {"object": "table", "number": "float", "array": "list"}.get(name, name)
+
+
+def command_page() -> Iterator[str]:
+    """Yield the lines of a section for each command."""
+    root = typer.main.get_command(app)
+    context = typer.Context(root, info_name="dataload")
+    yield f"# Command line\n\n{_text(root.help or '')}\n"
+    yield "Every command has `--help`. Exit codes: 0; 1 for bad data; 2 for wrong usage; 130 after Ctrl-C.\n"
+    commands = list(_commands(root, context))
+    yield "| command | does |\n|---|---|"
+    for path, command in commands:
+        yield f"| [`{path}`](#{path.replace(' ', '-')}) | {_cell(command.get_short_help_str(200))} |"
+    for path, command in commands:
+        yield f"\n## {path} {{#{path.replace(' ', '-')}}}\n\n{_text(command.help or '')}\n"
+        yield "| argument or option | meaning |\n|---|---|"
+        with typer.Context(command, info_name=path) as inner:
+            for parameter in command.get_params(inner):
+                yield from _parameter(parameter, inner)
+
+
+def _commands(group: Any, context: Any) -> Iterator[tuple[str, Any]]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        path = f"{context.command_path} {name}"
+        if hasattr(command, "list_commands"):
+            yield from _commands(command, typer.Context(command, info_name=name, parent=context))
+        elif not command.hidden:
+            yield path, command
+
+
+def _parameter(parameter: Any, context: Any) -> Iterator[str]:
+    record = parameter.get_help_record(context)
+    if record and "--help" not in parameter.opts:
+        name, meaning = record
+        yield f"| `{_cell(' '.join(name.split()))}` | {_cell(meaning)} |"
+
+
+def _text(text: str) -> str:
+    """Return reStructuredText of docstrings as Markdown."""
+    return re.sub(r"``(.+?)``", r"`\1`", text.replace("\f", "").replace("\b", ""))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    for page, lines in {"config.md": config_page(), "command-line.md": command_page()}.items():
+        (REFERENCE / page).write_text("\n".join(lines) + "\n", "utf-8")

@@ -1,6 +1,7 @@
 """The examples of the documents and of docstrings run as written, and the documents name what exists."""
 
 import doctest
+import os
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+SCRIPTS = ("python ", "torchrun ")  # what a page may run besides dataload
 
 
 def test_the_readme_runs(tmp_path, monkeypatch):
@@ -42,8 +44,8 @@ def run_page(name):
 def run_as_typed(page):
     """Follow a page in the current directory, block by block, and return the names that its Python defines.
 
-    A block that begins with a comment of a file's name is saved as that file. Commands of dataload are run; a comment
-    says if one ends with 1.
+    A block that begins with a comment of a file's name is saved as that file. Commands of dataload are run, and so are
+    scripts, in a shell. A comment says if a command ends with 1.
     """
     from typer.testing import CliRunner
 
@@ -64,15 +66,32 @@ def run_as_typed(page):
                 if line.startswith("dataload "):
                     done = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
                     assert done.exit_code == ("# ends with 1" in line), f"{line}\n{done.output}"
+                if line.startswith(SCRIPTS):
+                    run_in_shell(line)
     return scope
 
 
+def run_in_shell(line):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(line, shell=True, env=environment, capture_output=True, text=True, timeout=80, check=False)
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+
+
+def followed(page):
+    """Return the page as a parameter; those that run scripts take long."""
+    runs_scripts = re.search(rf"^({'|'.join(SCRIPTS)})", page.read_text(), re.MULTILINE)
+    marks = [pytest.mark.train, pytest.mark.timeout(180)] if runs_scripts else []
+    return pytest.param(page, id=f"{page.parent.name}/{page.stem}", marks=marks)
+
+
+BUCKET = ROOT / "docs" / "tutorials" / "bucket.md"  # needs a server
 FOLLOWED = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
 
 
-@pytest.mark.parametrize("page", FOLLOWED, ids=[f"{page.parent.name}/{page.stem}" for page in FOLLOWED])
+@pytest.mark.parametrize("page", [followed(page) for page in FOLLOWED if page != BUCKET])
 def test_a_page_can_be_followed(page, tmp_path, monkeypatch):
-    pytest.importorskip("torch")
+    pytest.importorskip("torch").set_num_threads(1)  # the threads of several tests would wait for each other
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     modules = set(sys.modules)
@@ -80,6 +99,16 @@ def test_a_page_can_be_followed(page, tmp_path, monkeypatch):
     for name in set(sys.modules) - modules:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
+
+
+def test_the_page_on_buckets_can_be_followed(object_server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, value in object_server.environment().items():
+        monkeypatch.setenv(name, value)
+    page = tmp_path / "page.md"
+    page.write_text(BUCKET.read_text().replace("s3://my-bucket", object_server.url(object_server.bucket())))
+    downloads = run_as_typed(page)["loader"].statistics().downloads
+    assert (downloads.shards_downloaded, downloads.shards_again) == (4, 0)
 
 
 def test_every_page_is_in_the_navigation():

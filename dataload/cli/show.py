@@ -45,6 +45,7 @@ from dataload.collate import Ragged
 from dataload.convert.tokenize import read_tokenizer
 from dataload.errors import ConfigError, printable
 from dataload.loader.loader import Loader
+from dataload.samplers import BatchSampler
 from dataload.types import BytesColumn
 
 _TERMINAL_ROWS = 8
@@ -100,7 +101,9 @@ def show_command(
             load_state(loader, state)
             number, steps = _steps(loader, epoch, step, around=state is not None)
             shown = [show_batch(loader, number, each, most=most) for each in steps]
-            about = [repr(loader.source), f"order: {printable(repr(loader.batch_sampler.order), _ORDER)}"]
+            planner = loader.batch_sampler
+            order = " ".join(repr(planner.sampler if isinstance(planner, BatchSampler) else planner).split())
+            about = [repr(loader.source), f"order: {printable(order, _ORDER)}"]
         page = Page(f"{path}: {shown[0].title}" if len(shown) == 1 else path, about, shown, words=_words(tokenizer))
     else:
         if overrides or state or step or rank is not None or world_size is not None or epoch is not None:

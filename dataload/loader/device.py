@@ -20,6 +20,7 @@ class AheadLoader(ABC, Generic[SentT]):
         self._depth = depth  # batches sent ahead of the one that the consumer has
         self._ahead: deque[tuple[SentT, dict[str, Any]]] | None = None  # of the current iteration, with states after it
         self._state: dict[str, Any] | None = None  # the consumer's state; None if it is the loader's
+        self._now: tuple[int, int] | None = None  # epoch and step of the `for` in progress
 
     @abstractmethod
     def _send(self, batch: Any) -> SentT:
@@ -28,6 +29,16 @@ class AheadLoader(ABC, Generic[SentT]):
     @abstractmethod
     def _receive(self, sent: SentT) -> Any:
         """Return a batch that the consumer may use from now on."""
+
+    @property
+    def epoch(self) -> int:
+        """See `Loader.epoch`."""
+        return self._now[0] if self._now else self.loader.epoch
+
+    @property
+    def step(self) -> int:
+        """See `Loader.step`. Counts the batches handed over, not those still being copied to the device."""
+        return self._now[1] if self._now else self.loader.step
 
     def __len__(self) -> int:
         """Return the number of steps per epoch; a `TypeError` for a `MultiStreamLoader`, which does not know it."""
@@ -42,6 +53,7 @@ class AheadLoader(ABC, Generic[SentT]):
             self._state = self.loader.state_dict()
         self._drop_ahead()
         self._ahead = ahead = deque[tuple[SentT, dict[str, Any]]]()
+        self._now = self.loader.epoch, self.loader.step
         failure: Exception | None = None
         ended = False
         try:
@@ -67,18 +79,20 @@ class AheadLoader(ABC, Generic[SentT]):
         finally:
             del failure  # its traceback refers to this frame
             if self._ahead is ahead:
-                self._ahead = None
+                self._ahead = self._now = None
 
     def _hand_over(self, ahead: deque[tuple[SentT, dict[str, Any]]], ended: bool) -> Any:
         """Return the oldest batch, which a local variable of the generator would keep alive on the device."""
         oldest, state = ahead.popleft()
+        if self._now:
+            self._now = self._now[0], self._now[1] + 1
         self._state = None if ended and not ahead else state  # `set_epoch` may have moved the loader meanwhile
         return self._receive(oldest)
 
     def _drop_ahead(self) -> None:
         if self._ahead is not None:
             self._ahead.clear()
-        self._ahead = None
+        self._ahead = self._now = None
 
     def set_epoch(self, epoch: int) -> None:
         """See `Loader.set_epoch`."""

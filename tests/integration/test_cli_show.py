@@ -75,6 +75,14 @@ def config():
     return "train.toml"
 
 
+def test_the_order_is_shown_as_it_is_written_in_python(config):
+    assert "order: GlobalShuffle(" in ok(config, "--step", 0, "--rows", 1)
+    with open("buckets.toml", "w") as file:
+        sampler = 'kind = "length_buckets"\nlength_of = "audio"\nmax_tokens = 1600'
+        file.write(f'[source]\npath = "data.syr"\n[sampler]\n{sampler}\n[loader]\n')
+    assert "order: BucketBatchSampler(" in ok("buckets.toml", "--step", 0, "--rows", 1)
+
+
 def loader(**settings):
     return dataload.Loader(dataload.open("data.syr"), shuffle=True, seed=3, **{"batch_size": 4, **settings})
 

@@ -261,15 +261,16 @@ def test_the_state_counts_what_was_handed_over(device):
 
 def test_epochs_count_on_as_those_of_the_loader(device):
     def run(loader):
-        """Epoch and position after each of some moves."""
+        """State, epoch and step after each of some moves, and within a `for`."""
         seen = []
 
         def note():
             state = loader.state_dict()
-            seen.append((state["epoch"], state["position"]))
+            seen.append((state["epoch"], state["position"], loader.epoch, loader.step))
 
         for stop in (3, STEPS - 1, STEPS, None):
             for step, _ in enumerate(loader, 1):
+                note()
                 if step == stop:
                     break
             note()

@@ -98,7 +98,7 @@ class Collate:
         return _like(samples[0], batch)
 
 
-default_collate = Collate()
+default_collate: Collate = Collate()
 
 
 def ragged(arrays: Sequence[Array]) -> Ragged:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, ForwardRef, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ class Section(BaseModel):
     """A table of settings."""
 
     # Strict: "64" is not a number and 1 is not true, because a typo is likelier than such a wish.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     def given(self) -> dict[str, Any]:
         """Return the settings that were given, so that defaults stay where they are defined."""

@@ -57,10 +57,12 @@ class WorkerHandle:
         self._report = Slot()
         self._report.reserve(_REPORT_BYTES)
         os.lseek(self._report.descriptor, 0, os.SEEK_END)
-        self.status = WorkerStatus(self._report.view(WorkerStatus.BYTES))
+        self.status: WorkerStatus = WorkerStatus(self._report.view(WorkerStatus.BYTES))
+        self.connection: socket.socket
         self.connection, theirs = socket.socketpair()
         self.connection.setblocking(False)
-        self.inbox, self.outbox = Inbox(self.connection), Outbox(self.connection)
+        self.inbox: Inbox = Inbox(self.connection)
+        self.outbox: Outbox = Outbox(self.connection)
         name = f"dataload-{number}"
         self._process: Any = context.Process(
             target=serve, args=(theirs, name, None if self._imports_main else work), name=name, daemon=True

@@ -75,10 +75,11 @@ class _Pending(Result[Any]):
 
     def __init__(self, pool: ProcessPool, number: int, worker: WorkerHandle, slot: int | None) -> None:
         self._pool = pool
-        self.number = number
-        self.worker = worker
-        self.slot = slot
-        self.finished = self.cancelled = False
+        self.number: int = number
+        self.worker: WorkerHandle = worker
+        self.slot: int | None = slot
+        self.finished: bool = False
+        self.cancelled: bool = False
         self.value: Any = None
         self.errors: list[BaseException] = []
 
@@ -164,7 +165,7 @@ class ProcessPool:
             )
             if not self._workers:
                 raise ConfigError(message, key="num_workers", value=self.size) from error
-            self.size = len(self._workers)
+            self.size: int = len(self._workers)
             warnings.warn(f"{message}; continuing with {self.size}", RuntimeWarning, stacklevel=2)
             return
         self._workers.append(worker)

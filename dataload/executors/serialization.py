@@ -8,7 +8,7 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from functools import cache
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -131,7 +131,8 @@ def _pickler(base: Any, stream: Any, buffer_callback: Callable[[pickle.PickleBuf
     others: Any = base.dispatch_table
     if not isinstance(others, ChainMap):
         others = copyreg.dispatch_table
-    own[io.TextIOWrapper] = lambda stream: stream.__reduce_ex__(5)  # cloudpickle would send the content of the file
+    # cloudpickle would send the content of the file, and the function of a method without its name.
+    own[io.TextIOWrapper] = own[MethodType] = lambda value: value.__reduce_ex__(5)
     table: Any = pickle.Pickler.dispatch_table  # by its descriptor: cloudpickle's class hides it
     table.__set__(pickler, ChainMap(own, others))
     return pickler

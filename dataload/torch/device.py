@@ -97,6 +97,7 @@ class DeviceLoader:
     ) -> None:
         check_count("depth", depth, least=1)
         self.loader = loader
+        self.device: torch.device
         self.device, streams = _find_device(device)
         self._transfer = _Transfer(self.device, streams, pins=pin)
         self._depth = 0 if streams is None else depth

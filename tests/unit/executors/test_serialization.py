@@ -96,13 +96,20 @@ def test_what_cannot_be_imported_goes_by_value_and_the_rest_by_name(tmp_path):
         def __init__(self, values):
             self.values = values
 
+        @classmethod
+        def make(cls):
+            return cls(3)
+
     large, named = np.arange(10_000), works.Records(3)
-    parts = take_apart([Local(large), lambda x: (x, textwrap.dedent(" y"), named), works.Records], by_value=True)
+    parts = take_apart(
+        [Local(large), lambda x: (x, textwrap.dedent(" y"), named), works.Records, Local.make], by_value=True
+    )
     assert [part.nbytes for part in parts[1:]] == [large.nbytes]
-    local, function, by_name = put_together(parts)
+    local, function, by_name, method = put_together(parts)
     assert (local.values == large).all()
     assert function(1)[:2] == (1, "y")
     assert type(function(1)[2]) is by_name is works.Records
+    assert type(method()) is type(local) is Local, "one class in one process"
     with pytest.raises((AttributeError, pickle.PicklingError), match="Local"):
         take_apart(Local(large))
     (tmp_path / "file").write_text("content")

@@ -10,7 +10,7 @@ CORE := $(VENV)/.core
 # The tests start hundreds of processes, each of which would compile the package if nothing kept what was compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-remote test-ray test-train check format bench readme-table fuzz kills resumes wds sanitize clean
+.PHONY: demo test test-remote test-ray test-train test-minimum release check format bench readme-table fuzz kills resumes wds sanitize clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -60,6 +60,20 @@ test-ray: $(INSTALLED) $(CORE) $(RAY)
 # Trainers, torchrun, several JAX processes: each of them takes seconds to start.
 test-train: $(INSTALLED) $(CORE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -m train
+
+# The unit tests with the lowest version of each dependency that pyproject.toml allows and that has a wheel for this Python.
+MINIMUM := .venv-minimum
+test-minimum:
+	$(PYTHON) -m venv $(MINIMUM)
+	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check packaging
+	$(MINIMUM)/bin/python scripts/minimum.py > $(MINIMUM)/constraints.txt
+	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary \
+		-c $(MINIMUM)/constraints.txt -e '.[syrah,lmdb,arrow,tar,codecs,processes,config,cli,plot,testing]' pytest-timeout
+	$(MINIMUM)/bin/python -m pytest -q tests/unit
+
+# All of a release but the upload. PYTHONS: further interpreters to try the packages with.
+release: $(INSTALLED) $(CORE)
+	$(BIN)/python scripts/release.py --python $(PYTHONS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check
@@ -137,4 +151,4 @@ resumes: $(INSTALLED) $(CORE)
 	$(BIN)/python tests/fuzz/resumes.py --count $(RESUMES)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(DALI) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(DALI) $(MINIMUM) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis

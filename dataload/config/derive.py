@@ -99,7 +99,7 @@ def _config_type(hint: Any, name: str) -> Any:
         named = (NpyPath, Reference) if str in kinds else ()  # any text may name a file or a function
         kinds = [kind for kind in kinds if kind is not None and kind not in named]
         return Union[tuple(sorted(kinds, key=lambda kind: kind is not NpyPath))]  # noqa: UP007 - made at run time
-    if origin is np.ndarray:
+    if origin in (np.ndarray, npt.NDArray):  # numpy 2.5 no longer expands the alias
         return NpyPath
     if origin is Callable:
         return Reference

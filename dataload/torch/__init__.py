@@ -10,7 +10,9 @@ from dataload.errors import MissingDependencyError
 try:
     importlib.import_module("torch")  # the modules below need it
 except ImportError as _error:
-    raise MissingDependencyError("dataload.torch needs torch: pip install 'dataload[torch]'", name="torch") from _error
+    raise MissingDependencyError(
+        "dataload.torch needs torch: pip install 'dataload[torch]' (or only torch)", name="torch"
+    ) from _error
 
 from dataload.torch.dataset import SourceDataset
 from dataload.torch.device import DeviceLoader

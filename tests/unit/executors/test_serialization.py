@@ -45,7 +45,7 @@ def test_a_check_finds_what_cannot_be_pickled_and_copies_nothing():
     check_pickle([b"x" * 100_000, np.zeros(1 << 20)])
     with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
         check_pickle(lambda: None)
-    with pytest.raises(TypeError, match=r"cannot pickle '_io.TextIOWrapper' object"):
+    with pytest.raises(TypeError, match=r"cannot pickle '.*TextIOWrapper'"):
         check_pickle([io.TextIOWrapper(io.BytesIO())])
 
 

@@ -10,7 +10,7 @@ CORE := $(VENV)/.core
 # The tests start hundreds of processes, each of which would compile the package if nothing kept what was compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-remote test-ray test-train test-minimum release check format bench readme-table fuzz kills resumes wds sanitize clean
+.PHONY: demo test test-remote test-ray test-train test-minimum docs release check format bench readme-table fuzz kills resumes wds sanitize clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -75,6 +75,15 @@ test-minimum:
 # All of a release but the upload. PYTHONS: further interpreters to try the packages with.
 release: $(INSTALLED) $(CORE)
 	$(BIN)/python scripts/release.py --python $(PYTHONS)
+
+# The site of the documents, in site/. Broken links and names fail it.
+DOCS := $(VENV)/.installed-docs
+$(DOCS): pyproject.toml constraints.txt | $(DEMO_INSTALLED)
+	$(INSTALL) -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: $(DOCS)
+	$(BIN)/zensical build --clean --strict
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

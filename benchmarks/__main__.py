@@ -31,6 +31,7 @@ CASES = {
     "transforms": samples.transforms,
     "jpeg": samples.jpeg,
     "images": images.images,
+    "changed-import": samples.changed_import,
     "peers": beside.peers,
     "own-readers": beside.own_readers,
     "overhead": costs.overhead,

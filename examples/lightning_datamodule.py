@@ -1,16 +1,13 @@
-"""A Lightning DataModule whose position in the data is part of the checkpoint.
+"""A Lightning DataModule whose position in the data is part of every checkpoint.
 
-    python examples/lightning_datamodule.py
+    python examples/lightning_datamodule.py checkpoints
 
-Trains twice: once without interruption, and once stopped in the middle of an epoch and resumed from Lightning's
-checkpoint. Both end with the same weights, because the resumed run reads and trains on exactly the remaining batches.
+Kill it at any time and run it again: it continues in the middle of the epoch.
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +18,6 @@ from torch import nn
 
 import dataload
 from dataload.torch import distributed_place, to_tensors
-
-EPOCHS = 3
-STOP_AFTER = 17  # steps; an epoch has 10
 
 
 class Data(lightning.LightningDataModule):
@@ -37,7 +31,7 @@ class Data(lightning.LightningDataModule):
             source,
             batch_size=64 // distributed_place()["world_size"],
             shuffle=True,
-            num_workers=1,
+            num_workers=2,
             batch_transform=to_tensors,
             **distributed_place(),
         )
@@ -45,7 +39,7 @@ class Data(lightning.LightningDataModule):
     def train_dataloader(self) -> dataload.Loader:
         return self.train
 
-    # Lightning itself restores a stateful loader within an epoch, but not at the end of one.
+    # Lightning itself saves and restores a stateful loader within an epoch, but does not restore it at the end of one.
     def state_dict(self) -> dict[str, Any]:
         return self.train.state_dict()
 
@@ -63,42 +57,28 @@ class Model(lightning.LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
-        self.losses: list[float] = []
 
     def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
-        loss = nn.functional.mse_loss(self.layers(batch["x"]), batch["y"])
-        self.losses.append(loss.item())
-        return loss
+        self.loss = nn.functional.mse_loss(self.layers(batch["x"]), batch["y"])
+        return self.loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=1e-2)
 
 
-def fit(folder: Path, *, resume_from: Path | None = None, **limits: int) -> Model:
+def main() -> None:
     model = Model()
     trainer = lightning.Trainer(
         accelerator="cpu",
+        max_epochs=3,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[ModelCheckpoint(folder, filename="{step}", every_n_train_steps=STOP_AFTER, save_top_k=-1)],
-        **limits,
+        callbacks=[ModelCheckpoint(sys.argv[1], every_n_train_steps=4, save_last=True)],
     )
-    trainer.fit(model, datamodule=Data(), ckpt_path=resume_from, weights_only=True)
-    return model
-
-
-def main() -> int:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        whole = fit(folder / "whole", max_epochs=EPOCHS)
-        fit(folder / "stopped", max_steps=STOP_AFTER)
-        (checkpoint,) = (folder / "stopped").glob("*.ckpt")
-        resumed = fit(folder / "resumed", resume_from=checkpoint, max_epochs=EPOCHS)
-    print(f"uninterrupted: {len(whole.losses)} steps, last loss {whole.losses[-1]:.6f}")
-    print(f"resumed after step {STOP_AFTER}: {len(resumed.losses)} steps, last loss {resumed.losses[-1]:.6f}")
-    return 0 if whole.losses[STOP_AFTER:] == resumed.losses else 1
+    trainer.fit(model, datamodule=Data(), ckpt_path="last", weights_only=True)
+    print(f"last loss: {model.loss.item():.6f}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -55,6 +55,53 @@ def run_page(name):
     return scope
 
 
+def run_as_typed(page):
+    """Follow a page in the current directory, block by block, and return the names that its Python defines.
+
+    A block that begins with a comment of a file's name is saved as that file; commands of dataload are run.
+    """
+    from typer.testing import CliRunner
+
+    from dataload.cli.app import app
+
+    scope = {"__name__": "page"}
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        name = re.match(r"# ([\w./-]+\.\w+)\n", block)
+        if name:
+            Path(name[1]).parent.mkdir(parents=True, exist_ok=True)
+            Path(name[1]).write_text(block)
+        elif language == "python":
+            exec(compile(block, str(page), "exec"), scope)
+        elif language == "sh":
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("mkdir "):
+                    Path(line.removeprefix("mkdir ")).mkdir()
+                if line.startswith("dataload "):
+                    done = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
+                    assert done.exit_code == 0, f"{line}\n{done.output}"
+    return scope
+
+
+FOLLOWED = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", FOLLOWED, ids=[f"{page.parent.name}/{page.stem}" for page in FOLLOWED])
+def test_a_page_can_be_followed(page, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = set(sys.modules)
+    run_as_typed(page).clear()  # closes what the page leaves open
+    for name in set(sys.modules) - modules:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_every_page_is_in_the_navigation():
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    assert pages == set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+
+
 def test_the_page_on_orders_runs():
     scope = run_page("orders.md")
     assert len(scope["mixed"]) == len(scope["chosen"])
@@ -70,12 +117,47 @@ def test_the_page_on_the_loader_runs():
     assert 0 < sum(batch["flipped"].sum() for batch in scope["batches"]) < 1000
 
 
+@pytest.mark.train
+def test_the_page_on_jax_runs():
+    pytest.importorskip("jax")
+    scope = run_page("jax.md")
+    assert scope["state"]["epoch"] == 1
+    assert scope["batch"]["x"].sharding == scope["sharding"]
+
+
+def test_the_page_on_torch_runs():
+    pytest.importorskip("torch")
+    scope = run_page("from-torch.md")
+    assert sum(map(len, scope["fast"])) == 1000
+    scope["fast"].close()
+
+
 def test_the_page_on_streams_runs(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     scope = run_page("streams.md")
     assert scope["loss"].isfinite()
     scope["tokens"].close()
+
+
+@pytest.fixture(scope="module")
+def distributed():
+    """torch.distributed, whose first store opens a pipe that stays open."""
+    found = pytest.importorskip("torch.distributed")
+    found.TCPStore("127.0.0.1", 0, is_master=True)
+    return found
+
+
+def test_the_page_on_ranks_runs(monkeypatch, distributed):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        scope = run_page("ranks.md")
+    finally:
+        distributed.destroy_process_group()
+    assert scope["state"]["epoch"] == 1
+    assert scope["place"] == {"rank": 0, "world_size": 1}
+    scope["loader"].close()
 
 
 def test_the_page_on_converting_runs():
@@ -88,6 +170,21 @@ def test_the_page_on_converting_runs():
     assert scope["keep_large"](photo) is dataload.DROP
     pieces = scope["tokenize"]({"txt": "word " * 400}, dataload.SampleContext(5, 0, 0))
     assert all(len(piece["tokens"]) <= 512 for piece in pieces)
+
+
+def test_the_page_on_checkpoints_runs_or_shows_parts_of_the_examples(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "checkpoints.md").read_text()
+    own, *shown = re.findall(r"```python\n(.*?)```\n(?:\nFrom .*?\(\.\./(.*?)\))?", text, re.DOTALL)
+    for _ in range(2):  # the second run continues where the first one saved its last state
+        exec(compile(own[0], "docs/checkpoints.md", "exec"), scope := {})
+        scope["loader"].close()
+    assert scope["loader"].statistics().steps == 3
+    assert len(shown) == 5
+    for block, example in shown:
+        part, whole = (re.sub(r"\s*\n\s*", "\n", code) for code in (block, (ROOT / example).read_text()))
+        assert part in whole, example
 
 
 @pytest.mark.slow

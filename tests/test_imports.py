@@ -6,6 +6,7 @@ import sys
 
 OPTIONAL = [
     "torch",
+    "jax",
     "ray",
     "lmdb",
     "bson",

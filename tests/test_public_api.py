@@ -16,6 +16,7 @@ PUBLIC = {
         record_lengths record_timeline sequence_lengths windows
     """,
     "dataload.convert": "ConvertReport Engine LocalEngine convert",
+    "dataload.jax": "DeviceLoader DistributedPlace distributed_place",
     "dataload.ray": "RayEngine convert",
     "dataload.samplers": """
         BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport
@@ -23,13 +24,20 @@ PUBLIC = {
         pool_size_for servings_of
     """,
     "dataload.streams": "MultiStreamLoader MultiStreamStatistics RowMixture StreamContext StreamSampler reset_state",
-    "dataload.torch": "DeviceLoader DistributedPlace SourceDataset distributed_place to_pinned to_tensors",
+    "dataload.torch": """
+        DataLoader DeviceLoader DistributedPlace JsonState SourceDataset check_ranks distributed_place to_pinned
+        to_tensors
+    """,
 }
 
 
-@pytest.mark.parametrize("module", PUBLIC)
+# JAX starts threads, which the other tests of a process would have to live with.
+MODULES = [pytest.param(name, marks=pytest.mark.train) if name == "dataload.jax" else name for name in PUBLIC]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_the_list(module):
-    if module in {"dataload.torch", "dataload.ray"}:
+    if module in {"dataload.torch", "dataload.jax", "dataload.ray"}:
         pytest.importorskip(module.partition(".")[2])
     found = importlib.import_module(module)
     by_kind = sorted(found.__all__, key=lambda name: (not name.isupper(), name))

@@ -1,12 +1,15 @@
-"""A live view of a loader on the terminal. rich is imported on first use."""
+"""A live view of a loader: on a terminal, in a notebook, or as lines of a log. rich is imported on first use."""
 
 import sys
 import threading
 from collections import deque
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, TextIO
+from html import escape
+from time import strftime
+from typing import Any, Protocol, TextIO
 
+from dataload._util.checks import check_seconds
 from dataload._util.optional import load_optional
 from dataload.loader.base import LoaderBase, Progress
 from dataload.loader.statistics import Statistics
@@ -17,17 +20,20 @@ _RECENT_SAMPLES = 20  # the view shows the last ten seconds
 
 
 @contextmanager
-def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None) -> Generator[None]:
+def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None, every: float | None = 30.0) -> Generator[None]:
     """Show a few lines about a loader while it is used: its position, its speed, who waits, and what the limit is.
 
-    Rates, waits and the verdict cover the last ten seconds. Nothing is shown if `stream` is not a terminal. An error
-    while showing ends the view, not the loop.
+    On a terminal and in a notebook, the lines are refreshed, and rates, waits and the verdict cover the last ten
+    seconds. Elsewhere, as in the log of a cluster's job, one line is written every so many seconds and at the end, and
+    covers the time since the last one. An error while showing ends the view, not the loop.
 
     Args:
         loader: A `Loader` or `MultiStreamLoader`.
-        stream: Where to show the lines; stderr by default.
+        stream: Where to show the lines; by default the notebook's cell, else stderr.
+        every: Seconds between two lines where `stream` is not a terminal; None writes nothing there.
 
     Raises:
+        ConfigError: `every` is not a number above 0.
         MissingDependencyError: `stream` is a terminal, but rich is not installed.
 
     Example:
@@ -38,15 +44,21 @@ def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None) -> Gener
         ...     for batch in loader:
         ...         pass
     """
+    every = check_seconds("every", every)
     shown = sys.stderr if stream is None else stream
-    if shown is None or shown.closed or not shown.isatty():  # pyright: ignore[reportUnnecessaryComparison] # daemons
-        yield
-        return
-    view = _View(loader, shown)
+    if stream is None and _in_notebook():
+        view = _View(loader, _Notebook())
+    elif shown is None or shown.closed:  # pyright: ignore[reportUnnecessaryComparison] # daemons
+        view = None
+    elif shown.isatty():
+        view = _View(loader, _Terminal(shown))
+    else:
+        view = None if every is None else _View(loader, _Log(shown), seconds=every, samples=1)
     try:
         yield
     finally:
-        view.close()
+        if view is not None:
+            view.close()
 
 
 def describe(progress: Progress, recent: Statistics) -> list[str]:
@@ -64,15 +76,28 @@ def describe(progress: Progress, recent: Statistics) -> list[str]:
     ]
 
 
-class _View:
-    """Refreshes the lines in its own thread, so that they change even while the consumer waits."""
+def _in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook, which shows what IPython displays."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
 
-    def __init__(self, loader: LoaderBase[Any], stream: TextIO) -> None:
+
+class _Output(Protocol):
+    """Where a view shows its lines. Used by the view's thread."""
+
+    def start(self) -> None: ...
+    def show(self, lines: list[str]) -> None: ...
+    def stop(self) -> None: ...
+
+
+class _Terminal:
+    """Replaces its lines by the new ones."""
+
+    def __init__(self, stream: TextIO) -> None:
         live: Any = load_optional("rich.live", needed_by="the live view", extra="cli")
         console: Any = load_optional("rich.console", needed_by="the live view", extra="cli")
         self._text: Any = load_optional("rich.text", needed_by="the live view", extra="cli").Text
-        self._loader = loader
-        self._samples: deque[Statistics] = deque(maxlen=_RECENT_SAMPLES)
         self._live: Any = live.Live(
             console=console.Console(file=stream),
             auto_refresh=False,
@@ -80,6 +105,63 @@ class _View:
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),
         )
+
+    def start(self) -> None:
+        self._live.start()
+
+    def show(self, lines: list[str]) -> None:
+        self._live.update(self._text("\n".join(lines)), refresh=True)
+
+    def stop(self) -> None:
+        self._live.stop()
+
+
+class _Notebook:
+    """Replaces the lines in the output of the cell that started the view."""
+
+    def __init__(self) -> None:
+        display: Any = load_optional("IPython.display", needed_by="the live view in a notebook", extra="cli")
+        self._html: Any = display.HTML
+        self._handle: Any = display.display(self._html(""), display_id=True)
+
+    def start(self) -> None:
+        pass
+
+    def show(self, lines: list[str]) -> None:
+        text = escape("\n".join(lines))
+        self._handle.update(self._html(f'<pre style="color:inherit;background:transparent">{text}</pre>'))
+
+    def stop(self) -> None:
+        pass
+
+
+class _Log:
+    """Writes a line with the time of day."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def start(self) -> None:
+        pass
+
+    def show(self, lines: list[str]) -> None:
+        self._stream.write(f"{strftime('%H:%M:%S')} {'; '.join(lines)}\n")  # one write: ranks may share the log
+        self._stream.flush()
+
+    def stop(self) -> None:
+        pass
+
+
+class _View:
+    """Refreshes the lines in its own thread, so that they change even while the consumer waits."""
+
+    def __init__(
+        self, loader: LoaderBase[Any], output: _Output, *, seconds: float | None = None, samples: int = _RECENT_SAMPLES
+    ) -> None:
+        self._loader = loader
+        self._output = output
+        self._seconds = _REFRESH_SECONDS if seconds is None else seconds
+        self._samples: deque[Statistics] = deque(maxlen=samples)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dataload-view", daemon=True)
         self._thread.start()
@@ -88,8 +170,8 @@ class _View:
         # A terminal that is gone, or a closed loader, must end the view and not the training run.
         with suppress(Exception), ExitStack() as stack:
             stack.callback(self._stop)
-            self._live.start()
-            while not self._over.wait(_REFRESH_SECONDS):
+            self._output.start()
+            while not self._over.wait(self._seconds):
                 self._show()
             self._show()
 
@@ -97,12 +179,11 @@ class _View:
         now = self._loader.statistics()
         recent = now.since(self._samples[0]) if self._samples else now
         self._samples.append(now)
-        lines = describe(self._loader.progress(), recent if recent.steps else now)
-        self._live.update(self._text("\n".join(lines)), refresh=True)
+        self._output.show(describe(self._loader.progress(), recent if recent.steps else now))
 
     def _stop(self) -> None:
         with suppress(Exception):
-            self._live.stop()
+            self._output.stop()
 
     def close(self) -> None:
         self._over.set()

@@ -1,109 +1,100 @@
-"""Pictures of orders, streams and timelines. matplotlib is loaded when the first one is drawn."""
+"""Pictures of orders and streams."""
 
 from __future__ import annotations
 
 import math
-import os
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dataload._util.checks import check_directory
-from dataload._util.optional import load_optional
-from dataload.analysis.timeline import CONSUMER, Timeline
-from dataload.errors import ConfigError
+from dataload.analysis.design import BLUE, LIGHT, ORANGE, SKY, YELLOW, Theme, key, new_figure, place, swatch, whole
+from dataload.analysis.job_plan import JobPlan
 from dataload.samplers.order_sample import OrderSample, Shards, displacements, expected_shards, shards_per_batch
-from dataload.samplers.streams.report import StreamPlanner, StreamReport, follow
+from dataload.samplers.quality import OrderReport
+from dataload.samplers.streams.report import Followed, StreamPlanner, StreamReport, follow
 from dataload.types import Int64Array
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SUFFIXES = (".pdf", ".png", ".svg")
-_WIDTH = 15  # inches
+_WIDTH = 14.0  # inches
 _DOTS = 5_000
 _BINS = 50
-_FOUND, _IDEAL = {"color": "tab:blue", "label": "this order"}, {"color": "tab:orange", "label": "uniform shuffle"}
-_COLOURS = {
-    "download": "tab:olive",
-    "read": "tab:blue",
-    "decode": "tab:cyan",
-    "transform": "tab:orange",
-    "collate": "tab:purple",
-    "batch_transform": "tab:brown",
-    "consumer waits": "tab:red",
-    "consumer works": "tab:green",
-}
-_CONNECTIONS = "downloads"
-_NUMBERED_STEPS = 60
+_PANEL, _PANEL_TITLE = 3.65, 44  # width in inches, and in characters
 _ROWS = 64
 _ROW_BEGINNINGS = 10  # per row, approximately; with more, the picture would be all lines
 _CELLS = 1 << 20
+_DIGIT = 0.078  # inches; width of a digit of a sequence's number
 
 
-def check_picture(path: str) -> None:
-    """Check that a picture can be drawn and saved to `path`, before any other work is done.
-
-    Raises:
-        ConfigError: The suffix is not ``.png``, ``.svg`` or ``.pdf``, or the directory does not exist.
-        MissingDependencyError: matplotlib is not installed.
-    """
-    if os.path.splitext(path)[1].lower() not in _SUFFIXES:
-        raise ConfigError(f"{path}: the suffix of a picture must be one of {', '.join(_SUFFIXES)}", key="picture")
-    check_directory(path, "picture")
-    load_optional("matplotlib.figure", needed_by="a picture", extra="plot")
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure; `width` and `height` are in inches."""
-    # pyplot would keep every figure alive and select a backend for the whole process.
-    module = load_optional("matplotlib.figure", needed_by="a picture", extra="plot")
-    return module.Figure(figsize=(width, height), dpi=120, layout="constrained")
-
-
-def order_figure(sample: OrderSample, shards: Shards, title: str) -> Figure:
+def order_figure(
+    sample: OrderSample, shards: Shards, report: OrderReport, about: str, *, theme: Theme = LIGHT
+) -> Figure:
     """Draw where records end up, how far they move, and how many shards each batch mixes, side by side."""
-    figure = new_figure(_WIDTH, 5)
-    title = textwrap.fill(title, 120)
-    figure.suptitle(title if sample.whole else f"{title}\n{len(sample.indices):,} positions of {sample.length:,}")
-    positions, moves, mixing = figure.subplots(1, 3)
+    if not sample.whole:
+        about = f"{about} (a sample: {len(sample.indices):,} positions of {sample.length:,})"
+    figure, height = new_figure(_WIDTH, 4.85, _sentence(report.mixing.verdict), about, theme)
+    lefts = [0.95 + number * (_PANEL + 0.95) for number in range(3)]
+    at: dict[str, Any] = {"bottom": 0.65, "width": _PANEL, "height": 3.35}
+    places, moves, mixing = (place(figure, theme, left=left, **at) for left in lefts)
+    _head(places, theme, "where each record of the data comes")
+    _draw_places(places, sample)
 
-    shown = _evenly(len(sample.indices))
-    positions.plot(sample.positions[shown], sample.indices[shown], ".", markersize=2, **_FOUND)
-    positions.set(
-        title="Order of the records",
-        xlabel=f"position in epoch {sample.epoch} (records)",
-        ylabel="index in the data (records)",
-        xlim=(0, sample.length),
-        ylim=(0, sample.records),
-    )
-
-    moves.hist(displacements(sample), _BINS, range=(0, 1), density=True, **_FOUND)
-    moves.plot([0, 1], [2, 0], **_IDEAL)
+    _, _, found = moves.hist(displacements(sample), _BINS, range=(0, 1), density=True, color=BLUE)
+    (ideal,) = moves.plot([0, 1], [2, 0], color=ORANGE, linewidth=2)
+    _head(moves, theme, report.displacement.verdict)
     moves.set(
-        title="How far records move",
-        xlabel="|index - position| (fraction of the epoch)",
-        ylabel="density (per unit of that fraction)",
+        xlabel="distance from index order (fraction of the epoch)",
+        ylabel="density of records (per such fraction)",
         xlim=(0, 1),
+        ylim=(0, None),
     )
-    moves.legend()
+    key(figure, theme, {"this order": found, "a uniform shuffle": ideal}, left=lefts[0], top=height - 0.15)
 
     noun = "shards" if shards.files else "parts"
-    found = shards_per_batch(sample, shards)
-    ideal = expected_shards(shards, np.bincount(sample.batches, minlength=len(sample.steps)))
-    shown = _evenly(len(found))
-    mixing.plot(sample.steps[shown], found[shown], ".", markersize=3, **_FOUND)
-    mixing.plot(sample.steps[shown], ideal[shown], **_IDEAL)
+    per_batch = shards_per_batch(sample, shards)
+    expected = expected_shards(shards, np.bincount(sample.batches, minlength=len(sample.steps)))
+    shown = _evenly(len(per_batch))
+    dots: dict[str, Any] = {"markersize": 4 if len(shown) < 500 else 2, "clip_on": False, "markeredgewidth": 0}
+    mixing.plot(sample.steps[shown], per_batch[shown], "o", color=BLUE, **dots)
+    mixing.plot(sample.steps[shown], expected[shown], color=ORANGE, linewidth=2, marker="o" if len(shown) == 1 else "")
+    most = max(1, sample.epoch_steps - 1)
+    _head(mixing, theme, report.decay.verdict)
     mixing.set(
-        title=f"How many of {len(shards):,} {noun} a batch mixes",
         xlabel=f"step of epoch {sample.epoch}",
-        ylabel=f"{noun} per batch of all ranks",
-        xlim=(0, max(1, sample.epoch_steps - 1)),
-        ylim=(0, 1.05 * max(found.max(), ideal.max())),
+        ylabel=f"{noun} in a batch of all ranks, of {len(shards):,}",
+        xlim=(-0.02 * most, 1.02 * most),
+        ylim=(0, 1.08 * max(per_batch.max(), expected.max())),
     )
-    mixing.legend(loc="center")
+    for axis in (mixing.xaxis, mixing.yaxis):
+        whole(axis)
     return figure
+
+
+def _draw_places(axes: Axes, sample: OrderSample) -> None:
+    shown = _evenly(len(sample.indices))
+    size = 5 if len(shown) < 500 else 2
+    dots: dict[str, Any] = {"markersize": size, "clip_on": False, "markeredgewidth": 0}
+    axes.plot(sample.positions[shown], sample.indices[shown], "o", color=BLUE, **dots)
+    axes.set(
+        xlabel=f"position in epoch {sample.epoch} (records)",
+        ylabel="index in the data (records)",
+        xlim=(-0.02 * sample.length, 1.02 * sample.length),
+        ylim=(-0.02 * sample.records, 1.02 * sample.records),
+    )
+    for axis in (axes.xaxis, axes.yaxis):
+        whole(axis)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _head(axes: Axes, theme: Theme, finding: str) -> None:
+    text = textwrap.fill(_sentence(finding), _PANEL_TITLE)
+    axes.set_title(text, loc="left", fontsize=10, fontweight="bold", color=theme.ink, pad=9)
 
 
 def _evenly(count: int) -> Int64Array:
@@ -111,8 +102,8 @@ def _evenly(count: int) -> Int64Array:
     return np.unique(np.linspace(0, count - 1, min(count, _DOTS)).astype(np.int64))
 
 
-def stream_figure(planner: StreamPlanner, report: StreamReport, title: str) -> Figure:
-    """Draw which sequence each row follows: rows over steps, coloured by sequence, a line where a row starts anew.
+def stream_figure(planner: StreamPlanner, report: StreamReport, about: str, *, theme: Theme = LIGHT) -> Figure:
+    """Draw which sequence each row follows: rows over steps, with the numbers of the sequences where they fit.
 
     A long epoch is cut after the steps in which a row starts about ten sequences; of many rows the first 64 are shown.
     `planner` may be that of any rank.
@@ -122,74 +113,85 @@ def stream_figure(planner: StreamPlanner, report: StreamReport, title: str) -> F
     steps = min(steps, max(1, _CELLS // (report.rows * report.chunk)))
     rows = min(report.rows, _ROWS)
     found = follow(planner, range(steps), epoch=report.epoch)
-    stream_id = found.stream_id[:, :rows].T
+    shown = f"steps 0 to {steps - 1:,} of {report.steps:,}" if steps < report.steps else f"all {steps:,} steps"
+    shown += "" if rows == report.rows else f", rows 0 to {rows - 1:,} of {report.rows:,}"
 
-    figure = new_figure(_WIDTH, 2 + 0.15 * max(rows, 10))
-    axes = figure.subplots()
-    colours = np.ma.masked_array(stream_id % 20, stream_id < 0)
-    extent = 0, steps, rows - 0.5, -0.5  # row 0 is at the top, centred at 0
-    axes.imshow(colours, cmap="tab20", vmin=0, vmax=19, aspect="auto", interpolation="nearest", extent=extent)
-    axes.hlines(np.arange(rows - 1) + 0.5, 0, steps, color="white", linewidth=1)
-    # Rows that never continue would be all lines.
-    step, row, offset = np.nonzero(found.is_first[:, :rows] & found.continues[:rows, None])
-    axes.vlines(step + offset / report.chunk, row - 0.45, row + 0.45, color="black", linewidth=1)
-    shown = "" if steps == report.steps else f"the first {steps:,} of {report.steps:,} steps; "
-    shown += "" if rows == report.rows else f"{rows} of {report.rows:,} rows; "
-    axes.set(
-        title=f"{textwrap.fill(title, 120)}\n{shown}colour: sequence; black line: new sequence; white: no record",
-        xlabel=f"step of epoch {report.epoch}",
-        ylabel="row of all ranks",
-        xlim=(0, steps),
-    )
-    axes.locator_params(integer=True)
+    tall = 0.34 if rows <= 12 else 0.16
+    figure, height = new_figure(_WIDTH, 1.2 + tall * rows, _finding(report), f"{about}: {shown}", theme)
+    axes = place(figure, theme, left=0.85, bottom=0.65, width=_WIDTH - 1.15, height=tall * rows)
+    _draw_rows(axes, found, rows, report.chunk, theme, numbered=tall > 0.3)
+    axes.set(xlabel=f"step of epoch {report.epoch}", ylabel="row of all ranks", xlim=(0, steps))
+    whole(axes.xaxis, 12)
+    whole(axes.yaxis, 12)
+    entries = {
+        "one sequence, with its number": swatch(theme.tints[0]),
+        "a new sequence starts": axes.plot([], [], color=theme.ink, linewidth=1.5)[0],
+        "no record": swatch(theme.band, theme.line),
+    }
+    key(figure, theme, entries, left=0.85, top=height - 0.15)
     return figure
 
 
-def timeline_figure(timeline: Timeline, title: str) -> Figure:
-    """Draw who worked when: a line per worker, coloured by stage, and the consumer's line below them.
+def _finding(report: StreamReport) -> str:
+    finding = "Every row takes chunks from anywhere, none continues" if not report.continuing else "No row starts anew"
+    if report.run_steps is not None:
+        finding = f"Rows continue: each starts a new sequence every {report.run_steps:.3g} steps on average"
+    return f"{finding}; {report.filler:.1%} of the cells are empty" if report.filler else finding
 
-    Batches that the consumer makes itself are drawn on its own line, over its wait. Requests to object stores are on a
-    line at the bottom, one above another if there are several at once.
-    """
-    connections = timeline.connections
-    names = [*timeline.workers, CONSUMER, *([_CONNECTIONS] if connections else [])]
-    figure = new_figure(_WIDTH, 2 + 0.5 * len(names))
-    axes = figure.subplots()
-    heights = {name: len(names) - 1 - number for number, name in enumerate(names)}
-    origin = timeline.begun
 
-    bars: dict[tuple[str, str], list[tuple[float, float]]] = {
-        ("consumer waits", CONSUMER): [(step.asked, step.received) for step in timeline.steps],
-        ("consumer works", CONSUMER): timeline.work,
-    }
-    for step in timeline.steps:
-        for stage, begun, ended in step.spans:
-            bars.setdefault((stage, step.worker), []).append((begun, ended))
-    for (what, name), spans in bars.items():
-        thickness = 0.5 if name == CONSUMER and not what.startswith("consumer") else 0.8
-        if spans:
-            axes.broken_barh(
-                [(begun - origin, ended - begun) for begun, ended in spans],
-                (heights[name] - thickness / 2, thickness),
-                color=_COLOURS.get(what, "tab:gray"),
-                label=what,
-                linewidth=0,
-            )
-    for number, line in enumerate(connections):
-        axes.broken_barh(
-            [(request.begun - origin, request.ended - request.begun) for request in line],
-            (heights[_CONNECTIONS] - 0.4 + 0.8 * number / len(connections), 0.8 / len(connections)),
-            color=["tab:red" if request.failed else _COLOURS["download"] for request in line],
-            linewidth=0,
-        )
-    for step in timeline.steps if len(timeline.steps) <= _NUMBERED_STEPS else ():
-        if step.spans:
-            middle = (step.spans[0][1] + step.spans[-1][2]) / 2 - origin
-            axes.text(middle, heights[step.worker], str(step.step), ha="center", va="center", size=7, clip_on=True)
-    seconds = max(timeline.ended - origin, 1e-6)
-    axes.set(title=title, xlabel="time (s)", xlim=(0, seconds), ylim=(-0.6, len(names) - 0.4))
-    axes.set_yticks(list(heights.values()), names)
-    entries = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # one entry per label
-    if entries:
-        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=len(entries))
+def _draw_rows(axes: Axes, found: Followed, rows: int, chunk: int, theme: Theme, *, numbered: bool) -> None:
+    from matplotlib.colors import ListedColormap
+
+    stream_id = found.stream_id[:, :rows].T
+    steps, most = stream_id.shape[1], len(theme.tints)
+    tints = np.ma.masked_array(stream_id % most, stream_id < 0)
+    axes.imshow(
+        tints,
+        cmap=ListedColormap(theme.tints),
+        vmin=0,
+        vmax=most - 1,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0, steps, rows - 0.5, -0.5),  # row 0 is at the top, centred at 0
+    )
+    axes.set_facecolor(theme.band)
+    axes.hlines(np.arange(rows - 1) + 0.5, 0, steps, color=theme.page, linewidth=1.5)
+    # Rows that never continue would be all lines.
+    step, row, offset = np.nonzero(found.is_first[:, :rows] & found.continues[:rows, None])
+    axes.vlines(step + offset / chunk, row - 0.45, row + 0.45, color=theme.ink, linewidth=1.5)
+    if not numbered:
+        return
+    cell = (_WIDTH - 1.15) / steps
+    for number, ids in enumerate(stream_id):
+        starts = np.flatnonzero(np.diff(ids, prepend=-2))
+        for start, stop in zip(starts, [*starts[1:], steps], strict=True):
+            text = str(ids[start])
+            if ids[start] >= 0 and (stop - start) * cell > _DIGIT * (len(text) + 1):
+                axes.text((start + stop) / 2, number, text, ha="center", va="center", size=8.5, color=theme.ink)
+
+
+def plan_figure(plan: JobPlan, about: str, *, theme: Theme = LIGHT) -> Figure:
+    """Draw which shards nodes begin to read when, and how many shards nodes begin to read at a time."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    most = f"{plan.readers_at_once:,} of {plan.nodes:,} node{'' if plan.nodes == 1 else 's'}"
+    finding = f"At most {most} begin to read the same shard in the same hundredth of an epoch"
+    figure, height = new_figure(_WIDTH, 4.6, finding, about, theme)
+    at: dict[str, Any] = {"bottom": 0.65, "height": height - 1.25, "width": 5.2}
+    shards, total = (place(figure, theme, left=left, **at) for left in (0.95, 8.2))
+    scale = LinearSegmentedColormap.from_list("load", [theme.band, SKY, BLUE if theme is LIGHT else YELLOW])
+    image = shards.imshow(
+        plan.load, cmap=scale, aspect="auto", origin="lower", extent=(0, plan.steps, 0, plan.shards), vmin=0
+    )
+    bar = figure.colorbar(image, cax=place(figure, theme, left=6.3, **{**at, "width": 0.16}))
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue] # a Spine
+    bar.set_label("times that a node begins to read a shard", color=theme.soft, fontsize=9)
+    _head(shards, theme, "which shards nodes begin to read when")
+    shards.set(xlabel="step of epoch 0", ylabel="shard")
+    starts = np.arange(len(plan.load)) * plan.steps / len(plan.load)
+    total.bar(starts, plan.load.sum(axis=0), plan.steps / len(plan.load), align="edge", color=BLUE)
+    _head(total, theme, "how much is asked of the store at a time")
+    total.set(xlabel="step of epoch 0", ylabel="shards that nodes begin to read in a hundredth", xlim=(0, plan.steps))
+    for axis in (shards.xaxis, shards.yaxis, total.xaxis, total.yaxis, bar.ax.yaxis):
+        whole(axis)
     return figure

@@ -107,7 +107,7 @@ def measure_stages(
                     verdict, kept = loader.statistics().verdict, _keep(loader)
         times[_FROM_MEMORY].append(_time_batches(cycle(kept), seconds / 4))
         kept.clear()
-    rows = settings.loader.batch_size or 1
+    rows = settings.rows_per_rank() or 1
     stages = (
         StageTime(
             name,
@@ -154,6 +154,6 @@ def _keep(loader: Loader[Any]) -> list[Any]:
 def _notes(settings: DataloadConfig) -> Iterator[str]:
     if isinstance(settings.source, tuple):
         yield "decoding is part of the source: with several sources it is not measured apart"
-    if settings.loader.batch_size is None:
+    if settings.rows_per_rank() is None:
         yield "batches differ in rows: records/s are batches/s"
     yield "copying to a device is not part of a config: wrap the loader in dataload.torch.DeviceLoader"

@@ -119,7 +119,7 @@ def _row(measurement: Measurement, compared: Sequence[Measurement | None]) -> tu
     return (
         *head,
         f"{rate.median:,.0f}",
-        f"{rate.low / rate.median:.2f}-{rate.high / rate.median:.2f}" if rate.median else "",
+        f"{rate.low / rate.median:.2f}-{rate.high / rate.median:.2f}" if rate.median and len(answers) > 1 else "",
         f"{median(a.nbytes / a.seconds if a.seconds else 0.0 for a in answers) / 1e6:,.0f}",
         *("" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios),
         _number(a.first_touch_rate for a in answers),

@@ -17,6 +17,7 @@ from dataload.cli.index import index_command
 from dataload.cli.inspect import inspect_command
 from dataload.cli.order import order_command
 from dataload.cli.output import as_typed, print_error, print_json, print_warning
+from dataload.cli.plan import plan_command
 from dataload.cli.show import show_command
 from dataload.cli.stats import stats_command
 from dataload.cli.timeline import timeline_command
@@ -127,6 +128,7 @@ for _command in (
     trace_command,
     certify_command,
     timeline_command,
+    plan_command,
     bench_command,
     schema_command,
 ):

@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from dataload._util.checks import check_directory
-from dataload.analysis.pictures import check_picture
+from dataload.analysis.design import DARK, LIGHT, check_picture
 from dataload.bench import table
 from dataload.bench.data import Data, Written, made_data, own_data, write
 from dataload.bench.plan import Choices, plan_limits, plan_loaders
@@ -28,8 +28,9 @@ from dataload.bench.runner import agreeing, describe_run, measure_all, run_task
 from dataload.bench.scale import measure_scale
 from dataload.bench.stages import StageReport, measure_stages
 from dataload.bench.task import Order, Task
+from dataload.bench.timing import Spread
 from dataload.bench.workloads import WORKLOADS, get_workload
-from dataload.cli.options import Codec, Decode, Fields, Options, Overrides, Picture, SourceFormat, SourceOptions
+from dataload.cli.options import Codec, Dark, Decode, Fields, Options, Overrides, Picture, SourceFormat, SourceOptions
 from dataload.cli.output import ProgressBar, print_line, print_table, print_warning
 from dataload.errors import ConfigError, closest
 from dataload.loader.workers import ExecutorName
@@ -53,6 +54,7 @@ def bench_command(
     cache: Annotated[str | None, typer.Option(help="Directory that keeps the written files.")] = None,
     json: Annotated[str | None, typer.Option(help="Write the figures to this file.")] = None,
     picture: Picture = None,
+    dark: Dark = False,
     html: Annotated[str | None, typer.Option(help="Write a report with everything to this file.")] = None,
     wide: Annotated[bool, typer.Option("--wide", help="Show all columns of the tables.")] = False,
     peers: Annotated[
@@ -120,7 +122,7 @@ def bench_command(
         measurements=tuple(measurement for _, measured in found for measurement in measured),
         curves=_curves() if scale else (),
     )
-    _save(results, json, picture, html)
+    _save(results, json, picture, html, dark=dark)
 
 
 def _own_directory() -> Path:
@@ -150,7 +152,7 @@ def _time_stages(
     with ProgressBar(f"measuring {config}"):
         report = measure_stages(config, overrides=overrides, seconds=seconds, repeats=repeats)
     print_table({"stage": "left", "records/s": "right", "us/batch": "right", "added": "right"}, _rows(report))
-    for note in report.notes:
+    for note in (*report.notes, "about 0: less than the repeats differ, or nothing"):
         print_line(f"note: {note}")
     print_line(report.verdict, "bold")
     if json is not None:
@@ -159,11 +161,13 @@ def _time_stages(
 
 def _rows(report: StageReport) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    before = 0.0
+    before: Spread | None = None
     for stage in report.stages:
-        took = stage.batch_seconds.median * 1e6
-        added = f"{took - before:+,.1f}" if stage.name.startswith("+") else ""
-        rows.append((stage.name, f"{stage.rows_per_second:,.0f}", f"{took:,.1f}", added))
+        took, added = stage.batch_seconds, ""
+        if before is not None and stage.name.startswith("+"):
+            more, noise = took.median - before.median, max(took.high - took.low, before.high - before.low)
+            added = f"{more * 1e6:+,.1f}" if more > noise else "about 0"
+        rows.append((stage.name, f"{stage.rows_per_second:,.0f}", f"{took.median * 1e6:,.1f}", added))
         before = took
     return rows
 
@@ -178,11 +182,11 @@ def _check_targets(json: str | None, picture: str | None, html: str | None) -> N
             check_picture(drawn)
 
 
-def _save(results: Results, json: str | None, picture: str | None, html: str | None) -> None:
+def _save(results: Results, json: str | None, picture: str | None, html: str | None, *, dark: bool) -> None:
     if json is not None:
         _write(json, json_module.dumps(results.to_json(), indent=1))
     if picture is not None:
-        rates_figure(results).savefig(picture)
+        rates_figure(results, theme=DARK if dark else LIGHT).savefig(picture)
         print_line(f"drawn to {picture}")
     if html is not None:
         _write(html, report(results))

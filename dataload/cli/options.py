@@ -79,6 +79,7 @@ Address: TypeAlias = Annotated[
     typer.Option(help="ray: the cluster. Default: RAY_ADDRESS, or one on this machine.", rich_help_panel=_PANEL),
 ]
 Picture: TypeAlias = Annotated[str | None, typer.Option(help="Save a picture: .png, .svg or .pdf.")]
+Dark: TypeAlias = Annotated[bool, typer.Option("--dark", help="Draw the picture on a dark background.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,10 @@ from typing import Annotated, Any, TypeAlias, cast
 import numpy as np
 import typer
 
-from dataload.analysis.pictures import check_picture, order_figure, stream_figure
+from dataload.analysis.design import DARK, LIGHT, check_picture
+from dataload.analysis.pictures import order_figure, stream_figure
 from dataload.api import record_loader
-from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture, parse_range, ranks_of
+from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides, Picture, parse_range, ranks_of
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
@@ -27,8 +28,8 @@ _SHOWN_INDICES = 10
 _SHOWN_CHARACTERS = 200
 _BLOCK_ROWS = 16_384
 
-Judgement: TypeAlias = tuple[dict[str, Any], Callable[[str], Any], Callable[[], None]]
-"""The facts that ``--json`` prints, a function that draws them under a title, and one that prints them as text."""
+Judgement: TypeAlias = tuple[dict[str, Any], Callable[..., Any], Callable[[], None]]
+"""The facts that ``--json`` prints, a function that draws them, and one that prints them as text."""
 
 
 def order_command(
@@ -40,6 +41,7 @@ def order_command(
     world_size: Annotated[int | None, typer.Option(min=1, help="Number of ranks.")] = None,
     json: JsonFlag = False,
     picture: Picture = None,
+    dark: Dark = False,
     quality: Annotated[
         float | None,
         typer.Option(help="Find the pool size that mixes shards to this fraction of a uniform shuffle."),
@@ -66,7 +68,7 @@ def order_command(
         else:
             facts, draw, show = _judge(loader, epoch, quality)
         if picture is not None:
-            draw(f"{facts['order']}, epoch {epoch}").savefig(picture)
+            draw(f"{facts['order']}, epoch {epoch}", theme=DARK if dark else LIGHT).savefig(picture)
     if json:
         print_json({**facts, "picture": picture})
         return
@@ -135,7 +137,7 @@ def _judge(loader: Loader[Any], epoch: int, quality: float | None) -> Judgement:
     sample = sample_order(planner, epoch=epoch)
     report = judge_order(sample, sample_order(planner, epoch=epoch + 1), shards)
     facts = _facts(loader, report, shards, quality)
-    return facts, partial(order_figure, sample, shards), partial(_print, facts, report)
+    return facts, partial(order_figure, sample, shards, report), partial(_print, facts, report)
 
 
 def _facts(loader: Loader[Any], report: OrderReport, shards: Shards, quality: float | None) -> dict[str, Any]:

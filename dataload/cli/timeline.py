@@ -1,5 +1,6 @@
 """``dataload timeline``."""
 
+from collections.abc import Callable
 from contextlib import closing
 from itertools import islice
 from time import sleep
@@ -8,13 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from dataload._util.checks import check_directory
-from dataload.analysis.pictures import check_picture, timeline_figure
-from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
+from dataload.analysis.design import DARK, LIGHT, check_picture
+from dataload.analysis.timeline import CONSUMER, Timeline, TimelineStep, record_timeline
+from dataload.analysis.timeline_picture import timeline_figure
 from dataload.api import from_config
-from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture
+from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides, Picture
 from dataload.cli.output import count_of, print_json, print_line
 from dataload.errors import ConfigError
 from dataload.loader.base import LoaderBase
+from dataload.loader.loader import Loader
 
 
 def timeline_command(
@@ -24,6 +27,7 @@ def timeline_command(
     steps: Annotated[int, typer.Option(min=1, help="Number of steps, over several epochs if needed.")] = 50,
     model_ms: Annotated[float, typer.Option(min=0, help="Milliseconds that a simulated model takes per batch.")] = 0.0,
     picture: Picture = None,
+    dark: Dark = False,
     trace: Annotated[str | None, typer.Option(help="Save a trace for ui.perfetto.dev or chrome://tracing.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -37,10 +41,12 @@ def timeline_command(
         with record_timeline(loader) as timeline:
             _consume(loader, steps, model_ms / 1000)
         statistics = loader.statistics()
+        if timeline.steps and picture is not None:
+            records = _records_of(loader) if isinstance(loader, Loader) else None
+            drawn = timeline_figure(timeline, config, records=records, theme=DARK if dark else LIGHT)
+            drawn.savefig(picture)
     if not timeline.steps:
         raise ConfigError(f"{config} has no steps in epoch {epoch}", key="epoch", value=epoch)
-    if picture is not None:
-        timeline_figure(timeline, f"{config}, epoch {epoch}: {statistics.verdict}").savefig(picture)
     if trace is not None:
         timeline.save_trace(trace)
     if json:
@@ -54,6 +60,16 @@ def timeline_command(
     print_line(verdict, "bold")
     for path in filter(None, (picture, trace)):
         print_line(f"wrote {path}")
+
+
+def _records_of(loader: Loader[Any]) -> Callable[[TimelineStep], list[int]]:
+    """Return a function that gives the indices of the records of a step."""
+
+    def records(step: TimelineStep) -> list[int]:
+        (plan,) = loader.batch_sampler_of(step.epoch).plans(range(step.step, step.step + 1), epoch=step.epoch)
+        return plan.wanted.tolist()
+
+    return records
 
 
 def _consume(loader: LoaderBase[Any], steps: int, model_seconds: float) -> None:

@@ -13,10 +13,14 @@ bytes of a file. Results equal DALI's, with these deliberate differences:
 - The orders of `random_shuffle` and `shuffle_after_epoch` keep DALI's bounds, but differ for the same seed.
 - An archive without members has no samples. DALI makes one empty sample of it.
 - A file that fills two outputs is missing in neither.
-- Without an index, hidden files are never components, and PAX names and base-256 sizes are understood.
+- Without an index, hidden files are never components, PAX names and base-256 sizes are understood, and an
+  archive that is cut off in the padding of its last file is refused with `dont_use_mmap`, too.
 - An offset or size beyond the archive is reported at the start, not when its sample is read.
 - A negative `shard_id` is refused.
 - An index of version 1.2 may lack the names, as DALI's documentation shows.
+- Flags are True, False, 1 or 0, and other numbers are whole. DALI cuts fractions off and takes ``"no"`` for True.
+- `reader_meta()` and `epoch_size()` need no name of the reader, because there is only one.
+- Errors are dataload's own, most of them a ValueError; DALI raises a RuntimeError.
 """
 
 from __future__ import annotations
@@ -48,33 +52,35 @@ def webdataset(
     ext: str | Sequence[str],
     batch_size: int,
     index_paths: _Paths | None = None,
-    missing_component_behavior: str = "",
+    missing_component_behavior: str | None = "",
     dtypes: Any = None,
-    case_sensitive_extensions: bool = True,
-    num_shards: int = 1,
-    shard_id: int = 0,
-    stick_to_shard: bool = False,
-    pad_last_batch: bool = False,
-    random_shuffle: bool = False,
-    initial_fill: int = 1024,
-    seed: int = -1,
-    shuffle_after_epoch: bool = False,
-    shuffle_after_epoch_seed: int | None = None,
-    lazy_init: bool = False,
-    dont_use_mmap: bool = False,
-    read_ahead: bool = False,
-    prefetch_queue_depth: int = 1,
-    skip_cached_images: bool = False,
-    preserve: bool = False,
-    bytes_per_sample_hint: int | Sequence[int] = 0,
-    tensor_init_bytes: int = 1 << 20,
+    case_sensitive_extensions: bool | None = True,
+    num_shards: float | None = 1,
+    shard_id: float | None = 0,
+    stick_to_shard: bool | None = False,
+    pad_last_batch: bool | None = False,
+    random_shuffle: bool | None = False,
+    initial_fill: float | None = 1024,
+    seed: float | None = -1,
+    shuffle_after_epoch: bool | None = False,
+    shuffle_after_epoch_seed: float | None = None,
+    lazy_init: bool | None = False,
+    dont_use_mmap: bool | None = False,
+    read_ahead: bool | None = False,
+    prefetch_queue_depth: float | None = 1,
+    skip_cached_images: bool | None = False,
+    preserve: bool | None = False,
+    bytes_per_sample_hint: float | Sequence[float] | None = 0,
+    tensor_init_bytes: float | None = 1 << 20,
     device: str | None = None,
     name: str | None = None,
 ) -> WebdatasetReader:
     """Read tar archives of samples as DALI does.
 
     `dont_use_mmap`, `read_ahead`, `prefetch_queue_depth`, `skip_cached_images`, `preserve`, `bytes_per_sample_hint`,
-    `tensor_init_bytes`, `device` and `name` only tell DALI how to work. They are checked and otherwise ignored.
+    `tensor_init_bytes`, `device` and `name` only tell DALI how to work. They are checked and otherwise ignored: nothing
+    is read before `next` asks for it. `dataload.Loader` reads ahead. For each keyword,
+    None stands for its default.
 
     Args:
         paths: One or more archives.
@@ -91,7 +97,7 @@ def webdataset(
         stick_to_shard: If True, read the same shard in each epoch; otherwise move on to the next one.
         pad_last_batch: Fill each epoch up to whole batches, as many for each shard, by repeating its last sample.
         random_shuffle: Draw samples from a pool of the next `initial_fill` samples.
-        initial_fill: Samples in the pool. A sample comes at most ``initial_fill - 1`` positions early.
+        initial_fill: Samples in the pool, if there is one. A sample comes at most ``initial_fill - 1`` positions early.
         seed: Seed of that order; -1 uses a different one each time.
         shuffle_after_epoch: Reorder the archives for each epoch. Implies `stick_to_shard`, which must not be set too.
         shuffle_after_epoch_seed: Seed of that order, the same for all shards.
@@ -102,55 +108,62 @@ def webdataset(
         SourceNotFoundError: An archive or index does not exist.
         CorruptFileError: An archive or index contradicts its format or the other.
     """
-    _check_flags(locals())
-    _check_ignored(device, name, bytes_per_sample_hint, prefetch_queue_depth, tensor_init_bytes)
-    if shuffle_after_epoch and stick_to_shard:
+    given = _convert(locals())
+    _check_ignored(given)
+    if given["shuffle_after_epoch"] and given["stick_to_shard"]:
         raise ConfigError("shuffle_after_epoch and stick_to_shard exclude each other", key="shuffle_after_epoch")
-    missing = str(missing_component_behavior).lower() or "empty"
+    missing = str(given["missing_component_behavior"]).lower() or "empty"
     check_choice("missing_component_behavior", missing, get_args(Missing))
-    num_shards = check_count("num_shards", num_shards, least=1)
-    pool_size = check_count("initial_fill", initial_fill, least=1, below=1 << 31)
-    archives_seed = check_seed(0 if shuffle_after_epoch_seed is None else shuffle_after_epoch_seed)
+    num_shards = check_count("num_shards", given["num_shards"], least=1)
+    shuffles, reorders = given["random_shuffle"], given["shuffle_after_epoch"]
+    pool_size = check_count("initial_fill", given["initial_fill"], least=1, below=1 << 31) if shuffles else None
+    archives_seed = check_seed(given["shuffle_after_epoch_seed"] or 0)
     plan = EpochPlan(
         batch_size=check_count("batch_size", batch_size, least=1),
         num_shards=num_shards,
-        shard_id=check_count("shard_id", shard_id, least=0, below=num_shards),
-        stick=stick_to_shard or shuffle_after_epoch,
-        pad=pad_last_batch,
-        pool_size=pool_size if random_shuffle else None,
-        seed=secrets.randbits(63) if check_seed(seed) == -1 else seed,
-        archives_seed=archives_seed if shuffle_after_epoch else None,
+        shard_id=check_count("shard_id", given["shard_id"], least=0, below=num_shards),
+        stick=given["stick_to_shard"] or reorders,
+        pad=given["pad_last_batch"],
+        pool_size=pool_size,
+        seed=secrets.randbits(63) if check_seed(given["seed"]) == -1 else given["seed"],
+        archives_seed=archives_seed if reorders else None,
     )
     source = OutputSource(
         paths,
         index_paths,
-        parse_outputs(ext, dtypes, case_sensitive=case_sensitive_extensions),
+        parse_outputs(ext, dtypes, case_sensitive=given["case_sensitive_extensions"]),
         missing=cast("Missing", missing),
-        case_sensitive=case_sensitive_extensions,
+        case_sensitive=given["case_sensitive_extensions"],
     )
     reader = WebdatasetReader(source, plan)
-    if not lazy_init:
+    if not given["lazy_init"]:
         reader.reader_meta()
     return reader
 
 
-def _check_flags(arguments: Mapping[str, Any]) -> None:
-    """Refuse values other than True and False for the arguments of `webdataset` that have such a default."""
+def _convert(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `webdataset` as DALI converts them: None to the default, 0 and 1 to flags, 8.0 to 8."""
+    converted = dict(arguments)
     for name, default in (webdataset.__kwdefaults__ or {}).items():
-        if isinstance(default, bool) and not isinstance(arguments[name], (bool, np.bool_)):
-            raise ConfigError(f"{name} must be True or False, got {arguments[name]!r}", key=name, value=arguments[name])
+        value = arguments[name]
+        if value is None:
+            converted[name] = default
+        elif isinstance(default, bool):
+            if not isinstance(value, (int, float, np.generic)) or value not in (0, 1):
+                raise ConfigError(f"{name} must be True or False, got {value!r}", key=name, value=value)
+            converted[name] = bool(value)
+        elif isinstance(value, (float, np.floating)) and value.is_integer():
+            converted[name] = int(value)
+    return converted
 
 
-def _check_ignored(device: Any, name: Any, hints: Any, prefetch_queue_depth: Any, tensor_init_bytes: Any) -> None:
+def _check_ignored(given: Mapping[str, Any]) -> None:
     """Refuse values of ignored arguments that DALI would refuse."""
-    if device is not None:
-        check_choice("device", device, ("cpu",))
-    if not isinstance(name, (str, type(None))):
-        raise ConfigError(f"name must be a string or None, got {name!r}", key="name", value=name)
-    for hint in hints if isinstance(hints, Sequence) else [hints]:
-        check_count("bytes_per_sample_hint", hint, least=0)
-    check_count("prefetch_queue_depth", prefetch_queue_depth, least=1)
-    check_count("tensor_init_bytes", tensor_init_bytes, least=1)
+    if given["device"] is not None:
+        check_choice("device", given["device"], ("cpu",))
+    if not isinstance(given["name"], (str, type(None))):
+        raise ConfigError(f"name must be a string or None, got {given['name']!r}", key="name", value=given["name"])
+    check_count("prefetch_queue_depth", given["prefetch_queue_depth"], least=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,17 @@
 """Grain's random access data sources, implemented by dataload. Import them from here instead of ``grain.sources``.
 
-They work with Grain's own loaders and with `dataload.Loader`, which also reads Grain's own sources.
+They work with Grain's own loaders and with `dataload.Loader`, which also reads Grain's own sources. The sources of
+`dataload.open` work with Grain's loaders, too, and in their worker processes.
+
+A file that was written with a `group_size` other than 1 gives a warning; Grain logs an error. Two of Grain's own tests
+do not pass, because they call a private method, `_reader_idx_and_position`.
 """
 
 import hashlib
 import operator
 import os
 from collections.abc import Mapping, Sequence
+from multiprocessing import shared_memory
 from typing import Any, Self, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -19,7 +24,15 @@ from dataload.sources.array_record.tfds import TfdsSource, split_names
 from dataload.sources.range import RangeSource
 from dataload.types import Int64Array, RandomAccessSource
 
-__all__ = ["ArrayRecordDataSource", "RandomAccessDataSource", "RangeDataSource", "RecordKeyError", "tfds_data_source"]
+__all__ = [
+    "ArrayRecordDataSource",
+    "InMemoryDataSource",
+    "RandomAccessDataSource",
+    "RangeDataSource",
+    "RecordKeyError",
+    "SharedMemoryDataSource",
+    "tfds_data_source",
+]
 
 RandomAccessDataSource = RandomAccessSource
 """The protocol of a source: ``__len__`` and ``__getitem__``."""
@@ -52,11 +65,12 @@ class ArrayRecordDataSource:
         paths: PathOrInstruction | Sequence[PathOrInstruction],
         reader_options: Mapping[str, str] | None = None,
     ) -> None:
-        # As in Grain, do not read ahead, because records are read in random order.
+        # As in Grain, do not read ahead, because records are read in random order. Options also choose the package
+        # array_record: it is faster for one record, which is what Grain's DataLoader reads at a time.
         options = {"readahead_buffer_size": "0", **(reader_options or {})}
         self._options = ",".join(f"{name}:{value}" for name, value in options.items())
         self._parts = ArrayRecordSource(paths).paths  # turns FileInstructions into slices; opens nothing
-        self._sources: dict[int, ArrayRecordSource] = {}
+        self._readers: dict[int, ArrayRecordSource] = {}
         self._ends = np.cumsum([self._length(shard) for shard in range(len(self._parts))], dtype=np.int64)
 
     @property
@@ -87,7 +101,7 @@ class ArrayRecordDataSource:
             raise RecordKeyError(f"record key {outside[0]} is outside [0, {len(self)})")
         records: list[bytes] = [b""] * len(keys)
         for shard, local, rows in split_by_shard(self._ends, keys):
-            for row, record in zip(rows.tolist(), self._source(shard).read(local), strict=True):
+            for row, record in zip(rows.tolist(), self._reader(shard).read(local), strict=True):
                 records[row] = record
         return records
 
@@ -98,9 +112,9 @@ class ArrayRecordDataSource:
 
     def __exit__(self, *_: object) -> None:
         """Close the files. As in Grain, reading afterwards opens them again."""
-        sources, self._sources = self._sources, {}
-        for source in sources.values():
-            source.close()
+        readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            reader.close()
 
     def __repr__(self) -> str:
         """Return the same text as Grain's source, because Grain's checkpoints contain it."""
@@ -108,18 +122,18 @@ class ArrayRecordDataSource:
         return f"ArrayRecordDataSource(hash_of_paths={paths.hexdigest()})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_sources": {}}
+        return {**vars(self), "_readers": {}}
 
-    def _source(self, shard: int) -> ArrayRecordSource:
-        source = self._sources.get(shard)
-        if source is None:  # another thread may get here too; constructing a source opens nothing
-            source = ArrayRecordSource(self._parts[shard], reader_options=self._options)
-            source = self._sources.setdefault(shard, source)
-        return source
+    def _reader(self, shard: int) -> ArrayRecordSource:
+        reader = self._readers.get(shard)
+        if reader is None:  # another thread may get here too; constructing a source opens nothing
+            reader = ArrayRecordSource(self._parts[shard], reader_options=self._options)
+            reader = self._readers.setdefault(shard, reader)
+        return reader
 
     def _length(self, shard: int) -> int:
         _, start, stop = parse_selection(self._parts[shard])
-        return len(self._source(shard)) if stop is None else stop - start
+        return len(self._reader(shard)) if stop is None else stop - start
 
 
 class RangeDataSource:
@@ -146,6 +160,42 @@ class RangeDataSource:
 
     def __repr__(self) -> str:
         return f"RangeDataSource({self._arguments})"
+
+
+class SharedMemoryDataSource(shared_memory.ShareableList[Any]):
+    """Numbers, texts, bytes and None in shared memory. A pickle of it refers to the memory and holds no data.
+
+    Args:
+        elements: The values. None attaches to the memory called `name`.
+        name: The name of the memory; None makes one up.
+
+    Raises:
+        ConfigError: There are neither elements nor a name, or a text or bytes end in a zero byte.
+    """
+
+    def __init__(self, elements: Sequence[Any] | None = None, *, name: str | None = None) -> None:
+        if elements is None and name is None:
+            raise ConfigError("pass elements, or the name of shared memory that has some", key="elements")
+        for number, element in enumerate(() if elements is None else elements):
+            if isinstance(element, (str, bytes)) and element[-1:] in ("\0", b"\0"):  # Python's list would strip it
+                message = f"element {number} ends in a zero byte, which is lost in shared memory: {element[-20:]!r}"
+                raise ConfigError(message, key="elements", value=element)
+        super().__init__(elements, name=name)
+
+    def close(self) -> None:
+        """Detach this process from the memory. The source must not be read again."""
+        self.shm.close()
+
+    def unlink(self) -> None:
+        """Free the memory, once all processes have closed it."""
+        self.shm.unlink()
+
+    def __str__(self) -> str:
+        return f"InMemoryDataSource(name={self.shm.name}, len={len(self)})"
+
+
+InMemoryDataSource = SharedMemoryDataSource
+"""The name of `SharedMemoryDataSource` in ``grain.python``."""
 
 
 def tfds_data_source(data: Any, split: Any = None, *, fields: Sequence[str] | None = None) -> Any:

@@ -7,6 +7,7 @@ docstring gives descriptions. Imported only when a config is read, because pydan
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
@@ -24,7 +25,8 @@ NpyPath: TypeAlias = Annotated[str, Field(pattern=NPY_PATTERN)]
 _AT_LEAST = {
     0: ("cached_bytes", "epochs", "max_bad", "num_samples", "num_workers", "rank"),
     1: (
-        *("batch_size", "chunk", "db_num", "epoch_steps", "group", "lanes", "max_record_bytes", "max_tokens"),
+        *("batch_size", "chunk", "db_num", "epoch_steps", "global_batch_size", "group", "lanes"),
+        *("max_record_bytes", "max_tokens"),
         *("pool_size", "prefetch", "prefetch_bytes", "row_length", "stride", "times", "window", "world_size"),
     ),
 }
@@ -91,6 +93,7 @@ def _config_type(hint: Any, name: str) -> Any:
 
     Functions become references, arrays paths of .npy files, and samplers nested tables.
     """
+    hint = hint.type if isinstance(hint, InitVar) else hint
     origin, args = get_origin(hint), get_args(hint)
     if hint == npt.DTypeLike:
         return str

@@ -11,7 +11,7 @@ from dataload.config.problems import MISSING, Problem, named_under
 from dataload.config.samplers import SECTIONS, BuildContext
 from dataload.config.streams import IteratorsConfig
 from dataload.loader.loader import Loader
-from dataload.loader.order import rank_and_world_size
+from dataload.loader.order import rank_and_world_size, rows_per_rank
 from dataload.samplers import BatchPlanner
 from dataload.sources.base import Source
 from dataload.sources.concat import ConcatSource
@@ -126,8 +126,9 @@ def _unless(kind: str, requirement: dict[str, Any]) -> dict[str, Any]:
     return {"if": {"properties": {"sampler": sampler}, "required": ["sampler"]}, "else": requirement}
 
 
+_SIZES = ("batch_size", "global_batch_size")
 _REQUIRED: list[Any] = [
-    _unless("length_buckets", {"properties": {"loader": {"required": ["batch_size"]}}}),
+    _unless("length_buckets", {"properties": {"loader": {"anyOf": [{"required": [name]} for name in _SIZES]}}}),
     _unless("iterators", {"required": ["source"]}),
 ]
 
@@ -182,13 +183,21 @@ class DataloadConfig(Section):
             source=source,
             parts=source.sources if isinstance(source, ConcatSource) else (source,),
             seed=self.loader.seed,
-            batch_size=self.loader.batch_size,
+            batch_size=self.rows_per_rank(),
             world_size=rank_and_world_size(self.loader.rank, self.loader.world_size)[1],
         )
         built = self.sampler.build(context)
         if isinstance(built, BatchPlanner):
-            options.pop("batch_size", None)
+            for name in _SIZES:
+                options.pop(name, None)
         return {**options, "batch_sampler" if isinstance(built, BatchPlanner) else "sampler": built}
+
+    def rows_per_rank(self) -> int | None:
+        """Return the rows per batch of one rank; None if the sampler decides."""
+        loader = self.loader
+        world_size = rank_and_world_size(loader.rank, loader.world_size)[1]
+        with named_under("loader", _SIZES):
+            return rows_per_rank(loader.batch_size, loader.global_batch_size, world_size)
 
     def contradictions(self) -> Iterator[Problem]:
         """Find settings that are valid alone and wrong together."""
@@ -206,12 +215,16 @@ class DataloadConfig(Section):
         elif kind is not None and loader.shuffle:
             reason = "conflicts with the section 'sampler', which chooses the order: remove one of them"
             yield Problem("loader.shuffle", loader.shuffle, reason)
+        sizes = {name: getattr(loader, name) for name in _SIZES if getattr(loader, name) is not None}
+        if len(sizes) > 1:
+            reason = "conflicts with loader.batch_size, which is for one rank: remove one of them"
+            yield Problem("loader.global_batch_size", loader.global_batch_size, reason)
         if kind == "length_buckets":
-            if sampler.max_tokens is None and loader.batch_size is None:
+            if sampler.max_tokens is None and not sizes:
                 yield Problem("loader.batch_size", MISSING, "give it, or sampler.max_tokens")
-            if sampler.max_tokens is not None and loader.batch_size is not None:
+            if sampler.max_tokens is not None:
                 reason = "conflicts with sampler.max_tokens, which decides how many rows a batch has: remove one"
-                yield Problem("loader.batch_size", loader.batch_size, reason)
+                yield from (Problem(f"loader.{name}", value, reason) for name, value in sizes.items())
         if (loader.rank is None) != (loader.world_size is None):
             name = "rank" if loader.world_size is None else "world_size"
             yield Problem(f"loader.{name}", getattr(loader, name), "rank and world_size go together: give both or none")
@@ -223,9 +236,9 @@ def missing_settings(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return pydantic's findings for required settings that depend on another section: source and batch size."""
     loader, sampler = data.get("loader"), data.get("sampler")
     kind = cast("dict[str, Any]", sampler).get("kind") if isinstance(sampler, dict) else None
-    batch_size = cast("dict[str, Any]", loader).get("batch_size") if isinstance(loader, dict) else 0
+    sized = not isinstance(loader, dict) or any(cast("dict[str, Any]", loader).get(name) is not None for name in _SIZES)
     missing = {
         ("source",): kind != "iterators" and data.get("source") is None,
-        ("loader", "batch_size"): kind != "length_buckets" and batch_size is None,
+        ("loader", "batch_size"): kind != "length_buckets" and not sized,
     }
     return [{"type": "missing", "loc": location} for location in missing if missing[location]]

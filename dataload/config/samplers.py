@@ -27,6 +27,8 @@ from dataload.types import Sampler
 SectionT = TypeVar("SectionT", bound="SamplerSection")
 Weight: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Weights: TypeAlias = Annotated[tuple[Weight, ...], Field(strict=False, min_length=1)]
+Position: TypeAlias = Annotated[int, Field(strict=False, ge=0)]  # keys are text
+Changes: TypeAlias = Annotated[dict[Position, Weights], Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +200,9 @@ class _Subset(SamplerSection):
 
 @kind_of("mixture", orders.Mixture)
 class _Mixture(SamplerSection):
-    weights: Annotated[tuple[Weight | Weights, ...], Field(strict=False, min_length=1)] = Field(
-        description="One number for each source; or a list of these for each epoch, the last of which then stays."
+    weights: Changes | Annotated[tuple[Weight | Changes | Weights, ...], Field(strict=False, min_length=1)] = Field(
+        description="One number for each source; or a table of these by the position of the epoch from which they "
+        "hold; or a list of either for each epoch, the last of which then stays."
     )
     samplers: Annotated[tuple[OrderConfig, ...], Field(strict=False, min_length=1)] | None = Field(
         None, description="The order of each source. Defaults to global_shuffle, with a seed derived for each source."
@@ -225,25 +228,33 @@ class _Mixture(SamplerSection):
                 f"all records of source[{means.index(0)}] have the length 0", key="length_of", value=field
             )
 
-        def divided(weights: tuple[float, ...]) -> tuple[float, ...]:
+        def divided(weights: Any) -> Any:
+            if isinstance(weights, dict):
+                return {start: divided(row) for start, row in cast("dict[int, Any]", weights).items()}
+            if isinstance(weights[0], (tuple, dict)):
+                return tuple(map(divided, weights))
             return tuple(weight / mean for weight, mean in zip(weights, means, strict=True))
 
-        rows = [row for row in self.weights if isinstance(row, tuple)]
-        return tuple(map(divided, rows)) if rows else divided(cast("tuple[float, ...]", self.weights))
+        return divided(self.weights)
 
     def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
         if not parts:
             yield Problem(f"{key}.kind", self.kind, "it mixes several sources, each a table [[source]]; there is one")
             return
         expected = f"expected one for each of the {parts} sources"
-        rows = [row for row in self.weights if isinstance(row, tuple)]
-        if not rows and len(self.weights) != parts:
-            yield Problem(f"{key}.weights", list(self.weights), expected)
-        for i, row in enumerate(self.weights if rows else ()):
-            if not isinstance(row, tuple):
-                yield Problem(f"{key}.weights[{i}]", row, "expected a list, as for the other epochs")
-            elif len(row) != parts:
-                yield Problem(f"{key}.weights[{i}]", list(row), expected)
+        by_epoch = isinstance(self.weights, tuple) and any(isinstance(item, (tuple, dict)) for item in self.weights)
+        named: dict[str, Any] = {f"{key}.weights": self.weights}
+        if by_epoch:
+            named = {f"{key}.weights[{i}]": item for i, item in enumerate(cast("Any", self.weights))}
+        for name, item in named.items():
+            if isinstance(item, float):
+                yield Problem(name, item, "expected a list or a table, as for the other epochs")
+                continue
+            changes = cast("dict[int, Any]", item) if isinstance(item, dict) else None
+            rows = {name: item} if changes is None else {f"{name}.{start}": row for start, row in changes.items()}
+            for at, row in rows.items():
+                if len(row) != parts:
+                    yield Problem(at, list(row), expected)
         if self.samplers is not None and len(self.samplers) != parts:
             yield Problem(f"{key}.samplers", [section.kind for section in self.samplers], expected)
         for i, section in enumerate(self.samplers or ()):

@@ -218,6 +218,9 @@ class Executor(ABC, Generic[TaskT, ResultT]):
     def use(self, workers: int, /) -> None:
         """Run tasks submitted from now on in `workers` workers; the others stay idle. 0 is the consumer's thread."""
 
+    def restart(self) -> None:
+        """Stop all workers; the next task starts others, with the work as it is then."""
+
     def close(self) -> None:
         """Stop after the tasks that have started. May be called twice."""
 
@@ -290,12 +293,16 @@ class PoolExecutor(Executor[TaskT, ResultT]):
         if self._pool is not None:
             self._pool.wait_for_any(list(results))
 
-    def close(self) -> None:
+    def restart(self) -> None:
         """See `Executor`."""
-        self._closed = True
         if self._stop is not None:
             self._stop()
         self._pool = self._stop = None
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._closed = True
+        self.restart()
 
 
 def worker_name() -> str:

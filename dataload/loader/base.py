@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 from dataload._util.checks import check_count
+from dataload._util.html import html_table
 from dataload.errors import ClosedSourceError, WorkerError
 from dataload.executors import WorkerLostError
 from dataload.loader.pipeline import StepDelivery
@@ -239,6 +240,9 @@ class LoaderBase(ABC, Generic[BatchT]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._summary()}, epoch {self.epoch}, step {self.step})"
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self), str(self.statistics()).splitlines() if self._recorder.steps else ())
 
     @abstractmethod
     def _summary(self) -> str:

@@ -26,6 +26,7 @@ from dataload.loader.recorder import Recorder
 from dataload.loader.rescue import ErrorPolicy, OnError
 from dataload.loader.state import Cursor, EpochPlanners, LoaderState
 from dataload.loader.step import StepRange, StepResult, StepWork, global_generators_kept
+from dataload.loader.torch_names import explains_torch_names
 from dataload.loader.workers import ExecutorName, make_executor, parts_of_work
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
@@ -62,8 +63,10 @@ class Loader(LoaderBase[BatchT]):
         source: Anything with ``__len__`` and ``__getitem__``; other methods of `dataload.types` make it faster. Also
             columns: a dict of arrays or lists of equal length, or a table of pandas, polars or pyarrow.
         batch_size: Rows per batch of this rank.
+        global_batch_size: Rows per step of all ranks together, instead of `batch_size`: a multiple of `world_size`. A
+            job that continues on another number of ranks then keeps its batches; with `batch_size` they change size.
         sampler: The order; by default all records, as set by `shuffle`.
-        batch_sampler: Order and batches in one, such as `BucketBatchSampler`, instead of `batch_size`, `sampler` and
+        batch_sampler: Order and batches in one, such as `BucketBatchSampler`, instead of a batch size, `sampler` and
             `shuffle`. The loader sets its rank, number of ranks and tail.
         shuffle: Use another order in each epoch. ``"global"`` mixes all records. ``"shards"`` reads shards in random
             order, each front to back, through a pool (see `PoolShuffle`), which suits disks and object stores. True
@@ -102,7 +105,8 @@ class Loader(LoaderBase[BatchT]):
         exclude: Records never to read, and to treat as `on_error` says (``"raise"`` drops them): indices, or a file
             written by `error_report`. They are not part of the state: a state saved without them still loads.
         rank: Number of this process, in [0, world_size). By default `rank` and `world_size` come from the environment
-            variables RANK and WORLD_SIZE, as set by torchrun, or else are 0 of 1.
+            variables RANK and WORLD_SIZE, as set by torchrun, or else are 0 of 1. A JAX program of several processes
+            must give them: see `dataload.jax.distributed_place`.
         world_size: Number of processes.
 
     Raises:
@@ -117,11 +121,13 @@ class Loader(LoaderBase[BatchT]):
         [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
 
+    @explains_torch_names
     def __init__(
         self,
         source: RandomAccessSource[Any],
         *,
         batch_size: int | None = None,
+        global_batch_size: int | None = None,
         sampler: Sampler | None = None,
         batch_sampler: BatchPlanner | None = None,
         shuffle: bool | Shuffle = False,
@@ -151,6 +157,7 @@ class Loader(LoaderBase[BatchT]):
         self._planner = plan_batches(
             source,
             batch_size=batch_size,
+            global_batch_size=global_batch_size,
             sampler=sampler,
             batch_sampler=batch_sampler,
             shuffle=shuffle,
@@ -221,6 +228,11 @@ class Loader(LoaderBase[BatchT]):
         return self._source
 
     @property
+    def seed(self) -> int:
+        """The seed."""
+        return self._seed
+
+    @property
     def batch_sampler(self) -> BatchPlanner:
         """The order, batch size, rank and tail."""
         return self._planner
@@ -246,7 +258,8 @@ class Loader(LoaderBase[BatchT]):
             raise IndexError(f"step {step} is out of range: epoch {epoch} has {steps} steps on this rank")
         self._enter_source()
         with global_generators_kept():
-            loaded = self._work(StepRange(epoch, planner.origin, step, step + 1), WorkerStatus()).loaded
+            told = planner.sent(range(step, step + 1), epoch=epoch)
+            loaded = self._work(StepRange(epoch, planner.origin, step, step + 1, told), WorkerStatus()).loaded
             if loaded[0].error is not None:
                 raise cast("WorkerError", loaded.pop().error)  # a name would keep the error and this frame alive
             result, function = loaded.pop(), self._in_consumer
@@ -264,19 +277,24 @@ class Loader(LoaderBase[BatchT]):
 
     def _deliver(self) -> StepDelivery:
         self._enter_source()
-        self._ahead.start(self._plans, self._cursor, self._epochs)
+        last = self._read_until()
+        self._ahead.start(self._plans, self._cursor, last)
         self._delivery = delivery = StepDelivery(
             self._executor,
             self._plans,
             self._sizer,
             start=self._cursor,
-            epochs=self._epochs,
+            epochs=last,
             window=self._workers * self._prefetch,
             max_bytes=self._prefetch_bytes,
             in_order=self._in_order,
             together=self._work.fetch.reads_together,
         )
         return delivery
+
+    def _read_until(self) -> int | None:
+        """Return the epoch before which reading ahead stops; None if it never does."""
+        return self._epochs
 
     def _accept(self, step: StepResult, now: EpochIteration) -> BatchT:
         if step.bad:

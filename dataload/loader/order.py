@@ -1,14 +1,16 @@
 """The plan of a loader, from its arguments: the order, the ranks it is dealt to, and the batch size."""
 
 import os
+import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-from dataload._util.checks import setting_error
+from dataload._util.checks import check_count, setting_error
 from dataload._util.indexing import even_split
 from dataload._util.randomness import derive_key
 from dataload.errors import ConfigError
+from dataload.loader.torch_names import refuse_torch_sampler
 from dataload.samplers import (
     BatchPlan,
     BatchPlanner,
@@ -26,6 +28,19 @@ from dataload.types import RandomAccessSource, Sampler, Sharded
 Shuffle: TypeAlias = Literal["global", "shards"]
 """Shuffle all records at once; or read shards in a random order, through a pool."""
 
+
+class DistributedPlace(TypedDict):
+    """The rank of a process in a distributed training job.
+
+    Attributes:
+        rank: Rank of the process, in [0, world_size).
+        world_size: Number of processes that read different data.
+    """
+
+    rank: int
+    world_size: int
+
+
 _SMALLEST_POOL = 1024
 _LONGEST_PIECE = 32_768  # records
 BLOCK_ROWS = 16_384
@@ -37,6 +52,7 @@ def plan_batches(
     source: RandomAccessSource[Any],
     *,
     batch_size: int | None,
+    global_batch_size: int | None,
     sampler: Any,
     batch_sampler: Any,
     shuffle: bool | Shuffle,
@@ -50,8 +66,8 @@ def plan_batches(
     if tail is None:
         tail = "partial" if world_size == 1 else "pad"
     if batch_sampler is not None:
-        given = {"batch_size": batch_size, "sampler": sampler, "shuffle": shuffle or None}
-        for name, value in given.items():
+        sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size}
+        for name, value in {**sizes, "sampler": sampler, "shuffle": shuffle or None}.items():
             if value is not None:
                 raise ConfigError(
                     f"batch_sampler and {name} both choose order and batches: leave one of them out",
@@ -64,9 +80,10 @@ def plan_batches(
         plan = batch_sampler.with_ranks(rank=rank, world_size=world_size, tail=tail)
     else:
         order = _order(source, sampler, shuffle, seed)
-        if batch_size is None:
-            raise ConfigError("give batch_size, or a batch_sampler", key="batch_size", value=None)
-        plan = BatchSampler(sampler=order, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
+        rows = rows_per_rank(batch_size, global_batch_size, world_size)
+        if rows is None:
+            raise ConfigError("give batch_size, global_batch_size or a batch_sampler", key="batch_size", value=None)
+        plan = BatchSampler(sampler=order, batch_size=rows, rank=rank, world_size=world_size, tail=tail)
     if plan.records > len(source):
         raise ConfigError(
             f"the sampler chooses from {plan.records} records, and the source has {len(source)}",
@@ -74,6 +91,25 @@ def plan_batches(
             value=plan.order,
         )
     return plan
+
+
+def rows_per_rank(batch_size: int | None, global_batch_size: int | None, world_size: int) -> int | None:
+    """Return the batch size of each rank, which is given directly or for all ranks together; None if neither is."""
+    if global_batch_size is None:
+        return batch_size
+    if batch_size is not None:
+        message = "batch_size is for one rank and global_batch_size for all: give one of them"
+        raise ConfigError(message, key="global_batch_size", value=global_batch_size)
+    rows = check_count("global_batch_size", global_batch_size, least=1)
+    check_count("world_size", world_size, least=1)
+    if rows % world_size:
+        raise ConfigError(
+            f"global_batch_size is {rows}, which {world_size} ranks cannot share equally: give a multiple of every "
+            "number of ranks that the job may run on",
+            key="global_batch_size",
+            value=rows,
+        )
+    return rows // world_size
 
 
 def default_order(source: RandomAccessSource[Any], shuffle: bool | Shuffle, seed: int) -> Sampler:
@@ -128,6 +164,7 @@ def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffl
         raise ConfigError("shuffle and sampler both choose the order: give one of them", key="shuffle", value=shuffle)
     if isinstance(sampler, BatchPlanner):
         raise TypeError(f"{type(sampler).__name__} makes batches: pass it as batch_sampler=, without batch_size")
+    refuse_torch_sampler(sampler)  # first, because one of them has an attribute `indices`
     if not isinstance(sampler, Sampler):
         raise TypeError(
             f"a sampler needs __len__ and indices(positions, epoch=); {type(sampler).__name__} does not have both"
@@ -139,7 +176,8 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None, 
     """Return the rank and the number of ranks: as given, else those of `plan`, else those of the environment.
 
     The environment variables are RANK and WORLD_SIZE, as torchrun sets them; without them it is rank 0 of 1. Nothing
-    else in dataload reads them.
+    else in dataload reads them. A JAX program of several processes has to say which rank it wants, because only its
+    sharding tells which processes read the same data.
     """
     if (rank is None) != (world_size is None):
         raise ConfigError("rank and world_size go together: give both or neither", key="rank", value=rank)
@@ -149,6 +187,13 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None, 
         return plan.rank, plan.world_size
     given = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE") if name in os.environ}
     if not given:
+        if (processes := _jax_processes()) > 1:
+            raise ConfigError(
+                f"this JAX program has {processes} processes, and each of them would read all of the data: pass rank= "
+                "and world_size=, which dataload.jax.distributed_place(sharding) returns (or 0 and 1 to read all)",
+                key="rank",
+                value=None,
+            )
         return 0, 1
     try:
         return int(given["RANK"]), int(given["WORLD_SIZE"])
@@ -162,6 +207,19 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None, 
             key="rank",
             value=given.get("RANK"),
         ) from None
+
+
+def _jax_processes() -> int:
+    """Return the number of processes of the JAX program in this process, as far as JAX knows it; 1 without JAX.
+
+    JAX is not imported and no backend is started for this, which only private names allow. A test compares the result
+    with JAX's own.
+    """
+    distributed, backends = (sys.modules.get(f"jax._src.{name}") for name in ("distributed", "xla_bridge"))
+    started = getattr(backends, "backends_are_initialized", None)
+    if backends is not None and started is not None and started():
+        return backends.process_count()  # processes of TPUs find each other without `jax.distributed`
+    return getattr(getattr(distributed, "global_state", None), "num_processes", None) or 1
 
 
 class BlockedPlans:

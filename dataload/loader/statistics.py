@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeAlias
 
+from dataload._util.html import html_table
 from dataload.loader.prediction import Loop, predict
 from dataload.storage.remote.traffic import Downloads
 
@@ -27,6 +28,10 @@ _THROTTLED = 0.01  # part of the requests: a store that refuses more of them is 
 _AGAIN = 0.1  # part of the downloads of shards: if more are repeated, the cache is too small
 _CONNECTED = 0.5  # part of the time: connections that are used less are idle
 _TRANSFER = 0.5  # part of the time of requests: if bytes flow for less of it, they mostly wait for answers
+_LESS = {  # what would make a stage less work
+    "decode": "; less to decode would help: store images at the size you train on",
+    "transform": "; less to transform would help: do before training what is the same in every epoch",
+}
 _COPYING = ("read", "collate")  # stages that may be limited by the memory
 
 
@@ -46,7 +51,7 @@ class StageStatistics:
         return StageStatistics(self.runs - earlier.runs, self.seconds - earlier.seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Statistics:
     """The work of a loader since it was built.
 
@@ -140,8 +145,8 @@ class Statistics:
         2. The consumer waits less than 5% of the time: the consumer. (Threads that hold the GIL also slow it down.)
         3. Workers are busy less than 60% of the time: not a stage. Batches that take under 200 us are as quick as
            their hand-over; others are of unequal cost, or too few are made ahead.
-        4. Otherwise the stage with the most work. ``read`` is called storage, without the decoding that sources do;
-           ``transform`` is shown by the names of its functions.
+        4. Otherwise the stage with the most work. ``read`` is called storage unless the CPU clock shows that reading
+           keeps CPUs busy; ``transform`` is shown by the names of its functions.
 
         If the limit is ``download``, the first rule that applies decides what would help:
 
@@ -164,7 +169,7 @@ class Statistics:
         For the last four, if the CPU clock shows that threads mostly wait for something else, such as storage, the
         limit is four times the present number of workers instead of one per CPU. The gain is "about" a number where
         it follows from measurements, and "up to" one where the GIL, storage or the memory may be in the way; see
-        `predict`.
+        `predict`. If the stage is ``decode`` or ``transform``, the line ends with a way to have less of that work.
         """
         if self.steps < _FEW_STEPS or not self._loop_seconds:
             received = {0: "no batch was received", 1: "1 batch is too few to tell"}
@@ -176,7 +181,7 @@ class Statistics:
         if self._busy < _BUSY * max(1, self._mean_workers):
             return f"limit: {self._idle()}; {waits}"
         name, stage = max(self.stages.items(), key=lambda item: item[1].seconds)
-        return f"limit: {self._label(name, stage)}; {waits}; {self._advice(name)}"
+        return f"limit: {self._label(name, stage)}; {waits}; {self._advice(name)}{_LESS.get(name, '')}"
 
     @property
     def _mean_workers(self) -> float:
@@ -203,8 +208,9 @@ class Statistics:
 
     def _label(self, name: str, stage: StageStatistics) -> str:
         share = f"{_ratio(stage.seconds, self.work_seconds):.0%} of {'worker time' if self.workers else 'the work'}"
-        if name == "read":
-            return f"storage (read, {share})"
+        if name == "read":  # workers that keep CPUs busy read from memory, and copy or decode
+            computes = self._loop.computes and not self._loop.takes_turns and self.busy_cpus is not None
+            return f"read (on CPUs, {share})" if computes else f"storage (read, {share})"
         if name == "transform" and self.transforms:
             names = [name.rpartition(".")[2] for name in self.transforms]
             return f"transform{'s' if len(names) > 1 else ''} {', '.join(names)} ({share})"
@@ -241,7 +247,11 @@ class Statistics:
         wanted = max(needed - self.workers, 1)  # at least one, because the consumer waits
         if wanted <= possible:
             return f"{self._more(wanted)} would feed it{self._gain(stage, wanted, ': ')}"
-        takes = f", and feeding it takes {needed} {'CPUs' if loop.computes else 'workers'}" if needed > most else ""
+        takes = (
+            f"; to keep up with the consumer takes {needed} {'CPUs' if loop.computes else 'workers'}"
+            if needed > most
+            else ""
+        )
         if not possible:
             return self._no_more(stage) + takes
         return f"{self._more(possible)} would give{self._gain(stage, possible, ' ')}{takes}"
@@ -354,12 +364,23 @@ class Statistics:
             "verdict": self.verdict,
         }
 
-    def __str__(self) -> str:
-        seconds, used = self.wait_seconds + self.consumer_seconds, self.busy_cpus
+    @property
+    def _size(self) -> str:
+        seconds = self.wait_seconds + self.consumer_seconds
         size = f"{self.steps:,} batches, {self.rows:,} rows, {self.nbytes / 1e6:,.1f} MB"
+        return f"{size} in {seconds:.2f} s: {self.rows_per_second:,.0f} rows/s"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._size}; {self.verdict})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.verdict, str(self).splitlines()[:-1])
+
+    def __str__(self) -> str:
+        used = self.busy_cpus
         busy = "" if used is None else f" ({used:.1f} kept busy by this process)"
         lines = [
-            f"{size} in {seconds:.2f} s: {self.rows_per_second:,.0f} rows/s",
+            self._size,
             f"the consumer waited {self.wait_seconds:.2f} s, {self.first_wait_seconds:.2f} s of it for the first batch",
             f"and worked {self.consumer_seconds:.2f} s in between; {self.depth:.1f} batches were ready when it asked",
             f"work in {self.where}, of {self.cpus} CPUs{busy}:",

@@ -30,6 +30,7 @@ class StepRange(NamedTuple):
     origin: int  # first item of its step 0; see `BatchPlanner`
     start: int
     stop: int  # the step after the last one
+    plans: Sequence[BatchPlan] | None = None  # if workers cannot compute them; see `BatchPlanner.sent`
 
 
 class StepResult(NamedTuple):
@@ -132,6 +133,8 @@ class StepWork:
         ]
 
     def _plan(self, job: StepRange, step: int) -> BatchPlan:
+        if job.plans is not None:
+            return job.plans[step - job.plans[0].step]
         key = job.epoch, job.origin
         try:
             plans = self._plans.recall(key)

@@ -138,6 +138,10 @@ class BatchPlanner(ABC):
             One plan per step.
         """
 
+    def sent(self, steps: range, *, epoch: int) -> Sequence[BatchPlan] | None:  # noqa: ARG002 - for subclasses
+        """Return the plans of these steps if workers must be told them. None: they compute them from their copy."""
+        return None
+
     @property
     def step_size(self) -> int:
         """Items per step of all ranks together."""

@@ -1,10 +1,10 @@
-"""Several orders mixed in fixed proportions."""
+"""Several orders mixed in stated proportions."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from fractions import Fraction
 from math import ceil, lcm
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -19,6 +19,12 @@ from dataload.types import Int64Array, Sampler
 
 Stop: TypeAlias = Literal["first", "longest", "never"]
 """When an epoch of a mixture ends."""
+
+Row: TypeAlias = Sequence[float] | Mapping[str, float]
+"""One weight per part, in order or by name."""
+
+Changes: TypeAlias = Mapping[int, Row] | tuple[tuple[int, tuple[float, ...]], ...]
+"""Weights by the position of the epoch from which they hold."""
 
 _SHORTEST_WINDOW = 1000
 _LONGEST_WINDOW = 10_000
@@ -41,6 +47,45 @@ class _Pattern(NamedTuple):
         windows, rest = divmod(length, len(self.parts))
         return windows * self.counts + np.bincount(self.parts[:rest], minlength=len(self.counts))
 
+    def turns(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the part at each position, and the number of earlier positions with the same part."""
+        windows, offsets = divide(positions, len(self.parts))
+        parts = self.parts[offsets]
+        return parts, windows * self.counts[parts] + self.nth[offsets]
+
+
+class _Schedule(NamedTuple):
+    """The patterns of one epoch, each from its start to that of the next."""
+
+    starts: Int64Array  # (patterns,)
+    before: Int64Array  # (patterns, parts), draws from each part before the start
+    patterns: tuple[_Pattern, ...]
+
+    def position(self, part: int, draw: int) -> int | None:
+        """Return the position of a part's draw number `draw`, counted from 0; None if the part has fewer draws."""
+        i = int(np.searchsorted(self.before[:, part], draw, side="right")) - 1
+        if not self.patterns[i].counts[part]:
+            return None
+        return int(self.starts[i]) + self.patterns[i].position(part, draw - int(self.before[i, part]))
+
+    def draws(self, length: int) -> Int64Array:
+        """Return the number of draws from each part in the first `length` positions, (parts,) int64."""
+        i = int(np.searchsorted(self.starts, length, side="right")) - 1
+        return self.before[i] + self.patterns[i].draws(length - int(self.starts[i]))
+
+    def turns(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the part at each position, and the number of earlier positions with the same part."""
+        ends = (positions.min(), positions.max()) if positions.size else (0, 0)
+        first, last = np.searchsorted(self.starts, ends, side="right") - 1
+        if first == last:  # nearly always: the positions of a block are close together
+            parts, draws = self.patterns[first].turns(positions - self.starts[first])
+            return parts, draws + self.before[first, parts] if first else draws
+        parts, draws = np.empty_like(positions), np.empty_like(positions)
+        for i, rows in split_by_group(np.searchsorted(self.starts, positions, side="right") - 1):
+            parts[rows], draws[rows] = self.patterns[i].turns(positions[rows] - self.starts[i])
+            draws[rows] += self.before[i, parts[rows]]
+        return parts, draws
+
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
@@ -50,57 +95,64 @@ class Mixture:
     from a part are spread evenly, each at a random offset in its share (low discrepancy rather than coin flips); then
     the window repeats. A part that ends starts its next epoch.
 
+    Weights may change within an epoch: ``{0: (9, 1), 50_000: (1, 1)}``. A new window begins at each change, and each
+    part continues where it is.
+
     Attributes:
-        samplers: The order of each part.
-        weights: One weight per part, or one row of weights per epoch; later epochs use the last row.
+        samplers: The order of each part, or orders by name. Stored as a tuple.
+        weights: One weight per part, in order or by name; or a mapping from the position in the epoch from which
+            weights hold, first 0, to such weights; or a sequence of these, one per epoch, whose last item holds for
+            later epochs. Stored as tuples, mappings as tuples of pairs.
         stop: When an epoch ends: before the ``"first"`` part to run out would repeat, once the ``"longest"`` part has
-            been served completely, or ``"never"`` (after 2^48 positions). If weights differ between epochs, all epochs
-            share one length that satisfies this in each.
+            been served completely (parts that change to weight 0 before their end do not count), or ``"never"`` (after
+            2^48 positions). If weights differ between epochs, all epochs share one length that satisfies this in each.
         seed: Seed of the offsets in the window, any integer.
         window: Number of positions in which the proportions are exact, up to rounding of weight * window to integers.
             None uses the smallest multiple of the weights' common denominator that is at least 1,000, or 10,000 if
-            that denominator is too large.
+            that denominator is too large. Weights that change within an epoch each have a window of their own.
         lengths: Records of each part of the `ConcatSource`. None uses the number of records each sampler chooses from.
+        global_batch_size: If given, weights change at steps of this many positions instead of positions: the rows of
+            all ranks per step. Not stored.
 
     Raises:
-        ConfigError: The numbers of samplers, weights and lengths differ; a weight is negative, or too small for the
-            window; a part with a positive weight is empty, or has fewer records than its sampler chooses from; an
-            epoch would have more than 2^48 positions; or `stop` is unknown.
+        ConfigError: The numbers or names of samplers, weights and lengths differ; a weight is negative, or too small
+            for the window; weights change at what is no position of the epoch; a part with a positive weight is empty,
+            or has fewer records than its sampler chooses from; an epoch would have more than 2^48 positions; or `stop`
+            is unknown.
     """
 
-    samplers: tuple[Sampler, ...]
-    weights: tuple[float, ...] | tuple[tuple[float, ...], ...]
+    samplers: Sequence[Sampler] | Mapping[str, Sampler]
+    weights: Row | Changes | Sequence[Row | Changes]
     stop: Stop = "first"
     seed: int = 0
     window: int | None = None
     lengths: tuple[int, ...] | None = None
-    _patterns: tuple[_Pattern, ...] = field(init=False, repr=False, compare=False)  # one per row of weights
+    global_batch_size: InitVar[int | None] = None
+    _schedules: tuple[_Schedule, ...] = field(init=False, repr=False, compare=False)  # one per epoch, or for all
     _length: int = field(init=False, repr=False, compare=False)
     # Epochs of each part in one epoch of the mixture, so that no two of these share a part's epoch.
     _epochs: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _firsts: Int64Array = field(init=False, repr=False, compare=False)  # (parts + 1,), first index of each part
 
-    def __post_init__(self) -> None:
-        self._check()
-        weights: Any = self.weights
-        rows = weights if isinstance(weights[0], tuple) else (weights,)
-        window = _window(rows) if self.window is None else check_count("window", self.window, least=1)
-        seed = check_seed(self.seed)
-        keys = [derive_key(seed, "mixture", i, words=1) for i in range(len(rows))]
-        patterns = tuple(_pattern(_counts(row, window), key) for row, key in zip(rows, keys, strict=True))
-        set_fields(self, window=None if self.window is None else window, seed=seed, _patterns=patterns)
+    def __post_init__(self, global_batch_size: int | None) -> None:
+        step = 1 if global_batch_size is None else check_count("global_batch_size", global_batch_size, least=1)
+        self._check(step)
+        seed, window = check_seed(self.seed), self.window
+        window = None if window is None else check_count("window", window, least=1)
+        set_fields(self, seed=seed, window=window, _schedules=_schedules(self.weights, window, seed))
         set_fields(self, _length=self._measure())
-        draws = np.max([pattern.draws(self._length) for pattern in patterns], axis=0).tolist()
+        draws = np.max([schedule.draws(self._length) for schedule in self._schedules], axis=0).tolist()
         epochs = tuple(-(-draw // max(1, len(sampler))) for draw, sampler in zip(draws, self.samplers, strict=True))
         set_fields(self, _epochs=epochs)
 
-    def _check(self) -> None:
-        samplers = as_tuple(self.samplers)
+    def _check(self, step: int) -> None:
+        names = tuple(self.samplers) if isinstance(self.samplers, Mapping) else None
+        samplers = as_tuple(self.samplers.values() if isinstance(self.samplers, Mapping) else self.samplers)
         for i, sampler in enumerate(samplers):
             check_sampler(f"samplers[{i}]", sampler)
         if not samplers:
             raise setting_error("samplers", self.samplers, "must hold one sampler per part")
-        weights = _check_rows(self.weights, len(samplers))
+        weights = _check_weights(self.weights, len(samplers), names, step)
         lengths = tuple(map(records_of, samplers)) if self.lengths is None else self.lengths
         lengths = check_lengths("lengths", lengths)
         if len(lengths) != len(samplers):
@@ -118,18 +170,28 @@ class Mixture:
 
     def _measure(self) -> int:
         """Return the number of positions per epoch."""
-        ends: list[int] = []
-        for pattern in self._patterns:
-            used = [(j, len(sampler)) for j, sampler in enumerate(self.samplers) if pattern.counts[j]]
-            for part, length in used:
-                if not length:
+        samplers, ends = cast("tuple[Sampler, ...]", self.samplers), list[int]()
+        for schedule in self._schedules:
+            used = np.flatnonzero(np.any([pattern.counts for pattern in schedule.patterns], axis=0)).tolist()
+            for part in used:
+                if not len(samplers[part]):
                     key = f"samplers[{part}]"
-                    raise ConfigError(f"{key} is empty: set its weight to 0", key=key, value=length)
+                    raise ConfigError(f"{key} is empty: set its weight to 0", key=key, value=0)
             if self.stop == "first":
-                ends.append(min(pattern.position(part, length) for part, length in used))
+                found = [schedule.position(part, len(samplers[part])) for part in used]
+                ends.append(min(end for end in found if end is not None))
             else:
-                ends.append(max(pattern.position(part, length - 1) + 1 for part, length in used))
+                found = [schedule.position(part, len(samplers[part]) - 1) for part in used]
+                ends.append(max(last for last in found if last is not None) + 1)
         length = {"first": min(ends), "longest": max(ends), "never": MAX_LENGTH}[self.stop]
+        late = max(int(schedule.starts[-1]) for schedule in self._schedules)
+        if late >= length:
+            raise ConfigError(
+                f"weights change at position {late}, and stop={self.stop!r} ends epochs at {length}: change them "
+                "earlier, give weights for each epoch, or use stop='never'",
+                key="weights",
+                value=late,
+            )
         if length > MAX_LENGTH:
             raise ConfigError(
                 f"stop={self.stop!r} makes epochs of {length} positions; the limit is {MAX_LENGTH}",
@@ -148,28 +210,84 @@ class Mixture:
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""
-        pattern = self._patterns[min(epoch, len(self._patterns) - 1)]
-        windows, offsets = divide(positions, len(pattern.parts))
-        parts = pattern.parts[offsets]
-        found = windows * pattern.counts[parts] + pattern.nth[offsets]  # draw numbers, per part
+        parts, found = self._schedules[min(epoch, len(self._schedules) - 1)].turns(positions)
+        samplers = cast("tuple[Sampler, ...]", self.samplers)
         for part, rows in split_by_group(parts):
             first_epoch = epoch * self._epochs[part]
-            found[rows] = indices_without_end(self.samplers[part], found[rows], first_epoch=first_epoch)
+            found[rows] = indices_without_end(samplers[part], found[rows], first_epoch=first_epoch)
         found += self._firsts[parts]
         return found
 
 
-def _check_rows(weights: Any, parts: int) -> Any:
-    """Return weights as floats in tuples, with the nesting they were given in."""
+def _check_weights(weights: Any, parts: int, names: tuple[str, ...] | None, step: int) -> Any:
+    """Return weights as floats in tuples, with the nesting they were given in, and changes as pairs."""
+
+    def row(given: Any) -> tuple[float, ...]:
+        if isinstance(given, Mapping):
+            by_name = cast("Mapping[str, float]", given)
+            if names is None or {*by_name} != {*names}:
+                rule = "must hold weights by position in the epoch, from 0 on, or by the names of the samplers"
+                raise setting_error("weights", given, rule)
+            given = [by_name[name] for name in names]
+        checked = tuple(check_weights(as_tuple(given) or given).tolist())
+        if len(checked) != parts:
+            raise setting_error("weights", checked, f"must hold one weight for each of the {parts} samplers")
+        return checked
+
+    def entry(given: Any) -> Any:
+        pairs = _changes(given)
+        if pairs is None:
+            return row(given)
+        for start, _ in pairs:
+            if isinstance(start, bool) or not hasattr(start, "__index__") or not 0 <= start < MAX_LENGTH // step:
+                rule = f"must hold weights by position in the epoch, from 0 on and below {MAX_LENGTH // step}"
+                raise setting_error("weights", start, rule)
+        starts = [int(start) * step for start, _ in pairs]
+        changes = sorted(zip(starts, [row(held) for _, held in pairs], strict=True))
+        if starts.count(0) != 1 or len({*starts}) < len(starts):
+            raise setting_error("weights", [*dict(pairs)], "must hold weights for position 0, and once for each other")
+        # Constant weights are the same value however they are written.
+        return tuple(changes) if len(changes) > 1 else changes[0][1]
+
+    if isinstance(weights, Mapping) or _changes(weights) is not None:
+        return entry(weights)
     given = as_tuple(weights)
     # Anything that is not a row of rows is checked as a single row.
-    is_row = [isinstance(row, (Sequence, np.ndarray)) and not isinstance(row, str) for row in given]
-    is_nested = bool(given) and all(is_row)
-    rows = tuple(tuple(check_weights(row).tolist()) for row in (given if is_nested else (given or weights,)))
-    for row in rows:
-        if len(row) != parts:
-            raise setting_error("weights", row, f"must hold one weight for each of the {parts} samplers")
-    return rows if is_nested else rows[0]
+    nested = [isinstance(item, (Sequence, Mapping, np.ndarray)) and not isinstance(item, str) for item in given]
+    return tuple(map(entry, given)) if given and all(nested) else row(given or weights)
+
+
+def _changes(weights: Any) -> Sequence[tuple[Any, Any]] | None:
+    """Return the pairs of weights that change within an epoch, or None if these weights do not."""
+    if isinstance(weights, Mapping):
+        items = cast("Mapping[Any, Any]", weights)
+        return None if not items or any(isinstance(key, str) for key in items) else [*items.items()]
+    pairs = cast("tuple[Any, ...]", weights) if isinstance(weights, tuple) else ()  # as stored
+    is_pair = [isinstance(pair, tuple) and [*map(type, cast("Any", pair))] == [int, tuple] for pair in pairs]
+    return pairs if pairs and all(is_pair) else None
+
+
+def _schedules(weights: Any, window: int | None, seed: int) -> tuple[_Schedule, ...]:
+    """Return the schedule of each epoch, for checked weights."""
+    entries = weights if isinstance(weights[0], tuple) and _changes(weights) is None else (weights,)
+    constant = tuple(entry for entry in entries if _changes(entry) is None)
+    shared = window or (_window(constant) if constant else 0)
+    schedules: list[_Schedule] = []
+    for epoch, entry in enumerate(entries):
+        changes = _changes(entry)
+        starts, rows = (0,), (entry,)
+        if changes is not None:
+            starts, rows = zip(*changes, strict=True)
+        patterns: list[_Pattern] = []
+        for i, row in enumerate(rows):
+            # The weights before a change stay in the order that they would have without it.
+            address = (epoch, i) if i else (epoch,)
+            key = derive_key(seed, "mixture", *address, words=1)
+            patterns.append(_pattern(_counts(row, shared if changes is None else window or _window((row,))), key))
+        drawn = [pattern.draws(length) for pattern, length in zip(patterns, np.diff(starts).tolist(), strict=False)]
+        before = np.cumsum([np.zeros(len(rows[0]), np.int64), *drawn], axis=0)
+        schedules.append(_Schedule(np.array(starts, np.int64), before, tuple(patterns)))
+    return tuple(schedules)
 
 
 def _shares(row: tuple[float, ...]) -> list[Fraction]:

@@ -16,6 +16,9 @@ from dataload.types import Int64Array, Sampler
 Overlong: TypeAlias = Literal["error", "truncate"]
 """How to treat records longer than a row."""
 
+Strategy: TypeAlias = Literal["first-fit", "best-fit"]
+"""How to choose the row of a record."""
+
 _COUNTED_AT_ONCE = 2**18  # records
 
 
@@ -33,10 +36,11 @@ class _Windows(NamedTuple):
 class PackedBatchSampler(ArrayValue, OverSampler):
     """Rows of equal length, each packed with several records: one shape and almost no padding.
 
-    The order is cut into windows of `window` records. Within a window, each record goes into the first row with room
-    for it, or opens a new row (first fit). The rows of an epoch do not depend on the number of ranks. Their number
-    depends on the order, so all windows are packed once per epoch to count them, which takes about 0.4 seconds for a
-    million records. After that, any row is found by packing its window.
+    The order is cut into windows of `window` records, each packed by itself. The rows of a window follow each other by
+    their first records, and the records of a row by their positions. The rows of an epoch do not depend on the number
+    of ranks. Their number depends on the order, so all windows are packed once per epoch to count them, which takes
+    about 0.4 seconds for a million records, and 1 second with best fit. After that, any row is found by packing its
+    window.
 
     The loader lays out the records and adds the columns `segment_ids` and `positions`; see `dataload.Pack`.
 
@@ -46,11 +50,13 @@ class PackedBatchSampler(ArrayValue, OverSampler):
         row_length: Length of a row, in the unit of `lengths`, for example tokens.
         batch_size: Rows per step of one rank.
         window: Number of records that are packed together. A larger window fills rows better.
+        strategy: ``"first-fit"`` puts each record into the first row with room for it. ``"best-fit"`` takes the longest
+            records of a window first, and puts each into the row that it fills best, which leaves less filler.
         overlong: Whether a record longer than a row is an ``"error"`` or is cut off (``"truncate"``).
 
     Raises:
         ConfigError: There are fewer lengths than records, a length is negative, a record is longer than a row and
-            `overlong` is ``"error"``, or a number is out of its range.
+            `overlong` is ``"error"``, a number is out of its range, or `strategy` is unknown.
     """
 
     sampler: Sampler
@@ -59,6 +65,7 @@ class PackedBatchSampler(ArrayValue, OverSampler):
     batch_size: int
     window: int = 1024
     overlong: Overlong = "error"
+    strategy: Strategy = "first-fit"
     _ends: Memo[Int64Array] = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -72,6 +79,7 @@ class PackedBatchSampler(ArrayValue, OverSampler):
             rule = f"must hold one length for each of the {records_of(self.sampler)} records"
             raise setting_error("lengths", len(lengths), rule)
         check_choice("overlong", self.overlong, get_args(Overlong))
+        check_choice("strategy", self.strategy, get_args(Strategy))
         longest = int(lengths.max(initial=0))
         if self.overlong == "error" and longest > self.row_length:
             record = int(lengths.argmax())
@@ -81,7 +89,8 @@ class PackedBatchSampler(ArrayValue, OverSampler):
     @property
     def order(self) -> Any:
         """All settings except ranks and batch size."""
-        return self._settings("batch_size")
+        # The default is left out, as in states saved before there was a choice.
+        return self._settings("batch_size", *(["strategy"] if self.strategy == "first-fit" else []))
 
     @property
     def rows_per_step(self) -> int:
@@ -142,7 +151,8 @@ class PackedBatchSampler(ArrayValue, OverSampler):
         indices = np.zeros(positions.shape, np.int64)
         indices[present] = self.sampler.indices(positions[present], epoch=epoch)
         lengths = np.where(present, np.asarray(self.lengths)[indices], -1)
-        return _Windows(indices, lengths, *first_fit(np.minimum(lengths, self.row_length), self.row_length))
+        fit = first_fit if self.strategy == "first-fit" else best_fit
+        return _Windows(indices, lengths, *fit(np.minimum(lengths, self.row_length), self.row_length))
 
 
 def first_fit(lengths: Int64Array, row_length: int) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -151,18 +161,48 @@ def first_fit(lengths: Int64Array, row_length: int) -> tuple[Int64Array, Int64Ar
     Takes (lists, records) int64, where negative lengths are not records. Returns the row of each record, its offset in
     that row, and the number of rows per list, (lists,) int64.
     """
+    return _fit(lengths, row_length, fullest=False)
+
+
+def best_fit(lengths: Int64Array, row_length: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Pack like `first_fit`, but from the longest record on, each into the fullest row with room for it.
+
+    Rows are then numbered by their first records, and records laid out by their positions, as `first_fit` does.
+    """
+    longest = np.argsort(-lengths, axis=1, kind="stable")
+    found, _, counts = _fit(np.take_along_axis(lengths, longest, axis=1), row_length, fullest=True)
+    rows = np.empty_like(found)
+    np.put_along_axis(rows, longest, found, axis=1)
+    by_row = np.argsort(rows, axis=1, kind="stable")
+    begins = np.diff(np.take_along_axis(rows, by_row, axis=1), axis=1, prepend=-1) > 0
+    # Records lie one after the other; a row's first tells where it begins.
+    sizes = np.take_along_axis(np.maximum(lengths, 0), by_row, axis=1)
+    ends = np.cumsum(sizes, axis=1)
+    within = ends - sizes - np.maximum.accumulate(np.where(begins, ends - sizes, 0), axis=1)
+    starts = np.empty_like(rows)
+    np.put_along_axis(starts, by_row, within, axis=1)
+    each = np.arange(len(rows))[:, None]
+    firsts = np.full((len(rows), int(rows.max(initial=0)) + 1), lengths.shape[1])
+    np.minimum.at(firsts, (each, rows), np.arange(lengths.shape[1]))
+    numbers = np.argsort(np.argsort(firsts, axis=1, kind="stable"), axis=1)
+    return numbers[each, rows], starts, counts
+
+
+def _fit(lengths: Int64Array, row_length: int, *, fullest: bool) -> tuple[Int64Array, Int64Array, Int64Array]:
     lists, records = lengths.shape
     rows, starts = np.zeros_like(lengths), np.zeros_like(lengths)
     counts = np.zeros(lists, np.int64)
     room = np.full((lists, 8), row_length, np.int32)
     each = np.arange(lists)
-    # First fit is sequential in the records, but all lists advance together.
+    # Packing is sequential in the records, but all lists advance together.
     for i in range(records):
         open_rows = int(counts.max(initial=0)) + 1
         if open_rows > room.shape[1]:
             room = np.concatenate([room, np.full_like(room, row_length)], axis=1)
         need = lengths[:, i]
-        row = (room[:, :open_rows] >= need[:, None]).argmax(axis=1)
+        left = room[:, :open_rows]
+        fits = left >= need[:, None]
+        row = (np.where(fits, left, row_length + 1).argmin if fullest else fits.argmax)(axis=1)
         rows[:, i], starts[:, i] = row, row_length - room[each, row]
         room[each, row] -= np.maximum(need, 0).astype(np.int32)
         counts = np.maximum(counts, np.where(need >= 0, row + 1, 0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -65,6 +64,9 @@ def read_ahead(
     urls = [file for file in whole if is_url(file)]
     versions = dict(zip(urls, storage.versions(urls), strict=True))
     mode: str = remote.options.mode
+    sharers = _ranks_of_node()
+    if mode != "ranges" and sum(versions[url].size for url in urls) <= share * storage.budget():
+        sharers = 1  # nobody takes room from the others
     if mode == "auto":
         if remote.options.budget is not None:
             storage.check_sizes(urls)
@@ -72,7 +74,9 @@ def read_ahead(
             choice = Choice("shards", "the format cannot be read by ranges")
         else:
             sizes = np.array([versions[file].size for file in urls])
-            choice = _choose(block, opened, wanted, _numbers(files, urls), sizes, fields, int(share * storage.budget()))
+            choice = _choose(
+                block, opened, wanted, _numbers(files, urls), sizes, fields, int(share / sharers * storage.budget())
+            )
         _log.info("%s and %d more are read as %s: %s", urls[0], len(urls) - 1, choice.mode, choice.reason)
         mode = remote.boards["mode"] = choice.mode  # for the readers, in this process and in workers
     kept = urls if mode == "shards" else [file for file in urls if whole[file]]
@@ -80,7 +84,7 @@ def read_ahead(
         storage.check_sizes(kept)
         never_by_range = frozenset(number for number, file in enumerate(kept) if whole[file])
         shards = Shards(kept, [versions[file] for file in kept], never_by_range)
-        return storage.read_ahead(shards, shard_uses(steps, opened.ends, _numbers(files, kept)), share)
+        return storage.read_ahead(shards, shard_uses(steps, opened.ends, _numbers(files, kept)), share, sharers)
     if not here or (len(first) and first.ranges(np.zeros(1, np.int64), fields) is None):
         return None  # nobody knows what will be read
     return RangesAhead(versions, step_ranges(steps, files, opened, fields, remote.options.connections), remote)
@@ -121,8 +125,7 @@ def _choose(
         if ranges is not None:
             record_bytes = float(ranges[1].sum()) / len(sample)
     reads = measure(block, opened.ends, of_shard, sizes, record_bytes, budget)
-    # The other ranks of the node read other records of the same shards, from the same cache.
-    return choose(replace(reads, used=min(1.0, reads.used * _ranks_of_node())), budget)
+    return choose(reads.of_ranks(_ranks_of_node()), budget)
 
 
 def _ranks_of_node() -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from dataload._util.checks import check_fields
 from dataload._util.fingerprint import digest
+from dataload._util.html import html_of_source
 from dataload._util.indexing import as_indices, check_index
 from dataload._util.randomness import check_seed
 from dataload.collate import default_collate
@@ -107,6 +108,9 @@ class Source(ABC, Generic[T_co]):
         """Return the files that hold the records; none if they are elsewhere, too."""
         return ()
 
+    def _repr_html_(self) -> str | None:
+        return html_of_source(self)
+
     @abstractmethod
     def fingerprint(self) -> str:
         """Return an identifier of the content: equal for a copy elsewhere, different for other data.
@@ -161,9 +165,7 @@ class Source(ABC, Generic[T_co]):
             ConfigError: There is no such field, or shapes differ from record to record.
         """
         rows = as_indices(indices, len(self))
-        if not rows.size:
-            return {}
-        return self._read_columns(rows, None if fields is None else tuple(fields))
+        return self._read_columns(rows, None if fields is None else tuple(fields)) if rows.size else {}
 
     def __iter__(self) -> Iterator[T_co]:
         """Iterate over all records in index order, reading them in blocks."""
@@ -380,10 +382,8 @@ def select_fields(record: Any, fields: Sequence[str]) -> dict[str, Any]:
         ConfigError: The record has no fields, or not all of these.
     """
     if not isinstance(record, Mapping):
-        raise ConfigError(
-            f"records are {type(record).__name__}, not fields: choose a codec to read fields {', '.join(fields)}",
-            key="fields",
-        )
+        message = f"records are {type(record).__name__}, not fields: choose a codec to read fields {', '.join(fields)}"
+        raise ConfigError(message, key="fields")
     try:
         return {name: record[name] for name in fields}
     except KeyError as error:

@@ -170,10 +170,14 @@ def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
         name: Name of the format; by default the suffix decides.
 
     Raises:
-        ConfigError: No format is named, there is no such format, or it is read-only.
+        ConfigError: No format is named, there is no such format, it is read-only, or the path is a pattern.
     """
     entry, rest = split_format(path, name)
     rest = local_path(rest)
+    if "*" in base_name(rest):
+        several = base_name(rest).replace("*", "{00..07}", 1)
+        message = f"{rest!r} is a pattern, which cannot be written to: name one file, or list the shards ({several!r})"
+        raise ConfigError(message, key="destination", value=rest)
     entry = entry or by_suffix(rest)
     if entry is not None and entry.writer is not None:
         return entry, rest

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dataload.loader.statistics import Statistics
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class MultiStreamStatistics(Statistics):
     """The work of a multi-stream loader since it was built. Its rows are those of batches.
 

@@ -1,4 +1,4 @@
-"""PyTorch support: batches as tensors without copying, batches on a device, sources as map-style datasets.
+"""PyTorch support: torch's DataLoader with our loader underneath, tensors, devices, ranks, sources as datasets.
 
 This is the only package that needs torch.
 """
@@ -14,9 +14,21 @@ except ImportError as _error:
         "dataload.torch needs torch: pip install 'dataload[torch]' (or only torch)", name="torch"
     ) from _error
 
+from dataload.torch.checkpoint import JsonState
+from dataload.torch.dataloader import DataLoader
 from dataload.torch.dataset import SourceDataset
 from dataload.torch.device import DeviceLoader
-from dataload.torch.place import DistributedPlace, distributed_place
+from dataload.torch.place import DistributedPlace, check_ranks, distributed_place
 from dataload.torch.tensors import to_pinned, to_tensors
 
-__all__ = ["DeviceLoader", "DistributedPlace", "SourceDataset", "distributed_place", "to_pinned", "to_tensors"]
+__all__ = [
+    "DataLoader",
+    "DeviceLoader",
+    "DistributedPlace",
+    "JsonState",
+    "SourceDataset",
+    "check_ranks",
+    "distributed_place",
+    "to_pinned",
+    "to_tensors",
+]

@@ -1,24 +1,24 @@
 """Batches copied to a device ahead of their use."""
 
-from collections import deque
-from collections.abc import Generator, Iterator, Mapping
-from typing import Any, NamedTuple, Self, cast
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
 from dataload._util.checks import check_count
 from dataload.errors import ConfigError
+from dataload.loader.device import AheadLoader
 from dataload.loader.loader import Loader
 from dataload.streams.loader import MultiStreamLoader
+from dataload.torch.place import check_ranks_at_start
 from dataload.torch.tensors import map_leaves, pin, to_tensors
 
 
 class _Ahead(NamedTuple):
-    """A batch on its way to the device, the event that ends its copy, and the loader's state after it."""
+    """A batch on its way to the device, and the event that ends its copy."""
 
     batch: Any
     copied: Any
-    state: dict[str, Any]
 
 
 class _Transfer:
@@ -30,13 +30,13 @@ class _Transfer:
         self._pins = pins
         self._stream = None if streams is None else streams.Stream(device)
 
-    def send(self, batch: Any, state: dict[str, Any]) -> _Ahead:
+    def send(self, batch: Any) -> _Ahead:
         if self._stream is None:
-            return _Ahead(map_leaves(batch, self._move), None, state)
+            return _Ahead(map_leaves(batch, self._move), None)
         if self._pins:  # the host would wait for a copy from unpinned memory
             batch = map_leaves(batch, pin)
         with self._streams.stream(self._stream):
-            return _Ahead(map_leaves(batch, self._move), self._stream.record_event(), state)
+            return _Ahead(map_leaves(batch, self._move), self._stream.record_event())
 
     def receive(self, ahead: _Ahead) -> Any:
         if self._stream is None:
@@ -58,7 +58,7 @@ class _Transfer:
         return value.to(self._device, non_blocking=has_streams) if isinstance(value, torch.Tensor) else value
 
 
-class DeviceLoader:
+class DeviceLoader(AheadLoader[_Ahead]):
     """Gives a loader's batches as tensors on a device, copied there while the model works on earlier batches.
 
     Copies run on a separate stream. When a batch is handed over, the current stream of the device waits for the copy,
@@ -66,6 +66,10 @@ class DeviceLoader:
     same program runs there.
 
     Take `state_dict` from this object and not from `loader`, which is already ahead by the batches being copied.
+
+    If torch.distributed is initialised and `loader` has as many ranks as there are processes, all of them must ask for
+    their first batch: each waits for the others, to compare data, order, seed, batch size and position. See
+    `check_ranks`, which raises the error.
 
     Args:
         loader: A `dataload.Loader`.
@@ -96,92 +100,23 @@ class DeviceLoader:
         pin: bool = True,
     ) -> None:
         check_count("depth", depth, least=1)
-        self.loader = loader
         self.device: torch.device
         self.device, streams = _find_device(device)
         self._transfer = _Transfer(self.device, streams, pins=pin)
-        self._depth = 0 if streams is None else depth
-        self._ahead: deque[_Ahead] | None = None  # of the current iteration
-        self._state: dict[str, Any] | None = None  # the consumer's state; None if it is the loader's
+        super().__init__(loader, 0 if streams is None else depth)
+        self._checked = False
 
-    def __len__(self) -> int:
-        """Return the number of steps per epoch; a `TypeError` for a `MultiStreamLoader`, which does not know it."""
-        return len(cast("Loader[Any]", self.loader))
+    def _send(self, batch: Any) -> _Ahead:
+        return self._transfer.send(to_tensors(batch))
 
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over one epoch, or over the rest of it after `load_state_dict`; see `Loader`."""
-        return self._iterate(iter(self.loader))
+    def _receive(self, sent: _Ahead) -> Any:
+        return self._transfer.receive(sent)
 
     def _iterate(self, batches: Iterator[Any]) -> Generator[Any]:
-        if self._state is None:
-            self._state = self.loader.state_dict()
-        self._drop_ahead()
-        self._ahead = ahead = deque()
-        failure: Exception | None = None
-        ended = False
-        try:
-            while True:
-                if self._ahead is not ahead:
-                    iter(self.loader)  # raises if it is closed
-                    raise RuntimeError(
-                        "this iteration ended when another one began or the loader's state was set: "
-                        "build two loaders to iterate twice at the same time"
-                    )
-                while not ended and len(ahead) <= self._depth:
-                    try:
-                        ahead.append(self._transfer.send(to_tensors(next(batches)), self.loader.state_dict()))
-                    except StopIteration:
-                        ended = True
-                    except Exception as error:  # raised below, after the earlier batches
-                        ended, failure = True, error
-                if not ahead:
-                    break
-                yield self._hand_over(ahead, ended)
-            if failure is not None:
-                raise failure
-        finally:
-            del failure  # its traceback refers to this frame
-            if self._ahead is ahead:
-                self._ahead = None
-
-    def _hand_over(self, ahead: deque[_Ahead], ended: bool) -> Any:
-        """Return the oldest batch, which a local variable of the generator would keep alive on the device."""
-        oldest = ahead.popleft()
-        self._state = None if ended and not ahead else oldest.state  # `set_epoch` may have moved the loader meanwhile
-        return self._transfer.receive(oldest)
-
-    def _drop_ahead(self) -> None:
-        if self._ahead is not None:
-            self._ahead.clear()
-        self._ahead = None
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `Loader.set_epoch`."""
-        before = self.loader.state_dict()
-        self.loader.set_epoch(epoch)
-        if self._ahead is None and self.loader.state_dict() != before:
-            self._state = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Loader.state_dict`. Counts the batches handed over, not those still being copied to the device."""
-        return self.loader.state_dict() if self._state is None else dict(self._state)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Loader.load_state_dict`."""
-        self.loader.load_state_dict(state)
-        self._drop_ahead()
-        self._state = None
-
-    def close(self) -> None:
-        """Close the loader and drop the batches being copied. Calling it again has no effect."""
-        self._drop_ahead()
-        self.loader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        if not self._checked:
+            check_ranks_at_start(self.loader)
+            self._checked = True
+        yield from super()._iterate(batches)
 
     def __repr__(self) -> str:
         return f"DeviceLoader({self.loader!r}, device={str(self.device)!r})"

@@ -63,6 +63,9 @@ SAMPLERS = {
     "weighted": lambda seed: Weighted(np.arange(1, RECORDS + 1), 37, seed),
     "without replacement": lambda seed: Weighted(np.arange(1, RECORDS + 1), 20, seed, replacement=False),
     "mixture": lambda seed: Mixture((GlobalShuffle(20, seed), Sequential(RECORDS - 20)), (1, 2), stop="longest"),
+    "changing mixture": lambda seed: Mixture(
+        (GlobalShuffle(20, seed), Sequential(RECORDS - 20)), {0: (1, 2), 10: (3, 1), 25: (1, 4)}, stop="longest"
+    ),
 }
 STREAMS = ("split", "pack", "independent", "shuffled")
 FORMATS = ("range", "memory", "concat", "syr", "tar", "lmdb", "torchrecord", "array_record", "compressed")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dataload.compat.dali import webdataset
-from dataload.errors import DataloadError
+from dataload.errors import ConfigError, DataloadError
 
 GOLDEN = Path(__file__).parent / "tar"
 ORACLE = json.loads((GOLDEN / "oracle.json").read_text())
@@ -94,6 +94,12 @@ def test_an_archive_without_members_has_no_samples():
     test_batches_are_those_of_dali({**sane, "args": quirk["args"]})
 
 
+@pytest.mark.parametrize("case", cases("quirk", group="casts"))
+def test_numbers_are_not_rounded_and_texts_not_converted(case):
+    with pytest.raises(ConfigError, match=r"must be (True or False|an integer .*), got (2|0\.5|1\.5|2\.5|'no'|'1')$"):
+        webdataset(**case["args"], batch_size=case["batch_size"])
+
+
 @pytest.mark.parametrize("name", ["skip", "error"])
 def test_one_file_that_fills_two_outputs_is_lacking_in_neither(name):
     test_batches_are_those_of_dali(
@@ -159,5 +165,5 @@ def test_orders_depend_on_the_seeds_that_dalis_depend_on():
 
 
 def test_every_case_but_the_quirks_is_tested():
-    assert len(cases("exact", "error", "safe_error", "statistics")) == 445
+    assert len(cases("exact", "error", "safe_error", "statistics")) == 478
     assert {case["match"] for case in ORACLE["cases"]} == {"exact", "error", "safe_error", "statistics", "quirk"}

@@ -52,6 +52,9 @@ ORDERS = {
     "mixture, longest": Mixture((GlobalShuffle(30, 1), SHARDS), (1, 2), "longest", 7, window=30, lengths=(60, 300)),
     "mixture, never": Mixture((GlobalShuffle(100, 1), Weighted([1, 2], 9, 3)), (1.4142135, 1), "never", 8),
     "mixture, weights by epoch": Mixture((Sequential(90), GlobalShuffle(90, 2)), ((1, 9), (1, 1), (1, 0)), "first", 9),
+    "mixture, weights by position": Mixture(
+        (GlobalShuffle(100, 1), SHARDS, Sequential(50)), {0: (1, 1, 0), 5: (5, 2, 3), 16: (1, 1, 9)}, "longest", 7
+    ),
 }
 EPOCHS = (0, 1, 12)
 

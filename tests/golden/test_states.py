@@ -228,11 +228,16 @@ def of_own_source(source, **settings):
     return lambda: dataload.Loader(source, batch_size=4, **settings)
 
 
-def packed():
+def packed(**settings):
     source = SOURCES["syrah, lengths differ"]()
     lengths = [len(record["tokens"]) for record in source]
     order = PackedBatchSampler(
-        sampler=GlobalShuffle(len(lengths), 4), lengths=lengths, row_length=max(lengths), batch_size=2, window=6
+        sampler=GlobalShuffle(len(lengths), 4),
+        lengths=lengths,
+        row_length=max(lengths),
+        batch_size=2,
+        window=6,
+        **settings,
     )
     return dataload.Loader(source, batch_sampler=order)
 
@@ -360,6 +365,9 @@ CASES = {
     "sampler: mixture, weights by epoch": Case(
         loader("concat", sampler=Mixture(PARTS, ((1, 9), (1, 1), (1, 0)), "first", 9)), 20
     ),
+    "sampler: mixture, weights by position": Case(
+        loader("concat", sampler=Mixture(PARTS, {0: (1, 9), 11: (1, 1)}, "first", 9)), 2
+    ),
     "batches: buckets": Case(batched(BucketBatchSampler(lengths=LENGTHS, batch_size=4, seed=2))),
     "batches: buckets by tokens": Case(
         batched(BucketBatchSampler(lengths=np.array(LENGTHS), max_tokens=60, boundaries=(5, 11, 23), seed=2, group=2))
@@ -375,6 +383,7 @@ CASES = {
             ),
         )
     ),
+    "batches: packed, best fit": Case(lambda: packed(strategy="best-fit"), 1),
     **{f"streams: {mode}": Case(batched(stream(mode))) for mode in ("split", "pack", "independent", "shuffled")},
     **{f"streams: {ends}": Case(batched(stream(ends=ends))) for ends in ("pad", "drop")},
     "streams: random start": Case(batched(stream(random_start=True)), 8),

@@ -9,14 +9,16 @@ import sys
 
 import numpy as np
 import pytest
+from figures import assert_no_overlap
 from typer.testing import CliRunner
 
 import dataload
+from dataload.analysis.design import DARK, LIGHT
 from dataload.analysis.pictures import order_figure, stream_figure
 from dataload.cli.app import app
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, ShardSequential
 from dataload.samplers.order_sample import Shards, expected_shards, sample_order, shards_per_batch
-from dataload.samplers.quality import order_report
+from dataload.samplers.quality import judge_order, order_report
 from dataload.samplers.streams.report import stream_report
 from dataload.streams import RowMixture, StreamSampler
 
@@ -24,9 +26,15 @@ from dataload.streams import RowMixture, StreamSampler
 @pytest.fixture(scope="module", autouse=True)
 def _fonts():
     """matplotlib keeps the files of fonts open once it has drawn text: no leak of the test that draws first."""
-    order_figure(sample_order(BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=2)), Shards.of(9), "").savefig(
-        io.BytesIO()
-    )
+    _, figure = drawn(BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=2), Shards.of(9))
+    figure.savefig(io.BytesIO())
+
+
+def drawn(planner, shards, about="the order", **options):
+    """The sample of an order, and its picture."""
+    sample = sample_order(planner)
+    report = judge_order(sample, sample_order(planner, epoch=1), shards)
+    return sample, order_figure(sample, shards, report, about, **options)
 
 
 def run(*arguments):
@@ -202,24 +210,30 @@ def test_the_picture_is_a_png(config, tmp_path):
     assert ok(config, "--picture", path).endswith(f"\nwrote {path}\n")
     content = path.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", content[16:24]) == (1800, 600)
+    width, height = struct.unpack(">II", content[16:24])
+    assert (width, height > 500) == (1680, True)
     assert len(content) > 20_000
     assert json.loads(ok(config, "--picture", path, "--json"))["picture"] == str(path)
 
 
-def test_the_picture_carries_the_data():
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_the_picture_carries_the_data(theme):
     lengths = (*(100,) * 19, 99)  # 1,999 is prime: no distance is at the edge of a bar
     order = PoolShuffle(ShardSequential(lengths, 0), 300, 0)
-    sample = sample_order(BatchSampler(sampler=order, batch_size=32))
     shards = Shards.of(1999, lengths)
-    figure = order_figure(sample, shards, "a pool")
-    assert figure.get_suptitle() == "a pool"
+    sample, figure = drawn(BatchSampler(sampler=order, batch_size=32), shards, "a $pool$", theme=theme)
+    title, about = figure.texts
+    assert title.get_text().startswith("A batch mixes ")
+    assert about.get_text() == "a $pool$"
     places, moves, mixing = figure.axes
-    assert all(axes.get_title() and axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)
+    assert all(axes.get_title("left") and axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["this order", "a uniform shuffle"]
 
     (dots,) = places.lines
     assert dots.get_xdata().tolist() == list(range(1999))
     assert dots.get_ydata().tolist() == sample.indices.tolist()
+    assert places.get_xlim()[0] < 0, "no dot is clipped at an edge"
+    assert places.get_ylim()[1] > 1999
 
     distances = np.abs(sample.indices - np.arange(1999)) / 1999
     heights = [bar.get_height() for bar in moves.patches]
@@ -232,16 +246,25 @@ def test_the_picture_carries_the_data():
     assert found.get_ydata().tolist() == shards_per_batch(sample, shards).tolist()
     assert found.get_xdata().tolist() == list(range(63))
     assert line.get_ydata()[:-1].tolist() == expected_shards(shards, np.full(62, 32)).tolist()
-    assert mixing.get_ylabel() == "shards per batch of all ranks"
+    assert mixing.get_ylabel() == "shards in a batch of all ranks, of 20"
+    assert_no_overlap(figure)
+
+
+def test_steps_are_integers_even_if_there_are_few():
+    _, figure = drawn(BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=4), Shards.of(9))
+    figure.draw_without_rendering()
+    ticks = [tick for tick in figure.axes[2].get_xticks() if 0 <= tick <= 2]
+    assert ticks == [0, 1, 2]
 
 
 def test_the_picture_of_a_long_epoch_says_that_it_is_a_sample():
-    sample = sample_order(BatchSampler(sampler=GlobalShuffle(10**10, 0), batch_size=256))
-    figure = order_figure(sample, Shards.of(10**10), "long")
-    assert figure.get_suptitle() == "long\n261,120 positions of 10,000,000,000"
+    _, figure = drawn(BatchSampler(sampler=GlobalShuffle(10**10, 0), batch_size=256), Shards.of(10**10), "long")
+    assert figure.texts[1].get_text() == "long (a sample: 261,120 positions of 10,000,000,000)"
     (dots,) = figure.axes[0].lines
     assert len(dots.get_xdata()) <= 5000
     assert set(dots.get_xdata() * 20 // 10**10) == set(range(20))
+    assert_no_overlap(figure)
+    assert "10G" in [text.get_text() for text in figure.axes[0].get_xticklabels()]
 
 
 @pytest.mark.slow
@@ -401,28 +424,35 @@ def test_the_picture_of_streams_carries_the_data(streams, tmp_path):
     plans = order.plans(range(order.steps(0)), epoch=0)
     (image,) = axes.images
     stream_id = np.stack([plan.columns["stream_id"] for plan in plans], axis=1)
-    assert image.get_array().filled(-1).tolist() == stream_id.tolist(), "no number is as large as 20"
+    assert image.get_array().filled(-1).tolist() == np.where(stream_id < 0, -1, stream_id % 5).tolist()
     assert image.get_extent() == [0, len(plans), 5.5, -0.5]
     separators, beginnings = axes.collections
-    drawn = {(x, (y0 + y1) / 2) for (x, y0), (_, y1) in beginnings.get_segments()}
+    starts = {(x, (y0 + y1) / 2) for (x, y0), (_, y1) in beginnings.get_segments()}
     expected = {
         (plan.step + place / 4, row)
         for plan in plans
         for row, place in zip(*np.nonzero(plan.columns["is_first"]), strict=True)
         if row < 4
     }
-    assert {(x, round(y, 9)) for x, y in drawn} == expected
+    assert {(x, round(y, 9)) for x, y in starts} == expected
     assert len(separators.get_segments()) == 5
-    assert axes.get_title().startswith("rows\n")
+    for text in axes.texts:  # the number of the sequence that the row follows there
+        x, y = text.get_position()
+        assert stream_id[int(y), int(x)] == int(text.get_text())
+    assert axes.texts
+    title, about = figure.texts
+    assert title.get_text().startswith("Rows continue: each starts a new sequence every ")
+    assert about.get_text() == f"rows: all {len(plans)} steps"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step of epoch 0", "row of all ranks")
+    assert_no_overlap(figure)
 
 
 def test_the_picture_of_many_long_rows_shows_some(tmp_path):
     order = StreamSampler(sequence_lengths=[50] * 10_000, rows=100, mode="pack")
-    figure = stream_figure(order, stream_report(order), "long")
+    figure = stream_figure(order, stream_report(order), "long", theme=DARK)
     (image,) = figure.axes[0].images
     assert image.get_array().shape == (64, 500)
-    assert figure.axes[0].get_title().startswith("long\nthe first 500 of 5,000 steps; 64 of 100 rows; ")
+    assert figure.texts[1].get_text() == "long: steps 0 to 499 of 5,000, rows 0 to 63 of 100"
 
 
 # What goes wrong

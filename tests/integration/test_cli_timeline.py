@@ -4,10 +4,12 @@ import io
 import json
 
 import pytest
+from figures import assert_no_overlap
 from typer.testing import CliRunner
 
-from dataload.analysis.pictures import timeline_figure
+from dataload.analysis.design import DARK, LIGHT
 from dataload.analysis.timeline import CONSUMER, Timeline, TimelineStep
+from dataload.analysis.timeline_picture import timeline_figure
 from dataload.cli.app import app
 
 
@@ -119,58 +121,129 @@ def test_an_error_of_the_data_is_an_error_of_the_command(config):
 # The picture
 
 
-def step(number, worker, asked, received, *spans):
-    return TimelineStep(0, number, worker, spans, asked, received, rows=4, nbytes=8, bad=0, failed=False)
+def step(number, worker, asked, received, *spans, epoch=0, rows=4):
+    return TimelineStep(epoch, number, worker, spans, asked, received, rows, nbytes=8, bad=0, failed=False)
 
 
-def drawn(timeline):
-    """Of each bar of a picture: what it is, its begin, its length, and the line it is on."""
-    (axes,) = timeline_figure(timeline, "title").axes
-    lines = {tick: label.get_text() for tick, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)}
+def drawn(timeline, **options):
+    """Of each bar of a picture: what it is, its begin, its length, and the lane it is on."""
+    axes, *_ = timeline_figure(timeline, "train.toml", **options).axes
+    lanes = {tick: label.get_text() for tick, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)}
     bars = set()
     for collection in axes.collections:
-        for path in collection.get_paths():
+        for path in collection.get_paths() if not collection.get_label().startswith("_") else ():
             (left, bottom), (right, top) = path.get_extents().get_points()
-            middle = round((bottom + top) / 2)
-            bars.add((collection.get_label(), round(left, 6), round(right - left, 6), lines[middle]))
+            bars.add((collection.get_label(), round(left, 6), round(right - left, 6), lanes[round((bottom + top) / 2)]))
     return axes, bars
 
 
-def test_the_picture_has_a_line_for_each_worker_and_one_for_the_consumer():
+def texts_of(figure):
+    return [text.get_text() for text in figure.texts]
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_the_picture_has_a_lane_for_each_worker_and_one_for_the_consumer(theme):
     timeline = Timeline()
     timeline.steps = [
         step(0, "dataload-0", 100.0, 102.0, ("read", 100.0, 101.0), ("collate", 101.0, 102.0)),
         step(1, "dataload-1", 103.0, 103.0, ("read", 100.5, 102.5)),
-        step(2, CONSUMER, 104.0, 106.0, ("read", 104.0, 105.5)),
+        step(0, CONSUMER, 104.0, 106.0, ("read", 104.0, 105.5), epoch=1),
     ]
     timeline.work = [(102.0, 103.0), (103.0, 104.0)]
-    axes, bars = drawn(timeline)
+    axes, bars = drawn(timeline, records=lambda step: [7, 12, 5, 100 + step.step], theme=theme)
+    lanes = ["worker 0", "worker 1", "consumer makes", CONSUMER]
     assert bars == {
-        ("read", 0.0, 1.0, "dataload-0"),
-        ("collate", 1.0, 1.0, "dataload-0"),
-        ("read", 0.5, 2.0, "dataload-1"),
-        ("read", 4.0, 1.5, CONSUMER),
+        ("read", 0.0, 1.0, lanes[0]),
+        ("collate", 1.0, 1.0, lanes[0]),
+        ("batch", 0.0, 2.0, lanes[0]),
+        ("read", 0.5, 2.0, lanes[1]),
+        ("batch", 0.5, 2.0, lanes[1]),
+        ("read", 4.0, 1.5, lanes[2]),
+        ("batch", 4.0, 1.5, lanes[2]),
         ("consumer waits", 0.0, 2.0, CONSUMER),
         ("consumer waits", 3.0, 0.0, CONSUMER),
         ("consumer waits", 4.0, 2.0, CONSUMER),
         ("consumer works", 2.0, 1.0, CONSUMER),
         ("consumer works", 3.0, 1.0, CONSUMER),
+        ("batch", 2.0, 1.0, CONSUMER),
+        ("batch", 3.0, 1.0, CONSUMER),
     }
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["dataload-0", "dataload-1", CONSUMER]
-    assert list(axes.get_yticks()) == [2, 1, 0], "the consumer's is the lowest"
-    assert axes.get_xlim() == (0, 6)
-    assert {text.get_text() for text in axes.texts} == {"0", "1", "2"}
+    assert list(axes.get_yticks()) == [3, 2, 1, 0], "the consumer's is the lowest"
+    assert (axes.get_xlim(), axes.get_xlabel()) == ((0, 6), "time (s)")
+    shown = [text.get_text() for text in axes.texts]
+    assert shown.count("0") == 3, "on the lane of its worker and on the consumer's, and once in the next epoch"
+    assert shown.count("7 12 5 100") == 3
+    assert shown.count("epoch 1") == 1
+    assert {"busy 33%", "busy 25%", "waits 50%"} <= set(shown)
     (legend,) = axes.figure.legends
-    assert [t.get_text() for t in legend.get_texts()] == ["consumer waits", "consumer works", "read", "collate"]
-    colours = {c.get_label(): tuple(c.get_facecolor()[0]) for c in axes.collections}
-    assert len(set(colours.values())) == len(colours) == 4
+    keys = [text.get_text() for text in legend.get_texts()]
+    assert keys == ["read 82%", "collate 18%", "consumer waits", "consumer works", "idle"]
+    stages = {c.get_label(): tuple(c.get_facecolor()[0]) for c in axes.collections if c.get_label()[0] != "_"}
+    del stages["batch"]
+    assert len(set(stages.values())) == len(stages) == 4
+    title, about = texts_of(axes.figure)
+    assert title == "2 workers do not keep up: the consumer waits 50% of the time, and read takes 82% of the work"
+    assert about.startswith("train.toml: step 0 of epoch 0 to step 0 of epoch 1; ")
+    assert_no_overlap(axes.figure)
 
 
-def test_many_steps_have_no_numbers():
+@pytest.mark.parametrize("size", [40, 2])
+def test_short_steps_and_epochs_have_numbers_only_where_they_fit(size):
+    timeline, stages = Timeline(), ("read", "decode", "transform", "collate")
+    for n in range(60):
+        at = n // 3 * 3 + 0.1
+        spans = [(stage, at + 0.7 * i, at + 0.7 * i + 0.7) for i, stage in enumerate(stages)]
+        timeline.steps.append(step(n % size, f"dataload-{n % 3}", n, n + 0.5, *spans, epoch=n // size))
+        timeline.work.append((n + 0.5, n + 1))
+    axes, _ = drawn(timeline, records=lambda step: range(1000, 1032))
+    assert {"0", "epoch 1"} <= {text.get_text() for text in axes.texts}
+    assert_no_overlap(axes.figure)
+
+
+def test_boxes_that_would_be_too_small_give_way_to_parts_of_the_time():
     timeline = Timeline()
-    timeline.steps = [step(n, "dataload-0", n, n + 0.5, ("read", n, n + 0.5)) for n in range(500)]
+    timeline.steps = [step(n, "dataload-0", n, n, ("read", n, n + 0.5)) for n in range(600)]
+    timeline.work = [(n, n + 1) for n in range(600)]
+    axes, bars = drawn(timeline)
+    assert {text.get_text() for text in axes.texts} == {"busy 50%", "waits 0%"}
+    assert not bars
+    read = next(patch for patch in axes.patches if patch.get_label() == "read")
+    values, _, baseline = read.get_data()
+    assert (values - baseline).tolist() == pytest.approx([0.42] * len(values)), "half of the lane"
+    title, about = texts_of(axes.figure)
+    assert title == "One worker keeps up: the consumer waits 0% of the time"
+    assert about == "train.toml: step 0 to 599 of epoch 0; heights are parts of the time"
+
+
+def test_the_start_of_processes_is_left_out_and_said():
+    timeline = Timeline()
+    timeline.steps = [step(0, "dataload-0", 0.0, 5.0, ("read", 4.0, 5.0)), step(1, "dataload-0", 6, 6, ("read", 5, 6))]
+    timeline.work = [(5.0, 6.0)]
     axes, _ = drawn(timeline)
-    assert not axes.texts
+    assert axes.get_xlim() == (0, 2)
+    assert texts_of(axes.figure)[1].endswith("; the 4.0 s in which workers start are left out")
+
+
+def test_parts_of_a_batch_have_its_colour_and_workers_their_rows():
+    timeline = Timeline()
+    for n in range(3):
+        timeline.steps += [
+            step(n, f"dataload-{worker}", n, n + 1, ("read", n, n + 0.8 + worker / 10), rows=2) for worker in range(2)
+        ]
+        timeline.steps.append(step(n, CONSUMER, n, n + 1, ("collate", n + 0.9, n + 1.0), rows=0))
+    axes, bars = drawn(timeline)
+    lanes = ["worker 0\nrows 0-1", "worker 1\nrows 2-3", CONSUMER]
+    assert [label.get_text() for label in axes.get_yticklabels()] == lanes
+    assert ("collate", 0.9, 0.1, CONSUMER) in bars, "what it joins itself is on the consumer's lane"
+    boxes = [collection for collection in axes.collections if collection.get_label() == "batch"]
+    colours = [tuple(box.get_facecolor()[0]) for box in boxes]
+    assert colours[0::2] == colours[1::2]
+    assert len(set(colours)) == 3
+
+
+def test_a_picture_of_nothing():
+    figure = timeline_figure(Timeline(), "train.toml")
+    assert texts_of(figure) == ["No batch was received", "train.toml"]
 
 
 def test_a_timeline_of_iterators(tmp_path, monkeypatch):

@@ -97,6 +97,24 @@ def test_nothing_is_lost_or_repeated_with_other_batches(name, before, after, las
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
+@pytest.mark.parametrize("size", [{"global_batch_size": 12}, {"batch_size": 3}], ids=["kept", "not kept"])
+def test_the_global_batch_is_kept_on_other_ranks_if_asked(size):
+    found, state = [], None
+    for world_size, steps in ((4, 3), (2, 2), (3, None)):
+        running = [
+            Loader(RangeSource(LENGTH), **size, shuffle=True, seed=1, rank=rank, world_size=world_size)
+            for rank in range(world_size)
+        ]
+        if state is not None:
+            for loader in running:
+                loader.load_state_dict(state)
+        found += served(running, steps)
+        state = running[-1].state_dict()
+    sizes = [len(batch) for batch in found]
+    assert sizes == ([12] * 10 if "global_batch_size" in size else [12] * 3 + [6] * 2 + [9] * 8)
+    assert sorted(i for batch in found for i in batch) == list(range(LENGTH))
+
+
 TOKENS = [{"tokens": np.full(1 + i * 7 % 23, i, np.int32)} for i in range(120)]
 LENGTHS = [len(record["tokens"]) for record in TOKENS]
 

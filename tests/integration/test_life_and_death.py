@@ -236,12 +236,12 @@ def script(tmp_path):
             [sys.executable, path, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            bufsize=0,  # or readline would take more than a line, which communicate then lacks
             env=environment,
             start_new_session=True,
         )
         started.append(process)
-        ready, *pids = process.stdout.readline().split() or [process.stderr.read()]
+        ready, *pids = process.stdout.readline().decode().split() or [process.stderr.read().decode()]
         assert ready == "ready"
         return process, [int(pid) for pid in pids]
 
@@ -254,7 +254,7 @@ def script(tmp_path):
 
 def ended(process):
     out, err = process.communicate(timeout=SECONDS)
-    return process.returncode, out, err
+    return process.returncode, out.decode(), err.decode()
 
 
 @pytest.mark.parametrize(

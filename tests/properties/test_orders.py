@@ -1,5 +1,6 @@
 """Any composition of orders equals the same composition of lists, however its positions are asked for."""
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -11,6 +12,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from dataload import ConfigError
 from dataload._util.fingerprint import digest, fingerprint
 from dataload._util.randomness import derive_key, hash64
 from dataload.samplers import (
@@ -66,10 +68,16 @@ def mixtures(draw, parents):
     for row in rows:
         if any(weight and not len(sampler) for weight, sampler in zip(row, samplers, strict=True)):
             return samplers[0]  # an empty part can have no weight
-    weights = rows[0] if len(rows) == 1 and draw(st.booleans()) else rows
     window = draw(st.none() | st.integers(70, 200))
     lengths = draw(st.none() | st.just(tuple(sampler.records + extra for extra, sampler in enumerate(samplers))))
-    return Mixture(tuple(samplers), weights, draw(st.sampled_from(["first", "longest"])), draw(seeds), window, lengths)
+    settings = draw(st.sampled_from(["first", "longest"])), draw(seeds), window, lengths
+    if draw(st.booleans()):
+        starts = draw(st.lists(st.integers(1, 300), min_size=len(rows), max_size=len(rows), unique=True))
+        changing = dict(zip([0, *starts], rows, strict=False))
+        with contextlib.suppress(ConfigError):  # an epoch may end before the last change
+            return Mixture(tuple(samplers), (rows[-1], changing) if draw(st.booleans()) else changing, *settings)
+    weights = rows[0] if len(rows) == 1 and draw(st.booleans()) else rows
+    return Mixture(tuple(samplers), weights, *settings)
 
 
 LEAVES = (
@@ -169,18 +177,17 @@ def drawn(sampler, epoch):
 
 
 def mixed(mixture, epoch):
-    rows = mixture.weights if isinstance(mixture.weights[0], tuple) else (mixture.weights,)
     parts = len(mixture.samplers)
 
     def turns(epoch):
         # A part of one record has no other index than the part's number.
-        one_each = Mixture((Sequential(1),) * parts, rows, "never", mixture.seed, mixture.window)
+        one_each = Mixture((Sequential(1),) * parts, mixture.weights, "never", mixture.seed, mixture.window)
         return one_each.indices(np.arange(len(mixture)), epoch=epoch).tolist()
 
     firsts = [0, *itertools.accumulate(mixture.lengths or [sampler.records for sampler in mixture.samplers])]
     coming = []
     for part, sampler in enumerate(mixture.samplers):
-        draws = max(turns(row).count(part) for row in range(len(rows)))
+        draws = max(turns(one).count(part) for one in range(3))  # later epochs have the weights of the third
         passes = -(-draws // max(1, len(sampler)))
         epochs = range(epoch * passes, (epoch + 1) * passes)
         coming.append(itertools.chain(*(listed(sampler, one) for one in epochs)))

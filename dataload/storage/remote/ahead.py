@@ -25,7 +25,9 @@ from dataload.storage.remote.plan import Download, Evict, ShardPlan, Use, check_
 from dataload.storage.remote.requests import Piece, cut
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 
-_SHARDS_AT_ONCE = 4  # the last parts of one overlap the first ones of the next
+SHARDS_AT_ONCE = 4
+"""Shards that a process downloads at once: the last parts of one overlap the first ones of the next."""
+
 _PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two looks at what the consumer has received
 
 
@@ -66,6 +68,8 @@ class ShardsAhead(Fetcher[_Job]):
         cache: Where they are kept.
         directory: Where the `Board` is.
         share: Part of the cache that may be used.
+        sharers: Number of processes that share this part. Each plans for its fraction, so that none waits for room that
+            others hold with their leases; what it evicts stays for the others until room is needed.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class ShardsAhead(Fetcher[_Job]):
         cache: ShardCache,
         directory: str,
         share: float = 1.0,
+        sharers: int = 1,
     ) -> None:
         super().__init__(remote)
         self._shards = shards
@@ -96,7 +101,8 @@ class ShardsAhead(Fetcher[_Job]):
         self._arrived: set[int] = set()  # downloaded by this process, until `_keep`
         sizes = [version.size for version in shards.versions]
         limit = cache.limit()
-        budget = max(int(share * limit), min(limit, max(sizes)))
+        self._deletes = sharers == 1
+        budget = max(int(share / sharers * limit), min(limit, max(sizes)))
         self._plan = ShardPlan(sizes, budget, resident, whole=shards.whole)
         soon = next(uses, ())
         check_fit(soon, sizes, budget, shards.whole)
@@ -106,7 +112,7 @@ class ShardsAhead(Fetcher[_Job]):
         self._board = board  # the same for the life of the source, because worker processes know it
         self._extend(soon)
         self._start(
-            "part", ("plan", self._run, 1), ("shard", self._fetch_shards, min(_SHARDS_AT_ONCE, len(self._names)))
+            "part", ("plan", self._run, 1), ("shard", self._fetch_shards, min(SHARDS_AT_ONCE, len(self._names)))
         )
 
     def received(self) -> None:
@@ -147,7 +153,7 @@ class ShardsAhead(Fetcher[_Job]):
         for shard in self._plan.resident.intersection(waiting) - coming:
             if not self._cache.holds(self._names[shard]):
                 self._plan.lose(shard)
-        if len(coming) >= _SHARDS_AT_ONCE:
+        if len(coming) >= SHARDS_AT_ONCE:
             return None
         return self._plan.next(urgent=not self._plan.resident.issuperset(waiting))
 
@@ -168,7 +174,8 @@ class ShardsAhead(Fetcher[_Job]):
         self._present.discard(shard)
         if action.unread:
             self._remote.traffic.add(wasted_bytes=self._shards.versions[shard].size)
-        self._cache.evict(self._names[shard])
+        if self._deletes:
+            self._cache.evict(self._names[shard])
 
     def _extend(self, uses: Sequence[Use]) -> None:
         self._plan.extend(uses)

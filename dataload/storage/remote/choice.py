@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -44,6 +44,10 @@ class Reads:
     together_bytes: int
     record_bytes: int
     range_bytes: int
+
+    def of_ranks(self, ranks: int) -> Reads:
+        """Return the same for ranks of one node: they read other records of the same shards, from the same cache."""
+        return replace(self, used=min(1.0, self.used * ranks))
 
 
 @dataclass(frozen=True, slots=True)

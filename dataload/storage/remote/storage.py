@@ -368,10 +368,10 @@ class RemoteStorage:
         if size > limit:
             raise self._shards.too_small(largest, size, limit)
 
-    def read_ahead(self, shards: Shards, uses: Iterator[Sequence[Use]], share: float) -> ShardsAhead:
+    def read_ahead(self, shards: Shards, uses: Iterator[Sequence[Use]], share: float, sharers: int) -> ShardsAhead:
         """Download shards into a part of the cache before they are read; see `ShardsAhead`."""
         cache = self._shards
-        return ShardsAhead(shards, uses, self._remote, cache, os.path.join(cache.root, "plans"), share)
+        return ShardsAhead(shards, uses, self._remote, cache, os.path.join(cache.root, "plans"), share, sharers)
 
     @cached_property
     def _shards(self) -> ShardCache:

@@ -4,20 +4,24 @@ import doctest
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import warnings
+from html.parser import HTMLParser
 from time import monotonic
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from dataload import Loader, MissingDependencyError, RangeSource, WorkerError
+import dataload
+from dataload import ConfigError, Loader, MemorySource, MissingDependencyError, RangeSource, WorkerError
 from dataload.analysis import live as live_module
 from dataload.analysis import timeline as timeline_module
 from dataload.analysis.live import describe, live_view
-from dataload.analysis.pictures import timeline_figure
 from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
+from dataload.analysis.timeline_picture import timeline_figure
 from dataload.loader.base import Progress
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import StageStatistics, Statistics
@@ -111,7 +115,7 @@ def test_requests_are_dealt_to_as_few_lines_as_have_one_at_a_time():
         ("at 11.0", 2e6, 0.5e6, {"failed": False}),
     ]
     labels = [label.get_text() for label in timeline_figure(timeline, "").axes[0].get_yticklabels()]
-    assert labels == ["dataload-9", "dataload-10", CONSUMER, "downloads"]
+    assert labels == ["worker 9", "worker 10", "consumer makes", CONSUMER, "downloads"]
 
 
 def test_requests_of_worker_processes_come_with_their_steps():
@@ -322,23 +326,107 @@ def test_the_view_shows_where_the_loader_is(quick):
     assert shown.count("limit: ") >= 1
 
 
-def test_nothing_is_shown_and_nothing_started_where_there_is_no_terminal(monkeypatch):
+@pytest.mark.parametrize("every", [0, -1.0, "1", True])
+def test_seconds_between_lines(every):
+    with (
+        pytest.raises(ConfigError, match="every must be a number of seconds above 0, or None"),
+        live_view(Loader(RangeSource(8), batch_size=4), every=every),
+    ):
+        pass
+
+
+def test_a_log_has_a_line_every_so_often_and_one_at_the_end(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.live", None)
-    for stream in (io.StringIO(), None):
-        monkeypatch.setattr(sys, "stderr", io.StringIO() if stream is None else sys.stderr)
-        before = threading.active_count()
-        loader = Loader(RangeSource(8), batch_size=4)
-        with live_view(loader, stream=stream):
-            assert threading.active_count() == before
-            assert len(list(loader)) == 2
-        assert (stream or sys.stderr).getvalue() == ""
-    monkeypatch.setattr(sys, "stderr", None)  # of a program without a console
+    log = Terminal()
+    log.isatty = lambda: False
+    loader = Loader(RangeSource(40), batch_size=4, epochs=1)
+    with live_view(loader, stream=log, every=1e-3):
+        for _ in loader:
+            assert log.written.wait(20)
+    with live_view(loader, stream=log):
+        pass
+    assert all(re.match(r"\d\d:\d\d:\d\d epoch \d of 1, .*; limit: ", line) for line in log.getvalue().splitlines())
+    last = log.getvalue().splitlines()[-1]
+    assert "epoch 1 of 1, step 0" in last, "where the next one would start"
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with live_view(loader):
+        pass
+    assert sys.stderr.getvalue().count("\n") == 1
+
+
+class Cell:
+    """What a notebook shows of a cell, in place of IPython."""
+
+    def __init__(self, monkeypatch):
+        self.pages = []
+        shell = SimpleNamespace(kernel=None)
+        ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
+        ipython.get_ipython = lambda: shell
+        display.HTML = str
+        display.display = self.display
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        monkeypatch.setitem(sys.modules, "IPython.display", display)
+
+    def display(self, page, *, display_id):
+        assert display_id is True
+        return SimpleNamespace(update=self.pages.append)
+
+
+def test_a_notebook_shows_the_lines_in_its_cell(quick, monkeypatch):
+    cell = Cell(monkeypatch)
+    loader = Loader(MemorySource([{"x": 1}] * 8), batch_size=4, transform=[dict])
     with live_view(loader):
         assert len(list(loader)) == 2
-    closed = Terminal()
+    assert "epoch 1, step 0 of 2" in cell.pages[-1]
+    assert "limit: unknown, 2 batches are too few to tell" in cell.pages[-1]
+    assert "color:inherit" in cell.pages[-1]
+
+
+class Page(HTMLParser):
+    """The tags and texts of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.texts = set(), []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        assert {name for name, _ in attributes} <= {"style"}
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_what_notebooks_show_of_sources_and_loaders(tmp_path):
+    evil = "<script>alert('1')</script>\x1b[2J"
+    source = MemorySource([{evil: 1, "b": "text"}] * 8)
+    page = Page(source._repr_html_())
+    shown = evil.replace("\x1b", r"\x1b")
+    assert page.texts == [repr(source), "8 records", "field", "type", shown, "int64 ()", "b", "str ()"]
+    loader = Loader(source, batch_size=4)
+    assert Page(loader._repr_html_()).texts == [repr(loader)]
+    list(loader)
+    found = Page(loader._repr_html_())
+    assert found.texts == [repr(loader), *str(loader.statistics()).splitlines()]
+    assert (page.tags | found.tags) <= {"div", "strong", "table", "thead", "tbody", "tr", "th", "td"}
+    with dataload.create(tmp_path / "a.syr") as writer:
+        writer.extend({"x": 1} for _ in range(3))
+    with dataload.open(tmp_path / "a.syr") as opened:
+        assert "3 records" in Page(opened._repr_html_()).texts
+    assert opened._repr_html_() is None, "its repr is shown once it is closed"
+
+
+def test_nothing_is_shown_and_nothing_started_where_it_cannot_be_seen(monkeypatch):
+    before = threading.active_count()
+    loader, log, closed = Loader(RangeSource(8), batch_size=4), io.StringIO(), Terminal()
     closed.close()
-    with live_view(loader, stream=closed):
-        assert len(list(loader)) == 2
+    monkeypatch.setattr(sys, "stderr", None)  # of a program without a console
+    for stream in (log, None, closed):
+        with live_view(loader, stream=stream, every=None):
+            assert threading.active_count() == before
+            assert len(list(loader)) == 2
+    assert log.getvalue() == ""
 
 
 def test_rich_is_missing(monkeypatch):

@@ -121,10 +121,11 @@ def test_needless_keywords_change_nothing(opened):
         ({"num_shards": 11}, "num_shards is 11, but there are only 10 samples: each needs one"),
         ({"seed": 1.5}, "seed must be an integer, got 1.5"),
         ({"shuffle_after_epoch": True, "stick_to_shard": True}, "shuffle_after_epoch and stick_to_shard exclude each"),
-        ({"pad_last_batch": 1}, "pad_last_batch must be True or False, got 1"),
+        ({"pad_last_batch": 2}, "pad_last_batch must be True or False, got 2"),
         ({"device": "gpu"}, "device is 'gpu': did you mean 'cpu'"),
         ({"name": 1}, "name must be a string or None, got 1"),
-        ({"bytes_per_sample_hint": [0, 1.5]}, "bytes_per_sample_hint must be an integer >= 0, got 1.5"),
+        ({"prefetch_queue_depth": 0}, "prefetch_queue_depth must be an integer >= 1, got 0"),
+        ({"random_shuffle": True, "initial_fill": 0}, r"initial_fill must be an integer in \[1, 2147483648\), got 0"),
     ],
 )
 def test_wrong_arguments(opened, options, message):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 
 import dataload
 from dataload import Loader
+from dataload.compat import grain as grain_facade
 from dataload.compat.grain import (
     ArrayRecordDataSource,
     RandomAccessDataSource,
     RangeDataSource,
     RecordKeyError,
+    SharedMemoryDataSource,
     tfds_data_source,
 )
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
@@ -124,6 +127,63 @@ def test_reader_options_reach_the_reader(original, files):
         assert ours[7] == theirs[7]
     with pytest.raises(ConfigError, match="reader_options 'readahead_buffer_size:0,no_such:1'"):
         ArrayRecordDataSource(files, {"no_such": "1"})
+
+
+def test_groups_are_warned_of_once_where_the_original_logs_an_error(original, tmp_path, caplog):
+    path = tmp_path / "grouped.array_record"
+    with dataload.create(path, options="group_size:11") as writer:
+        writer.extend([b"a", b"b"])
+    with original.ArrayRecordDataSource(path) as theirs:
+        assert theirs[1] == b"b"
+    assert "created with group size 11. Grain requires group size 1" in caplog.text
+    with pytest.warns(UserWarning, match=r"grouped\.array_record was written with group_size:11: reading one record"):
+        ours = ArrayRecordDataSource(path)
+    assert list(ours) == [b"a", b"b"]  # warnings are errors here
+    with ArrayRecordDataSource(f"{path}[1:2]") as part, pytest.warns(UserWarning, match="group_size:11"):
+        assert part[0] == b"b"
+    ours.__exit__()
+
+
+def test_all_sources_of_the_original_are_here_with_its_arguments(original):
+    names = [name for name in vars(original) if not name.startswith("_")]
+    assert names
+    for name in names:
+        ours, theirs = (inspect.signature(vars(module)[name]) for module in (grain_facade, original))
+        assert list(ours.parameters) == list(theirs.parameters), name
+    assert grain_facade.InMemoryDataSource is SharedMemoryDataSource
+
+
+VALUES = [1, 2.5, "text", b"bytes", None, True, -(1 << 40)]
+
+
+@pytest.mark.parametrize("name", ["SharedMemoryDataSource", "InMemoryDataSource"])
+def test_memory_is_shared_with_the_original(original, name):
+    theirs = original.SharedMemoryDataSource(VALUES)
+    attached = getattr(grain_facade, name)(name=theirs.shm.name)
+    copy = pickle.loads(pickle.dumps(attached))
+    for source in (attached, copy):
+        assert [source[key] for key in range(len(source))] == [*source] == [*theirs] == VALUES
+        assert (str(source), repr(source)) == (str(theirs), repr(theirs))
+        assert isinstance(source, RandomAccessDataSource)
+        with pytest.raises(IndexError, match="index out of range"):
+            source[len(VALUES)]
+        source.close()
+    theirs.close()
+    theirs.unlink()
+    empty = SharedMemoryDataSource([])
+    assert len(empty) == 0
+    empty.close()
+    empty.unlink()
+
+
+def test_what_shared_memory_cannot_hold():
+    with pytest.raises(ConfigError, match="pass elements, or the name of shared memory that has some"):
+        SharedMemoryDataSource()
+    for element in ("a\0", b"a\0"):
+        with pytest.raises(
+            ConfigError, match=r"^element 1 ends in a zero byte, which is lost in shared memory: b?'a\\x00'"
+        ):
+            SharedMemoryDataSource(["a", element])
 
 
 def test_it_is_read_again_after_a_with_block_and_pickles(files):

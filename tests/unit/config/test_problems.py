@@ -67,11 +67,14 @@ sampler={kind='length_buckets', max_tokens=8, length_of='x'} => loader.batch_siz
 """
 TWO_SOURCES = """
 sampler={kind='mixture', weights=[1, 2, 3]} => sampler.weights is [1.0, 2.0, 3.0]: expected one for each of the 2 *
+sampler={kind='mixture', weights={0=[1, 2], 9=[1]}} => sampler.weights.9 is [1.0]: expected one for each of the 2 *
+sampler={kind='mixture', weights=[[1, 2], {0=[1, -2]}]} => sampler.weights[1].0[1] is -2: expected a number >= 0
+sampler={kind='mixture', weights={a=[1, 2]}} => sampler.weights.a is [1, 2]: expected *
 sampler={kind='mixture', weights=[[1, 2], [1]]} => sampler.weights[1] is [1.0]: expected one for each of the 2 sources
-sampler={kind='mixture', weights=[[1, 2], 1]} => sampler.weights[1] is 1.0: expected a list, as for the other epochs
-sampler={kind='mixture', weights=[1, 'a']} => *[1] is 'a': expected a number >= 0 or a list of numbers, at least one
+sampler={kind='mixture', weights=[[1, 2], 1]} => sampler.weights[1] is 1.0: expected a list or a table, as for the *
+sampler={kind='mixture', weights=[1, 'a']} => *[1] is 'a': expected a number >= 0 or a table or a list of *
 sampler={kind='mixture', weights=[[1, 'a']]} => sampler.weights[0][1] is 'a': expected a number >= 0
-sampler={kind='mixture', weights=1} => * is 1: expected a list of numbers or lists of numbers, at least one
+sampler={kind='mixture', weights=1} => * is 1: expected a table or a list of numbers or tables or lists of numbers, at *
 sampler={kind='mixture', weights=[1, 1], samplers=[{kind='sequential'}]} => * is ['sequential']: expected one for each *
 sampler={kind='mixture', weights=[1, 1], samplers=1} => sampler.samplers is 1: expected a list of tables, at least one
 sampler={kind='mixture', weights=[1, 1], samplers=[{kind='sequential'}, {kind='subset'}]} => *[1].indices is missing: *
@@ -109,6 +112,8 @@ def test_contradictions():
         "loader.shuffle is true: conflicts with the section 'sampler', which chooses the order: remove one of them",
         "loader.rank is 2: expected a number below world_size, 2",
     ]
+    with pytest.raises(ConfigError, match=r"loader\.global_batch_size is 8: conflicts with loader\.batch_size"):
+        read_config({"source": ONE, "loader": {"batch_size": 4, "global_batch_size": 8}})
 
 
 def test_everything_is_said_at_once():

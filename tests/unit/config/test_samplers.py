@@ -159,6 +159,8 @@ def test_a_mixture_by_length():
     table = {"kind": "mixture", "length_of": "x", "window": 100}
     assert build({**table, "weights": [3, 1]}, parts).weights == (0.5, 0.5)
     assert build({**table, "weights": [[3, 1], [0, 1]]}, parts).weights == ((0.5, 0.5), (0.0, 0.5))
+    changing = {**table, "weights": {"0": [3, 1], "3": [0, 1]}, "stop": "never", "global_batch_size": 2}
+    assert build(changing, parts).weights == ((0, (0.5, 0.5)), (6, (0.0, 0.5)))
     empty = ConcatSource([MemorySource([{"x": np.zeros(1)}]), MemorySource([{"x": np.zeros(0)}])])
     with pytest.raises(ConfigError, match=r"^sampler\.length_of: all records of source\[1\] have the length 0"):
         build({**table, "weights": [1, 1]}, empty)
@@ -324,6 +326,17 @@ def test_lanes_and_ranks(data):
     assert (e.value.key, e.value.value) == ("sampler.lanes", 4)
 
 
+def test_rows_of_all_ranks(data):
+    path = data / "train.toml"
+    path.write_text(f'{SOURCE}[sampler]\nkind = "streams"\nshards = true\n[loader]\nglobal_batch_size = 6\nrank = 1\n')
+    with dataload.from_config(path, overrides=["loader.world_size=3"]) as loader:
+        assert (loader.batch_sampler.rows, loader.batch_sampler.rows_per_step) == (6, 2)
+    match = r"^loader\.global_batch_size: global_batch_size is 6, which 4 ranks cannot share equally: give a multiple"
+    with pytest.raises(ConfigError, match=match) as e:
+        dataload.from_config(path, overrides=["loader.world_size=4"])
+    assert (e.value.key, e.value.value) == ("loader.global_batch_size", 6)
+
+
 def test_what_the_loader_refuses_is_named_as_in_the_config(data, monkeypatch):
     (data / "train.toml").write_text(
         '[source]\npath = "*.syr"\n[sampler]\nkind = "packing"\nrow_length = 8\nlength_of = "x"\n'
@@ -380,6 +393,8 @@ EXAMPLES = [
     {"kind": "repeat", "times": 2},
     {"kind": "weighted", "weights": "a.npy"},
     {"kind": "mixture", "weights": [[1, 2.5], [0, 1]], "samplers": [{"kind": "sequential"}] * 2},
+    {"kind": "mixture", "weights": {"0": [1, 2], "12000": [0, 1]}, "stop": "never", "global_batch_size": 8},
+    {"kind": "mixture", "weights": [[1, 2], {"0": [1, 2], "90": [0, 1]}]},
     {"kind": "length_buckets", "length_of": "x"},
     {"kind": "packing", "lengths": "a.npy", "row_length": 8, "sampler": {"kind": "shard_sequential"}},
 ]
@@ -389,6 +404,7 @@ WRONG = [
     {"kind": "weighted", "weights": [1, "a"]},
     {"kind": "weighted", "weights": "a.txt"},
     {"kind": "mixture", "weights": [[1, [2]]]},
+    {"kind": "mixture", "weights": {"0": 3}},
     {"kind": "lanes"},
 ]
 

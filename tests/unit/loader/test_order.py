@@ -1,9 +1,12 @@
 """What the loader's arguments ask for: order, batches, ranks."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from dataload import ConcatSource, ConfigError, Loader, MemorySource, RangeSource
+from dataload import ConcatSource, ConfigError, Loader, MemorySource, MultiStreamLoader, RangeSource
 from dataload.loader.order import BlockedPlans, shuffled
 from dataload.samplers import (
     BatchSampler,
@@ -92,6 +95,38 @@ def test_half_an_environment_is_refused(monkeypatch, variables):
     assert Loader(RangeSource(4), batch_size=2, rank=0, world_size=1).batch_sampler.world_size == 1
 
 
+def pretend_jax(monkeypatch, *, client=None, started=False, backend=1):
+    """The modules in which JAX keeps what it knows of its processes."""
+    state = SimpleNamespace(num_processes=client)
+    backends = SimpleNamespace(backends_are_initialized=lambda: started, process_count=lambda: backend)
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", SimpleNamespace(global_state=state))
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", backends)
+
+
+@pytest.mark.parametrize(
+    "known", [{"client": 8}, {"client": 8, "started": True, "backend": 8}, {"started": True, "backend": 8}]
+)
+def test_a_jax_program_of_several_processes_needs_a_rank(monkeypatch, known):
+    pretend_jax(monkeypatch, **known)
+    message = (
+        "this JAX program has 8 processes, and each of them would read all of the data: pass rank= and world_size="
+    )
+    with pytest.raises(ConfigError, match=message):
+        Loader(RangeSource(4), batch_size=2)
+    with pytest.raises(ConfigError, match=message):
+        MultiStreamLoader(iter, [[1]], batch_size=1)
+    assert Loader(RangeSource(4), batch_size=2, rank=0, world_size=1).batch_sampler.world_size == 1
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert Loader(RangeSource(4), batch_size=2).batch_sampler.world_size == 2
+
+
+@pytest.mark.parametrize("known", [{}, {"client": 1}, {"started": True}, {"backend": 8}])
+def test_a_jax_program_of_one_process_needs_none(monkeypatch, known):
+    pretend_jax(monkeypatch, **known)
+    assert Loader(RangeSource(4), batch_size=2).batch_sampler.world_size == 1
+
+
 def test_no_tail_at_all_is_named():
     with pytest.raises(ConfigError, match="tail is None: Known: drop, pad, partial"):
         BatchSampler(sampler=Sequential(4), batch_size=2, tail=None)
@@ -100,7 +135,15 @@ def test_no_tail_at_all_is_named():
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({}, "give batch_size, or a batch_sampler"),
+        ({}, "give batch_size, global_batch_size or a batch_sampler"),
+        ({"batch_size": 1, "global_batch_size": 4}, "batch_size is for one rank and global_batch_size for all: give"),
+        ({"global_batch_size": 0}, "global_batch_size must be an integer >= 1, got 0"),
+        (
+            {"global_batch_size": 64, "rank": 2, "world_size": 3},
+            "global_batch_size is 64, which 3 ranks cannot share equally: give a multiple of every number of ranks",
+        ),
+        ({"global_batch_size": 4, "rank": 0, "world_size": 0}, "world_size must be an integer >= 1, got 0"),
+        ({"global_batch_size": 4, "batch_sampler": 1}, "batch_sampler and global_batch_size both choose order and"),
         ({"batch_size": 1, "batch_sampler": 1}, "batch_sampler and batch_size both choose order and batches"),
         ({"batch_sampler": [[0, 1]]}, r"batch_sampler must be a BatchPlanner, .*; got \[\[0, 1\]\]"),
         ({"batch_size": 1, "shuffle": "shard"}, "shuffle must be True, False, 'global', 'shards'; got 'shard'"),

@@ -4,6 +4,7 @@ import json
 import random
 import re
 from dataclasses import FrozenInstanceError, dataclass, fields, replace
+from html import unescape
 from typing import NamedTuple
 
 import pytest
@@ -440,7 +441,7 @@ VERDICTS = {
         statistics(read=32.0, transform=0.0, collate=8.0, cpus=3),
         "storage (read, 80% of worker time)",
         HALF,
-        "1 more worker would give up to 1.2 times as much, and feeding it takes 4 CPUs",
+        "1 more worker would give up to 1.2 times as much; to keep up with the consumer takes 4 CPUs",
     ),
     "enough on average": (  # 3.2 workers of work, for a consumer that works 8 of 10 s, is just what four do
         statistics(workers=4, transform=26.0, wait_seconds=2.0, consumer_seconds=8.0),
@@ -452,15 +453,15 @@ VERDICTS = {
         statistics(cpus=2),
         "transform (83% of worker time)",
         HALF,
-        "another worker cannot help: this process may use 2 CPUs, and feeding it takes 4 CPUs",
+        "another worker cannot help: this process may use 2 CPUs; to keep up with the consumer takes 4 CPUs",
     ),
     "processes that read on all CPUs": (
         statistics(read=24.0, transform=0.0, collate=6.0, cpus=2, executor="processes"),
         "storage (read, 80% of worker time)",
         HALF,
         (
-            "another worker cannot help unless reads wait for storage: this process may use 2 CPUs, "
-            "and feeding it takes 3 CPUs"
+            "another worker cannot help unless reads wait for storage: this process may use 2 CPUs"
+            "; to keep up with the consumer takes 3 CPUs"
         ),
     ),
     "threads that hold the GIL": (
@@ -481,6 +482,22 @@ VERDICTS = {
         HALF,
         "2 more workers would feed it: about 2.0 times as much",
     ),
+    "decoding of cached images": (
+        replace(
+            statistics(transform=0.0, **using(1.9)),
+            stages={"read": StageStatistics(100, 6.0), "decode": StageStatistics(100, 30.0)},
+        ),
+        "decode (83% of worker time)",
+        HALF,
+        "2 more workers would feed it: about 2.0 times as much",
+        "less to decode would help: store images at the size you train on",
+    ),
+    "reads from memory": (
+        statistics(read=38.0, transform=0.0, **using(1.9)),
+        "read (on CPUs, 95% of worker time)",
+        HALF,
+        "2 more workers would feed it: about 2.0 times as much",
+    ),
     "threads that wait for storage": (
         statistics(read=38.0, transform=0.0, cpus=2, **using(0.2)),
         "storage (read, 95% of worker time)",
@@ -491,7 +508,7 @@ VERDICTS = {
         statistics(read=38.0, transform=0.0, cpus=2, wait_seconds=17.0, consumer_seconds=3.0, **using(0.2)),
         "storage (read, 95% of worker time)",
         "the consumer waits 85% of the time",
-        "6 more workers would give up to 4.0 times as much, and feeding it takes 14 workers",
+        "6 more workers would give up to 4.0 times as much; to keep up with the consumer takes 14 workers",
     ),
     "serial": (
         statistics(workers=0, executor="serial", read=1.0, transform=8.0, collate=1.0, **using(1.0)),
@@ -520,7 +537,8 @@ VERDICTS = {
         ),
         "transform (54% of the work)",
         "the consumer waits 75% of the time",
-        "2 workers (processes, if it holds the GIL) would give about 2.0 times as much, and feeding it takes 3 CPUs",
+        "2 workers (processes, if it holds the GIL) would give about 2.0 times as much",
+        "to keep up with the consumer takes 3 CPUs",
     ),
     "serial, the loader's own cost": (
         statistics(workers=0, executor="serial", read=1.0, transform=2.0, collate=1.0),
@@ -605,7 +623,7 @@ VERDICTS |= {
     ),
     "more workers were tried, and copies are no faster": (
         statistics(**READS, workers=2, workers_allowed=4, read=39.0, transform=0.0, **using(1.9)),
-        "storage (read, 95% of worker time)",
+        "read (on CPUs, 95% of worker time)",
         "the consumer waits 100% of the time",
         "2 of 4 workers are in use, because more were not faster: the memory may be the limit, or the GIL",
     ),
@@ -742,7 +760,18 @@ VERDICTS |= {
 @pytest.mark.parametrize("name", VERDICTS)
 def test_verdict(name):
     found, *parts = VERDICTS[name]
+    if parts[0].startswith("transform"):
+        parts.append("less to transform would help: do before training what is the same in every epoch")
     assert found.verdict == f"limit: {'; '.join(parts)}"
+
+
+def test_the_statistics_of_a_notebook_are_their_text():
+    found = statistics(transforms=("<script>",))
+    page = found._repr_html_()
+    assert "<script" not in page
+    text = unescape(re.sub(r"(<[^>]*>)+", "\n", page)).strip().split("\n")
+    assert text == [found.verdict, *str(found).splitlines()[:-1]]
+    assert repr(found) == f"Statistics(100 batches, 1,000 rows, 1.0 MB in 20.00 s: 50 rows/s; {found.verdict})"
 
 
 @given(

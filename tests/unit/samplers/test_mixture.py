@@ -1,13 +1,15 @@
 """Mixture against a loop that deals from each part's own order, and its proportions against the weights."""
 
 import itertools
+import pickle
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
+from dataload import ConcatSource, Loader, RangeSource
 from dataload._util.fingerprint import fingerprint
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
 from dataload.samplers.permutation import MAX_LENGTH
@@ -19,7 +21,8 @@ def order(sampler, epoch=0, length=None):
 
 def with_ranks(weights, length, *, epoch=0, **settings):
     """Which part stands at each place: a part of one record has no other index."""
-    parts = len(weights[0]) if isinstance(weights[0], tuple) else len(weights)
+    row = weights[0] if isinstance(weights[0], tuple) else weights  # also of weights by position
+    parts = len(row)
     return order(Mixture((Sequential(1),) * parts, weights, stop="never", **settings), epoch, length)
 
 
@@ -210,3 +213,84 @@ def test_weights_are_the_same_value_however_they_are_written():
         assert len(set(same)) == 1
         assert len(set(map(fingerprint, same))) == 1
     assert mixtures[0] != rows[0]
+
+
+CHANGING = {0: (2, 1, 1), 700: (1, 0, 0), 1234: (1, 3, 6), 5000: (7, 2, 1)}
+
+
+def test_proportions_are_exact_in_every_window_between_two_changes():
+    parts = np.array(with_ranks(CHANGING, 12_000, seed=4))
+    assert parts[:700].tolist() == with_ranks(CHANGING[0], 700, seed=4), "a later change changes what was before"
+    assert not parts[700:1234].any()
+    for row, between in ((CHANGING[1234], parts[1234:5000]), (CHANGING[5000], parts[5000:])):
+        counts = np.cumsum(between[:, None] == np.arange(3), axis=0)
+        expected = [int(share * 1000) for share in weights_of(row)]
+        assert (counts[1000:] - counts[:-1000] == expected).all()
+        strays = np.abs(counts[:1000] - np.outer(np.arange(1, 1001), expected) / 1000).max()
+        assert strays < 3, "a change leaves the parts unevenly spread"
+
+
+@pytest.mark.parametrize("stop", ["first", "longest"])
+def test_parts_go_on_where_they_are_when_weights_change(stop):
+    samplers = (GlobalShuffle(700, 0), GlobalShuffle(900, 1), GlobalShuffle(40, 2))
+    changing = {0: (2, 1, 1), 77: (1, 3, 0), 150: (1, 5, 0)}
+    mixture = Mixture(samplers, changing, stop=stop, seed=3)
+    parts = with_ranks(changing, 5000, seed=3)
+    drawn = Counter(parts[: len(mixture)])
+    epochs = [-(-drawn[part] // len(sampler)) for part, sampler in enumerate(samplers)]
+    used = [0, 1]  # the third is dropped after 20 of its 40
+    for epoch in range(2):
+        assert order(mixture, epoch) == walk(parts, samplers, used, stop, epoch, epochs)
+    assert drawn[2] < 40
+
+
+def test_changing_weights_for_each_epoch():
+    samplers = (Sequential(1000), Sequential(1000))
+    weights = ({0: (1, 0), 50: (0, 1)}, {0: (1, 1), 100: (1, 0)})
+    mixture = Mixture(samplers, weights, window=100, seed=2)
+    shares = [
+        [(np.array(order(mixture, epoch)[at : at + 50]) < 1000).mean() for at in (0, 50, 100)] for epoch in (0, 1, 5)
+    ]
+    assert shares[0] == [1, 0, 0]
+    assert shares[1][2] == shares[2][2] == 1
+    assert shares[1][:2] == shares[2][:2] == pytest.approx([0.5, 0.5], abs=0.02)
+
+
+def test_changing_weights_are_the_same_value_however_they_are_written():
+    samplers = {"web": Sequential(400), "books": Sequential(500)}
+    mixtures = [
+        Mixture(samplers, {0: {"books": 1, "web": 9}, 12: {"web": 1, "books": 2}}, global_batch_size=10),
+        Mixture(tuple(samplers.values()), {np.int64(120): np.array([1, 2]), 0: [9, 1]}),
+        Mixture(samplers, ((0, (9, 1)), (120, (1, 2)))),
+    ]
+    mixtures += [replace(mixtures[0]), pickle.loads(pickle.dumps(mixtures[0])), eval(repr(mixtures[0]))]
+    assert len(set(mixtures)) == 1
+    assert len(set(map(fingerprint, mixtures))) == 1
+    # What does not change is the same as before weights could change, so that its states load.
+    assert fingerprint(Mixture(samplers, {0: (9, 1)})) == fingerprint(Mixture(tuple(samplers.values()), (9, 1)))
+    assert Mixture(samplers, ({0: (9, 1)}, (1, 1))) == Mixture(samplers, ((9, 1), (1, 1)))
+
+
+def test_a_job_goes_on_with_other_ranks_across_a_change_of_weights():
+    source = ConcatSource([RangeSource(900), RangeSource(1900, start=1000)])
+    mixture = Mixture((GlobalShuffle(900, 0), GlobalShuffle(900, 1)), {0: (9, 1), 12: (1, 3)}, global_batch_size=24)
+
+    def ranks(world_size):
+        settings = {"sampler": mixture, "batch_size": 24 // world_size, "world_size": world_size}
+        return [Loader(source, rank=rank, **settings) for rank in range(world_size)]
+
+    def served(loaders, steps):
+        """The global batches of some steps, each sorted."""
+        batches = zip(*(itertools.islice(loader, steps) for loader in loaders), strict=True)
+        return [sorted(index for batch in step for index in batch["index"].tolist()) for step in batches]
+
+    four, two = ranks(4), ranks(2)
+    seen = served(four, 10)
+    for loader in two:
+        loader.load_state_dict(four[0].state_dict())
+    seen += served(two, 6)
+    expected = mixture.indices(np.arange(16 * 24), epoch=0).reshape(16, 24)
+    assert seen == np.sort(np.where(expected < 900, expected, expected + 100)).tolist()
+    web = np.mean(np.array(seen) < 1000, axis=1)
+    assert web[:12].min() > 0.75
+    assert web[12:].max() < 0.45

@@ -1,4 +1,4 @@
-"""PackedBatchSampler and first fit, against plain loops."""
+"""PackedBatchSampler, first fit and best fit, against plain loops."""
 
 import pickle
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dataload import ConfigError
 from dataload.samplers import GlobalShuffle, PackedBatchSampler, Sequential
-from dataload.samplers.packing import first_fit
+from dataload.samplers.packing import best_fit, first_fit
 
 
 def plain_first_fit(lengths, row_length):
@@ -25,15 +25,33 @@ def plain_first_fit(lengths, row_length):
     return rows
 
 
-@given(st.lists(st.lists(st.integers(0, 12), max_size=40), min_size=1, max_size=5))
-def test_first_fit_is_that_of_a_plain_loop(lists):
+def plain_best_fit(lengths, row_length):
+    """One list, the longest first, each into the row with the least room for it; rows by first record, in order."""
+    rows = []
+    for record in sorted(range(len(lengths)), key=lambda record: -lengths[record]):
+        left = [row_length - sum(lengths[other] for other in row) for row in rows]
+        fitting = [(room, number) for number, room in enumerate(left) if room >= lengths[record]]
+        if not fitting:
+            fitting = [(row_length, len(rows))]
+            rows.append([])
+        rows[min(fitting)[1]].append(record)
+    rows = sorted(sorted(row) for row in rows)
+    return [[(record, sum(lengths[other] for other in row if other < record)) for record in row] for row in rows]
+
+
+PLAIN = {"first-fit": plain_first_fit, "best-fit": plain_best_fit}
+
+
+@pytest.mark.parametrize(("fit", "plain"), [(first_fit, plain_first_fit), (best_fit, plain_best_fit)])
+@given(lists=st.lists(st.lists(st.integers(0, 12), max_size=40), min_size=1, max_size=5))
+def test_rows_are_those_of_a_plain_loop(fit, plain, lists):
     width = max(map(len, lists))
     lengths = np.full((len(lists), width), -1, np.int64)
     for row, found in zip(lengths, lists, strict=True):
         row[: len(found)] = found
-    rows, starts, counts = first_fit(lengths, 12)
+    rows, starts, counts = fit(lengths, 12)
     for i, found in enumerate(lists):
-        expected = plain_first_fit(found, 12)
+        expected = plain(found, 12)
         assert counts[i] == len(expected)
         packed = [[] for _ in expected]
         for record in range(len(found)):
@@ -41,14 +59,14 @@ def test_first_fit_is_that_of_a_plain_loop(lists):
         assert packed == expected
 
 
-def plain_rows(sampler, lengths, row_length, window, epoch):
+def plain_rows(sampler, lengths, row_length, window, epoch, strategy):
     """All rows of an epoch: each a list of (index, start)."""
     order = sampler.indices(np.arange(len(sampler)), epoch=epoch).tolist()
     rows = []
     for first in range(0, len(order), window):
         part = order[first : first + window]
         cut = [min(int(lengths[index]), row_length) for index in part]
-        rows += [[(part[record], start) for record, start in row] for row in plain_first_fit(cut, row_length)]
+        rows += [[(part[record], start) for record, start in row] for row in PLAIN[strategy](cut, row_length)]
     return rows
 
 
@@ -65,13 +83,16 @@ def rows_of(plan):
     batch_size=st.integers(1, 4),
     world_size=st.integers(1, 3),
     tail=st.sampled_from(["drop", "pad", "partial"]),
+    strategy=st.sampled_from([*PLAIN]),
     seed=st.integers(0, 5),
     data=st.data(),
 )
-def test_rows_are_those_of_a_plain_loop_for_any_ranks(count, window, batch_size, world_size, tail, seed, data):
+def test_rows_are_those_of_a_plain_loop_for_any_ranks(
+    count, window, batch_size, world_size, tail, strategy, seed, data
+):
     lengths = np.random.default_rng(seed).integers(0, 15, count)
     sampler = GlobalShuffle(count, seed)
-    expected = plain_rows(sampler, lengths, 10, window, epoch=1)
+    expected = plain_rows(sampler, lengths, 10, window, 1, strategy)
     size = batch_size * world_size
     steps = len(expected) // size if tail == "drop" else -(-len(expected) // size)
     for rank in range(world_size):
@@ -85,6 +106,7 @@ def test_rows_are_those_of_a_plain_loop_for_any_ranks(count, window, batch_size,
             rank=rank,
             world_size=world_size,
             tail=tail,
+            strategy=strategy,
         )
         assert planner.items(1) == len(expected)
         assert planner.steps(1) == steps
@@ -106,14 +128,20 @@ def test_rows_are_those_of_a_plain_loop_for_any_ranks(count, window, batch_size,
 def test_rows_are_well_filled_and_better_so_with_a_larger_window():
     lengths = np.random.default_rng(0).lognormal(4, 0.8, 20_000).astype(np.int64).clip(1, 512)
 
-    def fill(window):
+    def fill(window, strategy="first-fit"):
         planner = PackedBatchSampler(
-            sampler=GlobalShuffle(len(lengths), 0), lengths=lengths, row_length=512, batch_size=8, window=window
+            sampler=GlobalShuffle(len(lengths), 0),
+            lengths=lengths,
+            row_length=512,
+            batch_size=8,
+            window=window,
+            strategy=strategy,
         )
         return lengths.sum() / (planner.items(0) * 512)
 
     assert fill(16) < fill(128) < fill(1024)
     assert fill(1024) > 0.98
+    assert 1 - fill(1024, "best-fit") < (1 - fill(1024)) / 2
 
 
 def test_it_is_a_value():
@@ -136,6 +164,7 @@ def test_it_is_a_value():
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
         ({"window": 0}, "window must be an integer >= 1, got 0"),
         ({"overlong": "cut"}, "overlong is 'cut': allowed are 'error', 'truncate'|overlong is 'cut'"),
+        ({"strategy": "best_fit"}, "strategy is 'best_fit': did you mean 'best-fit'"),
         ({"lengths": [1, 5]}, "lengths must hold one length for each of the 3 records, got 2"),
         ({"lengths": "abc"}, "lengths must be integers"),
         ({"sampler": 3}, "sampler must be a sampler, with __len__ and indices"),

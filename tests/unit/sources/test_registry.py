@@ -96,6 +96,11 @@ def test_a_format_without_a_writer_names_those_that_have_one():
         get_format("range").create("x")
 
 
+def test_a_pattern_is_no_destination():
+    with pytest.raises(ConfigError, match=r"'a/tt-\*.tar' is a pattern.*: name one file, or .*\('tt-\{00..07\}.tar'\)"):
+        find_destination("a/tt-*.tar")
+
+
 def test_a_missing_package_says_what_installs_it(monkeypatch, tmp_path):
     with dataload.create(tmp_path / "a.syr") as writer:
         writer.write({"x": 1})

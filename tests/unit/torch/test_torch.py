@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import ConfigError, Loader, MemorySource, Ragged
+from dataload import ConfigError, Loader, MemorySource, MultiStreamLoader, Ragged
 from dataload.samplers import GlobalShuffle
 
 torch = pytest.importorskip("torch")
 
-from dataload.torch import SourceDataset, distributed_place, to_tensors  # noqa: E402 - skipped where torch is missing
+from dataload.torch import SourceDataset, distributed_place, place, to_tensors  # noqa: E402 - skipped where torch is missing
 
 
 @pytest.fixture
@@ -114,6 +114,8 @@ def test_the_place_by_torch_comes_first(monkeypatch):
     assert distributed_place("mine") == {"rank": 1, "world_size": 2}
     with pytest.raises(ConfigError, match="this process is not in the process group: pass the group that it reads"):
         distributed_place("theirs")
+    with pytest.raises(ConfigError, match="data_dims are dimensions of a DeviceMesh: pass one as group, or leave"):
+        distributed_place("mine", data_dims=["dp"])
 
 
 def test_without_torch_it_says_what_to_install():
@@ -159,3 +161,17 @@ def test_a_dataset_with_a_transform(source):
     plain = SourceDataset([5, 6])
     assert plain.__getitems__([1, 0]) == [6, 5]
     assert plain[0] == 5
+
+
+def test_streams_of_ranks_that_differ_and_many_processes():
+    def streams(rank, seed):
+        return MultiStreamLoader(iter, [[1, 2], [3]], batch_size=2, max_workers=0, seed=seed, rank=rank, world_size=20)
+
+    facts = {}
+    for rank in range(20):
+        with streams(rank, seed=3) as loader:
+            facts[rank] = place._facts(loader)
+    assert place.find_differences(facts) == []
+    with streams(19, seed=4) as loader:
+        facts[19] = place._facts(loader)
+    assert place.find_differences(facts) == ["seed: 3 in 19 processes: 0, 1, 2, 3, 4, 5, 6, 7, ...; 4 in process 19"]

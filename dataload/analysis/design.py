@@ -1,0 +1,182 @@
+"""The look of pictures: colours, titles, margins and numbers. matplotlib is loaded when the first one is drawn."""
+
+from __future__ import annotations
+
+import math
+import os
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dataload._util.checks import check_directory
+from dataload._util.optional import load_optional
+from dataload.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SUFFIXES = (".pdf", ".png", ".svg")
+_DPI = 120
+_FEW_POWERS = 300  # times as much: axes with a smaller range have ticks between powers of ten
+_MARGIN = 0.3  # inches
+_LINE = 1.35  # line height, in font sizes
+_TITLE, _SUBTITLE = 15, 9.5  # points
+_BOLD, _PLAIN = 0.62, 0.56  # mean width of a character, in font sizes
+
+# Okabe and Ito's colours, which differ for colour-blind readers, too.
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION)
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """The colours of a picture that depend on its background.
+
+    Attributes:
+        work: The colour of the consumer's work.
+        tints: Fills under text in `ink`, told apart by colour-blind readers if they touch.
+    """
+
+    page: str
+    band: str
+    line: str
+    soft: str
+    work: str
+    ink: str
+    tints: tuple[str, ...]
+
+
+LIGHT = Theme(
+    page="#ffffff",
+    band="#f1f3f5",
+    line="#d3d9df",
+    soft="#59636e",
+    work="#59636e",
+    ink="#1b1f24",
+    tints=("#c1d9f7", "#f5e1a8", "#bdadf7", "#d4a8bf", "#83c397"),
+)
+DARK = Theme(
+    page="#14181c",
+    band="#1e242a",
+    line="#3a434c",
+    soft="#9ca7b3",
+    work="#e0e5e9",
+    ink="#eceff2",
+    tints=("#39679d", "#7a631b", "#565d69", "#5a1466", "#14521f"),
+)
+
+
+def check_picture(path: str) -> None:
+    """Check that a picture can be drawn and saved to `path`, before any other work is done.
+
+    Raises:
+        ConfigError: The suffix is not ``.png``, ``.svg`` or ``.pdf``, or the directory does not exist.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    if os.path.splitext(path)[1].lower() not in _SUFFIXES:
+        raise ConfigError(f"{path}: the suffix of a picture must be one of {', '.join(_SUFFIXES)}", key="picture")
+    check_directory(path, "picture")
+    load_optional("matplotlib.figure", needed_by="a picture", extra="plot")
+
+
+def new_figure(width: float, height: float, title: str, subtitle: str, theme: Theme) -> tuple[Figure, float]:
+    """Return a figure with a title that says the finding and a subtitle that says what is drawn.
+
+    Args:
+        width: In inches.
+        height: In inches, of everything below the subtitle.
+
+    Returns:
+        The figure, and the inches from its lower edge to the subtitle.
+    """
+    # pyplot would keep every figure alive and select a backend for the whole process.
+    module = load_optional("matplotlib.figure", needed_by="a picture", extra="plot")
+    wide = 72 * (width - 2 * _MARGIN)
+    lines = textwrap.fill(printable(title, None), int(wide / _TITLE / _BOLD))
+    below = textwrap.fill(printable(subtitle, None), int(wide / _SUBTITLE / _PLAIN))
+    of_title, of_below = (
+        _LINE * size / 72 * (text.count("\n") + 1) if text else 0.0
+        for text, size in ((lines, _TITLE), (below, _SUBTITLE))
+    )
+    total = math.ceil(_DPI * (height + _MARGIN + of_title + of_below)) / _DPI  # half a pixel would be transparent
+    figure = module.Figure(figsize=(width, total), dpi=_DPI, facecolor=theme.page)
+    x, top = _MARGIN / width, 1 - _MARGIN / total
+    options: dict[str, Any] = {"va": "top", "linespacing": _LINE, "parse_math": False}
+    figure.text(x, top, lines, fontsize=_TITLE, fontweight="bold", color=theme.ink, **options)
+    figure.text(x, top - of_title / total, below, fontsize=_SUBTITLE, color=theme.soft, **options)
+    return figure, height
+
+
+def place(
+    figure: Figure, theme: Theme, *, left: float, bottom: float, width: float, height: float, **labels: Any
+) -> Axes:
+    """Return axes at a place given in inches, with the least that frames data; `labels` are properties of axes."""
+    wide, tall = figure.get_size_inches()
+    axes = figure.add_axes((left / wide, bottom / tall, width / wide, height / tall), facecolor=theme.page)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(theme.line)
+    axes.tick_params(colors=theme.soft, labelsize=8.5, length=3, color=theme.line)
+    axes.tick_params(axis="y", length=0)
+    axes.set(**labels)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set(color=theme.soft, fontsize=9)
+    return axes
+
+
+def key(figure: Figure, theme: Theme, entries: dict[str, Any], *, left: float, top: float, columns: int = 12) -> None:
+    """Explain the marks at a place given in inches, so many in a line; `entries` maps texts to what they explain."""
+    wide, tall = figure.get_size_inches()
+    legend = figure.legend(
+        entries.values(),
+        entries.keys(),
+        loc="upper left",
+        bbox_to_anchor=(left / wide, top / tall),
+        ncols=max(1, min(columns, len(entries))),
+        fontsize=9,
+        frameon=False,
+        labelcolor=theme.ink,
+        handlelength=1.2,
+        handletextpad=0.5,
+        columnspacing=1.6,
+        borderpad=0,
+        borderaxespad=0,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
+
+
+def swatch(colour: str, edge: str | None = None) -> Any:
+    """Return a filled square for `key`."""
+    patches: Any = load_optional("matplotlib.patches", needed_by="a picture", extra="plot")
+    return patches.Patch(facecolor=colour, edgecolor=edge or colour, linewidth=0.8)
+
+
+def whole(axis: Any, most: int = 6) -> None:
+    """Put at most `most` ticks on an axis, at integers, with short labels."""
+    ticker: Any = load_optional("matplotlib.ticker", needed_by="a picture", extra="plot")
+    axis.set_major_locator(ticker.MaxNLocator(most, integer=True, min_n_ticks=1))
+    axis.set_major_formatter(_tick)
+
+
+def logarithmic(axis: Any) -> None:
+    """Put ticks at powers of ten, of a short axis also between them, with short labels."""
+    ticker: Any = load_optional("matplotlib.ticker", needed_by="a picture", extra="plot")
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high < _FEW_POWERS * low else (1,)))
+    axis.set_major_formatter(_tick)
+    axis.set_minor_locator(ticker.NullLocator())
+
+
+def _tick(value: float, _: object) -> str:
+    return short(value)
+
+
+def short(value: float) -> str:
+    """Return a number with at most three digits or, below 10,000, as it is: ``"9,500"``, ``"12.5k"``, ``"10G"``."""
+    if abs(value) < 9_999.5:
+        return f"{value:,.0f}" if abs(value) >= 100 or value == round(value) else f"{value:.3g}"
+    units = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+    unit, name = next((unit, name) for unit, name in units if abs(value) >= 0.9995 * unit)
+    return f"{float(f'{value:.3g}') / unit:g}{name}"

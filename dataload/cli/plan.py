@@ -1,0 +1,225 @@
+"""``dataload plan``."""
+
+import re
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Annotated, Any, cast
+
+import numpy as np
+import typer
+from rich.filesize import decimal
+
+from dataload._util.indexing import even_split
+from dataload.analysis.design import DARK, LIGHT, check_picture
+from dataload.analysis.job import Job
+from dataload.analysis.job_plan import JobPlan, plan_job
+from dataload.analysis.node import Machine
+from dataload.analysis.pictures import plan_figure
+from dataload.api import open_source
+from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides
+from dataload.cli.output import count_of, print_json, print_line, print_table
+from dataload.config import read_config
+from dataload.errors import ConfigError
+from dataload.loader.loader import Loader
+from dataload.sources.base import Source
+from dataload.sources.concat import ConcatSource
+from dataload.sources.files import FileSource
+from dataload.sources.range import RangeSource
+from dataload.sources.registry import get_format
+from dataload.storage import RemoteOptions, storage_of
+from dataload.storage.remote.settings import parse_bytes
+from dataload.types import FieldSpec, Int64Array, Sharded
+
+_SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*(s|ms|)")
+
+
+def plan_command(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="Ranks on each node.")] = 8,
+    bandwidth: Annotated[str, typer.Option(help="Bytes per second of each node's line.")] = "1GB/s",
+    cache: Annotated[
+        str | None, typer.Option(help="Bytes of each node's cache. Default: remote.budget, or room for all shards.")
+    ] = None,
+    step_time: Annotated[
+        str | None, typer.Option(help="Time that the model takes for a step, such as 0.5s; for waits.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs.")] = 2,
+    records: Annotated[int | None, typer.Option(min=1, help="Instead of data: the number of records.")] = None,
+    shards: Annotated[int | None, typer.Option(min=1, help="Instead of data: the number of shards.")] = None,
+    record_bytes: Annotated[str | None, typer.Option(help="Instead of data: the bytes of a record.")] = None,
+    plot: Annotated[str | None, typer.Option(help="Save a picture: .png, .svg or .pdf.")] = None,
+    dark: Dark = False,
+    json: JsonFlag = False,
+) -> None:
+    """Plan a job on many machines: downloads, cache, waits and load, computed from the order without reading data.
+
+    Example: dataload plan train.toml --nodes 128 --gpus 8 --bandwidth 10GB/s --cache 1TB --step-time 0.5s
+
+    Without data: dataload plan train.toml --nodes 128 --records 10000000000 --shards 100000 --record-bytes 100kB
+    """
+    if plot is not None:
+        check_picture(plot)
+    line = parse_bytes("--bandwidth", bandwidth.removesuffix("/s"))
+    seconds = None if step_time is None else _parse_seconds(step_time)
+    settings = read_config(config, [*(overrides or ()), f"loader.world_size={nodes * gpus}", "loader.rank=0"])
+    options = RemoteOptions.parse({} if settings.remote is None else settings.remote.given())
+    budget = options.budget if cache is None else parse_bytes("--cache", cache)
+    job = _open_job(settings, nodes, gpus, _counted(records, shards, record_bytes), record_bytes)
+    _check_cache(job, budget)
+    machine = Machine(
+        bandwidth=line,
+        budget=None if budget is None else parse_bytes("--cache", budget),
+        step_seconds=seconds or 0.0,
+        connections=options.connections,
+        part_bytes=parse_bytes("part_bytes", options.part_bytes),
+    )
+    plan = plan_job(job, machine, mode=options.mode, step_seconds=seconds, epochs=epochs)
+    if plot is not None:
+        about = f"{config}: {count_of(nodes, 'node')} of {count_of(gpus, 'rank')}"
+        plan_figure(plan, about, theme=DARK if dark else LIGHT).savefig(plot)
+    if json:
+        print_json({**plan.to_json(), "plot": plot})
+        return
+    _print(plan, budget)
+    if plot is not None:
+        print_line(f"wrote {plot}")
+
+
+def _open_job(settings: Any, nodes: int, gpus: int, counted: Source[Any] | None, record_bytes: str | None) -> Job:
+    """Open the data, or take those that are only counted."""
+    if counted is not None and len(settings.sources()) != 1:
+        raise ConfigError("--records stands for one data set: the config must have one [source]", key="records")
+
+    def opened(*paths: Any, **options: Any) -> Source[Any]:
+        return open_source(*paths, **options) if counted is None else counted
+
+    try:
+        loader = settings.build(opened)
+    except ConfigError as error:
+        if error.key is None or not error.key.endswith("lanes"):
+            raise
+        ranks = nodes * gpus
+        raise ConfigError(
+            f"{nodes} nodes of {gpus} are {ranks} ranks: {error}; set lanes to {ranks}, or to a multiple",
+            key=error.key,
+            value=error.value,
+        ) from error
+    if not isinstance(loader, Loader):
+        loader.close()
+        raise ConfigError("sampler.kind is 'iterators': streams have no order to plan by", key="sampler.kind")
+    with loader, closing(cast("Any", loader.source)) as source:
+        lengths = source.shard_lengths if isinstance(source, Sharded) else (len(source),)
+        return Job(
+            planner=loader.batch_sampler,
+            ends=np.cumsum(lengths, dtype=np.int64),
+            sizes=sizes_of(source, parse_bytes("--record-bytes", record_bytes or 1)),
+            ranks_per_node=gpus,
+        )
+
+
+class _Counted(RangeSource):
+    """A data set of which only the size is known."""
+
+    def __init__(self, records: int, shards: int) -> None:
+        super().__init__(records)
+        self._lengths = tuple(stop - start for start, stop in even_split(records, shards))
+
+    @property
+    def shard_lengths(self) -> tuple[int, ...]:
+        """Number of records per shard."""
+        return self._lengths
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Unknown."""
+        return {}
+
+
+def _counted(records: int | None, shards: int | None, record_bytes: str | None) -> Source[Any] | None:
+    given = [value is not None for value in (records, shards, record_bytes)]
+    if any(given) and not all(given):
+        raise ConfigError("--records, --shards and --record-bytes stand for data: give all three", key="records")
+    if records is None or shards is None:
+        return None
+    if shards > records:
+        raise ConfigError(f"--shards must be at most --records, {records}, got {shards}", key="shards", value=shards)
+    return _Counted(records, shards)
+
+
+def _parse_seconds(text: str) -> float:
+    found = _SECONDS.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"--step-time must be a time such as 0.5s or 500ms, got {text!r}", key="step_time")
+    return float(found[1]) / (1000 if found[2] == "ms" else 1)
+
+
+def sizes_of(source: Any, record_bytes: int) -> Int64Array:
+    """Return the bytes of each shard, (shards,) int64; of data without files, that of so many bytes per record."""
+    if isinstance(source, ConcatSource):
+        return np.concatenate([sizes_of(part, record_bytes) for part in source.sources])
+    if isinstance(source, FileSource):
+        entry = get_format(source.format_name)
+        return np.array([storage_of(path, source.remote).size(entry.file(path)) for path in source.paths])
+    return np.array(source.shard_lengths if isinstance(source, Sharded) else (len(source),)) * record_bytes
+
+
+def _check_cache(job: Job, budget: Any) -> None:
+    largest = int(job.sizes.max())
+    if budget is not None and budget < largest:
+        raise ConfigError(
+            f"a cache of {decimal(budget)} has no room for the largest shard, {decimal(largest)}: raise --cache (or "
+            f"remote.budget) to several shards for each of the {job.ranks_per_node} ranks of a node, or write smaller "
+            "shards with dataload convert",
+            key="cache",
+            value=budget,
+        )
+
+
+def _print(plan: JobPlan, budget: Any) -> None:
+    ranks = plan.nodes * plan.ranks_per_node
+    print_line(
+        f"{count_of(plan.nodes, 'node')} of {count_of(plan.ranks_per_node, 'rank')} ({ranks:,}); "
+        f"{count_of(plan.shards, 'shard')} of {decimal(plan.data_bytes)}; {count_of(plan.steps, 'step')} per epoch",
+        "bold",
+    )
+    print_line(f"mode {plan.mode.mode}: {plan.mode.reason}")
+    print_line()
+    mean, most = plan.node_bytes
+    rows = [
+        ("bytes that a node reads in an epoch", f"{decimal(int(mean))} (most: {decimal(int(most))})"),
+        ("cache to download each shard once", decimal(plan.together_bytes) if plan.together_bytes else "-"),
+        ("downloads before the first batch", decimal(int(plan.first_bytes))),
+        ("time to the first batch", f"{plan.first_seconds:,.1f} s"),
+    ]
+    for epoch, nbytes in enumerate(plan.epoch_bytes or ()):
+        again = plan.again_bytes[epoch] if plan.again_bytes else 0
+        more = f", {decimal(int(again))} of it again or by range" if again else ""
+        rows.append((f"downloads of a node for epoch {epoch}", f"{decimal(int(nbytes))}{more}"))
+    rows += [(f"waits in epoch {epoch}", f"{waits:,.1f} s") for epoch, waits in enumerate(plan.wait_seconds or ())]
+    rows += [
+        ("nodes that read the same shard", f"{plan.readers[0]:,.1f} (most: {plan.readers[1]:,})"),
+        ("of them within 1% of an epoch", f"up to {plan.readers_at_once:,}"),
+    ]
+    print_table({"": "left", "plan": "left"}, rows)
+    for note in _notes(plan, budget):
+        print_line(f"note: {note}")
+
+
+def _notes(plan: JobPlan, budget: Any) -> list[str]:
+    notes: list[str] = []
+    if plan.wait_seconds is None:
+        notes.append("give --step-time to see waits, and downloads for each epoch")
+    elif 0 < plan.simulated < 1:
+        notes.append(f"waits were simulated for {plan.simulated:.0%} of the steps, and are like that in the others")
+    if plan.walked < 1:
+        notes.append(f"sampled: {plan.walked:.3%} of an epoch's records were walked, each for its neighbours")
+    if budget is not None and plan.together_bytes > budget:
+        notes.append(
+            "the cache is smaller than what a node reads at the same time, so that shards are downloaded again or read "
+            f"by range: give --cache {decimal(plan.together_bytes)} or more, a smaller pool, or smaller shards"
+        )
+    if plan.mode.mode == "shards" and plan.readers[0] > plan.nodes / 2 > 0.5:
+        notes.append(f"every node reads nearly every shard: lanes ({plan.nodes * plan.ranks_per_node}) keep them apart")
+    return notes

@@ -1,0 +1,19 @@
+"""JAX support: batches as global arrays over a sharding, and the ranks of processes.
+
+This is the only package that needs JAX.
+"""
+
+import importlib
+
+from dataload.errors import MissingDependencyError
+
+try:
+    importlib.import_module("jax")  # the modules below need it
+except ImportError as error:
+    raise MissingDependencyError("dataload.jax needs JAX: pip install 'dataload[jax]'", name="jax") from error
+
+from dataload.jax.device import DeviceLoader
+from dataload.jax.place import distributed_place
+from dataload.loader.order import DistributedPlace
+
+__all__ = ["DeviceLoader", "DistributedPlace", "distributed_place"]

@@ -1,0 +1,125 @@
+"""Batches as global arrays, copied to devices ahead of their use."""
+
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from dataload._util.checks import check_count
+from dataload.collate import Ragged
+from dataload.errors import ConfigError
+from dataload.jax.place import row_blocks
+from dataload.loader.device import AheadLoader
+from dataload.loader.loader import Loader
+from dataload.samplers import BatchPlanner
+from dataload.streams.loader import MultiStreamLoader
+
+
+class DeviceLoader(AheadLoader[Any]):
+    """Gives a loader's batches as global arrays over a sharding, copied to the devices while the model works.
+
+    Each process reads the rows of its rank, and its devices hold them. A global array has the rows of all ranks, those
+    of rank 0 first. Text, bytes and other objects are left alone. JAX makes 64-bit numbers 32-bit unless
+    ``jax_enable_x64`` is set, and on the CPU its arrays may share the memory of the loader's.
+
+    Take `state_dict` from this object and not from `loader`, which is already ahead by the batches being copied.
+
+    Args:
+        loader: A `dataload.Loader` or `dataload.MultiStreamLoader`, with the rank that `distributed_place` returns for
+            the sharding.
+        sharding: The layout of each array over the devices of all processes, rows along axis 0. An array with fewer
+            axes than a `PartitionSpec` has entries is laid out by the first of them.
+        depth: Number of batches on the devices ahead of the one that the consumer has.
+
+    Attributes:
+        loader: The loader.
+        sharding: The sharding.
+
+    Raises:
+        ConfigError: The loader has another rank, or `tail="partial"` or a batch size that the sharding cannot split;
+            `depth` is less than 1; or `distributed_place` refuses the sharding. By the iterator: a batch has rows that
+            the sharding cannot split; on several ranks, which all need arrays of the same shape, a batch has another
+            shape than the first; or JAX has no dtype for an array.
+    """
+
+    def __init__(self, loader: Loader[Any] | MultiStreamLoader, sharding: Sharding, *, depth: int = 2) -> None:
+        super().__init__(loader, check_count("depth", depth, least=1))
+        self.sharding = sharding
+        self._rows = row_blocks(sharding)
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of the first batch
+        planner: BatchPlanner | None = getattr(loader, "batch_sampler", None)
+        if planner is not None:
+            self._check(planner)
+
+    def _check(self, planner: BatchPlanner) -> None:
+        rank, ranks, blocks = self._rows
+        if (planner.rank, planner.world_size) != (rank, ranks):
+            raise ConfigError(
+                f"the loader has rank {planner.rank} of {planner.world_size}, and the sharding gives this process the "
+                f"rows of rank {rank} of {ranks}: build it with Loader(..., **distributed_place(sharding))",
+                key="rank",
+                value=planner.rank,
+            )
+        if ranks * blocks > 1 and planner.tail == "partial":
+            raise ConfigError(
+                "tail='partial' ends an epoch with a shorter batch, which the sharding cannot split: build the loader "
+                "with tail='pad' or tail='drop'",
+                key="tail",
+                value=planner.tail,
+            )
+        batch_size = getattr(planner, "batch_size", None)
+        if batch_size is not None and batch_size % blocks:
+            raise self._indivisible("batch_size", batch_size)
+
+    def _indivisible(self, name: str, rows: int) -> ConfigError:
+        blocks = self._rows.blocks
+        message = (
+            f"{name} must be a multiple of {blocks}, into which the sharding splits the rows of a rank; got {rows}"
+        )
+        return ConfigError(message, key="batch_size", value=rows)
+
+    def _send(self, batch: Any) -> Any:
+        def place(path: Any, leaf: Any) -> Any:
+            return self._place(f"batch{jax.tree_util.keystr(path)}", leaf)
+
+        def is_leaf(value: Any) -> bool:
+            return isinstance(value, Ragged)
+
+        return jax.tree_util.tree_map_with_path(place, batch, is_leaf=is_leaf)
+
+    def _receive(self, sent: Any) -> Any:
+        return sent
+
+    def _place(self, name: str, value: Any) -> Any:
+        _, ranks, blocks = self._rows
+        if isinstance(value, Ragged) and ranks * blocks > 1:
+            raise ConfigError(f"{name} is ragged, so its rows cannot be split: collate it with 'pad'", key="collate")
+        if isinstance(value, Ragged):
+            return Ragged(self._place(name, value.values), self._place(name, value.offsets))
+        if not isinstance(value, np.ndarray) or not value.ndim:
+            return value
+        array = cast("np.ndarray[Any, Any]", value)
+        if len(array) % blocks:
+            raise self._indivisible(f"the rows of {name}", len(array))
+        if ranks > 1 and self._shapes.setdefault(name, array.shape) != array.shape:
+            raise ConfigError(
+                f"{name} has the shape {array.shape}, after {self._shapes[name]} in the first batch: several ranks "
+                "need batches of one shape, so pad to a fixed length, and replace bad records instead of skipping them",
+                key="collate",
+                value=array.shape,
+            )
+        shape = (len(array) * ranks, *array.shape[1:])
+        try:
+            return jax.make_array_from_process_local_data(self._sharding_of(array.ndim), array, shape)
+        except TypeError as error:
+            raise ConfigError(f"{name}: JAX has no dtype for {array.dtype}; cast it in a transform") from error
+
+    def _sharding_of(self, axes: int) -> Sharding:
+        sharding = self.sharding
+        if not isinstance(sharding, NamedSharding) or len(sharding.spec) <= axes:
+            return sharding
+        return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:axes]), memory_kind=sharding.memory_kind)
+
+    def __repr__(self) -> str:
+        return f"DeviceLoader({self.loader!r}, {self.sharding})"

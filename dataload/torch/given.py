@@ -1,0 +1,182 @@
+"""Orders that an object gives when it is iterated, such as a sampler of torch, as batches of a loader."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from dataload._util.fingerprint import digest
+from dataload._util.indexing import as_indices
+from dataload.errors import ConfigError, StateMismatchError
+from dataload.samplers import BatchPlan, BatchPlanner
+from dataload.types import Int64Array
+
+
+class DrawnOrder:
+    """What a sampler gave for one epoch, and what it takes to have it give the same again.
+
+    Args:
+        sampler: An iterable of indices with a length.
+        records: Number of records.
+        batches: Whether the sampler gives lists of indices.
+        generator: The generator of the loader, from which torch's loader draws a seed before each epoch.
+    """
+
+    def __init__(self, sampler: Any, records: int, *, batches: bool, generator: torch.Generator | None) -> None:
+        if not isinstance(sampler, Iterable) or not hasattr(sampler, "__len__"):
+            missing = "__len__, so its epoch might never end" if isinstance(sampler, Iterable) else "__iter__"
+            raise ConfigError(
+                f"{type(sampler).__name__} has no {missing}: a sampler is an iterable of indices with a length",
+                key="batch_sampler" if batches else "sampler",
+                value=sampler,
+            )
+        self.sampler: Any = sampler
+        self.records = records
+        self.batches = batches
+        self._generator = generator
+        self.epoch = -1  # of `items`
+        self.items: Sequence[Int64Array] | Int64Array = ()
+        self._state: dict[str, Any] = {}  # of the sampler, before it gave `items`
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the sampler: workers are sent what it gave."""
+        return {"records": self.records, "batches": self.batches, "epoch": -1, "items": ()}
+
+    def draw(self, epoch: int) -> None:
+        """Iterate over the sampler, for `epoch`."""
+        state, generator = self._epoch_state(), self._own_generator() or torch.default_generator
+        before = generator.get_state()
+        # As torch's loader does before each epoch, so that the same seeds give the same orders.
+        torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+        given = list(self.sampler)
+        if not torch.equal(before, generator.get_state()):
+            state["generator"] = _encoded(before)
+        try:
+            items = [as_indices(batch, self.records) for batch in given] if self.batches else self._indices(given)
+        except (TypeError, ValueError, IndexError) as error:
+            wanted = "lists of integers" if self.batches else "integers"
+            raise ConfigError(
+                f"{type(self.sampler).__name__} must give {wanted} in [0, {self.records}): {error}",
+                key="batch_sampler" if self.batches else "sampler",
+            ) from error
+        flat = np.concatenate([*items, np.array([len(batch) for batch in items])]) if self.batches and items else items
+        self.items, self.epoch = items, epoch
+        self._state = {**state, "digest": digest(np.asarray(flat).tobytes())}
+
+    def _indices(self, given: list[Any]) -> Int64Array:
+        return as_indices(given, self.records)
+
+    def state(self, epoch: int) -> dict[str, Any]:
+        """Return what `restore` needs to have the sampler give the order of `epoch`; plain values for JSON."""
+        if epoch == self.epoch:
+            return dict(self._state)
+        own = self._own_generator()
+        return self._epoch_state() if own is None else {**self._epoch_state(), "generator": _encoded(own.get_state())}
+
+    def restore(self, state: Mapping[str, Any], epoch: int) -> None:
+        """Bring the sampler to a saved state, and if the epoch had begun, have it give the order again.
+
+        Raises:
+            StateMismatchError: The sampler gives another order now.
+        """
+        if state.get("epoch") is not None:
+            self.set_epoch(state["epoch"])
+        own, saved = self._own_generator(), state.get("generator")
+        with nullcontext() if own is not None else torch.random.fork_rng(devices=[]):
+            if saved is not None:
+                _set_state(own or torch.default_generator, saved)
+            if "digest" in state:
+                self.draw(epoch)
+        if "digest" not in state:
+            self.epoch = -1
+        elif state["digest"] != self._state["digest"]:
+            self.epoch = -1
+            raise StateMismatchError(
+                f"{type(self.sampler).__name__} gives another order than when the state was saved, so the rest of the "
+                "epoch is unknown: let its order depend on its arguments, its epoch, or a torch.Generator in its "
+                "attribute 'generator'"
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Call the sampler's own `set_epoch`, if it has one."""
+        if (holder := self._holder("set_epoch")) is not None:
+            holder.set_epoch(epoch)
+
+    def _epoch_state(self) -> dict[str, Any]:
+        epoch = getattr(self._holder("set_epoch"), "epoch", None)
+        return {"epoch": epoch} if isinstance(epoch, int) else {}
+
+    def _own_generator(self) -> torch.Generator | None:
+        found = getattr(self._holder("generator"), "generator", None)
+        return found if isinstance(found, torch.Generator) else None
+
+    def _holder(self, name: str) -> Any:
+        """Return the sampler, or the one inside of a batch sampler, that has an attribute."""
+        for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
+            if getattr(sampler, name, None) is not None:
+                return sampler
+        return None
+
+
+def _set_state(generator: torch.Generator, saved: Any) -> None:
+    try:
+        generator.set_state(torch.from_numpy(np.frombuffer(base64.b64decode(saved), np.uint8).copy()))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise StateMismatchError(f"the state has no state of a torch.Generator: {error}") from error
+
+
+def _encoded(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenOrder(BatchPlanner):
+    """The batches of a `DrawnOrder`: as given, or cut from the indices that it gives.
+
+    Attributes:
+        drawn: The order of the epoch in progress, shared with all copies.
+        batch_size: Indices per batch; 1 if batches are given.
+    """
+
+    drawn: DrawnOrder
+    batch_size: int = 1
+
+    @property
+    def order(self) -> Any:
+        """The class of the sampler; `DrawnOrder` compares what it gave."""
+        return "given", type(self.drawn.sampler).__qualname__, self.drawn.batches
+
+    @property
+    def records(self) -> int:
+        """Upper bound (exclusive) of the indices."""
+        return self.drawn.records
+
+    @property
+    def items_per_step(self) -> int:
+        """Items per step: indices, or one batch."""
+        return self.batch_size
+
+    def items(self, epoch: int) -> int:
+        """Return the number of items that were drawn, or of an epoch not drawn yet, that the sampler promises."""
+        return len(self.drawn.items if epoch == self.drawn.epoch else self.drawn.sampler)
+
+    def plans(self, steps: range, *, epoch: int) -> Sequence[BatchPlan]:
+        """See `BatchPlanner.plans`."""
+        if epoch != self.drawn.epoch:
+            name = type(self.drawn.sampler).__name__
+            raise ConfigError(f"{name} gives an order when an epoch begins, so that of epoch {epoch} is not known now")
+        items, first = self.drawn.items, self.origin
+        if self.drawn.batches:
+            return [BatchPlan(step, cast("Int64Array", items[first + step])) for step in steps]
+        size, indices = self.batch_size, cast("Int64Array", items)
+        return [BatchPlan(step, indices[first + step * size : first + (step + 1) * size]) for step in steps]
+
+    def sent(self, steps: range, *, epoch: int) -> Sequence[BatchPlan] | None:
+        """See `BatchPlanner.sent`: only this process knows what was drawn."""
+        return self.plans(steps, epoch=epoch)

@@ -1,0 +1,29 @@
+"""States as single values of a checkpoint."""
+
+import pytest
+
+import dataload
+from dataload import StateMismatchError
+
+pytest.importorskip("torch")
+
+from dataload.torch import JsonState
+
+
+def test_the_state_is_one_text():
+    loader, resumed = (dataload.Loader(dataload.RangeSource(9), batch_size=2) for _ in range(2))
+    next(iter(loader))
+    (text,) = JsonState(loader).state_dict().values()
+    assert isinstance(text, str)
+    JsonState(resumed).load_state_dict({"json": text})
+    assert resumed.state_dict() == loader.state_dict()
+    assert repr(JsonState(loader)) == f"JsonState({loader!r})"
+
+
+@pytest.mark.parametrize("state", [{}, {"json": 3}, {"epoch": 1, "position": 2}])
+def test_a_state_of_something_else_is_refused(state):
+    with pytest.raises(
+        StateMismatchError,
+        match=r"this is not a state of a JsonState: expected text under 'json', found the keys \[",
+    ):
+        JsonState(dataload.Loader(dataload.RangeSource(9), batch_size=2)).load_state_dict(state)

@@ -10,7 +10,7 @@ CORE := $(VENV)/.core
 # The tests start hundreds of processes, each of which would compile the package if nothing kept what was compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-remote test-ray test-train docs check format bench readme-table fuzz kills resumes wds sanitize clean
+.PHONY: demo test test-remote test-ray test-train test-minimum docs release check format bench readme-table fuzz kills resumes wds sanitize clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -61,6 +61,21 @@ test-ray: $(INSTALLED) $(CORE) $(RAY)
 # Trainers, torchrun, several JAX processes: each of them takes seconds to start.
 test-train: $(INSTALLED) $(CORE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -m train
+
+# The unit tests with the lowest minor version of each dependency that pyproject.toml allows; without torch, whose old
+# releases are CUDA builds.
+MINIMUM := .venv-minimum
+test-minimum:
+	$(PYTHON) -m venv $(MINIMUM)
+	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check packaging
+	$(MINIMUM)/bin/python scripts/minimum.py > $(MINIMUM)/constraints.txt
+	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary \
+		-c $(MINIMUM)/constraints.txt -e '.[syrah,lmdb,arrayrecord,arrow,tar,tfrecord,mds,audio,codecs,remote,tokens,processes,config,cli,plot,testing]' pytest-timeout
+	$(MINIMUM)/bin/python -m pytest -q -W ignore::DeprecationWarning --ignore tests/unit/torch --ignore tests/unit/compat tests/unit
+
+# All of a release but the upload. PYTHONS: further interpreters to try the packages with.
+release: $(INSTALLED) $(CORE)
+	$(BIN)/python scripts/release.py --python $(PYTHONS)
 
 # The site of the documents, in site/. Broken links and names fail it.
 DOCS := $(VENV)/.installed-docs
@@ -148,4 +163,4 @@ resumes: $(INSTALLED) $(CORE)
 	$(BIN)/python tests/fuzz/resumes.py --count $(RESUMES)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(DALI) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(DALI) $(MINIMUM) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis

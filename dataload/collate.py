@@ -99,7 +99,7 @@ class Collate:
         return _like(samples[0], batch)
 
 
-default_collate = Collate()
+default_collate: Collate = Collate()
 
 
 def ragged(arrays: Sequence[Array]) -> Ragged:

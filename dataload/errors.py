@@ -62,7 +62,7 @@ class DataloadError(Exception):
         attributes, cause = state
         for name, value in attributes.items():
             setattr(self, name, value)
-        self.__cause__ = None if cause is None else _unpickled(cause)
+        self.__cause__: BaseException | None = None if cause is None else _unpickled(cause)
 
     def _attributes(self) -> dict[str, Any]:
         """Return the attributes to pickle in addition to `args`."""
@@ -169,7 +169,7 @@ class StateMismatchError(DataloadError, ValueError):
     """
 
     def __init__(self, message: str, *, differences: Iterable[str] = ()) -> None:
-        self.differences = tuple(differences)
+        self.differences: tuple[str, ...] = tuple(differences)
         super().__init__("\n  ".join((message, *self.differences)))
 
 

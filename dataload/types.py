@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, cast, overload, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, cast, overload, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +70,7 @@ class BytesColumn(Sequence[bytes]):
     """
 
     __slots__ = ("_block_of", "_blocks", "_starts", "_stops")
-    __hash__ = None  # pyright: ignore[reportAssignmentType] # like a list
+    __hash__: ClassVar[None] = None  # pyright: ignore[reportIncompatibleMethodOverride] # like a list
 
     def __init__(
         self, blocks: Sequence[BytesArray], block_of: Int64Array | None, starts: Int64Array, stops: Int64Array

@@ -17,11 +17,11 @@ class DecodeClock:
     __slots__ = ("_token", "reads", "runs", "seconds", "waited", "waits")
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # of decoding
-        self.waited = 0.0  # seconds
-        self.runs = False  # whether something is being decoded
-        self.waits = False  # whether it waits for a download
-        self.reads = False  # whether that is interrupted by `reading`
+        self.seconds: float = 0.0  # of decoding
+        self.waited: float = 0.0  # seconds
+        self.runs: bool = False  # whether something is being decoded
+        self.waits: bool = False  # whether it waits for a download
+        self.reads: bool = False  # whether that is interrupted by `reading`
         self._token: Token[DecodeClock | None] | None = None
 
     def take_seconds(self) -> float:

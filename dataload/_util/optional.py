@@ -19,5 +19,5 @@ def load_optional(module: str, *, needed_by: str, extra: str | None, package: st
         # Another package can provide a module of the same name (there is a `bson` besides pymongo's) that lacks what
         # is needed. Report the actual failure then, instead of claiming that nothing is installed.
         found = "" if isinstance(error, ModuleNotFoundError) else f" (importing it failed: {error})"
-        install = name if extra is None else f"'dataload[{extra}]'"
+        install = name if extra is None else f"'dataload[{extra}]' (or only {name})"
         raise MissingDependencyError(f"{needed_by} needs {name}{found}: pip install {install}", name=name) from error

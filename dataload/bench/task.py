@@ -78,7 +78,7 @@ class Reading:
 
     def close(self) -> None:
         """Drop the loader, which ends its workers, then close what is held."""
-        self.batches = _refuse
+        self.batches: Callable[[int], Iterator[Any]] = _refuse
         self._held.close()
 
 

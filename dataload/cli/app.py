@@ -107,7 +107,7 @@ def _report(error: Exception, *, debug: bool) -> int:
     return BAD_USAGE if isinstance(error, _USAGE_ERRORS) else BAD_DATA
 
 
-app = typer.Typer(
+app: Any = typer.Typer(
     name="dataload",
     cls=_Group,
     no_args_is_help=True,

@@ -26,7 +26,7 @@ CacheDirectory: TypeAlias = Annotated[
 
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
-cache_app = typer.Typer(no_args_is_help=True, help="Show, shrink and check the cache of data at URLs.")
+cache_app: Any = typer.Typer(no_args_is_help=True, help="Show, shrink and check the cache of data at URLs.")
 
 
 @cache_app.command("status")

@@ -82,8 +82,8 @@ class Tensor:
     __slots__ = ("data_type", "dims", "name", "texts", "values")
 
     def __init__(self) -> None:
-        self.name = ""
-        self.data_type = FLOAT  # the default; a key of `TYPES` if the record is valid
+        self.name: str = ""
+        self.data_type: int = FLOAT  # the default; a key of `TYPES` if the record is valid
         self.dims: list[int] = []  # the first `MAX_DIMS` + 1 dimensions
         # Field number -> span of its bytes in the record, or the bytes themselves if they were in pieces.
         self.values: dict[int, tuple[int, int] | bytearray] = {}

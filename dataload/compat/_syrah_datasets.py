@@ -59,9 +59,9 @@ class SyrahDataset(_Dataset):
     ) -> None:
         self.file_path = file_path
         self.keys = keys
-        self.process_funcs = process_funcs or {}
-        self.syr = File(file_path, "r")
-        self.len = self.syr.num_items()
+        self.process_funcs: Mapping[str, Callable[[Array], Any]] = process_funcs or {}
+        self.syr: File = File(file_path, "r")
+        self.len: int = self.syr.num_items()
 
     def worker_init_fn(self, worker_id: int = -1) -> None:
         """Do nothing: each process opens the file itself."""

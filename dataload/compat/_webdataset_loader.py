@@ -54,8 +54,8 @@ class WebLoader(Resumable, wds.DataPipeline):
         bound.apply_defaults()
         given = bound.arguments
         del given["self"]
-        self.workers = max(1, given["num_workers"])
-        self.data = None
+        self.workers: int = max(1, given["num_workers"])
+        self.data: WebDataset | None = None
         if isinstance(dataset, WebDataset):
             size = given["batch_size"]
             self.data = dataset.fed(1 if size is None else size)
@@ -63,7 +63,7 @@ class WebLoader(Resumable, wds.DataPipeline):
                 torch_data.default_convert if size is None else torch_data.default_collate
             )
             given.update(dataset=_Feeder(self.data), collate_fn=_Collate(collate, is_batch=size is not None))
-            self.allow_pickle = dataset.allow_pickle
+            self.allow_pickle: bool = dataset.allow_pickle
         loader = torch_data.DataLoader(**{name: value for name, value in given.items() if name != "kw"})
         super().__init__(loader)
 

@@ -38,12 +38,16 @@ class Run:
     def __init__(
         self, epoch: int, position: int = 0, parts: Sequence[Progress] = (), counts: Mapping[str, int] | None = None
     ) -> None:
-        self.epoch, self.position, self.parts, self.counts = epoch, position, parts, counts or {}
+        self.epoch: int = epoch
+        self.position: int = position
+        self.parts: Sequence[Progress] = parts
+        self.counts: Mapping[str, int] = counts or {}
         self.passes = self.given = 0
-        self.workers = self.counts.get("workers", 0)  # that have parts
-        self.resumed, self.over = position > 0 or len(parts) > 0, False
-        self.progress = {part.lane: part for part in parts}  # of each lane that has given a value
-        self.last = parts[0].lane - 1 if parts else 0  # the lane of the last value
+        self.workers: int = self.counts.get("workers", 0)  # that have parts
+        self.resumed: bool = position > 0 or len(parts) > 0
+        self.over: bool = False
+        self.progress: dict[int, Progress] = {part.lane: part for part in parts}  # of each lane that has given a value
+        self.last: int = parts[0].lane - 1 if parts else 0  # the lane of the last value
 
     def check(self, workers: int) -> None:
         """Raise a ConfigError unless there are as many workers as have parts."""

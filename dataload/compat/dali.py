@@ -190,12 +190,12 @@ class IndexStream:
 
     def __init__(self, plan: EpochPlan, lengths: tuple[int, ...]) -> None:
         self._plan = plan
-        self.samples = sum(lengths)
+        self.samples: int = sum(lengths)
         if self.samples < plan.num_shards:
             message = f"num_shards is {plan.num_shards}, but there are only {self.samples} samples: each needs one"
             raise ConfigError(message, key="num_shards", value=plan.num_shards)
         # The samples of all shards, with each shard filled up to the size of the largest if the plan pads.
-        self.samples_padded = -(-self.samples // plan.num_shards) * plan.num_shards if plan.pad else self.samples
+        self.samples_padded: int = -(-self.samples // plan.num_shards) * plan.num_shards if plan.pad else self.samples
         seed = plan.archives_seed
         self._all: Sampler = Sequential(self.samples) if seed is None else ShardSequential(lengths, seed)
         self._epoch = -1

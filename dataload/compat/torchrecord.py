@@ -139,9 +139,12 @@ class Writer:
             message = f"data_list must be a .txt or .csv file, got {data_list!r}"
             raise ConfigError(message, key="data_list", value=data_list)
         check_count("db_num", db_num, least=1)
-        self.data_list, self.output_dir = data_list, output_dir
-        self.map_size, self.db_num = map_size, db_num
-        self.shuffle, self.data_process_func = shuffle, data_process_func
+        self.data_list: str = data_list
+        self.output_dir: str = output_dir
+        self.map_size: int = map_size
+        self.db_num: int = db_num
+        self.shuffle: bool = shuffle
+        self.data_process_func: Callable[[str], Any] = data_process_func
 
     def parse_data_list(self) -> list[str]:
         """Return the lines in the order in which to write them."""
@@ -210,9 +213,12 @@ class TRSampler:
         num_workers: int = 1,
     ) -> None:
         check_count("batch_size", batch_size, least=1)
-        self.record_path, self.record_num = record_path, record_num
-        self.shuffle, self.full_shuffle = shuffle, full_shuffle
-        self.batch_size, self.num_workers = batch_size, num_workers
+        self.record_path: str = record_path
+        self.record_num: int = record_num
+        self.shuffle: bool = shuffle
+        self.full_shuffle: bool = full_shuffle
+        self.batch_size: int = batch_size
+        self.num_workers: int = num_workers
         self._lengths = _lengths(record_path, record_num)
         self._seed, self._epoch = random.getrandbits(63), 0
 
@@ -272,9 +278,12 @@ class TRDataset:
         batch_size: int = 1,
         proto: Any = None,
     ) -> None:
-        self.record_path, self.record_num = record_path, record_num
-        self.transform, self.proto = transform, proto
-        self.shuffle, self.batch_size = shuffle, batch_size
+        self.record_path: str = record_path
+        self.record_num: int = record_num
+        self.transform: Callable[[Any], Any] = transform
+        self.proto: Any = proto
+        self.shuffle: bool = shuffle
+        self.batch_size: int = batch_size
         self._lengths = _lengths(record_path, record_num)
         self._source = _StoredSource(record_path)
         len(self._source)  # open the file, so that errors are raised here and not in a worker

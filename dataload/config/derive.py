@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, ForwardRef, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ class Section(BaseModel):
     """A table of settings."""
 
     # Strict: "64" is not a number and 1 is not true, because a typo is likelier than such a wish.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     def given(self) -> dict[str, Any]:
         """Return the settings that were given, so that defaults stay where they are defined."""
@@ -102,7 +102,7 @@ def _config_type(hint: Any, name: str) -> Any:
         named = (NpyPath, Reference) if str in kinds else ()  # any text may name a file or a function
         kinds = [kind for kind in kinds if kind is not None and kind not in named]
         return Union[tuple(sorted(kinds, key=lambda kind: kind is not NpyPath))]  # noqa: UP007 - made at run time
-    if origin is np.ndarray:
+    if origin in (np.ndarray, npt.NDArray):  # numpy 2.5 no longer expands the alias
         return NpyPath
     if origin is Callable:
         return Reference

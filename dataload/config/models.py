@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, Union, cast
 
 from pydantic import ConfigDict, Field, create_model, model_validator
 
@@ -136,7 +136,7 @@ _REQUIRED: list[Any] = [
 class DataloadConfig(Section):
     """Settings of a training job's data."""
 
-    model_config = ConfigDict(json_schema_extra={"allOf": _REQUIRED})
+    model_config: ClassVar[ConfigDict] = ConfigDict(json_schema_extra={"allOf": _REQUIRED})
 
     source: SourceConfig | Annotated[tuple[SourceConfig, ...], Field(strict=False, min_length=1)] | None = Field(
         None, description="The data to read; several tables [[source]] are joined in their order."

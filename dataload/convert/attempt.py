@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dataload.errors import ConfigError, DataloadError, SourceError, message_of, traceback_of
-from dataload.executors.serialization import check_pickle
+from dataload.executors.serialization import check_pickle, check_work
 
 
 class PartTask(Protocol):
@@ -65,14 +65,14 @@ def value_of(outcome: Outcome, part: tuple[int, int], where: str = "") -> Any:
     raise error
 
 
-def check_sendable(task: PartTask, engine: str) -> None:
-    """Check that a task can be sent to other processes.
+def check_sendable(task: PartTask, engine: str) -> set[str]:
+    """Check that a task can be sent to other processes, and return the names of the modules that it needs there.
 
     Raises:
         ConfigError: It does not pickle.
     """
     try:
-        check_pickle(task)
+        return check_work(task)
     except DataloadError:
         raise
     except Exception as error:
@@ -83,7 +83,7 @@ def unsendable(engine: str, error: Exception) -> ConfigError:
     """Return the error for a task that does not pickle."""
     message = (
         f"engine {engine!r} sends the source and all options to other processes, and they do not pickle "
-        f"({message_of(error)}): pass classes and functions of importable modules, not lambdas or open files"
+        f"({message_of(error)}): pass no open files or locks; functions that are not in a module need cloudpickle"
     )
     return ConfigError(message, key="engine", value=engine)
 

@@ -26,7 +26,7 @@ class BlockSize:
         mean = sum(map(size_of, some)) // max(1, len(some))
         fitting = _TARGET_BYTES // max(1, mean)
         # Grow in steps: the first record may be unusually small.
-        self.records = max(1, min(fitting, self.records * 8, _MAX_RECORDS))
+        self.records: int = max(1, min(fitting, self.records * 8, _MAX_RECORDS))
 
 
 def size_of(value: Any) -> int:

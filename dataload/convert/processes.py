@@ -18,7 +18,7 @@ from dataload.convert.attempt import Outcome, PartTask, attempt, check_sendable,
 from dataload.convert.local import LocalEngine
 from dataload.errors import ConfigError, SourceError
 from dataload.executors.base import StartMethod, TimeoutPolicy, WorkerStatus
-from dataload.executors.handle import WorkerHandle, check_parent, preload
+from dataload.executors.handle import WorkerHandle, check_parent, start_fork_server
 from dataload.executors.serialization import put_together
 from dataload.executors.worker import TaskMessage
 
@@ -35,10 +35,9 @@ def run_parts(engine: LocalEngine, task: PartTask, count: int, advance: Callable
         message = f"{current.name} is a daemonic process, which cannot start processes: pass no engine there"
         raise ConfigError(message, key="engine", value="local")
     check_parent(engine.start_method)
-    if engine.start_method != "fork":
-        check_sendable(task, "local")
+    modules = set[str]() if engine.start_method == "fork" else check_sendable(task, "local")
     if engine.start_method == "forkserver":
-        preload("dataload.convert")
+        start_fork_server({"dataload.convert", *modules})
     with closing(_Run(engine, task, count, advance)) as run:
         return run.values()
 

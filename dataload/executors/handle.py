@@ -9,17 +9,18 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from multiprocessing import forkserver
 from multiprocessing import process as multiprocessing_process
 from time import monotonic, sleep
+from types import FunctionType, ModuleType
 from typing import Any
 
 from dataload._util.per_process import pickling_for_worker
 from dataload.errors import ConfigError
 from dataload.executors.base import Place, StallMonitor, StartMethod, TimeoutPolicy, WorkerStatus
 from dataload.executors.channel import Inbox, Outbox
-from dataload.executors.serialization import take_apart
+from dataload.executors.serialization import has_importable_main, take_apart
 from dataload.executors.shared_memory import Slot
 from dataload.executors.worker import DUMP_SIGNAL, NewSlot, TaskMessage, serve
 
@@ -56,10 +57,12 @@ class WorkerHandle:
         self._report = Slot()
         self._report.reserve(_REPORT_BYTES)
         os.lseek(self._report.descriptor, 0, os.SEEK_END)
-        self.status = WorkerStatus(self._report.view(WorkerStatus.BYTES))
+        self.status: WorkerStatus = WorkerStatus(self._report.view(WorkerStatus.BYTES))
+        self.connection: socket.socket
         self.connection, theirs = socket.socketpair()
         self.connection.setblocking(False)
-        self.inbox, self.outbox = Inbox(self.connection), Outbox(self.connection)
+        self.inbox: Inbox = Inbox(self.connection)
+        self.outbox: Outbox = Outbox(self.connection)
         name = f"dataload-{number}"
         self._process: Any = context.Process(
             target=serve, args=(theirs, name, None if self._imports_main else work), name=name, daemon=True
@@ -76,7 +79,7 @@ class WorkerHandle:
         self.outbox.put_descriptor(self._report.descriptor)
         if self._imports_main:
             with pickling_for_worker():
-                self.outbox.put(None, take_apart(work))
+                self.outbox.put(None, take_apart(work, by_value=True))
 
     @property
     def name(self) -> str:
@@ -222,12 +225,41 @@ def _without_interrupts() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def preload(*modules: str) -> None:
-    """Have a fork server that has not started yet import modules for all processes; a running one ignores this."""
+def start_fork_server(modules: Iterable[str]) -> None:
+    """Start the fork server of `multiprocessing`, which imports what all workers need; a running one stays as it is.
+
+    It does so while this process goes on. Of `modules`, and of those that the main module uses, it imports the ones of
+    installed packages. Others may do things on import, such as opening files, that belong in each worker; and the
+    server has another import path than this process.
+    """
+    current = multiprocessing.current_process()
+    if multiprocessing.parent_process() is not None or getattr(current, "_inheriting", False):
+        return
     # multiprocessing has no way to ask which modules others have named.
-    known: list[str] = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", ["__main__"])
-    added = ("dataload.executors.worker", "threadpoolctl", *modules)
+    server: Any = getattr(forkserver, "_forkserver", None)
+    known: list[str] = getattr(server, "_preload_modules", ["__main__"])
+    used = {*modules, *_used_by_main()} if known == ["__main__"] else ()  # users who name modules know what they need
+    added = ["dataload.executors.worker", "threadpoolctl", *sorted(filter(_is_installed, used))]
     forkserver.set_forkserver_preload([*known, *(name for name in added if name not in known)])
+    try:
+        with contextlib.suppress(OSError):  # raised again where a worker starts
+            forkserver.ensure_running()
+    finally:
+        forkserver.set_forkserver_preload(known)
+
+
+def _used_by_main() -> set[str]:
+    """Return the modules that the main module has imported names from, which workers import with it."""
+    if not has_importable_main():
+        return set()
+    values = list(vars(sys.modules["__main__"]).values())
+    modules = {value.__name__ for value in values if isinstance(value, ModuleType)}
+    return modules | {str(value.__module__) for value in values if isinstance(value, FunctionType | type)}
+
+
+def _is_installed(module: str) -> bool:
+    origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None) or ""
+    return module.startswith("dataload.") or not {"site-packages", "dist-packages"}.isdisjoint(origin.split(os.sep))
 
 
 def check_parent(start_method: StartMethod) -> None:

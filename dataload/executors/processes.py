@@ -9,7 +9,7 @@ import selectors
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from dataload.executors.base import (
     raise_closed,
 )
 from dataload.executors.channel import Message
-from dataload.executors.handle import WorkerHandle, check_parent, preload, within_descriptors
+from dataload.executors.handle import WorkerHandle, check_parent, start_fork_server, within_descriptors
 from dataload.executors.serialization import put_together
 from dataload.executors.shared_memory import Ring
 from dataload.executors.worker import ResultMessage, TaskMessage
@@ -47,7 +47,8 @@ class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
     Results come back in shared memory: the large arrays of a result are views of a slot, which is reused once the
     last view is gone, so arrays that are kept are never overwritten. (Being kept by a fork of this process does not
     count.) When all slots are in use, results are sent through a pipe. There should be a slot for each task in flight
-    and each result that the consumer holds. `work` is pickled once per worker unless workers are forked.
+    and each result that the consumer holds. `work` is pickled once per worker unless workers are forked. A fork server
+    starts here, not with the first task, and imports those of `modules` that are installed.
     """
 
     def __init__(
@@ -59,7 +60,10 @@ class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
         start_method: StartMethod = "forkserver",
         timeouts: TimeoutPolicy | None = None,
         first: int = 0,
+        modules: Iterable[str] = (),
     ) -> None:
+        if start_method == "forkserver":
+            start_fork_server(modules)
         settings = {"slots": slots, "start_method": start_method, "timeouts": timeouts or TimeoutPolicy()}
         super().__init__(partial(ProcessPool, work, first=first, **settings), workers)
 
@@ -71,10 +75,11 @@ class _Pending(Result[Any]):
 
     def __init__(self, pool: ProcessPool, number: int, worker: WorkerHandle, slot: int | None) -> None:
         self._pool = pool
-        self.number = number
-        self.worker = worker
-        self.slot = slot
-        self.finished = self.cancelled = False
+        self.number: int = number
+        self.worker: WorkerHandle = worker
+        self.slot: int | None = slot
+        self.finished: bool = False
+        self.cancelled: bool = False
         self.value: Any = None
         self.errors: list[BaseException] = []
 
@@ -112,8 +117,6 @@ class ProcessPool:
         self._work = work
         self._start_method: StartMethod = start_method
         self._timeouts = timeouts
-        if start_method == "forkserver":
-            preload()
         self._active = size
         self.size, slots = within_descriptors(size, slots)
         self._largest = 0
@@ -162,7 +165,7 @@ class ProcessPool:
             )
             if not self._workers:
                 raise ConfigError(message, key="num_workers", value=self.size) from error
-            self.size = len(self._workers)
+            self.size: int = len(self._workers)
             warnings.warn(f"{message}; continuing with {self.size}", RuntimeWarning, stacklevel=2)
             return
         self._workers.append(worker)

@@ -1,4 +1,4 @@
-"""Pickles objects with their large arrays out of band, and restores them."""
+"""Pickles objects with their large arrays out of band, and restores them; functions of notebooks, by value."""
 
 import copyreg
 import importlib
@@ -7,6 +7,8 @@ import pickle
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Sequence
+from functools import cache
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,12 @@ _SMALL_BYTES = 16 << 10
 """Smaller arrays are copied into the pickle, so that keeping the labels of a batch does not keep all of its memory."""
 
 
-def take_apart(value: Any) -> list[memoryview]:
-    """Return the pickle of `value`, then the buffers of its large arrays, which are not copied."""
+def take_apart(value: Any, *, by_value: bool = False) -> list[memoryview]:
+    """Return the pickle of `value`, then the buffers of its large arrays, which are not copied.
+
+    If `by_value` is True, functions and classes that another process cannot import are part of the pickle, for which
+    cloudpickle must be installed. Those of a notebook or a session always are, so that batches can have such classes.
+    """
     buffers: list[memoryview] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -28,7 +34,11 @@ def take_apart(value: Any) -> list[memoryview]:
         return raw.nbytes < _SMALL_BYTES
 
     stream = io.BytesIO()
-    _pickler(stream, is_small).dump(value)
+    of_session = "cloudpickle" in sys.modules and not has_importable_main()
+    pickler = _pickler(_by_value_pickler() if by_value or of_session else pickle.Pickler, stream, is_small)
+    if not by_value and of_session:
+        pickler.only_main = True
+    pickler.dump(value)
     return [stream.getbuffer(), *buffers]
 
 
@@ -39,7 +49,24 @@ def put_together(parts: Sequence[Any]) -> Any:
 
 def check_pickle(value: Any) -> None:
     """Raise if `value` cannot be pickled, without using memory for the result."""
-    _pickler(_Discard(), lambda _: False).dump(value)
+    _pickler(pickle.Pickler, _Discard(), lambda _: False).dump(value)
+
+
+def check_work(value: Any) -> set[str]:
+    """Raise if `value` cannot be pickled for workers; return the names of the modules that its classes are from."""
+    pickler = _pickler(_by_value_pickler(), _Discard(), lambda _: False)
+    pickler.modules = set[str]()
+    pickler.dump(value)
+    return pickler.modules
+
+
+def has_importable_main() -> bool:
+    """Return whether worker processes can import the main module, which those of notebooks and sessions cannot."""
+    main = sys.modules["__main__"]
+    name: str | None = getattr(getattr(main, "__spec__", None), "name", None)
+    if name is not None:
+        return name.rpartition(".")[2] != "__main__"  # multiprocessing does not import the main module of a package
+    return getattr(main, "__file__", None) is not None
 
 
 class _Discard:
@@ -47,13 +74,67 @@ class _Discard:
         return len(data)
 
 
-def _pickler(stream: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool]) -> pickle.Pickler:
-    pickler = pickle.Pickler(stream, protocol=5, buffer_callback=buffer_callback)
+def _by_value_pickler() -> Any:
+    try:
+        return _subclass(importlib.import_module("cloudpickle").CloudPickler)
+    except ImportError:
+        return _subclass(pickle.Pickler)
+
+
+@cache
+def _subclass(base: Any) -> Any:
+    """Return a pickler that leaves to `base` only what workers cannot import, and notes modules if asked to."""
+
+    class ByValue(base):
+        modules: set[str] | None = None
+        only_main = False
+
+        def reducer_override(self, obj: Any) -> Any:
+            if self.modules is not None:
+                self.modules.update(_modules_of(obj))
+            if not isinstance(obj, FunctionType | type) or _is_importable(obj):
+                return NotImplemented
+            if self.only_main and obj.__module__ not in ("__main__", "builtins"):
+                return NotImplemented
+            if base is not pickle.Pickler:
+                return super().reducer_override(obj)
+            if obj.__module__ == "__main__" and not has_importable_main():
+                raise pickle.PicklingError(f"{obj.__qualname__} is defined in a notebook or an interactive session")
+            return NotImplemented
+
+    return ByValue
+
+
+def _modules_of(obj: Any) -> set[str]:
+    if isinstance(obj, ModuleType):
+        return {obj.__name__}
+    if isinstance(obj, FunctionType):
+        return {obj.__module__}
+    return {each.__module__ for each in (obj if isinstance(obj, type) else type(obj)).__mro__}
+
+
+def _is_importable(obj: Any) -> bool:
+    if obj.__module__ == "__main__" and not has_importable_main():
+        return False
+    found: Any = sys.modules.get(obj.__module__)
+    for name in obj.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is obj
+
+
+def _pickler(base: Any, stream: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool]) -> Any:
+    pickler = base(stream, protocol=5, buffer_callback=buffer_callback)
     own: dict[type, Callable[[Any], Any]] = {BytesColumn: _reduce_column}
     torch = sys.modules.get("torch")  # loaded if there are tensors
     if torch is not None:
         own[torch.Tensor] = _reduce_tensor
-    pickler.dispatch_table = ChainMap(own, copyreg.dispatch_table)
+    others: Any = base.dispatch_table
+    if not isinstance(others, ChainMap):
+        others = copyreg.dispatch_table
+    # cloudpickle would send the content of the file, and the function of a method without its name.
+    own[io.TextIOWrapper] = own[MethodType] = lambda value: value.__reduce_ex__(5)
+    table: Any = pickle.Pickler.dispatch_table  # by its descriptor: cloudpickle's class hides it
+    table.__set__(pickler, ChainMap(own, others))
     return pickler
 
 

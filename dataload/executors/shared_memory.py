@@ -80,7 +80,7 @@ class Slot:
         """Close the descriptor. The mapping lives until nothing refers to it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
-            self.descriptor = -1
+            self.descriptor: int = -1
         self._view = np.empty(0, np.uint8)
 
 

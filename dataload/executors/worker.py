@@ -89,11 +89,8 @@ def _next(inbox: Inbox) -> tuple[Any, list[bytearray]]:
 
 def _set_up_failure(error: Exception) -> str:
     hint = ""
-    if "__main__" in str(error):
-        hint = (
-            "; functions defined in a notebook or an interactive session do not exist in worker processes: "
-            "move them to a module, or use start_method='fork'"
-        )
+    if "__mp_main__" in str(error):
+        hint = '; workers do not define what stands under `if __name__ == "__main__":`: move it out of there'
     return f"could not be set up: {type(error).__name__}: {error}{hint}"
 
 

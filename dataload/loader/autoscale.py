@@ -246,7 +246,7 @@ class Scaling:
     def __init__(self, workers: int | None, prefetch: int, *, least: int = 0, deepens: bool = False) -> None:
         cpus = usable_cpus()
         most = cpus if workers is None else workers
-        self.bounds = Bounds(
+        self.bounds: Bounds = Bounds(
             least=min(least, most),
             most=most,
             prefetch=max(prefetch, _MOST_PREFETCH) if deepens else prefetch,

@@ -74,7 +74,7 @@ class Budget:
     def __init__(self, most: int, report: str | os.PathLike[str] | None) -> None:
         self._most = most
         self._report: str | None = None
-        self.spent = 0
+        self.spent: int = 0
         if report is None:
             return
         try:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from dataload._util.checks import check_choice
 from dataload.errors import ConfigError
 from dataload.executors import Executor, SerialExecutor, StartMethod, ThreadExecutor, TimeoutPolicy, WorkerStatus
-from dataload.executors.serialization import check_pickle
+from dataload.executors.serialization import check_work
 from dataload.loader.step import StepWork
 
 TaskT = TypeVar("TaskT")
@@ -15,6 +15,10 @@ ResultT = TypeVar("ResultT")
 ExecutorName: TypeAlias = Literal["threads", "processes"]
 """Where batches are made if `num_workers` is not 0."""
 
+_ADVICE = (
+    "functions and classes that are not at the top level of a module, or are of a notebook, need cloudpickle (pip "
+    "install cloudpickle); other things, executor='threads' or start_method='fork'"
+)
 _SLOTS_BEYOND_WINDOW = 3  # the batch that the consumer has, the one before it, and one on its way
 
 
@@ -44,10 +48,11 @@ def make_executor(
         return ThreadExecutor(work, workers, timeouts=timeouts, first=first)
     from dataload.executors.processes import ProcessExecutor  # `multiprocessing` takes long to import
 
-    if start_method != "fork":
-        check_pickles(*parts)
+    modules = () if start_method == "fork" else check_pickles(*parts)
     slots = window + _SLOTS_BEYOND_WINDOW
-    return ProcessExecutor(work, workers, slots=slots, start_method=start_method, timeouts=timeouts, first=first)
+    return ProcessExecutor(
+        work, workers, slots=slots, start_method=start_method, timeouts=timeouts, first=first, modules=modules
+    )
 
 
 def parts_of_work(work: StepWork) -> list[tuple[str, str, Any]]:
@@ -62,18 +67,23 @@ def parts_of_work(work: StepWork) -> list[tuple[str, str, Any]]:
     ]
 
 
-def check_pickles(*parts: tuple[str, str, Any]) -> None:
-    """Check that worker processes can get copies of settings, each given as key, name in messages, and value."""
+def check_pickles(*parts: tuple[str, str, Any]) -> set[str]:
+    """Check that worker processes can get copies of settings, each given as key, name in messages, and value.
+
+    Returns:
+        The names of the modules that the copies need.
+    """
+    modules: set[str] = set()
     for key, name, value in parts:
         try:
-            check_pickle(value)
+            modules |= check_work(value)
         except ConfigError:  # says itself why not, and what to do
             raise
         except Exception as error:
             raise ConfigError(
                 f"worker processes need a copy of {name}, and {value!r} cannot be pickled "
-                f"({type(error).__name__}: {error}); define it at the top level of a module, use executor='threads', "
-                "or start_method='fork'",
+                f"({type(error).__name__}: {error}); {_ADVICE}",
                 key=key,
                 value=value,
             ) from error
+    return modules

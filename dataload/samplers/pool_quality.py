@@ -64,7 +64,7 @@ class PoolTrial:
 
     def __init__(self, shard_lengths: Sequence[int], batch_size: int, seed: int = 0) -> None:
         lengths = check_lengths("shard_lengths", shard_lengths)
-        self.records = check_count("the sum of shard_lengths", sum(lengths), least=1)
+        self.records: int = check_count("the sum of shard_lengths", sum(lengths), least=1)
         rows = min(check_count("batch_size", batch_size, least=1), self.records)
         batches = min(max(_ROWS // rows, _FEWEST_BATCHES), _MOST_BATCHES)
         keys = derive_key(check_seed(seed), "pool-size", words=2)

@@ -83,7 +83,7 @@ class Writer(ClosedOrAborted):
         self._overwrite = overwrite
         self._remote = given.place if isinstance(given, FileOptions) else None
         self._part = storage_of(self.path, self._remote).create(self.path, overwrite=overwrite)
-        self.path = self._part.path
+        self.path: str = self._part.path
         self._state = "open"
         try:
             with write_errors(self.path):

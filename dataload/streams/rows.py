@@ -92,7 +92,7 @@ class RowStream:
     """
 
     def __init__(self, plan: StreamPlan, row: int, start: RowStart, status: WorkerStatus, base: int) -> None:
-        self.sequence = -1  # -1 before the first
+        self.sequence: int = -1  # -1 before the first
         self._epoch, self._position, self._offset = start.position
         self._plan = plan
         self._row = row

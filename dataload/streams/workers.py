@@ -156,8 +156,8 @@ class StreamWorkers:
         window: int,
         timeout: float | None,
     ) -> None:
-        self.workers = parts_of(len(rows), workers) if workers else 0
-        self.locator = StreamLocator(plan)
+        self.workers: int = parts_of(len(rows), workers) if workers else 0
+        self.locator: StreamLocator = StreamLocator(plan)
         self._window = window if self.workers else 0
         # Without workers there is no hand-over to save: make each step on request.
         self._hand_over = _HAND_OVER.get(executor, 1) if self.workers else 0

@@ -127,7 +127,7 @@ class Maker:
         self._directory = directory
         self._numbers = itertools.count()
         self._opened = contextlib.ExitStack()
-        self.traits = backend.traits
+        self.traits: SourceTraits = backend.traits
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +11,7 @@ from dataload.types import BytesColumn
 
 _SHOWN = 60
 
-snapshot = copy.deepcopy  # shares no memory with the original
+snapshot: Callable[[Any], Any] = copy.deepcopy  # shares no memory with the original
 
 
 def difference(got: Any, want: Any, label: str) -> str | None:

@@ -9,8 +9,10 @@ from dataload.errors import MissingDependencyError
 
 try:
     importlib.import_module("torch")  # the modules below need it
-except ImportError as error:
-    raise MissingDependencyError("dataload.torch needs torch: pip install 'dataload[torch]'", name="torch") from error
+except ImportError as _error:
+    raise MissingDependencyError(
+        "dataload.torch needs torch: pip install 'dataload[torch]' (or only torch)", name="torch"
+    ) from _error
 
 from dataload.torch.checkpoint import JsonState
 from dataload.torch.dataloader import DataLoader

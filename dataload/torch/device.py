@@ -100,6 +100,7 @@ class DeviceLoader(AheadLoader[_Ahead]):
         pin: bool = True,
     ) -> None:
         check_count("depth", depth, least=1)
+        self.device: torch.device
         self.device, streams = _find_device(device)
         self._transfer = _Transfer(self.device, streams, pins=pin)
         super().__init__(loader, 0 if streams is None else depth)

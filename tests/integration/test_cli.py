@@ -175,7 +175,7 @@ def test_without_typer_it_says_what_to_install():
     code = "import sys; sys.modules['typer'] = None; from dataload.__main__ import main; sys.exit(main())"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    assert result.stderr == "error: the command line needs typer: pip install 'dataload[cli]'\n"
+    assert result.stderr == "error: the command line needs typer: pip install 'dataload[cli]' (or only typer)\n"
 
 
 def test_a_closed_pipe_is_no_error(data):

@@ -284,7 +284,7 @@ def test_without_matplotlib_it_says_what_to_install(config, tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run(config, "--picture", tmp_path / "a.png")
     assert result.exit_code == 2
-    assert result.stderr == "error: a picture needs matplotlib: pip install 'dataload[plot]'\n"
+    assert result.stderr == "error: a picture needs matplotlib: pip install 'dataload[plot]' (or only matplotlib)\n"
     assert result.stdout == ""
     ok(config)
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -200,7 +201,7 @@ def test_shards_at_urls(source, expected, object_server, new_fork_server, tmp_pa
         ({"part": (1, 2)}, "an engine runs all parts and merges them: pass it without part and merge"),
         ({"merge": True}, "an engine runs all parts and merges them"),
         ({"engine": LocalEngine(parts=6)}, "cannot split 5 shards into 6 parts: ask for fewer parts"),
-        ({"writer_options": {"codec": lambda record: record}}, "engine 'local' sends the source and all options to"),
+        ({"writer_options": {"codec": threading.Lock()}}, "engine 'local' sends the source and all options to"),
     ],
 )
 def test_wrong_settings(source, tmp_path, options, message):

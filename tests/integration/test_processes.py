@@ -109,13 +109,22 @@ class UnpicklableSampler(Sequential):
             r"a copy of the transform '<lambda>', and <function .*cannot be pick",
         ),
         ({"transform": [dict, Unpicklable()]}, "transform", "a copy of the transform 'Unpicklable', .*TextIOWrapper"),
-        ({"collate": lambda s: s}, "collate", "a copy of collate, and <function .*at the top level of a module"),
+        (
+            {"collate": lambda s: s},
+            "collate",
+            r"a copy of collate, and <function .*not at the top level .* need cloudpickle \(pip ",
+        ),
         ({"batch_transform": functools.partial(lambda s: s)}, "batch_transform", "a copy of batch_transform"),
-        ({"source": Unpicklable()}, "source", "a copy of the source, and .* use executor='threads', or start_method="),
+        (
+            {"source": Unpicklable()},
+            "source",
+            "a copy of the source, and .* other things, executor='threads' or start_method=",
+        ),
         ({"sampler": UnpicklableSampler(3)}, "sampler", "a copy of the sampler, .*this sampler stays here"),
     ],
 )
-def test_what_cannot_be_pickled_is_named_when_the_loader_is_made(settings, key, match):
+def test_what_cannot_be_pickled_is_named_when_the_loader_is_made(settings, key, match, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
     settings = {"source": works.Records(3, 2), "batch_size": 2, "num_workers": 1, "executor": "processes", **settings}
     with pytest.raises(ConfigError, match=match) as caught:
         Loader(**settings)
@@ -233,17 +242,62 @@ def test_a_main_module_without_a_guard_is_told_what_to_do(tmp_path):
         )
 
 
-def test_functions_of_a_session_are_explained():
-    code = """
-        from dataload import Loader, RangeSource
-        def transform(sample):
-            return sample
-        next(iter(Loader(RangeSource(4), batch_size=2, num_workers=1, executor="processes", transform=transform)))
-    """
-    status, _, err = run(code)
-    assert status == 1
-    assert "could not be set up: AttributeError: Can't get attribute 'transform' on <module '__main__'" in err
-    assert "functions defined in a notebook or an interactive session do not exist in worker processes" in err
+SESSION = """
+    from dataclasses import dataclass
+    import numpy as np
+    from dataload import Loader, RangeSource
+
+    @dataclass
+    class Pair:
+        sum: int
+        twice: list
+
+    class Squares:
+        def __len__(self):
+            return 8
+        def __getitem__(self, index):
+            return index * index
+
+    def twice(values):
+        return [2 * value for value in values]
+
+    def collate(samples):
+        return Pair(np.sum(samples), twice(samples))
+
+    settings = {"batch_size": 4, "num_workers": 2, "executor": "processes", "collate": collate}
+    with Loader(Squares(), transform=[lambda x: x + 1, abs], **settings) as loader:
+        batches = list(loader)
+    assert all(isinstance(batch, Pair) for batch in batches)
+    print([(int(batch.sum), batch.twice) for batch in batches])
+"""
+
+
+def test_functions_and_classes_of_a_session_work_in_workers():
+    status, out, err = run(SESSION)
+    assert (status, out) == (0, "[(18, [2, 4, 10, 20]), (130, [34, 52, 74, 100])]\n"), err
+
+
+def test_lambdas_are_transforms_in_workers():
+    settings = {"batch_size": 2, "num_workers": 1, "executor": "processes"}
+    add = 3
+    functions = {"transform": lambda record: record["index"] + add, "collate": lambda samples: samples}
+    with Loader(RangeSource(4), **functions, **settings) as loader:
+        assert list(loader) == [[3, 4], [5, 6]]
+
+
+def test_functions_under_the_guard_are_explained(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from dataload import Loader, RangeSource\n"
+        "if __name__ == '__main__':\n"
+        "    def double(sample):\n        return 2 * sample\n"
+        "    next(iter(Loader(RangeSource(4), batch_size=2, num_workers=1, executor='processes', transform=double)))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50, env=environment)
+    assert done.returncode == 1
+    assert "could not be set up: AttributeError: Can't get attribute 'double' on <module '__mp_main__'" in done.stderr
+    assert 'workers do not define what stands under `if __name__ == "__main__":`: move it out of there' in done.stderr
 
 
 def test_importing_dataload_loads_nothing_for_processes():

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class ArrayRecordSource(FileSource[Any]):
     """
 
     format_name = "array_record"
-    options_type = ArrayRecordOptions
+    options_type: ClassVar[Any] = ArrayRecordOptions
 
     def __init__(
         self, paths: Location | Sequence[Location], *, fields: Sequence[str] | None = None, **options: Any

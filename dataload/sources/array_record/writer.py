@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.array_record.format import ArrayRecordWriterOptions, load_array_record
@@ -28,7 +28,7 @@ class ArrayRecordWriter(Writer):
         MissingDependencyError: array_record is not installed.
     """
 
-    options_type = ArrayRecordWriterOptions
+    options_type: ClassVar[Any] = ArrayRecordWriterOptions
 
     def _begin(self, options: ArrayRecordWriterOptions) -> None:
         self._codec: Any = options.codec

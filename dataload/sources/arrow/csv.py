@@ -1,7 +1,7 @@
 """The source of CSV files, which are parsed as a whole."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class CsvSource(TableSource):
     """
 
     format_name = "csv"
-    options_type = CsvOptions
+    options_type: ClassVar[Any] = CsvOptions
 
     @property
     def reads_in_order(self) -> bool:

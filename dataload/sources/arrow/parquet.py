@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class ParquetSource(TableSource):
     """
 
     format_name = "parquet"
-    options_type = TableOptions
+    options_type: ClassVar[Any] = TableOptions
 
     @property
     def reads_in_order(self) -> bool:

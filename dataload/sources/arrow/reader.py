@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class ArrowSource(TableSource):
     """
 
     format_name = "arrow"
-    options_type = ArrowOptions
+    options_type: ClassVar[Any] = ArrowOptions
 
     @property
     def reads_in_order(self) -> bool:

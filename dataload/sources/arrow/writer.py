@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -149,7 +149,7 @@ class TableWriter(Writer):
 class ParquetWriter(TableWriter):
     """Writes a Parquet file, with checksums of its pages; see `TableWriter`."""
 
-    options_type = ParquetWriterOptions
+    options_type: ClassVar[Any] = ParquetWriterOptions
 
     def _knows(self, compression: str) -> bool:
         return compression in ("snappy", "gzip", "brotli", "lz4", "zstd") and self._pa.Codec.is_available(compression)
@@ -163,7 +163,7 @@ class ParquetWriter(TableWriter):
 class ArrowWriter(TableWriter):
     """Writes an Arrow IPC file; see `TableWriter`."""
 
-    options_type = TableWriterOptions
+    options_type: ClassVar[Any] = TableWriterOptions
 
     def _knows(self, compression: str) -> bool:
         return compression in ("lz4", "zstd") and self._pa.Codec.is_available(compression)

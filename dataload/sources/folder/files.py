@@ -60,7 +60,7 @@ class FolderFiles:
     def __init__(self, root: str, wanted: Callable[[str], object], limit: int) -> None:
         self._root = root
         self._limit = limit
-        self.listing = list_folder(root, wanted)
+        self.listing: Listing = list_folder(root, wanted)
 
     def sizes(self, values: Int64Array) -> Int64Array:
         """See `Files.sizes`."""
@@ -103,7 +103,7 @@ class ZipFiles:
         self._file = file
         self._limit = limit
         self._members = read_members(file.read, file.size, file.path)
-        self.listing = {}
+        self.listing: dict[str, dict[str, int]] = {}
         for number, name in enumerate(self._members.names):
             if wanted(name) and not name.startswith((".", f"{_MACOS_FOLDER}/")) and "/." not in name:
                 folder, _, base = name.rpartition("/")

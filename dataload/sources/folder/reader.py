@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from os import PathLike, fspath
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class FolderSource(FileSource[Record]):
     """
 
     format_name = "folder"
-    options_type = FolderOptions
+    options_type: ClassVar[Any] = FolderOptions
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class FolderReader(ShardReader[Record]):
         self._table = _build_table(root, pattern, options, self._files.listing)
         self._files.listing = {}
         self._hash = repr(pattern)
-        self.classes = self._table.classes
+        self.classes: tuple[str, ...] | None = self._table.classes
         self._labels = self._table.columns.get(LABEL)
         rates = {rate_field(name): name for name in self._table.files if self._is_audio(name)}
         self._rates = {name: field for name, field in rates.items() if name not in self._table.files}

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class JsonlSource(FileSource[Record]):
     """
 
     format_name = "jsonl"
-    options_type = JsonlOptions
+    options_type: ClassVar[Any] = JsonlOptions
 
     def __init__(self, paths: Any, **options: Any) -> None:
         super().__init__(paths, **options)

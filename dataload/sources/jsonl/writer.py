@@ -3,7 +3,7 @@
 import gzip
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class JsonlWriter(Writer):
         MissingDependencyError: The path ends in ``.zst``, and pyarrow is not installed.
     """
 
-    options_type = FileOptions
+    options_type: ClassVar[Any] = FileOptions
 
     def _begin(self, options: FileOptions) -> None:  # noqa: ARG002 - none is for the records
         self._stream: Any = self._part.create()

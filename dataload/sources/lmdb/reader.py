@@ -1,7 +1,7 @@
 """Source of plain LMDB environments, with any keys, and values that a codec may decode."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from dataload.codecs.codec import decode_batch, decode_records, takes_views
 from dataload.collate import default_collate
@@ -40,7 +40,7 @@ class LMDBSource(LMDBFileSource[Any]):
 
     format_name = "lmdb"
 
-    options_type = LMDBOptions
+    options_type: ClassVar[Any] = LMDBOptions
 
     def _open_shard(self, path: str) -> LMDBShard[Any]:
         return _LMDBShard(path, self.options)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class TorchRecordSource(LMDBFileSource[Record]):
 
     format_name = "torchrecord"
 
-    options_type = TorchRecordOptions
+    options_type: ClassVar[Any] = TorchRecordOptions
 
     def _open_shard(self, path: str) -> LMDBShard[Record]:
         return _TorchRecord(path, self.options)

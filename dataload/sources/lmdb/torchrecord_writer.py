@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from dataload._util.indexing import even_split
 from dataload.codecs.tensorprotos import encode
@@ -34,7 +34,7 @@ class TorchRecordWriter(Writer):
         MissingDependencyError: lmdb is not installed.
     """
 
-    options_type = TorchRecordWriterOptions
+    options_type: ClassVar[Any] = TorchRecordWriterOptions
 
     def _begin(self, options: TorchRecordWriterOptions) -> None:
         self._expected = options.num_records

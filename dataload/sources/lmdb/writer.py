@@ -1,7 +1,7 @@
 """Writer of plain LMDB directories."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from dataload.sources.lmdb.file import DATA_FILE, RECORDED_OFFSET
 from dataload.sources.lmdb.format import LMDB, LMDBWriterOptions
@@ -27,7 +27,7 @@ class LMDBWriter(Writer):
         MissingDependencyError: lmdb is not installed.
     """
 
-    options_type = LMDBWriterOptions
+    options_type: ClassVar[Any] = LMDBWriterOptions
 
     def _begin(self, options: LMDBWriterOptions) -> None:
         self._codec: Any = options.codec

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class MDSSource(FileSource[Record]):
     """
 
     format_name = "mds"
-    options_type = MDSOptions
+    options_type: ClassVar[Any] = MDSOptions
 
     def __init__(
         self,

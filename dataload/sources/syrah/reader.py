@@ -1,7 +1,7 @@
 """Source of Syrah files (.syr), read through a memory map."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class SyrahSource(FileSource[Record]):
     """
 
     format_name = "syrah"
-    options_type = SyrahOptions
+    options_type: ClassVar[Any] = SyrahOptions
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
         return _SyrahFile(path, self.options)

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class SyrahWriter(Writer):
         options: See `FileOptions`.
     """
 
-    options_type = FileOptions
+    options_type: ClassVar[Any] = FileOptions
 
     def _begin(self, options: Any) -> None:  # noqa: ARG002 - none is for the records
         self._tables: dict[str, _Tables] = {}
@@ -109,7 +109,7 @@ class SyrahWriter(Writer):
             start += first.nbytes
         self._stream.writelines(chain.from_iterable(zip(*columns.values(), strict=True)))
         self._position += stride * len(records)
-        self.stored_bytes = self._position
+        self.stored_bytes: int = self._position
         self._count += len(records)
         return True
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from dataload.codecs.decoders import plan_decoders
 from dataload.errors import ConfigError, closest
@@ -34,7 +34,7 @@ class TarSource(FileSource[Record]):
     """
 
     format_name = "tar"
-    options_type = TarOptions
+    options_type: ClassVar[Any] = TarOptions
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import groupby
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, ClassVar
 
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.options import FileOptions
@@ -41,7 +41,7 @@ class TarWriter(Writer):
             stored.
     """
 
-    options_type = TarWriterOptions
+    options_type: ClassVar[Any] = TarWriterOptions
 
     def _begin(self, options: TarWriterOptions) -> None:
         self._index = _IndexWriter(index_path(self.path), overwrite=self._overwrite, remote=options.remote)
@@ -76,7 +76,8 @@ class TarWriter(Writer):
             position += padded(size)
         line = b" ".join(words) + b"\n" if self._indexed else b""
         self._parts += parts
-        self._position = self.stored_bytes = position
+        self._position = position
+        self.stored_bytes = position
         if position - self._written >= _AT_ONCE:
             self._flush()
         self._last_key = key
@@ -125,7 +126,7 @@ class TarWriter(Writer):
 class _IndexWriter(Writer):
     """Writes an index from its lines, which are kept in memory because the first line has their number."""
 
-    options_type = FileOptions
+    options_type: ClassVar[Any] = FileOptions
 
     def _begin(self, options: Any) -> None:  # noqa: ARG002 - none is for the lines
         self._lines = bytearray()

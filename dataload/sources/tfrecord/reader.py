@@ -1,7 +1,7 @@
 """The source of TFRecord files."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class TFRecordSource(FileSource[Any]):
     """
 
     format_name = "tfrecord"
-    options_type = TFRecordOptions
+    options_type: ClassVar[Any] = TFRecordOptions
 
     def _open_shard(self, path: str) -> ShardReader[Any]:
         return _TFRecordFile(path, self.options)

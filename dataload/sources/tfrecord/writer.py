@@ -1,7 +1,7 @@
 """TFRecord files, written."""
 
 import contextlib
-from typing import Any
+from typing import Any, ClassVar
 
 from dataload.sources.tfrecord.format import TFRECORD, TFRecordWriterOptions
 from dataload.sources.tfrecord.records import build_head, mask
@@ -21,7 +21,7 @@ class TFRecordWriter(Writer):
         MissingDependencyError: google-crc32c is not installed.
     """
 
-    options_type = TFRecordWriterOptions
+    options_type: ClassVar[Any] = TFRecordWriterOptions
 
     def _begin(self, options: TFRecordWriterOptions) -> None:
         self._crc32c: Any = TFRECORD.require("google_crc32c", package="google-crc32c").value

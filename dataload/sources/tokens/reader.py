@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class TokenSource(FileSource[Record]):
     """
 
     format_name = "tokens"
-    options_type = TokenOptions
+    options_type: ClassVar[Any] = TokenOptions
 
     def __init__(
         self,

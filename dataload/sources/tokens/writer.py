@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class TokenWriter(Writer):
         ConfigError: When writing: a record has no tokens, or one that does not fit the dtype.
     """
 
-    options_type = TokenWriterOptions
+    options_type: ClassVar[Any] = TokenWriterOptions
 
     def _begin(self, options: TokenWriterOptions) -> None:
         self._dtype = options.stored

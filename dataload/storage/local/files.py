@@ -41,11 +41,11 @@ class LocalFile:
     """
 
     def __init__(self, path: str, name: str | None = None) -> None:
-        self.path = name or path
+        self.path: str = name or path
         with file_errors(self.path):
             self._stream = open(open_regular(path), "rb", buffering=0)  # noqa: SIM115 - closed in `close`
         self._descriptor = self._stream.fileno()
-        self.size = os.fstat(self._descriptor).st_size
+        self.size: int = os.fstat(self._descriptor).st_size
 
     def read(self, offset: int, length: int) -> bytes:
         """Return the bytes [offset, offset + length), or fewer at the end of the file."""

@@ -49,11 +49,11 @@ class Part:
     """
 
     def __init__(self, path: str, *, overwrite: bool = False) -> None:
-        self.path = os.path.normpath(path)
+        self.path: str = os.path.normpath(path)
         self._overwrite = overwrite
         self._check_destination()
         directory, name = os.path.split(self.path)
-        self.directory = directory or "."
+        self.directory: str = directory or "."
         if not os.path.isdir(self.directory):
             raise SourceNotFoundError(f"there is no directory {self.directory} to write {name} to", path=self.path)
         if not os.access(self.directory, os.W_OK | os.X_OK):
@@ -62,7 +62,7 @@ class Part:
         self._check_destination()  # a leftover may have been the old one
         with write_errors(self.path):
             self._folder, self._lock = _make_folder(os.path.join(self.directory, _prefix(name)))
-        self.temporary = os.path.join(self._folder, name)
+        self.temporary: str = os.path.join(self._folder, name)
 
     def _check_destination(self) -> None:
         if not self._overwrite and os.path.lexists(self.path):

@@ -42,9 +42,9 @@ class Handle:
     __slots__ = ("__weakref__", "descriptor", "identity")
 
     def __init__(self, path: str) -> None:
-        self.descriptor = open_regular(path)
+        self.descriptor: int = open_regular(path)
         weakref.finalize(self, os.close, self.descriptor).atexit = False  # threads may still be reading at exit
-        self.identity = FileIdentity.of(os.fstat(self.descriptor))
+        self.identity: FileIdentity = FileIdentity.of(os.fstat(self.descriptor))
 
 
 HandleT = TypeVar("HandleT", bound=Handle)
@@ -64,7 +64,7 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
         with file_errors(path):
             self._handle: HandleT | None = make(path)
         self._identity = self._handle.identity
-        self.size = self._identity.size
+        self.size: int = self._identity.size
 
     def release(self) -> None:
         """See `RecordFile`."""

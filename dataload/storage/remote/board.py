@@ -52,7 +52,7 @@ class Board:
         file, self._path = tempfile.mkstemp(dir=directory, prefix="plan-")
         fcntl.flock(file, fcntl.LOCK_EX)
         os.ftruncate(file, 2 * len(urls))
-        self.numbers = {url: number for number, url in enumerate(urls)}
+        self.numbers: dict[str, int] = {url: number for number, url in enumerate(urls)}
         self._file = file
         weakref.finalize(self, _delete, self._path, os.getpid())
         weakref.finalize(self, os.close, file).atexit = False  # threads use it to the end of the process

@@ -41,7 +41,7 @@ class Lease:
     __slots__ = ("__weakref__", "path")
 
     def __init__(self, path: str, descriptor: int) -> None:
-        self.path = path
+        self.path: str = path
         weakref.finalize(self, os.close, descriptor).atexit = False
 
 

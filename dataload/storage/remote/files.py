@@ -40,7 +40,7 @@ class RemoteFile(MergedReads):
 
     def __init__(self, url: str, version: ObjectVersion, remote: Remote) -> None:
         self.path = url
-        self.size = version.size
+        self.size: int = version.size
         self._version = version
         self._remote = remote
 
@@ -92,7 +92,7 @@ class RemoteStream:
 
     def __init__(self, url: str, version: ObjectVersion, remote: Remote) -> None:
         self.path = url
-        self.size = version.size
+        self.size: int = version.size
         self._version = version
         self._remote = remote
 
@@ -233,8 +233,8 @@ class ShardFile(RecordFile):
         take: Callable[[], ReopenedFile[Any] | None],
         wants: Callable[[], bool],
     ) -> None:
-        self.path = ranged.path
-        self.size = ranged.size
+        self.path: str = ranged.path
+        self.size: int = ranged.size
         self._ranged = ranged
         self._find = find
         self._take = take

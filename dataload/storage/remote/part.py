@@ -43,7 +43,8 @@ class RemotePart(Part):
                 f"{folder or tempfile.gettempdir()}, where {url} is made, cannot be created: {error.strerror}", path=url
             ) from error
         super().__init__(os.path.join(folder, base_name(url)), overwrite=True)
-        self.path, self._overwrite, self._remote = url, overwrite, remote
+        self.path: str = url
+        self._overwrite, self._remote = overwrite, remote
 
     def publish(self, *, durable: bool = True) -> None:  # noqa: ARG002 - an object that exists is durable
         """Upload the temporary, each file atomically.

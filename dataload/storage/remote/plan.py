@@ -95,7 +95,7 @@ class ShardPlan:
         self._sizes = sizes
         self._budget = math.inf if budget is None else budget
         self._whole = frozenset(whole)
-        self.resident = set(resident)
+        self.resident: set[int] = set(resident)
         self._used = sum(sizes[shard] for shard in self.resident)
         self._position = 0  # steps that were received
         self._epoch = 0  # of the position

@@ -7,12 +7,15 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import warnings
 import weakref
+from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -514,12 +517,32 @@ def test_a_slot_that_cannot_be_mapped_is_an_error_of_its_batch_only(monkeypatch)
         assert len(tasks._pool._workers) == 1
 
 
-def test_preloads_of_others_are_kept(monkeypatch):
+@pytest.mark.parametrize(
+    ("known", "used"),
+    [(["__main__"], ["numpy.linalg"]), (["__main__", "json"], []), (["numpy", "threadpoolctl"], [])],
+    ids=["nothing else", "of a user", "of a user who wants no main module"],
+)
+def test_a_fork_server_imports_what_is_needed_and_installed(monkeypatch, known, used):
     server = forkserver._forkserver
-    monkeypatch.setattr(server, "_preload_modules", ["__main__", "json"])
-    with executor(works.echo) as tasks:
-        assert tasks.submit(1).result() == 1
-    assert server._preload_modules == ["__main__", "json", "dataload.executors.worker", "threadpoolctl"]
+    monkeypatch.setattr(server, "_preload_modules", known)
+    monkeypatch.setattr(handle, "_used_by_main", set)
+    asked = []
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: asked.append(server._preload_modules))
+    ProcessExecutor(works.echo, 1, slots=1, modules={"numpy.linalg", "json", "works", "__main__", "missing"}).close()
+    own = ["dataload.executors.worker", "threadpoolctl"]
+    assert asked == [[*known, *(name for name in [*own, *used] if name not in known)]]
+    assert server._preload_modules is known, "as the user left it"
+
+
+def test_what_the_main_module_imports_is_used_by_workers(monkeypatch):
+    main = ModuleType("__main__")
+    main.np, main.Path, main.run, main.seed = np, Path, subprocess.run, 3
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert handle._used_by_main() == set(), "workers do not import notebooks"
+    main.__file__ = "train.py"
+    assert handle._used_by_main() == {"numpy", "pathlib", "subprocess"}
+    main.__spec__ = ModuleSpec("package.__main__", None)
+    assert handle._used_by_main() == set(), "nor what `python -m package` runs"
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])

@@ -3,12 +3,13 @@
 import io
 import pickle
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dataload.executors.serialization import check_pickle, put_together, take_apart
+from dataload.executors.serialization import check_pickle, check_work, put_together, take_apart
 
 sys.path.append(str(Path(__file__).parents[2] / "children"))
 import works
@@ -44,7 +45,7 @@ def test_a_check_finds_what_cannot_be_pickled_and_copies_nothing():
     check_pickle([b"x" * 100_000, np.zeros(1 << 20)])
     with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
         check_pickle(lambda: None)
-    with pytest.raises(TypeError, match=r"cannot pickle '_io.TextIOWrapper' object"):
+    with pytest.raises(TypeError, match=r"cannot pickle '.*TextIOWrapper'"):
         check_pickle([io.TextIOWrapper(io.BytesIO())])
 
 
@@ -86,3 +87,55 @@ def test_large_tensors_are_not_copied():
         tensor = torch.ones(100, 200, dtype=dtype)
         (_, part) = take_apart(tensor)
         assert np.frombuffer(part, np.uint8).ctypes.data == tensor.data_ptr()
+
+
+def test_what_cannot_be_imported_goes_by_value_and_the_rest_by_name(tmp_path):
+    pytest.importorskip("cloudpickle")
+
+    class Local:
+        def __init__(self, values):
+            self.values = values
+
+        @classmethod
+        def make(cls):
+            return cls(3)
+
+    large, named = np.arange(10_000), works.Records(3)
+    parts = take_apart(
+        [Local(large), lambda x: (x, textwrap.dedent(" y"), named), works.Records, Local.make], by_value=True
+    )
+    assert [part.nbytes for part in parts[1:]] == [large.nbytes]
+    local, function, by_name, method = put_together(parts)
+    assert (local.values == large).all()
+    assert function(1)[:2] == (1, "y")
+    assert type(function(1)[2]) is by_name is works.Records
+    assert type(method()) is type(local) is Local, "one class in one process"
+    with pytest.raises((AttributeError, pickle.PicklingError), match="Local"):
+        take_apart(Local(large))
+    (tmp_path / "file").write_text("content")
+    with (tmp_path / "file").open() as stream, pytest.raises(TypeError, match=r"pickle '.*TextIOWrapper'"):
+        check_work([stream])
+
+
+class Derived(works.Records):
+    """Of another module than its base."""
+
+
+def test_the_modules_of_work_are_those_of_classes_their_bases_and_functions():
+    found = check_work([Derived(3), textwrap.dedent, np.float32(3)])
+    assert found >= {__name__, "works", "textwrap", "numpy"}
+    assert "json" not in found
+
+
+def test_functions_of_a_session_need_cloudpickle(monkeypatch):
+    def cell():
+        pass
+
+    monkeypatch.setitem(sys.modules, "__main__", type(sys)("__main__"))
+    monkeypatch.setattr(cell, "__module__", "__main__")
+    monkeypatch.setattr(cell, "__qualname__", "cell")
+    monkeypatch.setattr(sys.modules["__main__"], "cell", cell, raising=False)
+    check_pickle(cell)  # plain pickle finds it here, but a worker would not
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(pickle.PicklingError, match=r"^cell is defined in a notebook or an interactive session$"):
+        check_work(cell)

@@ -106,7 +106,8 @@ def test_a_missing_package_says_what_installs_it(monkeypatch, tmp_path):
         writer.write({"x": 1})
     monkeypatch.setitem(sys.modules, "bson", None)
     with pytest.raises(
-        MissingDependencyError, match=r"^format 'syrah' needs pymongo: pip install 'dataload\[syrah\]'$"
+        MissingDependencyError,
+        match=r"^format 'syrah' needs .*'dataload\[syrah\]' \(or only pymongo\)$",
     ):
         dataload.open(tmp_path / "a.syr")
 

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from dataload.analysis.job import Job
 from dataload.sources.ahead import shard_uses
@@ -52,7 +53,7 @@ class _Line:
         self._served = 0.0  # bytes of each request that is under way all the time
         self._ends: list[tuple[float, int, _Owner]] = []
         self._number = 0
-        self.sent = 0.0
+        self.sent: float = 0.0
 
     def start(self, nbytes: float, owner: _Owner) -> None:
         self._number += 1
@@ -78,12 +79,12 @@ class Rank:
         self, job: Job, epochs: Sequence[StepsAhead], machine: Machine, node: Node, first: Int64Array | None
     ) -> None:
         self.node = node
-        self.plan = ShardPlan(node.sizes, node.rank_budget)
+        self.plan: ShardPlan = ShardPlan(node.sizes, node.rank_budget)
         self._uses = shard_uses(iter(epochs), job.ends, np.arange(len(job.ends)))
         self._machine = machine
         self.coming: set[int] = set()  # shards that it downloads, or waits for while another rank does
         self.roomless: list[int] = []  # those of them for which the cache has no room yet
-        self.looks = True  # at its plan, which may have changed
+        self.looks: bool = True  # at its plan, which may have changed
         self._evicting: Evict | None = None  # as soon as it has arrived
         self._job, self._steps = job, [(block, step) for block in epochs for step in range(len(block.ends))]
         self._parts: deque[tuple[int, float]] = deque()
@@ -226,7 +227,7 @@ class Node:
 
     def __init__(self, job: Job, machine: Machine, epochs: int) -> None:
         self.sizes: list[int] = job.sizes.tolist()
-        self.line = _Line(machine.bandwidth)
+        self.line: _Line = _Line(machine.bandwidth)
         self.present: OrderedDict[int, None] = OrderedDict()  # the longest unused first
         self.arriving: dict[int, _Arrival] = {}
         self._leases: dict[int, set[Rank]] = {}
@@ -236,7 +237,9 @@ class Node:
         if machine.budget is not None and not self._deletes:
             self.rank_budget = max(machine.budget // job.ranks_per_node, min(machine.budget, max(self.sizes)))
         self._fetched: set[tuple[int, int]] = set()
-        self.epoch_bytes, self.again_bytes, self.range_bytes = np.zeros((3, epochs))
+        self.epoch_bytes: npt.NDArray[np.float64] = np.zeros(epochs)
+        self.again_bytes: npt.NDArray[np.float64] = np.zeros(epochs)
+        self.range_bytes: npt.NDArray[np.float64] = np.zeros(epochs)
 
     def has_room(self, shard: int) -> bool:
         """Return whether there is room for a shard, which is made by evicting shards that nobody has a lease of."""

@@ -9,7 +9,7 @@ import itertools
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from dataload.compat.syrah import File, check_position
 from dataload.errors import ConfigError
@@ -35,11 +35,15 @@ class _ConcatDataset:
         return self.datasets[part][position - (self.cumulative_sizes[part - 1] if part else 0)]
 
 
-_Dataset: Any = object
-_Concat: Any = _ConcatDataset
-if importlib.util.find_spec("torch") is not None:
+if TYPE_CHECKING:
+    from torch.utils.data import ConcatDataset, Dataset
+
+    _Dataset, _Concat = Dataset[Any], ConcatDataset[Any]
+elif importlib.util.find_spec("torch") is not None:
     _torch = importlib.import_module("torch.utils.data")
     _Dataset, _Concat = _torch.Dataset, _torch.ConcatDataset
+else:
+    _Dataset, _Concat = object, _ConcatDataset
 
 
 class SyrahDataset(_Dataset):

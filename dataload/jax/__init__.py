@@ -9,8 +9,8 @@ from dataload.errors import MissingDependencyError
 
 try:
     importlib.import_module("jax")  # the modules below need it
-except ImportError as error:
-    raise MissingDependencyError("dataload.jax needs JAX: pip install 'dataload[jax]'", name="jax") from error
+except ImportError as _error:
+    raise MissingDependencyError("dataload.jax needs JAX: pip install 'dataload[jax]'", name="jax") from _error
 
 from dataload.jax.device import DeviceLoader
 from dataload.jax.place import distributed_place

@@ -41,7 +41,7 @@ class DrawnOrder:
         self.records = records
         self.batches = batches
         self._generator = generator
-        self.epoch = -1  # of `items`
+        self.epoch: int = -1  # of `items`
         self.items: Sequence[Int64Array] | Int64Array = ()
         self._state: dict[str, Any] = {}  # of the sampler, before it gave `items`
 

@@ -62,7 +62,8 @@ class Downloads:
         )
         if self.shards_found or self.shards_downloaded:
             line += (
-                f"; {self.shards_found:,} shards were in the cache, {self.shards_downloaded:,} were downloaded, "
+                f"; {self.shards_found:,} {'shard was' if self.shards_found == 1 else 'shards were'} in the cache, "
+                f"{self.shards_downloaded:,} {'was' if self.shards_downloaded == 1 else 'were'} downloaded, "
                 f"{self.shards_again:,} of them again"
             )
         return line

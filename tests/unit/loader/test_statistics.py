@@ -377,6 +377,7 @@ def test_downloads_as_text_and_as_json():
         "downloaded 0.0 MB, none of it wasted, by 0 requests; 0 were repeated, 0 throttled; "
         "3 shards were in the cache, 2 were downloaded, 1 of them again"
     )
+    assert "; 1 shard was in the cache, 1 was downloaded, 0 of" in str(Downloads(shards_found=1, shards_downloaded=1))
 
 
 # The verdict

@@ -248,7 +248,8 @@ class Loader(LoaderBase[BatchT]):
         """Return the batch of any step of any epoch, as a ``for`` over the loader gets it.
 
         It is made in the calling thread, from its records alone. The position of the loader does not change.
-        Transforms that use global random generators give the same values only with ``executor="processes"``.
+        Transforms that use global random generators give the same values only with ``executor="processes"``. The states
+        of these generators are restored at the end, so call it while no other thread uses them.
 
         Raises:
             IndexError: The epoch has no such step.

@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import Any, NamedTuple, Self
 
 from dataload.bench.task import MODULUS, Answer, Reading, Task
+from dataload.errors import ConfigError
 
 _WHOLE_FACTOR = 20
 _LEAST_WARM_UP = 0.25
@@ -129,9 +130,15 @@ def _epochs(reading: Reading) -> Iterator[tuple[int, Any]]:
 
 
 def drop_cached(path: str) -> None:
-    """Drop a file, or the files of a directory, from the page cache. Needs no rights; mapped pages stay."""
+    """Drop a file, or the files of a directory, from the page cache. Needs no rights; mapped pages stay.
+
+    Raises:
+        ConfigError: The system has no call for that.
+    """
     if not path:
         return
+    if not hasattr(os, "posix_fadvise"):
+        raise ConfigError("this system cannot drop files from its page cache: leave --cold out")
     for file in filter(Path.is_file, (Path(path), *Path(path).rglob("*"))):
         descriptor = os.open(file, os.O_RDONLY)
         try:

@@ -15,6 +15,7 @@ from dataload.cli.options import (
     State,
     WorldSize,
     check_new,
+    check_steps,
     load_state,
     parse_range,
     ranks_of,
@@ -67,10 +68,7 @@ def certify_command(
 
 
 def _write(loaders: list[Loader[Any]], epoch: int, steps: range, output: str) -> None:
-    total = loaders[0].batch_sampler_of(epoch).steps(epoch)
-    if steps.stop > total:
-        asked = f"{steps.start}:{steps.stop}"
-        raise ConfigError(f"--steps {asked} is out of range: epoch {epoch} has {count_of(total, 'step')}")
+    check_steps(steps, loaders[0].batch_sampler_of(epoch).steps(epoch), epoch, "--steps")
     from dataload import __version__
 
     write_file(output, certify(loaders, epoch, steps, release=__version__).to_json(), "--output")

@@ -14,6 +14,7 @@ import typer
 
 from dataload._util.checks import check_directory
 from dataload.api import open_found, open_source
+from dataload.cli.output import count_of
 from dataload.config.overrides import parse_assignment
 from dataload.config.references import REFERENCE_PATTERN, find_module, resolve_reference
 from dataload.convert.engine import Engine
@@ -240,6 +241,13 @@ def parse_range(text: str, option: str) -> range:
     if not found:
         raise ConfigError(f"{option} {text} is empty: stop must be greater than start")
     return found
+
+
+def check_steps(steps: range, total: int, epoch: int, option: str, text: str | None = None) -> None:
+    """Raise if an epoch of `total` steps does not have all of these, which `text` asks for."""
+    if not steps or steps.stop > total:
+        asked = text or f"{steps.start}:{steps.stop}"
+        raise ConfigError(f"{option} {asked} is out of range: epoch {epoch} has {count_of(total, 'step')}")
 
 
 def ranks_of(rank: int | None, world_size: int | None) -> list[str]:

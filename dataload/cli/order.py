@@ -12,7 +12,7 @@ import typer
 from dataload.analysis.design import DARK, LIGHT, check_picture
 from dataload.analysis.pictures import order_figure, stream_figure
 from dataload.api import record_loader
-from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides, Picture, parse_range, ranks_of
+from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides, Picture, check_steps, parse_range, ranks_of
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
@@ -89,8 +89,7 @@ def _check(steps: str | None, rank: int | None, picture: str | None, quality: fl
 def _parse_steps(text: str, total: int, epoch: int) -> range:
     """Parse a step or a range of steps."""
     found = parse_range(text, "--steps")
-    if found.stop > total:
-        raise ConfigError(f"--steps {text} is out of range: epoch {epoch} has {count_of(total, 'step')}")
+    check_steps(found, total, epoch, "--steps", text)
     return found
 
 

@@ -36,6 +36,7 @@ from dataload.cli.options import (
     SourceOptions,
     State,
     WorldSize,
+    check_steps,
     load_state,
     parse_range,
     ranks_of,
@@ -126,9 +127,7 @@ def _steps(loader: Loader[Any], epoch: int | None, step: str | None, *, around: 
     total = loader.batch_sampler_of(epoch).steps(epoch)
     near = range(max(0, loader.step - 1), min(loader.step + 1, total))
     steps = near if step is None else parse_range(step, "--step")
-    if not steps or steps.stop > total:
-        asked = f"{steps.start}:{steps.stop}"
-        raise ConfigError(f"--step {step or asked} is out of range: epoch {epoch} has {count_of(total, 'step')}")
+    check_steps(steps, total, epoch, "--step", step)
     return epoch, steps
 
 

@@ -132,7 +132,7 @@ class Rank:
                 continue
             if len(self.coming) >= SHARDS_AT_ONCE:
                 break
-            action = self.plan.next(urgent=not self.plan.resident.issuperset(waiting))
+            action = self.plan.next(waiting)
             if action is None:
                 break
             if isinstance(action, Download):

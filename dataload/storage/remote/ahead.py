@@ -155,7 +155,7 @@ class ShardsAhead(Fetcher[_Job]):
                 self._plan.lose(shard)
         if len(coming) >= SHARDS_AT_ONCE:
             return None
-        return self._plan.next(urgent=not self._plan.resident.issuperset(waiting))
+        return self._plan.next(waiting)
 
     def _do(self, action: Download | Evict) -> None:
         shard = action.shard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -137,12 +137,15 @@ class ShardPlan:
         while self._current and self._current[0].last < steps:
             self._end(self._current.popleft())
 
-    def next(self, *, urgent: bool = False) -> Download | Evict | None:
+    def next(self, waiting: Collection[int] = ()) -> Download | Evict | None:
         """Return what to do next, which then counts as done; None means to wait for the consumer.
 
         Args:
-            urgent: A reader waits for a shard that is not there: no other one is kept for later.
+            waiting: Shards that readers wait for. While one of them is not resident, no other one is kept for later.
         """
+        urgent = not self.resident.issuperset(waiting)
+        if urgent:
+            self._resume(waiting)
         wanted = self._next_missing()
         if wanted is None:
             return None
@@ -164,6 +167,13 @@ class ShardPlan:
         self._remove(shard)
         if self._next_use(shard) < math.inf:
             self._ahead.appendleft(self._uses[shard][0])
+
+    def _resume(self, waiting: Collection[int]) -> None:
+        """Go back to a use that was planned before the shard made room for that of a later step."""
+        missing = (shard for shard in waiting if shard not in self.resident and self._uses.get(shard))
+        use = min((self._uses[shard][0] for shard in missing), default=None)
+        if use is not None and not (self._ahead and self._ahead[0].first <= use.first):
+            self._ahead.appendleft(use)
 
     def is_by_range(self, shard: int) -> bool:
         """Return whether a shard is read by range until its next download."""

@@ -35,12 +35,12 @@ class _ConcatDataset:
         return self.datasets[part][position - (self.cumulative_sizes[part - 1] if part else 0)]
 
 
+_torch: Any = importlib.import_module("torch.utils.data") if importlib.util.find_spec("torch") is not None else None
 if TYPE_CHECKING:
     from torch.utils.data import ConcatDataset, Dataset
 
     _Dataset, _Concat = Dataset[Any], ConcatDataset[Any]
-elif importlib.util.find_spec("torch") is not None:
-    _torch = importlib.import_module("torch.utils.data")
+elif _torch is not None:
     _Dataset, _Concat = _torch.Dataset, _torch.ConcatDataset
 else:
     _Dataset, _Concat = object, _ConcatDataset

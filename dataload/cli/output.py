@@ -106,6 +106,8 @@ def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]]) -> 
 
     On a narrow terminal, the last column is folded. If there is no room for the others, the terminal breaks the lines.
     """
+    if not columns:
+        return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     *others, last = columns
     for heading in others:

@@ -87,11 +87,18 @@ class Writer(ClosedOrAborted):
         self._state = "open"
         try:
             with write_errors(self.path):
-                self._begin(given)
+                self._begin_file(given)
         except BaseException:
             self._state = "aborted"
             self._part.abort()
             raise
+
+    def _begin_file(self, options: Any) -> None:
+        try:
+            self._begin(options)
+        except IsADirectoryError as error:
+            message = f"{self.path} is a directory, and the format writes a file: choose another name, or delete it"
+            raise ConfigError(message, key="path", value=self.path) from error
 
     def _begin(self, options: Any) -> None:
         """Create the temporary; `options` is an instance of `options_type`."""

@@ -47,7 +47,6 @@ def values():
         "str": ["long" * 20_000, ""],
         "plain": {"a": 1, "b": None, "c": (1.5, True)},
         "same twice": [base] * 2,
-        "none": None,
     }
 
 

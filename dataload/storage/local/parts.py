@@ -72,12 +72,11 @@ class Part:
         """Create the temporary as a file and return a buffered stream to write it.
 
         Raises:
-            ConfigError: The destination is a directory, which a file cannot replace.
+            IsADirectoryError: The destination is a directory, which a file cannot replace.
         """
         if os.path.isdir(self.path):
             self.abort()
-            message = f"{self.path} is a directory, and the format writes a file: choose another name, or delete it"
-            raise ConfigError(message, key="path", value=self.path)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
         return open(self.temporary, "xb", buffering=_BUFFER_BYTES)
 
     def spool(self, memory_bytes: int) -> IO[bytes]:

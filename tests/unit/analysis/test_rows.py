@@ -27,7 +27,6 @@ BATCHES = {
     "names of the plan": {"segment_ids": list("abcd"), "stream_id": ROWS, "is_first": np.zeros((4, 0)), "offset": ROWS},
     "no rate": {"sound": np.zeros((4, 1600), np.float32), "sample_rate": np.full(4, np.inf)},
     "a number": 3,
-    "nothing": None,
 }
 
 
@@ -39,7 +38,7 @@ def loader_of(batch):
 def test_any_batch_is_shown_and_certified(name, tmp_path):
     loader = loader_of(BATCHES[name])
     shown = show_batch(loader, 0, 0, most=4)
-    assert len(shown.rows) == (0 if name in ("a number", "nothing") else 4)
+    assert len(shown.rows) == (0 if name == "a number" else 4)
     assert "<h2" in Page("title", [], [shown]).to_html()
     _save(str(tmp_path / "arrays.npz"), [shown], batches=True)
     with np.load(tmp_path / "arrays.npz") as arrays:

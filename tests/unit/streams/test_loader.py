@@ -1,6 +1,7 @@
 """The loader of iterators, in threads and without: orders, ends, states, errors; processes are in tests/integration."""
 
 import contextlib
+import functools
 import gc
 import itertools
 import json
@@ -829,12 +830,12 @@ def test_an_epoch_without_a_step_is_an_error_each_time(lengths, settings_, match
         ({"seed": 0.5}, "seed", "seed must be an integer"),
         ({"rank": 2, "world_size": 2}, "rank", r"rank must be an integer in \[0, 2\)"),
         (
-            {"make_stream": lambda n: n, "executor": "processes"},
+            {"make_stream": functools.partial(print, threading.Lock()), "executor": "processes"},
             "make_stream",
             "a copy of make_stream, and .* cannot be pickled",
         ),
         (
-            {"sequences": [lambda: 0], "executor": "processes"},
+            {"sequences": [threading.Lock()], "executor": "processes"},
             "sequences",
             "a copy of sequences, and .* cannot be pickled",
         ),

@@ -177,9 +177,8 @@ def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
     entry, rest = split_format(path, name)
     rest = local_path(rest)
     if "*" in base_name(rest):
-        several = base_name(rest).replace("*", "{00..07}", 1)
-        message = f"{rest!r} is a pattern, which cannot be written to: name one file, or list the shards"
-        raise ConfigError(f"{message} ({several!r})", key="destination", value=rest)
+        shards = f"name one file, or list the shards ({base_name(rest).replace('*', '{00..07}', 1)!r})"
+        raise ConfigError(f"{rest!r} is a pattern, which cannot be written to: {shards}", key="destination", value=rest)
     entry = entry or by_suffix(rest)
     if entry is not None and entry.writer is not None:
         return entry, rest

@@ -42,7 +42,7 @@ class StepHashes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What some steps of a loader served, as hashes.
+    """Hashes of what some steps of a loader served.
 
     Attributes:
         versions: Of dataload, its orders, and numpy, when it was made.
@@ -177,7 +177,7 @@ def _hash_step(loaders: Sequence[Loader[Any]], epoch: int, step: int) -> tuple[S
     rows: list[tuple[int, int, bytes]] = []
     records: list[tuple[int, int, int, int]] = []  # row, rank, number in the batch, index
     for rank, loader in enumerate(loaders):
-        (plan,) = loader.batch_sampler_of(epoch).plans(range(step, step + 1), epoch=epoch)
+        plan = loader.batch_sampler_of(epoch).plan(step, epoch=epoch)
         batch = loader.batch(epoch, step)
         rows += [(row, rank, digest) for row, digest in _hash_rows(batch, plan)]
         numbers = np.arange(len(plan.indices))

@@ -55,7 +55,7 @@ class ShownRow:
 
     @property
     def filler(self) -> bool:
-        """Whether nothing in the row is of the epoch."""
+        """True if nothing in the row is of the epoch."""
         return bool(self.records) and all(record.filler for record in self.records)
 
 
@@ -68,19 +68,21 @@ class Shown:
         batch: All columns.
         rows: Rows of all of them.
         total: Number of rows.
+        step: Number of the step; None for records of a data set.
     """
 
     title: str
     batch: Any
     rows: tuple[ShownRow, ...]
     total: int
+    step: int | None = None
 
 
 def show_batch(loader: Loader[Any], epoch: int, step: int, *, most: int) -> Shown:
     """Return the batch of any step, with at most `most` rows. Raises as `Loader.batch`."""
     batch = loader.batch(epoch, step)
     planner = loader.batch_sampler_of(epoch)
-    (plan,) = planner.plans(range(step, step + 1), epoch=epoch)
+    plan = planner.plan(step, epoch=epoch)
     total = count_rows(batch, plan)
     matched = total == planned_rows(plan)
     rows = [
@@ -89,7 +91,7 @@ def show_batch(loader: Loader[Any], epoch: int, step: int, *, most: int) -> Show
     ]
     ranks = f", rank {planner.rank} of {planner.world_size}" if planner.world_size > 1 else ""
     title = f"epoch {epoch}, step {step:,} of {planner.steps(epoch):,}{ranks}"
-    return Shown(title, batch, tuple(rows), total)
+    return Shown(title, batch, tuple(rows), total, step)
 
 
 def _records_of(plan: BatchPlan, row: int, source: Any) -> Iterator[ShownRecord]:

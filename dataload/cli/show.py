@@ -169,7 +169,7 @@ def _save(path: str, shown: Sequence[Shown], batches: bool) -> None:
     """Write all arrays; text as arrays of text, and bytes and rows of different lengths as values and their ends."""
     arrays: dict[str, Any] = {}
     for section in shown:
-        prefix = f"{section.title.split(',')[1].split()[1]}/" if len(shown) > 1 else ""
+        prefix = f"{section.step}/" if len(shown) > 1 else ""
         columns = columns_of(section.batch) if batches else _records_as_columns(section)
         for name, column in columns:
             for part, array in _as_arrays(column):

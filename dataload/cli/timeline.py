@@ -66,8 +66,7 @@ def _records_of(loader: Loader[Any]) -> Callable[[TimelineStep], list[int]]:
     """Return a function that gives the indices of the records of a step."""
 
     def records(step: TimelineStep) -> list[int]:
-        (plan,) = loader.batch_sampler_of(step.epoch).plans(range(step.step, step.step + 1), epoch=step.epoch)
-        return plan.wanted.tolist()
+        return loader.batch_sampler_of(step.epoch).plan(step.step, epoch=step.epoch).wanted.tolist()
 
     return records
 

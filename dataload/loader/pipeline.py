@@ -285,8 +285,7 @@ def apply_in_consumer(step: StepResult, function: Callable[[Any], Any], planners
 
 def _indices(planners: EpochPlanners, epoch: int, step: int) -> tuple[tuple[int, ...], str]:
     """Return the indices of a step, and a line that shows them."""
-    (plan,) = planners.of(epoch).plans(range(step, step + 1), epoch=epoch)
-    indices = tuple(plan.indices.tolist())
+    indices = tuple(planners.of(epoch).plan(step, epoch=epoch).indices.tolist())
     return indices, f"\n  indices of the step: {shorten(indices)}"
 
 

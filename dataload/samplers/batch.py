@@ -142,6 +142,11 @@ class BatchPlanner(ABC):
         """Return the plans of these steps if workers must be told them. None: they compute them from their copy."""
         return None
 
+    def plan(self, step: int, *, epoch: int) -> BatchPlan:
+        """Compute the rows of this rank at one step; see `plans`."""
+        (found,) = self.plans(range(step, step + 1), epoch=epoch)
+        return found
+
     @property
     def step_size(self) -> int:
         """Items per step of all ranks together."""

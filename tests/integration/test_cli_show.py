@@ -112,6 +112,15 @@ def test_arrays_are_those_of_the_step(config):
         assert np.array_equal(saved["2/x"], loader().batch(0, 2)["x"])
 
 
+def test_steps_beyond_a_thousand_have_names_of_their_own():
+    with open("long.toml", "w") as file:
+        file.write('[source]\npath = "range:3000"\n[loader]\nbatch_size = 2\n')
+    ok("long.toml", "--step", "1233:1236", "--npz", "batches.npz")
+    with np.load("batches.npz") as saved:
+        found = {name: column.tolist() for name, column in saved.items()}
+    assert found == {"1233/index": [2466, 2467], "1234/index": [2468, 2469], "1235/index": [2470, 2471]}
+
+
 def test_the_terminal_names_records_and_values(config):
     batch = loader().batch(0, 2)
     printed = ok(config, "--step", 2, "--rows", 2)

@@ -10,7 +10,7 @@ import numpy as np
 from dataload.analysis.job import Job, Touches, steps_of, touches
 from dataload.analysis.node import Machine
 from dataload.analysis.simulation import simulate
-from dataload.storage.remote.choice import Choice, choose, measure
+from dataload.storage.remote.choice import Choice, choose, measure, sharers_of
 from dataload.types import Int64Array
 
 BINS = 100
@@ -21,7 +21,7 @@ _MOST_RANKS = 16  # that are simulated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """What the nodes of a job do.
+    """The downloads, waits and load of the nodes of a job.
 
     Attributes:
         nodes: Number of nodes.
@@ -83,7 +83,10 @@ def plan_job(
     thin = job.thinned(job.nodes)
     found = touches(thin, range(thin.nodes), 0)
     shown = list(range(job.nodes)) if job.planner.world_size <= _MOST_RANKS else [0]
-    run = _run_shards if choice.mode == "shards" else _run_ranges
+    if choice.mode == "shards":
+        run = _run_shards(job, machine, shown, step_seconds, epochs)
+    else:
+        run = _run_ranges(job, machine, step_seconds, epochs)
     pairs = np.bincount(found.shard, minlength=len(job.ends)) * thin.nodes_per_node
     if choice.mode == "shards":
         per_node = np.bincount(found.node, job.sizes[found.shard], minlength=thin.nodes)
@@ -103,16 +106,16 @@ def plan_job(
         readers=(float(pairs[pairs > 0].mean()), int(pairs.max())),
         readers_at_once=_at_once(thin, found),
         load=load,
-        **run(job, machine, shown, step_seconds, epochs),
+        **run,
     )
 
 
 def _choose(job: Job, budget: int | None) -> Choice:
     """Return how the loader of rank 0 would read, which sees its first steps."""
-    budget = int(job.sizes.sum()) if budget is None else budget
+    data_bytes = int(job.sizes.sum())
+    budget = data_bytes if budget is None else budget
     block = steps_of(job, [0], 0, max(1, (1 << 17) // job.planner.rows_per_step))[0]
-    sharers = 1 if int(job.sizes.sum()) <= budget else job.ranks_per_node
-    budget //= sharers
+    budget //= sharers_of(data_bytes, job.ranks_per_node, budget)
     reads = measure(block, job.ends, np.arange(len(job.ends)), job.sizes, job.record_bytes, budget)
     return choose(reads.of_ranks(job.ranks_per_node), budget)
 
@@ -140,11 +143,8 @@ def _run_shards(
     }
 
 
-def _run_ranges(
-    job: Job, machine: Machine, nodes: list[int], step_seconds: float | None, epochs: int
-) -> dict[str, Any]:
-    rows = np.array([job.planner.rows_per_step * job.ranks_per_node for _ in nodes])
-    nbytes = float(rows.max()) * job.record_bytes
+def _run_ranges(job: Job, machine: Machine, step_seconds: float | None, epochs: int) -> dict[str, Any]:
+    nbytes = job.planner.rows_per_step * job.ranks_per_node * job.record_bytes
     seconds, steps = nbytes / machine.bandwidth, job.planner.steps(0)
     found: dict[str, Any] = {"first_bytes": nbytes, "first_seconds": seconds, "simulated": 1.0}
     if step_seconds is None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dataload.analysis.job import Job
 from dataload.sources.ahead import shard_uses
 from dataload.storage.remote.ahead import SHARDS_AT_ONCE
+from dataload.storage.remote.choice import rank_budget, sharers_of
 from dataload.storage.remote.plan import Download, Evict, ShardPlan
 from dataload.storage.remote.requests import GAP
 from dataload.types import Int64Array, StepsAhead
@@ -28,7 +29,7 @@ _Owner: TypeAlias = "tuple[Rank, int, bool]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a node has for its downloads.
+    """The line, the cache and the pace of a node.
 
     Attributes:
         bandwidth: Bytes per second of a node.
@@ -232,10 +233,11 @@ class Node:
         self.arriving: dict[int, _Arrival] = {}
         self._leases: dict[int, set[Rank]] = {}
         self._free = math.inf if machine.budget is None else machine.budget
-        self.rank_budget = machine.budget  # see `ShardsAhead`
-        self._deletes = machine.budget is None or sum(self.sizes) <= machine.budget or job.ranks_per_node == 1
-        if machine.budget is not None and not self._deletes:
-            self.rank_budget = max(machine.budget // job.ranks_per_node, min(machine.budget, max(self.sizes)))
+        self._deletes, self.rank_budget = True, machine.budget  # see `ShardsAhead`
+        if machine.budget is not None:
+            sharers = sharers_of(sum(self.sizes), job.ranks_per_node, machine.budget)
+            self._deletes = sharers == 1
+            self.rank_budget = rank_budget(machine.budget, 1.0, sharers, max(self.sizes))
         self._fetched: set[tuple[int, int]] = set()
         self.epoch_bytes: npt.NDArray[np.float64] = np.zeros(epochs)
         self.again_bytes: npt.NDArray[np.float64] = np.zeros(epochs)

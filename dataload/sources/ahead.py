@@ -13,7 +13,7 @@ import numpy as np
 from dataload._util.indexing import split_by_shard
 from dataload.sources.shards import OpenShards
 from dataload.storage import Remote, is_url
-from dataload.storage.remote.choice import Choice, choose, measure
+from dataload.storage.remote.choice import Choice, choose, measure, sharers_of
 from dataload.storage.remote.plan import Use
 from dataload.storage.remote.ranges_ahead import StepRanges
 from dataload.types import AheadReader, Int64Array, StepsAhead
@@ -65,8 +65,8 @@ def read_ahead(
     versions = dict(zip(urls, storage.versions(urls), strict=True))
     mode: str = remote.options.mode
     sharers = _ranks_of_node()
-    if mode != "ranges" and sum(versions[url].size for url in urls) <= share * storage.budget():
-        sharers = 1  # nobody takes room from the others
+    if mode != "ranges":
+        sharers = sharers_of(sum(versions[url].size for url in urls), sharers, share * storage.budget())
     if mode == "auto":
         if remote.options.budget is not None:
             storage.check_sizes(urls)

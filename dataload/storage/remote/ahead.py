@@ -18,6 +18,7 @@ from dataload.errors import SourceError
 from dataload.storage.local.files import open_files_limit
 from dataload.storage.remote.board import Board, Coming
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
+from dataload.storage.remote.choice import rank_budget
 from dataload.storage.remote.client import client_of
 from dataload.storage.remote.fetcher import Fetcher, Stopped
 from dataload.storage.remote.files import open_shards
@@ -102,7 +103,7 @@ class ShardsAhead(Fetcher[_Job]):
         sizes = [version.size for version in shards.versions]
         limit = cache.limit()
         self._deletes = sharers == 1
-        budget = max(int(share / sharers * limit), min(limit, max(sizes)))
+        budget = rank_budget(limit, share, sharers, max(sizes))
         self._plan = ShardPlan(sizes, budget, resident, whole=shards.whole)
         soon = next(uses, ())
         check_fit(soon, sizes, budget, shards.whole)

@@ -63,6 +63,16 @@ class Choice:
     reason: str
 
 
+def sharers_of(data_bytes: int, ranks: int, budget: float) -> int:
+    """Return how many of a node's ranks share the cache; 1 if it holds all data, as nobody then takes others' room."""
+    return 1 if data_bytes <= budget else ranks
+
+
+def rank_budget(limit: int, share: float, sharers: int, largest: int) -> int:
+    """Return the bytes of a cache that one of several ranks plans with: its part, or room for the largest shard."""
+    return max(int(share / sharers * limit), min(limit, largest))
+
+
 def measure(
     steps: StepsAhead, ends: Int64Array, numbers: Int64Array, sizes: Int64Array, record_bytes: float, budget: int
 ) -> Reads:

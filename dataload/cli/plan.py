@@ -16,7 +16,7 @@ from dataload.analysis.job_plan import JobPlan, plan_job
 from dataload.analysis.node import Machine
 from dataload.analysis.pictures import plan_figure
 from dataload.api import open_source
-from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides
+from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides, Picture
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.config import read_config
 from dataload.errors import ConfigError
@@ -49,7 +49,7 @@ def plan_command(
     records: Annotated[int | None, typer.Option(min=1, help="Instead of data: the number of records.")] = None,
     shards: Annotated[int | None, typer.Option(min=1, help="Instead of data: the number of shards.")] = None,
     record_bytes: Annotated[str | None, typer.Option(help="Instead of data: the bytes of a record.")] = None,
-    plot: Annotated[str | None, typer.Option(help="Save a picture: .png, .svg or .pdf.")] = None,
+    picture: Picture = None,
     dark: Dark = False,
     json: JsonFlag = False,
 ) -> None:
@@ -59,32 +59,33 @@ def plan_command(
 
     Without data: dataload plan train.toml --nodes 128 --records 10000000000 --shards 100000 --record-bytes 100kB
     """
-    if plot is not None:
-        check_picture(plot)
+    if picture is not None:
+        check_picture(picture)
     line = parse_bytes("--bandwidth", bandwidth.removesuffix("/s"))
     seconds = None if step_time is None else _parse_seconds(step_time)
     settings = read_config(config, [*(overrides or ()), f"loader.world_size={nodes * gpus}", "loader.rank=0"])
     options = RemoteOptions.parse({} if settings.remote is None else settings.remote.given())
-    budget = options.budget if cache is None else parse_bytes("--cache", cache)
+    given = options.budget if cache is None else cache
+    budget = None if given is None else parse_bytes("--cache", given)
     job = _open_job(settings, nodes, gpus, _counted(records, shards, record_bytes), record_bytes)
     _check_cache(job, budget)
     machine = Machine(
         bandwidth=line,
-        budget=None if budget is None else parse_bytes("--cache", budget),
+        budget=budget,
         step_seconds=seconds or 0.0,
         connections=options.connections,
         part_bytes=parse_bytes("part_bytes", options.part_bytes),
     )
     plan = plan_job(job, machine, mode=options.mode, step_seconds=seconds, epochs=epochs)
-    if plot is not None:
+    if picture is not None:
         about = f"{config}: {count_of(nodes, 'node')} of {count_of(gpus, 'rank')}"
-        plan_figure(plan, about, theme=DARK if dark else LIGHT).savefig(plot)
+        plan_figure(plan, about, theme=DARK if dark else LIGHT).savefig(picture)
     if json:
-        print_json({**plan.to_json(), "plot": plot})
+        print_json({**plan.to_json(), "picture": picture})
         return
     _print(plan, budget)
-    if plot is not None:
-        print_line(f"wrote {plot}")
+    if picture is not None:
+        print_line(f"wrote {picture}")
 
 
 def _open_job(settings: Any, nodes: int, gpus: int, counted: Source[Any] | None, record_bytes: str | None) -> Job:
@@ -165,7 +166,7 @@ def sizes_of(source: Any, record_bytes: int) -> Int64Array:
     return np.array(source.shard_lengths if isinstance(source, Sharded) else (len(source),)) * record_bytes
 
 
-def _check_cache(job: Job, budget: Any) -> None:
+def _check_cache(job: Job, budget: int | None) -> None:
     largest = int(job.sizes.max())
     if budget is not None and budget < largest:
         raise ConfigError(
@@ -177,7 +178,7 @@ def _check_cache(job: Job, budget: Any) -> None:
         )
 
 
-def _print(plan: JobPlan, budget: Any) -> None:
+def _print(plan: JobPlan, budget: int | None) -> None:
     ranks = plan.nodes * plan.ranks_per_node
     print_line(
         f"{count_of(plan.nodes, 'node')} of {count_of(plan.ranks_per_node, 'rank')} ({ranks:,}); "
@@ -207,7 +208,7 @@ def _print(plan: JobPlan, budget: Any) -> None:
         print_line(f"note: {note}")
 
 
-def _notes(plan: JobPlan, budget: Any) -> list[str]:
+def _notes(plan: JobPlan, budget: int | None) -> list[str]:
     notes: list[str] = []
     if plan.wait_seconds is None:
         notes.append("give --step-time to see waits, and downloads for each epoch")

@@ -191,7 +191,7 @@ COUNTS = ("--records", 800, "--shards", 16, "--record-bytes", "10kB")
 
 def test_the_command_without_data(tmp_path):
     arguments = (*COUNTS, "--nodes", 2, "--gpus", 4, "--bandwidth", "1MB/s", "--step-time", "100ms", "--epochs", 1)
-    result = run(tmp_path, *arguments, "--cache", "10MB", "--plot", tmp_path / "plan.svg")
+    result = run(tmp_path, *arguments, "--cache", "10MB", "--picture", tmp_path / "plan.svg")
     assert result.exit_code == 0, result.output
     lines = dict(line.rsplit("  ", 1) for line in result.stdout.splitlines() if "  " in line)
     found = {name.strip(): value for name, value in lines.items()}
@@ -244,7 +244,7 @@ def test_the_command_with_data_that_have_a_manifest(tmp_path):
             ),
             "sampler.kind is 'iterators': streams have no order to plan by",
         ),
-        ((*COUNTS, "--plot", "x.txt"), "x.txt: the suffix of a picture must be one of .pdf, .png, .svg"),
+        ((*COUNTS, "--picture", "x.txt"), "x.txt: the suffix of a picture must be one of .pdf, .png, .svg"),
     ],
 )
 def test_errors_say_what_to_do(tmp_path, arguments, message):

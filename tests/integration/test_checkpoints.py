@@ -1,16 +1,13 @@
 """Trainers that die in the middle of an epoch continue from their own checkpoints, and use each record once."""
 
-import importlib.util
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs import require, run_job  # tests/support
 
 import dataload
 from dataload.samplers import GlobalShuffle
@@ -30,30 +27,10 @@ TRAINERS = {
 pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 
 
-def require(*packages):
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs {package}: pip install 'dataload[examples]'")
-
-
 def run(example, *runs, launcher=()):
     """Run an example by tests/children/crash.py, and return what it prints. No process is left afterwards."""
-    job = subprocess.Popen(
-        [sys.executable, *launcher, ROOT / "tests" / "children" / "crash.py", ROOT / "examples" / example, *runs],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        printed, _ = job.communicate(timeout=80)
-    except subprocess.TimeoutExpired:
-        os.killpg(job.pid, signal.SIGKILL)
-        printed, _ = job.communicate()
-        pytest.fail(f"the job hangs:\n{printed}")
-    assert job.returncode == 0, printed
-    return printed
+    crash = ROOT / "tests" / "children" / "crash.py"
+    return run_job([sys.executable, *launcher, crash, ROOT / "examples" / example, *runs])
 
 
 def received(folder, rank=0):

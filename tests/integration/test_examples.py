@@ -1,6 +1,5 @@
 """The examples run unchanged, and print the results that they promise."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from jobs import require  # tests/support
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -16,9 +16,7 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 
 
 def run(name, *packages, options=(), python=sys.executable, environment=None):
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"examples/{name} needs {package}: pip install 'dataload[examples]'")
+    require(*packages)
     command = [python, EXAMPLES / name, *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parent / "jax_ranks.py"
 
 
 def run(folder, processes):
-    """What each process of a job finds."""
+    """Return the results of each process of a job."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,15 +1,13 @@
 """The processes of a job read what a mesh of devices says, and fail together if they do not fit together."""
 
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs import run_job  # tests/support
 from remote_sets import proxied, write_shards  # tests/support
 
 pytest.importorskip("torch")
@@ -19,7 +17,7 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 
 @pytest.fixture(scope="module")
 def eight(object_server, tmp_path_factory):
-    """What each of eight processes has read and raised, the data, and the requests that all of them made."""
+    """Return the results of eight processes, the data, and the requests that all of them made."""
     from fault_proxy import FaultProxy
 
     folder = tmp_path_factory.mktemp("eight")
@@ -31,23 +29,8 @@ def eight(object_server, tmp_path_factory):
     with FaultProxy(object_server.endpoint) as proxy:
         script = Path(__file__).with_name("mesh_ranks.py")
         arguments = [folder, f"s3://{bucket}/part-*.syr", json.dumps(proxied(proxy))]
-        environment = {**os.environ, **object_server.environment(proxy.endpoint), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, script, *arguments]
-        # Of a job that hangs no process is left: they have the parent's group.
-        job = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            printed, _ = job.communicate(timeout=100)
-        except subprocess.TimeoutExpired:
-            os.killpg(job.pid, signal.SIGKILL)
-            pytest.fail(f"the job hangs:\n{job.communicate()[0]}")
-        assert job.returncode == 0, printed
+        environment = object_server.environment(proxy.endpoint)
+        run_job([sys.executable, script, *arguments], timeout=100, environment=environment)
     found = [json.loads((folder / f"{process}.json").read_text()) for process in range(8)]
     return found, data, proxy.counts
 

@@ -1,10 +1,10 @@
 """dataload.torch.DataLoader in the hands of Lightning and Accelerate."""
 
-import importlib.util
 import itertools
 import logging
 
 import pytest
+from jobs import require  # tests/support
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 
@@ -29,8 +29,7 @@ def numbers(batches):
 
 @pytest.mark.filterwarnings("ignore")  # Lightning uses what torch deprecates
 def test_lightning_puts_its_samplers_in(tmp_path):
-    if importlib.util.find_spec("pytorch_lightning") is None:
-        pytest.skip("needs pytorch_lightning: pip install 'dataload[examples]'")
+    require("pytorch_lightning")
     import pytorch_lightning as lightning
     from pytorch_lightning.utilities.data import _update_dataloader
 
@@ -75,8 +74,7 @@ def test_lightning_puts_its_samplers_in(tmp_path):
 
 
 def test_accelerate_makes_a_loader_of_torch_from_it():
-    if importlib.util.find_spec("accelerate") is None:
-        pytest.skip("needs accelerate: pip install 'dataload[examples]'")
+    require("accelerate")
     from accelerate.data_loader import prepare_data_loader
 
     for rank in range(2):

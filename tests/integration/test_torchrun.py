@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs import run_job  # tests/support
 
 from dataload.samplers import GlobalShuffle
 
@@ -29,22 +30,7 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 def torchrun(processes, script, *arguments):
     """Run a job and return its output. No process of the job is left afterwards."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    job = subprocess.Popen(
-        [*command, str(script), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        printed, _ = job.communicate(timeout=80)
-    except subprocess.TimeoutExpired:
-        os.killpg(job.pid, signal.SIGKILL)
-        printed, _ = job.communicate()
-        pytest.fail(f"the job hangs:\n{printed}")
-    assert job.returncode == 0, printed
-    return printed
+    return run_job([*command, script, *arguments])
 
 
 def global_batches(epoch):

@@ -95,14 +95,14 @@ class _Files:
 
 
 def _resize(image):
-    """What torchvision's ``Resize((224, 224))`` does with an image of Pillow."""
+    """Resize an image of Pillow as torchvision's ``Resize((224, 224))`` does."""
     from PIL import Image
 
     return image.resize((224, 224), Image.Resampling.BILINEAR)
 
 
 def _to_tensor(image):
-    """What torchvision's ``ToTensor()`` does."""
+    """Return the tensor of an image as torchvision's ``ToTensor()`` does."""
     import torch
 
     planes = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()

@@ -1,4 +1,4 @@
-"""What the ranks of a job read, node by node and shard by shard, computed from the order alone. Pure (no I/O)."""
+"""The shards that each node of a job reads, computed from the order alone. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Job:
 
     @property
     def is_apart(self) -> bool:
-        """Whether ranks read different shards, because each has its own lanes."""
+        """True if ranks read different shards, because each has its own lanes."""
         return isinstance(self.planner, BatchSampler) and isinstance(self.planner.sampler, Lanes)
 
     @property

@@ -84,7 +84,7 @@ def _in_notebook() -> bool:
 
 
 class _Output(Protocol):
-    """Where a view shows its lines. Used by the view's thread."""
+    """A place where a view shows its lines. Used by the view's thread."""
 
     def start(self) -> None: ...
     def show(self, lines: list[str]) -> None: ...

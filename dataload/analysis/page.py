@@ -104,7 +104,7 @@ def _fields_table(batch: Any) -> str:
 
 
 def _is_wide(values: Any) -> bool:
-    """Whether a row needs the width of the page: it is packed."""
+    """Return whether a row needs the width of the page, as packed ones do."""
     return isinstance(values, Mapping) and _segments(cast("Mapping[str, Any]", values)) is not None
 
 
@@ -125,7 +125,7 @@ def _row(row: ShownRow, is_record: bool, words: Words | None) -> str:
     bar = "" if segments is None else _segment_bar(segments)
     is_planned = segments is not None or {"stream_id", "valid"} & columns.keys()
     drawn = _PLAN_COLUMNS if is_planned else set[str]()
-    shown = [(name, value) for name, value in _flat(values) if name not in drawn]
+    shown = [(name, value) for name, value in columns_of(values) if name not in drawn]
     fields = "".join(
         f"<dt>{_text(name)}</dt><dd>{_value(values, name, value, segments, words)}</dd>" for name, value in shown
     )
@@ -153,10 +153,6 @@ def _segment_bar(ids: Array) -> str:
         colour = f' class="c{(int(ids[start]) - 1) % _COLOURS}"' if ids[start] else ""
         parts.append(f'<i{colour} style="width:{100 * (stop - start) / max(1, len(ids)):.3f}%"></i>')
     return f'<div class="bar" title="{len(np.unique(ids[ids > 0]))} segments">{"".join(parts)}</div>'
-
-
-def _flat(values: Any) -> Iterable[tuple[str, Any]]:
-    return columns_of(values) if isinstance(values, (Mapping, tuple)) else [("", values)]
 
 
 def _value(record: Any, name: str, value: Any, segments: Array | None, words: Words | None) -> str:

@@ -19,7 +19,7 @@ _MOST_LOOKS = 8_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What has happened on the simulated nodes.
+    """The result of a simulation of nodes.
 
     Attributes:
         steps: Simulated steps, of the job as it was given (thinned or not).

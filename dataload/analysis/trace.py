@@ -1,4 +1,4 @@
-"""Where records were served, and which records were served when the loss was high."""
+"""The steps that served a record, and the records that were served when the loss was high."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import io
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dataload.errors import ConfigError, closest
 from dataload.loader.loader import Loader
+from dataload.samplers._common import Float64Array
 from dataload.samplers.inverse import Serving, servings_of
 from dataload.samplers.order_sample import global_rows
 from dataload.sources.base import Source, locate
 from dataload.types import Int64Array
-
-Float64Array: TypeAlias = npt.NDArray[np.float64]
 
 _BLOCK_ROWS = 1 << 16
 _MOST_EPOCHS = 100_000

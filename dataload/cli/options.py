@@ -145,7 +145,7 @@ class SourceOptions:
 
     @property
     def has_files(self) -> bool:
-        """Whether the data set consists of files, which functions and ranges do not."""
+        """True if the data set consists of files, which functions and ranges do not."""
         return self._entry_without_files is None
 
     def check_files(self, what: str) -> None:

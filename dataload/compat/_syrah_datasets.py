@@ -17,7 +17,7 @@ from dataload.types import Array
 
 
 class _ConcatDataset:
-    """What `SyrahConcatDataset` needs of torch's class of that name."""
+    """The part of torch's `ConcatDataset` that `SyrahConcatDataset` needs, where torch is missing."""
 
     def __init__(self, datasets: Iterable[Any]) -> None:
         self.datasets = list(datasets)

@@ -43,7 +43,7 @@ class Sequential:
         """See `dataload.types.Sampler`."""
         return positions.copy()
 
-    def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:  # noqa: ARG002
+    def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:  # noqa: ARG002 - the same in each epoch
         """See `dataload.samplers.inverse.positions_of`."""
         return np.array([index] if index < min(self.length, below) else [], np.int64)
 

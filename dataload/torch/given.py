@@ -20,7 +20,7 @@ from dataload.types import Int64Array
 
 
 class DrawnOrder:
-    """What a sampler gave for one epoch, and what it takes to have it give the same again.
+    """The order that a sampler gave for one epoch, and the state in which it gives the same again.
 
     Args:
         sampler: An iterable of indices with a length.
@@ -59,7 +59,11 @@ class DrawnOrder:
         if not torch.equal(before, generator.get_state()):
             state["generator"] = _encoded(before)
         try:
-            items = [as_indices(batch, self.records) for batch in given] if self.batches else self._indices(given)
+            items = (
+                [as_indices(batch, self.records) for batch in given]
+                if self.batches
+                else as_indices(given, self.records)
+            )
         except (TypeError, ValueError, IndexError) as error:
             wanted = "lists of integers" if self.batches else "integers"
             raise ConfigError(
@@ -69,9 +73,6 @@ class DrawnOrder:
         flat = np.concatenate([*items, np.array([len(batch) for batch in items])]) if self.batches and items else items
         self.items, self.epoch = items, epoch
         self._state = {**state, "digest": digest(np.asarray(flat).tobytes())}
-
-    def _indices(self, given: list[Any]) -> Int64Array:
-        return as_indices(given, self.records)
 
     def state(self, epoch: int) -> dict[str, Any]:
         """Return what `restore` needs to have the sampler give the order of `epoch`; plain values for JSON."""

@@ -1,10 +1,9 @@
-"""What torch's DataLoader takes as a data set, as a source of our loader."""
+"""Data sets that torch's DataLoader takes, as sources of our loader."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from torch.utils.data._utils import worker
 
 from dataload._util.buffers import pooled_empty
 from dataload._util.fingerprint import identify
+from dataload.loader.step import global_generators_kept
 from dataload.sources.base import Source
 from dataload.torch.tensors import to_tensors
 from dataload.types import BytesColumn, Int64Array
@@ -139,11 +139,8 @@ class MapDataset:
         )
         worker._worker_info = info  # pyright: ignore[reportPrivateUsage] - torch has no other way
         if self.worker_init_fn is not None:
-            states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the generator that functions use
-            with torch.random.fork_rng(devices=[]):
+            with global_generators_kept():
                 self.worker_init_fn(number)
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the data set; see `Loader`."""

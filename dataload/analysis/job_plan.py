@@ -10,6 +10,7 @@ import numpy as np
 from dataload.analysis.job import Job, Touches, steps_of, touches
 from dataload.analysis.node import Machine
 from dataload.analysis.simulation import simulate
+from dataload.errors import ConfigError
 from dataload.storage.remote.choice import Choice, choose, measure, sharers_of
 from dataload.types import Int64Array
 
@@ -77,8 +78,10 @@ def plan_job(
     """Plan a job.
 
     Raises:
-        ConfigError: Neither whole shards nor ranges serve the order, or it is too long to be walked.
+        ConfigError: The order has no steps, neither whole shards nor ranges serve it, or it is too long to be walked.
     """
+    if not job.planner.steps(0):
+        raise ConfigError("the order has no steps: there is nothing to plan", key="sampler", value=job.planner.order)
     choice = _choose(job, machine.budget) if mode == "auto" else Choice(mode, "remote.mode says so")
     thin = job.thinned(job.nodes)
     found = touches(thin, range(thin.nodes), 0)

@@ -244,6 +244,7 @@ def test_the_command_with_data_that_have_a_manifest(tmp_path):
             ),
             "sampler.kind is 'iterators': streams have no order to plan by",
         ),
+        (("--gpus", 1, "--set", "source.path=range:0", "--set", "sampler=null"), "there is nothing to plan"),
         ((*COUNTS, "--picture", "x.txt"), "x.txt: the suffix of a picture must be one of .pdf, .png, .svg"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
+from dataload.sources.classes import common_classes
 from dataload.sources.files import FileSource
 from dataload.sources.find import FoundShards, find_shards, split_format
 from dataload.storage import Remote, is_url
@@ -70,6 +71,8 @@ def open_found(
     # A manifest says all; asking the first of its shards would be a request.
     recorded = {} if found.listed else found.format.find_recorded(found.files, remote)
     source = found.format.open(found.files, fields=fields, options={**recorded, **found.options, **options})
+    if isinstance(source, FileSource):
+        source.name_classes(common_classes(((entry.pattern, entry.fields) for entry in found.listed), "paths"))
     known = found.known(options)
     if known is not None and isinstance(source, FileSource) and all(map(is_url, found.files)):
         source.open_on_first_use(known)  # and compared then

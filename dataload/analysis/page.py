@@ -82,7 +82,7 @@ class Page:
 
     def _section(self, number: int, shown: Shown) -> str:
         fields = "" if shown.batch is None else _fields_table(shown.batch)
-        rows = "".join(_row(each, shown.batch is None, self.words) for each in shown.rows)
+        rows = "".join(_row(each, shown, self.words) for each in shown.rows)
         left = shown.total - len(shown.rows)
         more = f'<p class="soft">and {left:,} more rows, which --rows adds</p>' if left else ""
         wide = " wide" if any(_is_wide(row.values) for row in shown.rows) else ""
@@ -114,7 +114,7 @@ def _segments(columns: Mapping[str, Any]) -> Array | None:
     return ids if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu" else None
 
 
-def _row(row: ShownRow, is_record: bool, words: Words | None) -> str:
+def _row(row: ShownRow, shown: Shown, words: Words | None) -> str:
     values: Any = row.values
     columns = cast("Mapping[str, Any]", values) if isinstance(values, Mapping) else {}
     badges = [f'<span class="badge">{_text(text)}</span>' for text in _badges(row, columns)]
@@ -125,12 +125,13 @@ def _row(row: ShownRow, is_record: bool, words: Words | None) -> str:
     bar = "" if segments is None else _segment_bar(segments)
     is_planned = segments is not None or {"stream_id", "valid"} & columns.keys()
     drawn = _PLAN_COLUMNS if is_planned else set[str]()
-    shown = [(name, value) for name, value in columns_of(values) if name not in drawn]
     fields = "".join(
-        f"<dt>{_text(name)}</dt><dd>{_value(values, name, value, segments, words)}</dd>" for name, value in shown
+        f"<dt>{_text(name)}</dt><dd>{_value(values, name, value, segments, words, shown.classes.get(name, ()))}</dd>"
+        for name, value in columns_of(values)
+        if name not in drawn
     )
     kind = ' class="filler"' if row.filler else ""
-    title = f"record {row.records[0].index:,}" if is_record else f"row {row.row}"
+    title = f"record {row.records[0].index:,}" if shown.batch is None else f"row {row.row}"
     return f"<article{kind}><h3>{title}{''.join(badges)}</h3>{where}{bar}<dl>{fields}</dl></article>"
 
 
@@ -155,7 +156,9 @@ def _segment_bar(ids: Array) -> str:
     return f'<div class="bar" title="{len(np.unique(ids[ids > 0]))} segments">{"".join(parts)}</div>'
 
 
-def _value(record: Any, name: str, value: Any, segments: Array | None, words: Words | None) -> str:
+def _value(
+    record: Any, name: str, value: Any, segments: Array | None, words: Words | None, classes: Sequence[str]
+) -> str:
     """Return one value of a row: pictures, a player, text, tokens or numbers."""
     value = as_array(value)
     media = _images(value) or _player(record, name)
@@ -171,7 +174,7 @@ def _value(record: Any, name: str, value: Any, segments: Array | None, words: Wo
         numbers = np.array(value)
     if isinstance(numbers, np.ndarray) and numbers.ndim == 1 and numbers.dtype.kind in "iu" and numbers.size > 1:
         return _tokens(cast("Array", numbers), segments, words)
-    return f'<span class="mono">{_text(preview(value))}</span>'
+    return f'<span class="mono">{_text(preview(value, classes))}</span>'
 
 
 def _images(value: Any) -> str:

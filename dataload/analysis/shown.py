@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +14,7 @@ from dataload.errors import printable
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Location, Source, locate
+from dataload.sources.classes import classes_of
 from dataload.types import BytesColumn
 
 _FEW = 8
@@ -69,6 +70,7 @@ class Shown:
         rows: Rows of all of them.
         total: Number of rows.
         step: Number of the step; None for records of a data set.
+        classes: Names of the classes of labels, by field.
     """
 
     title: str
@@ -76,6 +78,7 @@ class Shown:
     rows: tuple[ShownRow, ...]
     total: int
     step: int | None = None
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
 
 def show_batch(loader: Loader[Any], epoch: int, step: int, *, most: int) -> Shown:
@@ -91,7 +94,8 @@ def show_batch(loader: Loader[Any], epoch: int, step: int, *, most: int) -> Show
     ]
     ranks = f", rank {planner.rank} of {planner.world_size}" if planner.world_size > 1 else ""
     title = f"epoch {epoch}, step {step:,} of {planner.steps(epoch):,}{ranks}"
-    return Shown(title, batch, tuple(rows), total, step)
+    fields = loader.source.fields if isinstance(loader.source, Source) else {}
+    return Shown(title, batch, tuple(rows), total, step, classes_of(fields))
 
 
 def _records_of(plan: BatchPlan, row: int, source: Any) -> Iterator[ShownRecord]:
@@ -116,7 +120,7 @@ def show_records(source: Source[Any], records: range, *, most: int) -> Shown:
         for row, (index, value) in enumerate(zip(chosen, source.read(chosen), strict=True))
     ]
     title = f"records {records.start:,} to {records.stop - 1:,} of {len(source):,}"
-    return Shown(title, None, tuple(rows), len(records))
+    return Shown(title, None, tuple(rows), len(records), None, classes_of(source.fields))
 
 
 def describe_record(record: ShownRecord) -> str:
@@ -154,14 +158,19 @@ def _describe_array(array: Any) -> tuple[str, str, str]:
     return str(array.dtype), str(array.shape), found
 
 
-def preview(value: Any) -> str:
-    """Return a value in one line."""
+def preview(value: Any, classes: Sequence[str] = ()) -> str:
+    """Return a value in one line; a label with the name of its class."""
     if isinstance(value, str):
         return printable(repr(value), _PREVIEW)
     if isinstance(value, (bytes, bytearray, memoryview)):
         data = bytes(value[:_FEW])
         return f"{len(value):,} bytes: {data.hex(' ')}{' ...' if len(value) > _FEW else ''}"
-    if isinstance(array := as_array(value), np.ndarray):
+    array = as_array(value)
+    if classes and isinstance(array, (int, np.integer, np.ndarray)) and np.size(array) == 1:
+        number = np.asarray(array).item()
+        if type(number) is int and 0 <= number < len(classes):
+            return printable(f"{number} ({classes[number]})", _PREVIEW)
+    if isinstance(array, np.ndarray):
         if array.size <= _FEW:
             return printable(np.array2string(array, precision=4, separator=", ", max_line_width=1 << 20), _PREVIEW)
         dtype, shape, found = _describe_array(array)

@@ -243,7 +243,7 @@ def _print(page: Page) -> None:
             if len(row.records) > _TERMINAL_ROWS:
                 print_line(f"  and {len(row.records) - _TERMINAL_ROWS} more records")
             for name, value in columns_of(row.values):
-                print_line(f"  {name or 'data'}: {preview(value)}")
+                print_line(f"  {name or 'data'}: {preview(value, section.classes.get(name, ()))}")
                 image = find_image(as_array(value)) if shows_images() else None
                 if image is not None:
                     print_image(thumbnail(image, _THUMBNAIL))

@@ -20,7 +20,7 @@ A function given as ``map=`` resizes, tokenizes, splits or filters: it gets a sa
 records, or `dataload.DROP`. A shard then has the records made of a range of the source.
 
 At the end, the files are entered in ``dataload.json``, the manifest of their directory: opening the directory then
-takes shards, format and codec from there.
+takes shards, format, codec and the names of classes from there.
 """
 
 import os

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Self, cast
 
@@ -18,6 +18,8 @@ from dataload.convert.mapping import KEY, RecordMap, SkippedRecords, numbered
 from dataload.convert.plan import Shard, pattern_of
 from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord, Budget
+from dataload.sources.base import Source
+from dataload.sources.classes import classes_of, with_classes
 from dataload.sources.format import Format
 from dataload.sources.manifest import DataSetEntry, ShardEntry
 from dataload.sources.writer import DEFAULT_CODEC, Writer, codec_name
@@ -27,6 +29,7 @@ from dataload.types import FieldSpec, RandomAccessSource
 KEY_DIGITS = 8
 _MAPPED_AT_ONCE = 256  # records, which a function may make many of one sample
 _BYTES_FIELD = "data"
+_MOST_CLASS_CHARACTERS = 1 << 20  # texts that are no classes, such as captions, would fill the manifest
 _NOT_IN_KEYS = re.compile(r"[\s\x00]")
 
 
@@ -40,6 +43,7 @@ class Writing:
     adapt: Callable[[Any, int, int | None], Any]
     notes: tuple[str, ...]
     mapping: RecordMap
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])  # by field
     remote: Remote | None = None  # for a destination at a URL
 
     def records(
@@ -108,6 +112,10 @@ def prepare(
     wraps = first is not None and not has_fields and not takes_bytes
     if wraps:
         notes.append(f"records have no fields: each is stored as the field {_BYTES_FIELD!r}")
+    classes = classes_of(source.fields) if isinstance(source, Source) else {}
+    for name in [name for name, known in classes.items() if sum(map(len, known)) > _MOST_CLASS_CHARACTERS]:
+        del classes[name]
+        notes.append(f"the names of the classes of {name!r} are too long to be kept in the manifest")
     keyed = has_fields and KEY in first
     drops = keyed and not has_keys and not keep_key
     if drops:
@@ -129,7 +137,7 @@ def prepare(
         key = f"{index:0{KEY_DIGITS}d}"
         return {KEY: key if number is None else numbered(key, number), **fields}
 
-    return Writing(entry, options, counts, adapt, tuple(notes), mapping)
+    return Writing(entry, options, counts, adapt, tuple(notes), mapping, classes)
 
 
 def _first_record(source: RandomAccessSource[Any], mapping: RecordMap) -> Any:
@@ -164,6 +172,7 @@ def manifest_entry(plan: Sequence[Shard], journal: Journal, writing: Writing) ->
     with suppress(ConfigError):  # the reader of the format needs options that only its user knows
         filled = (shard.path for shard, of in finished if count_in(shard, of))
         fields = fields_of(writing.entry, filled, {**options, **settings})
+        fields = with_classes(fields, writing.classes)
         if writing.remote is None and not all(shard.identity for shard in shards):
             identities = identities_of(writing.entry, [shard.path for shard in plan], options)
             shards = [shard._replace(identity=found) for shard, found in zip(shards, identities, strict=True)]

@@ -10,6 +10,7 @@ from dataload._util.indexing import split_by_shard
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
 from dataload.sources.base import Location, Source, shard_of
+from dataload.sources.classes import common_classes
 from dataload.sources.parts_ahead import SeveralAhead, StepsByPart
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
@@ -44,22 +45,9 @@ class ConcatSource(Source[Any]):
     def _bounds(self) -> Int64Array:
         if self._ends is None:
             ends = np.cumsum([len(source) for source in self._sources], dtype=np.int64)
-            self._check_classes()
+            common_classes(((f"source {n}", source.fields) for n, source in enumerate(self._sources)), "sources")
             self._ends = ends
         return self._ends
-
-    def _check_classes(self) -> None:
-        """Raise if the labels of one source stand for other classes than those of another."""
-        known: dict[str, tuple[int, tuple[str, ...]]] = {}
-        for number, source in enumerate(self._sources):
-            for name, spec in source.fields.items():
-                if spec.classes is None:
-                    continue
-                first, classes = known.setdefault(name, (number, spec.classes))
-                if classes != spec.classes:
-                    message = f"field {name!r} stands for other classes in source {first} than in source {number}"
-                    hint = "open them as one list of paths, which numbers the classes of all"
-                    raise ConfigError(f"{message}: {hint}", key="sources", value=self._sources)
 
     def _without_key(self, record: Any) -> Any:
         """Return a record or a batch without its key, unless all sources have keys."""

@@ -22,6 +22,7 @@ from dataload.collate import scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError, SourceError, closest
 from dataload.sources.ahead import read_ahead
 from dataload.sources.base import Location, Source, shard_of
+from dataload.sources.classes import with_classes
 from dataload.sources.manifest_checks import ShardIdentity
 from dataload.sources.options import Options, describe_value
 from dataload.sources.shards import KnownShards, OpenShards, ShardReader, most_open_shards
@@ -86,6 +87,7 @@ class FileSource(Source[T_co]):
         self._opened: PerProcess[OpenShards[T_co]] = PerProcess()
         self._versions: bytes | None = None  # of the files, when this process or its parent opened them
         self._known: KnownShards | None = None
+        self._classes: Mapping[str, tuple[str, ...]] = {}
         self._closed = False
         self._fingerprint: str | None = None
 
@@ -121,7 +123,9 @@ class FileSource(Source[T_co]):
     def fields(self) -> Mapping[str, FieldSpec]:
         """The selected fields of the first shard that has records, by default all."""
         known = self._data_set().fields
-        return known if self._selected is None else {name: known[name] for name in self._selected if name in known}
+        if self._selected is not None:
+            known = {name: known[name] for name in self._selected if name in known}
+        return with_classes(known, self._classes) if self._classes else known
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
@@ -138,6 +142,10 @@ class FileSource(Source[T_co]):
 
     def _data_set(self) -> OpenShards[T_co]:
         return self._opened.get(self._open)
+
+    def name_classes(self, classes: Mapping[str, tuple[str, ...]]) -> None:
+        """Add the names of classes to `fields` that the files do not know."""
+        self._classes = classes
 
     def open_on_first_use(self, known: KnownShards) -> None:
         """Open each shard when it is first read, because its length is known."""

@@ -26,8 +26,9 @@
 
 Shards are in index order. ``etag`` and ``sha256`` are lists, in which null means unknown, or null if all are unknown.
 ``identity`` is what the fingerprint of the data set needs to know of the content, so that it reads no shard; it may be
-missing. ``map`` describes the function of a conversion, ``statistics`` is what `DataSetStatistics` parses; both may be
-missing, too. Columns parse several times faster than an object for each shard.
+missing. Fields of labels may have ``classes``, the names of 0, 1, ... ``map`` describes the function of a conversion,
+``statistics`` is what `DataSetStatistics` parses; both may be missing, too. Columns parse several times faster than an
+object for each shard.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.classes import classes_of, with_classes
 from dataload.sources.field_statistics import DataSetStatistics
 from dataload.sources.manifest_checks import (
-    DTYPE,
     ETAG,
     HEX,
     LARGEST,
@@ -49,6 +50,7 @@ from dataload.sources.manifest_checks import (
     MapEntry,
     ShardIdentity,
     as_column,
+    as_field,
     as_identity,
     as_map,
     as_object,
@@ -56,6 +58,7 @@ from dataload.sources.manifest_checks import (
     check_name,
     check_names,
     check_texts,
+    field_to_json,
     find_twice,
     is_count,
     shorten,
@@ -72,7 +75,6 @@ MOST_BYTES = 32 << 20
 RENEW = f"if the shards are right, delete {MANIFEST_NAME} and run `dataload index --manifest` again"
 
 _VERSION = 1
-_MOST_AXES = 64
 
 
 class ShardEntry(NamedTuple):
@@ -194,7 +196,7 @@ class DataSetEntry:
             "pattern": self.pattern,
             "format": self.format,
             "options": self.options,
-            "fields": {name: {"dtype": spec.dtype, "shape": spec.shape} for name, spec in self.fields.items()},
+            "fields": {name: field_to_json(spec) for name, spec in self.fields.items()},
             "records": sum(self.records),
             "bytes": sum(self.bytes),
             "shards": {
@@ -235,7 +237,7 @@ class DataSetEntry:
             etags=etags,
             sha256=hashes,
             identities=tuple(identity if identity is None else as_identity(identity) for identity in identities),
-            fields={name: _parse_field(spec, name) for name, spec in as_object(table["fields"], "fields").items()},
+            fields={name: as_field(spec, name) for name, spec in as_object(table["fields"], "fields").items()},
             options=as_object(table["options"], "options"),
             map=as_map(table.get("map")),
             statistics=as_object(table["statistics"], "statistics") if "statistics" in table else None,
@@ -296,7 +298,8 @@ class Manifest:
         same = before is not None and (before.format, before.shards) == (entry.format, entry.shards)
         if before is not None and same and all(entry.sha256):  # what is known of them is still right
             statistics = before.statistics if entry.statistics is None else entry.statistics
-            entry = replace(entry, statistics=statistics, map=entry.map or before.map)
+            fields = with_classes(entry.fields, classes_of(before.fields))
+            entry = replace(entry, fields=fields, statistics=statistics, map=entry.map or before.map)
         mine = {*entry.names}
         kept = [other for other in self.data_sets if other.pattern != entry.pattern and mine.isdisjoint(other.names)]
         return Manifest(tuple(sorted((*kept, entry), key=lambda each: each.pattern)))
@@ -369,19 +372,6 @@ def _check_shards(entry: DataSetEntry) -> None:
     check_names(entry.names)
     check_texts(entry.etags, ETAG, range(1, LONGEST_TEXT), "shards.etag", "printable ASCII without spaces")
     check_texts(entry.sha256, HEX, range(64, 65), "shards.sha256", "64 hexadecimal digits")
-
-
-def _parse_field(value: Any, name: str) -> FieldSpec:
-    table = as_table(value, f"fields.{name}", ("dtype", "shape"))
-    dtype, shape = table["dtype"], table["shape"]
-    if type(dtype) is not str or not DTYPE.fullmatch(dtype):
-        raise wrong_value(f"fields.{name}.dtype", "the name of a dtype", dtype)
-    if shape is None:
-        return FieldSpec(dtype, None)
-    axes = as_column(shape, f"fields.{name}.shape")
-    if len(axes) > _MOST_AXES or not all(axis is None or is_count(axis) for axis in axes):
-        raise wrong_value(f"fields.{name}.shape", f"up to {_MOST_AXES} extents, each null or at least 0", shape)
-    return FieldSpec(dtype, axes)
 
 
 def renewal(directory: str) -> str:

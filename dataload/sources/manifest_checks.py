@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from dataload.codecs.codec import CODEC_NAMES
 from dataload.errors import ConfigError, closest, printable
+from dataload.types import FieldSpec
 
 LARGEST = (1 << 63) - 1
 LONGEST_TEXT = 4096
@@ -35,6 +36,7 @@ class MapEntry(NamedTuple):
 
 _SHOWN_CHARACTERS = 80
 _MOST_HASHES = 16
+_MOST_AXES = 64
 
 ETAG = re.compile(r"[\x21-\x7e]*")  # it goes into a header of HTTP
 HEX = re.compile(r"[0-9a-f]*")
@@ -153,6 +155,28 @@ def as_identity(value: Any) -> ShardIdentity:
         case _:
             pass
     raise wrong_value("shards.identity", "a size, a text, and a text, a list of texts or null", value)
+
+
+def field_to_json(spec: FieldSpec) -> dict[str, Any]:
+    """Return what `as_field` reads."""
+    classes = {} if spec.classes is None else {"classes": spec.classes}
+    return {"dtype": spec.dtype, "shape": spec.shape, **classes}
+
+
+def as_field(value: Any, name: str) -> FieldSpec:
+    """Return the field of that name."""
+    table = as_table(value, f"fields.{name}", ("dtype", "shape"), ["classes"])
+    dtype, shape = table["dtype"], table["shape"]
+    if type(dtype) is not str or not DTYPE.fullmatch(dtype):
+        raise wrong_value(f"fields.{name}.dtype", "the name of a dtype", dtype)
+    axes = None if shape is None else as_column(shape, f"fields.{name}.shape")
+    if axes is not None and (len(axes) > _MOST_AXES or not all(axis is None or is_count(axis) for axis in axes)):
+        raise wrong_value(f"fields.{name}.shape", f"up to {_MOST_AXES} extents, each null or at least 0", shape)
+    classes = as_column(table["classes"], f"fields.{name}.classes") if "classes" in table else None
+    for text in classes or ():
+        if type(text) is not str:
+            raise wrong_value(f"fields.{name}.classes", "texts", text)
+    return FieldSpec(dtype, axes, classes)
 
 
 def as_map(value: Any) -> MapEntry | None:

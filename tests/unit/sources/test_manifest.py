@@ -129,6 +129,8 @@ HOSTILE = [
     ((*DATA_SET, "fields", "x", "shape"), 3, "fields.x.shape: expected a list but found 3"),
     ((*DATA_SET, "fields", "x", "shape"), [-1], "fields.x.shape: expected up to 64 extents, each null or at least 0"),
     ((*DATA_SET, "fields", "x", "shape"), [1] * 65, "fields.x.shape: expected up to 64 extents"),
+    ((*DATA_SET, "fields", "x", "classes"), "ab", "fields.x.classes: expected a list but found ab"),
+    ((*DATA_SET, "fields", "x", "classes"), [3], "fields.x.classes: expected texts but found 3"),
     ((*DATA_SET, "options"), 3, "options: expected an object but found 3"),
     ((*DATA_SET, "options", "index"), "/etc/passwd", "options: expected one of case_sensitive, codec, "),
     (

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import dataload
 from dataload.cli.app import app
+from dataload.convert import convert
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.folder.reader import FolderSource
 from dataload.types import FieldSpec
@@ -278,7 +279,7 @@ def test_several_folders_have_the_classes_of_all(tmp_path):
         assert source.shard_lengths == (2, 2)
     apart = [dataload.open(tmp_path / name) for name in ("a", "b")]
     with pytest.raises(
-        ConfigError, match="field 'label' stands for other classes in source 0 than in source 1: open them"
+        ConfigError, match="field 'label' stands for other classes in source 0 than in source 1: open the folders"
     ):
         len(dataload.ConcatSource(apart))
     assert len(dataload.ConcatSource([apart[0], apart[0]])) == 4
@@ -392,6 +393,45 @@ def test_convert_copies_files_and_keeps_labels(tmp_path):
     ok("convert", root, tmp_path / "train.syr")
     with dataload.open(tmp_path / "train.syr") as copy:
         assert (copy[1]["image"], int(copy[1]["label"])) == (image(1), 0)
+
+
+def brightness(sample):
+    return {"label": sample["label"], "mean": sample["image"].mean(), "__key__": sample["__key__"]}
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.syr", "a.lmdb", "a.parquet", "a.array_record"])
+def test_converted_data_keep_the_names_of_classes(tmp_path, name):
+    root = fill(tmp_path / "img", ["cat/a.png", "cat/b.png", "dog/c.png"])
+    for directory in ("out", "mapped"):
+        (tmp_path / directory).mkdir()
+    with dataload.open(root) as source:
+        convert(source, tmp_path / "out" / name, shards=2)
+        ok("index", "--manifest", tmp_path / "out")  # computes the fields again
+        convert(source, tmp_path / "mapped" / name, map=brightness)
+    for directory in ("out", "mapped"):
+        with dataload.open(tmp_path / directory, fields=["label"]) as copy:
+            assert pickle.loads(pickle.dumps(copy)).fields["label"] == FieldSpec("int64", (), ("cat", "dog"))
+    assert "label: 1 (dog)" in ok("show", tmp_path / "out", "--records", "2")
+    ok("show", tmp_path / "out", "--records", "2", "--html", tmp_path / "page.html")
+    assert "1 (dog)" in (tmp_path / "page.html").read_text()
+
+
+def test_converted_data_with_other_classes(tmp_path):
+    for name in ("cat", "emu"):
+        with dataload.open(fill(tmp_path / name, [f"{name}/a.png", "dog/b.png"])) as source:
+            (tmp_path / f"{name}s").mkdir()
+            convert(source, tmp_path / f"{name}s" / "a.syr")
+    with pytest.raises(ConfigError, match=r"field 'label' stands for other classes in a\.syr than in a\.syr: open the"):
+        dataload.open([tmp_path / "cats", tmp_path / "emus"])
+
+
+def test_texts_that_are_no_classes_are_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("dataload.convert.writing._MOST_CLASS_CHARACTERS", 8)
+    with dataload.open(fill(tmp_path / "img", ["a man with a dog/a.png"])) as source:
+        (tmp_path / "out").mkdir()
+        report = convert(source, tmp_path / "out" / "a.syr")
+    assert "the names of the classes of 'label' are too long to be kept in the manifest" in report.notes
+    assert dataload.open(tmp_path / "out").fields["label"].classes is None
 
 
 def test_the_command_line(tmp_path):

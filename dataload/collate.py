@@ -8,12 +8,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 import numpy as np
 
 from dataload._util.buffers import pooled_empty
+from dataload._util.checks import setting_error
+from dataload._util.padding import check_padded_lengths, pad
 from dataload._util.stacking import stack_alike
 from dataload.errors import ConfigError, closest
 from dataload.types import Array, Batch, BytesColumn, Int64Array
 
-Policy: TypeAlias = Literal["stack", "pad", "ragged", "list"]
-"""Treatment of a field whose values differ in shape; `stack` refuses them."""
+PolicyName: TypeAlias = Literal["stack", "pad", "ragged", "list"]
+Policy: TypeAlias = PolicyName | Mapping[Literal["pad"], int | Sequence[int]]
+"""Treatment of a field whose values differ in shape; `stack` refuses them. See `Collate`."""
 
 
 class Ragged(NamedTuple):
@@ -39,21 +42,21 @@ class Collate:
     Attributes:
         policies: What to do if the shapes of a field differ, by field name. `pad` fills up with `pad_value` and adds
             the true lengths as ``<field>_length``, (rows,) int64; `ragged` gives a `Ragged`; `list` gives a list.
+            ``{"pad": 64}`` pads the first axis to a multiple of 64, and ``{"pad": [128, 256, 512]}`` to the first of
+            these lengths that is enough, so that batches have few distinct shapes.
         pad_value: The value that `pad` fills up with.
 
     Raises:
         ConfigError: A policy is unknown; or, when called, the samples have different fields, or shapes or dtypes that
-            their policy does not allow.
+            their policy does not allow, or a value is longer than all lengths to pad to.
     """
 
     policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy])
     pad_value: float = 0
 
     def __post_init__(self) -> None:
-        for name, policy in self.policies.items():
-            if policy not in get_args(Policy):
-                message = f"collate policy of field {name!r} is {policy!r}: {closest(policy, get_args(Policy))}"
-                raise ConfigError(message, key=f"collate.{name}", value=policy)
+        checked = {name: _check_policy(policy, name) for name, policy in self.policies.items()}
+        object.__setattr__(self, "policies", checked)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return the batch of `samples`, in their order."""
@@ -70,9 +73,11 @@ class Collate:
         policy = self.policies.get(name, "stack")
         if policy == "list" or isinstance(first, (bytes, str, bytearray, memoryview)):
             return samples
-        if policy in ("pad", "ragged"):
+        if policy != "stack":
             arrays = _comparable([np.asarray(value) for value in samples], name, policy)
-            return ragged(arrays) if policy == "ragged" else pad(arrays, self.pad_value)
+            if policy == "ragged":
+                return ragged(arrays)
+            return pad(arrays, self.pad_value, policy["pad"] if isinstance(policy, Mapping) else 1, name)
         return _stack(samples, name)
 
     def _collate_dicts(self, samples: list[Mapping[str, Any]], name: str) -> Batch:
@@ -81,7 +86,7 @@ class Collate:
         for key, values in _columns(samples, name).items():
             path = _join(name, key)
             batch[key] = self._collate(values, path)
-            if self.policies.get(path) == "pad":
+            if "pad" in self.policies.get(path, ""):  # the policy, or the key of one with lengths
                 if f"{key}_length" in first:
                     raise ConfigError(
                         f"padding field {path!r} adds the true lengths as {key}_length, a field that exists: rename it",
@@ -110,13 +115,18 @@ def ragged(arrays: Sequence[Array]) -> Ragged:
     return Ragged(np.concatenate([np.atleast_1d(array) for array in arrays]), offsets)
 
 
-def pad(arrays: Sequence[Array], value: float) -> Array:
-    """Return arrays filled up to the largest extent along each axis, as ``(rows, *largest)``."""
-    shape = tuple(max(extents) for extents in zip(*(array.shape for array in arrays), strict=True))
-    out = np.full((len(arrays), *shape), value, arrays[0].dtype)
-    for row, array in enumerate(arrays):
-        out[(row, *map(slice, array.shape))] = array
-    return out
+def _check_policy(policy: Any, name: str) -> Policy:
+    """Return the policy of a field, with the lengths to pad to as a tuple."""
+    key = f"collate.{name}"
+    if isinstance(policy, Mapping):
+        given = cast("Mapping[Any, Any]", policy)
+        if {*given} != {"pad"}:
+            raise setting_error(key, policy, 'must be a policy, or {"pad": lengths}')
+        return {"pad": check_padded_lengths(f"{key}.pad", given["pad"])}
+    if policy not in get_args(PolicyName):
+        message = f"collate policy of field {name!r} is {policy!r}: {closest(policy, get_args(PolicyName))}"
+        raise ConfigError(message, key=key, value=policy)
+    return policy
 
 
 def _columns(samples: list[Mapping[str, Any]], name: str) -> dict[str, list[Any]]:
@@ -160,12 +170,12 @@ def _stack(values: list[Any], name: str) -> Any:
     return np.stack(arrays)
 
 
-def _comparable(arrays: list[Array], name: str, policy: str) -> list[Array]:
+def _comparable(arrays: list[Array], name: str, policy: Policy) -> list[Array]:
     """Return the arrays in their common dtype, or raise if they differ in more than `policy` allows."""
     # An empty Python list became float64, which says nothing about the dtype.
     first = next((array for array in arrays if array.size), arrays[0])
     fixed = 1 if policy == "ragged" else first.ndim  # axes from here on must agree
-    what = f"cannot collate {f'field {name!r}' if name else 'the samples'} by {policy!r}"
+    what = f"cannot collate {_describe_field(name)} by {'pad' if 'pad' in policy else policy!r}"
     for row, array in enumerate(arrays):
         if array.ndim == 0:
             raise ConfigError(f"{what}: row {row} is {_describe(array)}, which has no axis", key=name or None)
@@ -185,10 +195,13 @@ def _describe(array: Array) -> str:
     return f"{array.dtype} {array.shape}"
 
 
+def _describe_field(name: str) -> str:
+    return f"field {name!r}" if name else "the samples"
+
+
 def _unequal(name: str, row: int, one: str, other_row: int, other: str) -> ConfigError:
-    field_name = f"field {name!r}" if name else "the samples"
     return ConfigError(
-        f"cannot stack {field_name}: row {row} is {one}, row {other_row} is {other}; "
+        f"cannot stack {_describe_field(name)}: row {row} is {one}, row {other_row} is {other}; "
         "set a collate policy for it: pad, ragged or list",
         key=name or None,
     )

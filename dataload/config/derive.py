@@ -65,7 +65,7 @@ def _resolve(value: Any, key: str) -> Any:
         return {name: _resolve(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, tuple):
         return [_resolve(item, key) for item in value]
-    return resolve_reference(value, key) if ":" in value else value
+    return resolve_reference(value, key) if isinstance(value, str) and ":" in value else value
 
 
 @cache

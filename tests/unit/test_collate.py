@@ -111,6 +111,40 @@ def test_pad_fills_up_and_gives_the_lengths():
     )
 
 
+@pytest.mark.parametrize(("to", "lengths"), [(4, [8, 4, 0]), ([2, 6], [6, 6, 2]), (np.array([5]), [5, 5, 5])])
+def test_pad_rounds_the_first_axis_up(to, lengths):
+    collate = Collate({"t": {"pad": to}}, pad_value=-1)
+    for longest, expected in zip((5, 3, 0), lengths, strict=True):
+        batch = collate([{"t": np.ones((n, 3), np.int8)} for n in (longest, 0)])
+        rows = [[[1] * 3] * n + [[-1] * 3] * (expected - n) for n in (longest, 0)]
+        equal(batch, {"t": np.array(rows, np.int8).reshape(2, expected, 3), "t_length": np.array([longest, 0])})
+
+
+def test_a_value_longer_than_all_lengths_to_pad_to():
+    with pytest.raises(
+        ConfigError,
+        match="cannot pad 't': a value has length 5, and the longest of the lengths to pad to is 4; add a",
+    ) as e:
+        Collate({"t": {"pad": [2, 4]}})([{"t": np.ones(5)}])
+    assert e.value.key == "collate.t.pad"
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({"pda": 3}, r'collate.x must be a policy, or \{"pad": lengths\}; got \{\'pda\': 3\}'),
+        ({"pad": 0}, "collate.x.pad must be an integer >= 1, got 0"),
+        ({"pad": True}, "collate.x.pad must be an integer >= 1, got True"),
+        ({"pad": [4, 2]}, r"collate.x.pad must be an integer >= 1 or ascending lengths, got \[4, 2\]"),
+        ({"pad": []}, r"collate.x.pad must be an integer >= 1 or ascending lengths, got \[\]"),
+        ({"pad": [4, "8"]}, r"collate.x.pad\[1\] must be an integer >= 0, got '8'"),
+    ],
+)
+def test_wrong_lengths_to_pad_to(policy, message):
+    with pytest.raises(ConfigError, match=message):
+        Collate({"x": policy})
+
+
 def test_pad_takes_images_of_any_size():
     images = [np.full((2, 3), 1, np.uint8), np.full((1, 4), 2, np.uint8)]
     equal(

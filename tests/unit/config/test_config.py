@@ -326,6 +326,25 @@ def test_options_of_a_format_of_another_package(monkeypatch):
     sys.modules.pop("countdown_plugin", None)
 
 
+def test_batches_are_padded_to_the_boundaries_of_their_bucket(tmp_path):
+    import dataload
+
+    rows = "".join(f'{{"x": {[1] * n}}}\n' for n in (1, 2, 3, 5, 6, 7))
+    (tmp_path / "a.jsonl").write_text(rows)
+    table = {
+        "source": {"path": str(tmp_path / "a.jsonl")},
+        "sampler": {"kind": "length_buckets", "length_of": "x", "boundaries": [4, 8], "max_tokens": 16},
+        "loader": {"collate": {"x": {"pad": [4, 8]}}},
+    }
+    with dataload.from_config(table) as loader:
+        assert {batch["x"].shape[1] for batch in loader} == {4, 8}
+    with dataload.from_config(table, overrides=["loader.collate.x.pad=16"]) as loader:
+        assert {batch["x"].shape[1] for batch in loader} == {16}
+    for value, message in (("[8, 4]", "must be an integer >= 1 or ascending lengths, got"), ("a", "pad is 'a': expec")):
+        with pytest.raises(ConfigError, match=message):
+            dataload.from_config(table, overrides=[f"loader.collate.x.pad={value}"])
+
+
 def test_functions_are_imported():
     options = config(
         "loader.transform=[math:sqrt, json:JSONDecoder.decode]",

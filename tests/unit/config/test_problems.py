@@ -30,7 +30,7 @@ loader.num_workers=-1 => loader.num_workers is -1: expected a whole number >= 0 
 loader.transform=f => loader.transform is 'f': expected a function as 'package.module:function' or a list of functions
 loader.transform=[a:b, c] => loader.transform[1] is 'c': expected a function as 'package.module:function'
 loader.collate=1 => loader.collate is 1: expected a function as 'package.module:function' or a table
-loader.collate.x=padd => loader.collate.x is 'padd': did you mean 'pad'? Known: list, pad, ragged, stack
+loader.collate.x=padd => loader.collate.x is 'padd': did you mean 'pad'? Known: list, pad, ragged, stack, or a table
 loader.rank=1 => loader.rank is 1: rank and world_size go together: give both or none
 loader=1 => loader is 1: expected a table
 source=null => source is missing: expected a table or a list of tables, at least one

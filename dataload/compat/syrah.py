@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 
-from dataload.errors import ConfigError, SourceError
+from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 from dataload.sources.syrah.layout import DTYPES
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
@@ -74,6 +74,9 @@ class File:
         self._num_items, self._names = 0, frozenset[str]()
         if os.path.isdir(self._path):
             raise FileError(f"{self._path} is a directory; a Syrah dataset is a file", path=self._path)
+        directory = os.path.dirname(self._path) or "."
+        if mode == "w" and not os.path.exists(directory):  # as the original; our writer would create it
+            raise SourceNotFoundError(f"there is no directory {directory} to write to", path=self._path)
         with _os_errors():
             if mode == "w":
                 self._writer = SyrahWriter(self._path, overwrite=True)

@@ -39,12 +39,12 @@ from dataload.convert.mapping import MapFunction, RecordMap, SkippedRecords
 from dataload.convert.parts import begin, begin_part, close_parts, merged, replaceable, without_damaged
 from dataload.convert.plan import Shard, journal_path, part_path, plan_shards, select_part, summarize_paths
 from dataload.convert.writing import Writing, count_in, manifest_entry, prepare, write_shards
-from dataload.errors import ConfigError, SourceNotFoundError
+from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord, Budget
 from dataload.sources.adapt import loadable
 from dataload.sources.find import find_destination, read_manifest
 from dataload.storage import Remote, RemoteOptions, is_url, parent, storage_of
-from dataload.storage.local.parts import remove_leftovers
+from dataload.storage.local.parts import make_directory, remove_leftovers
 from dataload.types import RandomAccessSource
 
 __all__ = ["ConvertReport", "Engine", "LocalEngine", "convert"]
@@ -117,8 +117,8 @@ def convert(
 
     Args:
         source: What `dataload.open` returns, or anything else that a `dataload.Loader` reads.
-        destination: A path in an existing directory. With `shards` or `records_per_shard`, ``-00000-of-00008`` goes
-            before its suffix unless the name contains ``{shard}`` (and ``{shards}``), as in
+        destination: A path, whose directory is created if needed. With `shards` or `records_per_shard`,
+            ``-00000-of-00008`` goes before its suffix unless the name contains ``{shard}`` (and ``{shards}``), as in
             ``"train-{shard:05d}.tar"``. A range, ``"train-{00..15}.tar"``, names all of them. LMDB shards are
             directories. At a URL, each shard is written to a local file and then uploaded.
         format: Name of the format; by default the suffix of `destination` decides.
@@ -156,7 +156,6 @@ def convert(
             part has not finished, its receipt is damaged, or a shard is missing or has changed. Or `map` returned None.
         TypeError: `source` is no source, such as a path.
         WorkerError: `map` failed, or there are more than `max_bad` bad records.
-        SourceNotFoundError: The destination's directory does not exist.
         SourceError: The source cannot be read, the destination cannot be written, or another process is converting to
             the same destination.
     """
@@ -185,7 +184,8 @@ def convert(
     whole = journal_path(destination)
     file = JournalFile(whole if part is None else part_path(whole, number, parts), writing.remote)
     manifest: str | None = None
-    _check_directory(whole)
+    if not is_url(whole):
+        make_directory(parent(whole))
     with storage_of(whole, writing.remote).lock(file.path):
         read_manifest(parent(whole), writing.remote)  # a damaged one is better known now
         if not is_url(whole):
@@ -323,9 +323,3 @@ def _check_modes(part: tuple[int, int] | None, *, resume: bool, overwrite: bool,
         raise ConfigError(message, key="merge", value=merge)
     if engine is not None:
         check_whole(part, merge)
-
-
-def _check_directory(path: str) -> None:
-    directory = parent(path)
-    if not is_url(path) and not os.path.isdir(directory):
-        raise SourceNotFoundError(f"there is no directory {directory} to write to", path=directory)

@@ -65,9 +65,9 @@ class Writer(ClosedOrAborted):
         before_publish: Called with the path of the complete temporary, which is on this machine for URLs, too.
 
     Raises:
-        ConfigError: The destination exists and `overwrite` is False, or an option is unknown or out of range.
-        SourceNotFoundError: The directory of the destination does not exist.
-        SourceError: The directory cannot be written to.
+        ConfigError: The destination exists and `overwrite` is False, a file is where its directory would be, or an
+            option is unknown or out of range.
+        SourceError: The directory of the destination, which is created if needed, cannot be written to.
     """
 
     options_type: ClassVar[type[Options]] = Options

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from functools import cache
 from typing import IO, Any, Self
 
-from dataload.errors import ConfigError, SourceError, SourceNotFoundError
+from dataload.errors import ConfigError, SourceError
 
 _BUFFER_BYTES = 1 << 20
 _ASIDE = ".old"
@@ -43,9 +43,8 @@ class Part:
             libraries that create files or directories themselves are given this path.
 
     Raises:
-        ConfigError: The destination exists and `overwrite` is false.
-        SourceNotFoundError: The directory of the destination does not exist.
-        SourceError: The directory cannot be written to.
+        ConfigError: The destination exists and `overwrite` is false, or a file is where its directory would be.
+        SourceError: The directory of the destination, which is created if needed, cannot be written to.
     """
 
     def __init__(self, path: str, *, overwrite: bool = False) -> None:
@@ -54,8 +53,7 @@ class Part:
         self._check_destination()
         directory, name = os.path.split(self.path)
         self.directory: str = directory or "."
-        if not os.path.isdir(self.directory):
-            raise SourceNotFoundError(f"there is no directory {self.directory} to write {name} to", path=self.path)
+        make_directory(self.directory)
         if not os.access(self.directory, os.W_OK | os.X_OK):
             raise SourceError(f"the directory {self.directory} cannot be written to", path=self.path)
         remove_leftovers(self.path)
@@ -128,6 +126,24 @@ class Part:
 
     def __exit__(self, *_: object) -> None:
         self.abort()
+
+
+def make_directory(path: str) -> None:
+    """Create a directory and those above it, as far as they do not exist.
+
+    Raises:
+        ConfigError: A file is in the way.
+        SourceError: The operating system refuses.
+    """
+    with write_errors(path):
+        try:
+            os.makedirs(path, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            taken = path
+            while taken and not os.path.lexists(taken):
+                taken = os.path.dirname(taken)
+            message = f"cannot write to the directory {path}: {taken} is no directory; choose another destination"
+            raise ConfigError(message, key="path", value=path) from None
 
 
 def exists_error(path: str) -> ConfigError:

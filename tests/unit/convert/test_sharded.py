@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import ConfigError, CorruptFileError, SourceNotFoundError
+from dataload import ConfigError, CorruptFileError, SourceError
 from dataload.sources.manifest import Manifest
 from dataload.sources.syrah.writer import SyrahWriter
 
@@ -162,7 +162,7 @@ def test_a_failure_while_publishing_takes_back_what_was_published(tmp_path, monk
     writer = dataload.create(tmp_path / "d.syr", shards=2)
     writer.extend(RECORDS)
     monkeypatch.setattr("dataload.convert.sharded.os.rename", fails_twice)
-    with pytest.raises(dataload.SourceError, match=r"cannot write .*d\.syr: no space left"):
+    with pytest.raises(SourceError, match=r"cannot write .*d\.syr: no space left"):
         writer.close()
     monkeypatch.undo()
     assert os.listdir(tmp_path) == []
@@ -200,8 +200,9 @@ def test_settings_that_do_not_fit(tmp_path, settings, message):
 def test_places_that_do_not_fit(tmp_path):
     with pytest.raises(ConfigError, match=r"all 2 shards would be called 'd-2\.syr': put {shard:05d} into"):
         dataload.create(tmp_path / "d-{shards}.syr", records_per_shard=3)
-    with pytest.raises(SourceNotFoundError, match="there is no directory"):
-        dataload.create(tmp_path / "nowhere" / "d.syr", shards=2)
+    (tmp_path / "file").touch()
+    with pytest.raises(SourceError, match=r"cannot read .*file/dataload\.json: Not a directory"):
+        dataload.create(tmp_path / "file" / "d.syr", shards=2)
     (tmp_path / "dataload.json").write_text("{")
     with pytest.raises(CorruptFileError, match="a manifest is JSON"):
         dataload.create(tmp_path / "d.syr", shards=2)

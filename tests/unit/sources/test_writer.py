@@ -189,10 +189,18 @@ def test_a_record_that_is_refused_is_not_counted(path):
     assert read(path) == "a\nb\n"
 
 
-def test_no_directory(writer_of, tmp_path):
-    with pytest.raises(SourceError, match=rf"there is no directory {tmp_path}/no to write out to") as caught:
-        writer_of(tmp_path / "no" / "out")
-    assert caught.value.path == f"{tmp_path}/no/out"
+def test_directories_are_created(writer_of, tmp_path):
+    with writer_of(tmp_path / "a" / "b" / "out"):
+        pass
+    assert (tmp_path / "a" / "b" / "out").exists()
+
+
+@pytest.mark.parametrize("directory", ["file", "file/a/b"])
+def test_a_file_where_the_directory_would_be(writer_of, tmp_path, directory):
+    (tmp_path / "file").touch()
+    message = f"cannot write to the directory {tmp_path}/{directory}: {tmp_path}/file is no directory; choose another"
+    with pytest.raises(ConfigError, match=message):
+        writer_of(tmp_path / directory / "out")
 
 
 def test_a_directory_that_cannot_be_written(writer_of, path, monkeypatch):
@@ -261,8 +269,9 @@ def test_a_fork_that_drops_the_writer_leaves_its_file_alone(tmp_path):
 
 def test_a_writer_that_was_refused_has_a_repr(tmp_path):
     writer = Lines.__new__(Lines)
-    with pytest.raises(SourceError, match="there is no directory"):
-        writer.__init__(tmp_path / "absent" / "a.txt")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is no directory"):
+        writer.__init__(tmp_path / "file" / "a.txt")
     assert "0 records, refused" in repr(writer)
 
 

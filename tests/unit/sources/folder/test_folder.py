@@ -402,8 +402,6 @@ def brightness(sample):
 @pytest.mark.parametrize("name", ["a.tar", "a.syr", "a.lmdb", "a.parquet", "a.array_record"])
 def test_converted_data_keep_the_names_of_classes(tmp_path, name):
     root = fill(tmp_path / "img", ["cat/a.png", "cat/b.png", "dog/c.png"])
-    for directory in ("out", "mapped"):
-        (tmp_path / directory).mkdir()
     with dataload.open(root) as source:
         convert(source, tmp_path / "out" / name, shards=2)
         ok("index", "--manifest", tmp_path / "out")  # computes the fields again
@@ -419,7 +417,6 @@ def test_converted_data_keep_the_names_of_classes(tmp_path, name):
 def test_converted_data_with_other_classes(tmp_path):
     for name in ("cat", "emu"):
         with dataload.open(fill(tmp_path / name, [f"{name}/a.png", "dog/b.png"])) as source:
-            (tmp_path / f"{name}s").mkdir()
             convert(source, tmp_path / f"{name}s" / "a.syr")
     with pytest.raises(ConfigError, match=r"field 'label' stands for other classes in a\.syr than in a\.syr: open the"):
         dataload.open([tmp_path / "cats", tmp_path / "emus"])
@@ -428,7 +425,6 @@ def test_converted_data_with_other_classes(tmp_path):
 def test_texts_that_are_no_classes_are_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("dataload.convert.writing._MOST_CLASS_CHARACTERS", 8)
     with dataload.open(fill(tmp_path / "img", ["a man with a dog/a.png"])) as source:
-        (tmp_path / "out").mkdir()
         report = convert(source, tmp_path / "out" / "a.syr")
     assert "the names of the classes of 'label' are too long to be kept in the manifest" in report.notes
     assert dataload.open(tmp_path / "out").fields["label"].classes is None

@@ -16,6 +16,7 @@ import numpy as np
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+", re.IGNORECASE)
 _MAX_DEPTH = 32
+_MOST_SHOWN = 12  # elements; more than a batch sampler has settings
 
 
 def digest(*parts: Any) -> str:
@@ -42,6 +43,21 @@ def fingerprint(value: Any) -> str:
             a function, and an object that pickle refuses, by its name alone.
     """
     return digest(_canonical(value, ()))
+
+
+def describe(value: Any, depth: int = 0) -> str:
+    """Return a value object, such as a sampler, as text for people: its class and settings, of long ones the length."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and depth < _MAX_DEPTH:
+        shown = [f.name for f in dataclasses.fields(value) if f.compare and f.repr]
+        settings = [(name, each) for name in shown if (each := getattr(value, name)) is not None]
+        return (
+            f"{type(value).__qualname__}({', '.join(f'{name}={describe(each, depth + 1)}' for name, each in settings)})"
+        )
+    if isinstance(value, (list, tuple)) and len(cast("list[Any]", value)) <= _MOST_SHOWN and depth < _MAX_DEPTH:
+        return f"({', '.join(describe(each, depth + 1) for each in cast('list[Any]', value))})"
+    if isinstance(value, (list, tuple, set, frozenset, Mapping, np.ndarray)):
+        return f"{np.size(value) if isinstance(value, np.ndarray) else len(cast('list[Any]', value))} values"
+    return type(value).__qualname__ if shows_address(value) else repr(value)
 
 
 def shows_address(value: Any) -> bool:

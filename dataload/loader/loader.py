@@ -10,11 +10,11 @@ from dataclasses import is_dataclass
 from typing import Any, Literal, TypeVar, cast
 
 from dataload._util.checks import check_count, check_fields, check_seconds
-from dataload._util.fingerprint import fingerprint, identify, shows_address
+from dataload._util.fingerprint import describe, fingerprint, identify, shows_address
 from dataload._util.machine import usable_cpus
 from dataload._util.randomness import check_seed
 from dataload.collate import Policy
-from dataload.errors import WorkerError
+from dataload.errors import WorkerError, printable
 from dataload.executors import Executor, StartMethod, TimeoutPolicy, WorkerLostError, WorkerStatus
 from dataload.loader.ahead import ReadAhead
 from dataload.loader.autoscale import Scaling, Setting
@@ -25,7 +25,7 @@ from dataload.loader.order import Shuffle, plan_batches
 from dataload.loader.pipeline import StepDelivery, TaskSizer, apply_in_consumer, lost_step
 from dataload.loader.recorder import Recorder
 from dataload.loader.rescue import ErrorPolicy, OnError
-from dataload.loader.state import Cursor, EpochPlanners, LoaderState
+from dataload.loader.state import MOST_SETTINGS, Cursor, EpochPlanners, LoaderState
 from dataload.loader.step import StepRange, StepResult, StepWork, global_generators_kept
 from dataload.loader.torch_names import explains_torch_names
 from dataload.loader.workers import ExecutorName, make_executor, parts_of_work
@@ -221,6 +221,7 @@ class Loader(LoaderBase[BatchT]):
         # An order that is not a dataclass may change while it is used: it may fill a cache, for example.
         order = self._planner.order
         self._order = None if is_dataclass(order) else fingerprint(order)
+        self._order_text: str | None = None
         self._identity: str | None = None
         self._entering = threading.Lock()  # `batch` may be called by several threads
         self._entered = isinstance(source, Source) or not isinstance(source, AbstractContextManager)
@@ -372,7 +373,9 @@ class Loader(LoaderBase[BatchT]):
             self._identity = identify(self._source)
         if self._order is None:
             self._order = fingerprint(self._planner.order)
-        return plans.state(cursor, source=self._identity, order=self._order)
+        if self._order_text is None:
+            self._order_text = printable(describe(self._planner.order), MOST_SETTINGS)
+        return plans.state(cursor, source=self._identity, order=self._order, settings=self._order_text)
 
     def _summary(self) -> str:
         p = self._planner

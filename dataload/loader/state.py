@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, Self, cast
 
 from dataload._util.randomness import ORDER_VERSION
-from dataload.errors import StateMismatchError
+from dataload.errors import StateMismatchError, printable
 from dataload.samplers import BatchPlanner
 
 
@@ -93,7 +93,7 @@ class EpochPlanners:
         step = first - (missing[0] - state.position) // size if missing else first
         return cls(planner, state.epoch, shifted), Cursor(state.epoch, step, frozenset(steps))
 
-    def state(self, cursor: Cursor, *, source: str, order: str) -> LoaderState:
+    def state(self, cursor: Cursor, *, source: str, order: str, settings: str) -> LoaderState:
         """Return the state to save at `cursor`."""
         epoch, planner = cursor.epoch, self.of(cursor.epoch)
         return LoaderState(
@@ -102,6 +102,7 @@ class EpochPlanners:
             length=planner.items(epoch),
             source=source,
             order=order,
+            settings=settings,
             missing=tuple(planner.position(step, epoch=epoch) for step in sorted(cursor.missing)),
             step_size=planner.step_size if cursor.missing else 0,
         )
@@ -159,6 +160,8 @@ def check_same(
 
 
 _GREATEST_COUNT = 1 << 62
+MOST_SETTINGS = 300
+"""Characters of the settings of an order in a state."""
 
 
 def check_counts(values: Mapping[str, Any], *names: str) -> None:
@@ -175,6 +178,7 @@ def is_count(value: Any) -> bool:
 
 _MIGRATIONS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (
     lambda state: {**state, "missing": [], "step_size": 0},
+    lambda state: {**state, "settings": ""},
 )
 _MEANINGS = {
     "source": "the data set",
@@ -194,6 +198,7 @@ class LoaderState:
     length: int  # of the epoch
     source: str  # fingerprint of the data
     order: str  # fingerprint of the sampler, seed included
+    settings: str = ""  # the sampler as text, for messages; empty in states of version 2
     # With ``in_order=False``, the first positions of the steps before `position` that this rank has not received, in
     # rising order.
     missing: tuple[int, ...] = ()
@@ -213,6 +218,8 @@ class LoaderState:
             raise StateMismatchError(f"missing in the state must be a list of positions, found {values['missing']!r}")
         values["missing"] = tuple(values["missing"])
         check_counts(values, "epoch", "position", "length", "step_size")
+        if type(values["settings"]) is not str:
+            raise StateMismatchError(f"settings in the state must be text, found {values['settings']!r}")
         loaded = cls(**values)
         if loaded.position > loaded.length:
             raise StateMismatchError(f"the state is at position {loaded.position} of {loaded.length}")
@@ -235,4 +242,8 @@ class LoaderState:
 
     def check(self, here: LoaderState, *, hint: str = "") -> None:
         """Refuse a state of other data or another order; see `check_same`."""
-        check_same(self, here, _MEANINGS, hint=hint)
+        saved = self
+        if saved.order != here.order and saved.settings not in ("", here.settings):  # text says more than fingerprints
+            saved = dataclasses.replace(saved, order=printable(saved.settings, MOST_SETTINGS))
+            here = dataclasses.replace(here, order=here.settings)
+        check_same(saved, here, _MEANINGS, hint=hint)

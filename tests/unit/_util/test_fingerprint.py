@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from dataload._util.fingerprint import _canonical, digest, fingerprint, identify
+from dataload._util.fingerprint import _canonical, describe, digest, fingerprint, identify
+from dataload.samplers import BucketBatchSampler, GlobalShuffle, Lanes, Subset
 
 
 @dataclass(frozen=True)
@@ -166,3 +167,14 @@ def test_a_source_is_identified_by_what_it_says_or_by_its_class_and_length():
     assert identify(Identified("my data")) == "my data"
     assert identify([1, 2, 3]) == identify([4, 5, 6]) == digest("list", 3)
     assert len({identify(value) for value in ([1], [1, 2], (1,))}) == 3
+
+
+def test_description_of_an_order():
+    order = Lanes(Subset(GlobalShuffle(100, 3), np.arange(50)), 2)
+    parts = "Lanes(parent=Subset(parent=GlobalShuffle(length=100, seed=3), selection=50 values), lanes=2, seed=0)"
+    assert describe(order) == parts
+    buckets = BucketBatchSampler(lengths=[5] * 20, max_tokens=10, seed=4).order
+    assert "('lengths', 20 values), ('max_tokens', 10)" in describe(buckets)
+    assert "('seed', 4)" in describe(buckets)
+    assert describe(object()) == "object"
+    assert describe({3, 4}) == "2 values"

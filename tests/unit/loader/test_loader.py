@@ -190,11 +190,12 @@ def test_a_state_of_something_else_is_refused_line_by_line():
     with pytest.raises(StateMismatchError) as caught:
         Loader(RangeSource(10), batch_size=2, shuffle=True, seed=2).load_state_dict(state)
     assert len(caught.value.differences) == 1
-    assert "order (the sampler or its seed)" in str(caught.value)
+    shown = "GlobalShuffle(length=10, seed=1) in the state, GlobalShuffle(length=10, seed=2) here"
+    assert f"order (the sampler or its seed): {shown}" in str(caught.value)
     with pytest.raises(StateMismatchError) as caught:
         Loader(RangeSource(11), batch_size=2, shuffle=True, seed=1).load_state_dict(state)
     assert [line.split(" ")[0] for line in caught.value.differences] == ["source", "order", "length"]
-    with pytest.raises(StateMismatchError, match="not a state of a Loader\n  version: None in the state, 2 here"):
+    with pytest.raises(StateMismatchError, match="not a state of a Loader\n  version: None in the state, 3 here"):
         Loader(RangeSource(10), batch_size=2).load_state_dict({})
     with pytest.raises(StateMismatchError, match="missing or unknown keys: x"):
         Loader(RangeSource(10), batch_size=2).load_state_dict({**state, "x": 1})

@@ -69,6 +69,19 @@ def test_state_of_other_data_has_one_line_per_difference():
     ]
 
 
+def test_another_order_is_shown_by_its_settings():
+    saved = replace(STATE, settings="GlobalShuffle(length=9, seed=0)")
+    with pytest.raises(StateMismatchError) as caught:
+        saved.check(replace(saved, order="c" * 32, settings="GlobalShuffle(length=9, seed=1)"))
+    shown = "GlobalShuffle(length=9, seed=0) in the state, GlobalShuffle(length=9, seed=1) here"
+    assert str(caught.value).splitlines()[1:] == [f"  order (the sampler or its seed): {shown}"]
+    for settings in ("", saved.settings):  # of an older release; or the difference is in what is left out
+        with pytest.raises(StateMismatchError, match=f"seed\\): {'b' * 32} in the state, {'c' * 32} here"):
+            replace(saved, settings=settings).check(replace(saved, order="c" * 32))
+    with pytest.raises(StateMismatchError, match="settings in the state must be text, found 3"):
+        LoaderState.from_json({**STATE.to_json(), "settings": 3})
+
+
 def test_position_and_epoch_are_no_difference():
     STATE.check(replace(STATE, epoch=9, position=1))
 

@@ -337,10 +337,11 @@ class Pack:
     Two fields are added, both ``(rows, row_length)`` int32:
 
     - ``segment_ids``: 1 for the first record of a row, 2 for the second, ...; 0 for padding;
-    - ``positions``: the position within the record, from 0.
+    - ``position_ids``: the position within the record, from 0.
 
     Attributes:
         pad_value: The value of padding.
+        positions: Name of the field of positions. Version 0.1 called it ``"positions"``.
 
     Raises:
         ConfigError: When called: a field is not a sequence of the length in the packing, dtypes differ, or a field has
@@ -348,13 +349,14 @@ class Pack:
     """
 
     pad_value: float = 0
+    positions: str = "position_ids"
 
     def __call__(self, samples: Sequence[Any], packing: Packing) -> Batch:
         """Return the batch of `samples`: one per record, or a single one that shows the fields if there are none."""
         records = [sample if isinstance(sample, Mapping) else {"data": sample} for sample in samples]
         first = cast("Mapping[str, Any]", records[0])
         batch = {name: self._lay_out([record[name] for record in records], name, packing) for name in first}
-        for name, column in _added_columns(packing).items():
+        for name, column in zip(("segment_ids", self.positions), _added_columns(packing), strict=True):
             if name in batch:
                 message = f"packing adds {name!r}, and the samples have a field of that name: rename it"
                 raise ConfigError(message, key=name)
@@ -380,8 +382,8 @@ class Pack:
         return out
 
 
-def _added_columns(packing: Packing) -> dict[str, Array]:
-    """Return the columns that `Pack` adds."""
+def _added_columns(packing: Packing) -> tuple[Array, Array]:
+    """Return the columns that `Pack` adds: segments and positions."""
     rows, starts, lengths, shape = packing
     lengths = np.minimum(lengths, shape[1] - starts)
     is_new = np.diff(rows, prepend=-1) != 0
@@ -392,4 +394,4 @@ def _added_columns(packing: Packing) -> dict[str, Array]:
     segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     segments.ravel()[flat] = np.repeat(segment, lengths)
     positions.ravel()[flat] = within
-    return {"segment_ids": segments, "positions": positions}
+    return segments, positions

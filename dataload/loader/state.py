@@ -93,7 +93,7 @@ class EpochPlanners:
         step = first - (missing[0] - state.position) // size if missing else first
         return cls(planner, state.epoch, shifted), Cursor(state.epoch, step, frozenset(steps))
 
-    def state(self, cursor: Cursor, *, source: str, order: str, settings: str) -> LoaderState:
+    def state(self, cursor: Cursor, *, source: str, order: str, settings: str = "") -> LoaderState:
         """Return the state to save at `cursor`."""
         epoch, planner = cursor.epoch, self.of(cursor.epoch)
         return LoaderState(

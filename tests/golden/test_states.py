@@ -198,6 +198,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
 }
 
 WEIGHTS = [0.5, 0, 3, 1e-3, 7, 1 / 3, *range(74)]
+PACK = dataload.Pack(positions="positions")  # as the field was called when the batches were written
 LENGTHS = [7 * i % 23 for i in range(80)]
 SEQUENCES = (12, 7, 0, 21, 1, 22, 17)
 
@@ -239,7 +240,7 @@ def packed(**settings):
         window=6,
         **settings,
     )
-    return dataload.Loader(source, batch_sampler=order)
+    return dataload.Loader(source, batch_sampler=order, collate=PACK)
 
 
 def pipeline():
@@ -377,7 +378,7 @@ CASES = {
     "batches: packed, cut off": Case(
         loader(
             "tokens",
-            collate=dataload.Pack(),
+            collate=PACK,
             batch_sampler=PackedBatchSampler(
                 sampler=Sequential(20), lengths=[8] * 20, row_length=20, batch_size=2, window=5, overlong="truncate"
             ),

@@ -16,9 +16,9 @@ def test_records_stand_in_their_places():
     batch = Pack(pad_value=-1)(samples, packing([0, 0, 2], [0, 3, 0], [3, 1, 2], (3, 5)))
     assert batch["t"].tolist() == [[1, 2, 3, 4, -1], [-1] * 5, [5, 6, -1, -1, -1]]
     assert batch["segment_ids"].tolist() == [[1, 1, 1, 2, 0], [0] * 5, [1, 1, 0, 0, 0]]
-    assert batch["positions"].tolist() == [[0, 1, 2, 0, 0], [0] * 5, [0, 1, 0, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 0], [0] * 5, [0, 1, 0, 0, 0]]
     assert batch["t"].dtype == np.int64
-    assert batch["segment_ids"].dtype == batch["positions"].dtype == np.int32
+    assert batch["segment_ids"].dtype == batch["position_ids"].dtype == np.int32
 
 
 def test_records_may_be_arrays_and_have_more_axes():
@@ -30,7 +30,7 @@ def test_records_may_be_arrays_and_have_more_axes():
 
 
 def test_what_does_not_fit_is_cut_off():
-    batch = Pack()([np.arange(9)], packing([0], [0], [9], (1, 4)))
+    batch = Pack(positions="positions")([np.arange(9)], packing([0], [0], [9], (1, 4)))  # the name of version 0.1
     assert batch["data"].tolist() == [[0, 1, 2, 3]]
     assert batch["positions"].tolist() == [[0, 1, 2, 3]]
 
@@ -59,7 +59,10 @@ def test_no_records_give_the_fields_of_any_other_batch(rows):
         ),
         ([np.arange(2), np.arange(3.0)], r"float64 \(3,\) in record 1 of the step, expected int64 \(3,\)"),
         ([{"x": np.arange(2), "y": 1}, {"x": np.arange(3), "y": 1}], r"field 'y': int64 \(\) in record 0"),
-        ([{"positions": np.arange(2)}, {"positions": np.arange(3)}], "packing adds 'positions', and the samples"),
+        (
+            [{"position_ids": np.arange(2)}, {"position_ids": np.arange(3)}],
+            "packing adds 'position_ids', and the samples",
+        ),
         ([{"segment_ids": np.arange(2)}, {"segment_ids": np.arange(3)}], "packing adds 'segment_ids'"),
     ],
 )

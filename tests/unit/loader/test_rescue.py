@@ -302,7 +302,7 @@ def test_packed_rows_without_a_good_record_are_filling(action):
     for step in (packed([0, 1, 2, 3]), packed([])):
         batch = fetch(step, 0)
         assert batch["t"].tolist() == [[-1] * 6] * 2
-        assert batch["segment_ids"].tolist() == batch["positions"].tolist() == [[0] * 6] * 2
+        assert batch["segment_ids"].tolist() == batch["position_ids"].tolist() == [[0] * 6] * 2
 
 
 @pytest.mark.parametrize("action", ["skip", "replace"])

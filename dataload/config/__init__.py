@@ -52,6 +52,7 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any], overrides: S
         data = anchor_paths(plain_value(read_file(origin), origin), os.path.dirname(os.path.abspath(origin)))
     if overrides:
         data = plain_value(apply_overrides(data, overrides), origin)
+    data = {"loader": {}, **data}
     settings, details = None, missing_settings(data)
     try:
         settings = DataloadConfig.model_validate(data)

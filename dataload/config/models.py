@@ -128,7 +128,10 @@ def _unless(kind: str, requirement: dict[str, Any]) -> dict[str, Any]:
 
 _SIZES = ("batch_size", "global_batch_size")
 _REQUIRED: list[Any] = [
-    _unless("length_buckets", {"properties": {"loader": {"anyOf": [{"required": [name]} for name in _SIZES]}}}),
+    _unless(
+        "length_buckets",
+        {"properties": {"loader": {"anyOf": [{"required": [name]} for name in _SIZES]}}, "required": ["loader"]},
+    ),
     _unless("iterators", {"required": ["source"]}),
 ]
 
@@ -142,7 +145,7 @@ class DataloadConfig(Section):
         None, description="The data to read; several tables [[source]] are joined in their order."
     )
     sampler: SamplerConfig | None = Field(None, description="The order. By default `loader.shuffle` decides.")
-    loader: LoaderConfig = Field(description="How batches are made.")
+    loader: LoaderConfig = Field(default_factory=LoaderConfig, description="How batches are made.")
     remote: RemoteConfig | None = Field(None, description="How data at URLs are read.")
 
     def sources(self) -> dict[str, SourceConfig]:

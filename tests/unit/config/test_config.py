@@ -153,7 +153,7 @@ def write(directory, name, text):
         (
             "a.yaml",
             "",
-            r"a\.yaml has 2 errors:\n  source is missing: expected a table or a list of tables.*\n  loader is missing",
+            r"a\.yaml has 2 errors:\n  source is missing: expected a table or a list of tables.*\n  loader\.batch_size is missing",
         ),
         ("a.toml", b"\xff", r"cannot read the config .*a\.toml: it is not UTF-8 text"),
     ],

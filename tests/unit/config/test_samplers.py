@@ -415,12 +415,12 @@ def test_the_schema_takes_what_the_models_take():
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     configs = [{"source": TWO, "sampler": table, "loader": {"batch_size": 4}} for table in EXAMPLES]
-    configs.append({"source": ONE, "sampler": {**EXAMPLES[-2], "max_tokens": 4}, "loader": {}})
+    configs.append({"source": ONE, "sampler": {**EXAMPLES[-2], "max_tokens": 4}})  # which needs nothing of the loader
     for config in configs:
         assert validator.is_valid(config), config
         read_config(config)
     wrong = [{"source": ONE, "sampler": table, "loader": {"batch_size": 4}} for table in WRONG]
-    wrong += [{"source": ONE, "loader": {}}, {"source": [], "loader": {"batch_size": 4}}]
+    wrong += [{"source": ONE, "loader": {}}, {"source": ONE}, {"source": [], "loader": {"batch_size": 4}}]
     for config in wrong:
         assert not validator.is_valid(config), config
         with pytest.raises(ConfigError, match="config"):

@@ -52,6 +52,10 @@ def parse_bytes(name: str, value: Any) -> int:
 class RemoteOptions:
     """Settings for reading data at URLs.
 
+    Local files, which ``file://`` names, too, are read where they are: they are not copied to the cache, and these
+    settings may stay where a program or config sometimes reads local data. Only compressed shards of MDS are kept in
+    the cache, decompressed, wherever they are.
+
     Attributes:
         cache: Directory for whole shards, shared by the processes of a node; by default ``dataload`` in the user's
             cache directory.

@@ -55,7 +55,7 @@ def as_typed(message: str, key: str | None = None) -> str:
     """Return a message of the library with keyword arguments as options of the present command.
 
     ``overwrite=True`` becomes ``--overwrite``, and options of formats become ``--option missing=skip``; so does the
-    `key` of a `ConfigError` at the start of its message.
+    `key` of a `ConfigError` at the start of its message. A key of a config becomes ``--set source.missing=skip``.
     """
     options = _OPTIONS.get()
     option = f"--{key or ''}".replace("_", "-")
@@ -69,6 +69,8 @@ def as_typed(message: str, key: str | None = None) -> str:
         plain = {"True": "true", "False": "false", "[...]": "NAME"}.get(value, value)
         if plain[:1] in ("'", '"'):
             plain = plain[1:-1]
+        if key and key.endswith(f".{name}") and "--set" in options:  # of a config
+            return f"--set {shlex.quote(f'{key}={plain}')}"
         option = "--field" if name == "fields" else f"--{name.replace('_', '-')}"
         if option in options:
             return f"{option} {shlex.quote(plain)}" if value not in ("", "True") else option

@@ -178,6 +178,11 @@ def test_errors_and_warnings_name_the_options_of_their_command(here):
     (here / "a.xyz").write_bytes(b"?" * 600)
     assert "for others pass --format, for raw tokens --format tokens" in run("inspect", "a.xyz").stderr
     assert "pass format=" in run("order", "a.toml", "--set", "source.path=a.xyz").stderr
+    np.save(here / "tokens.npy", np.arange(9, dtype=np.uint16))
+    for command in (["order", "a.toml"], ["show", "a.toml", "--step", "0"]):  # of which one has --option, too
+        found = run(*command, "--set", "source.path=tokens.npy").stderr
+        assert found.endswith("needs the option 'window': pass --set source.window=...\n")
+    assert "pass --option window=..." in run("inspect", "tokens.npy").stderr
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json as json_module
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, TypeAlias, cast
 
@@ -16,10 +17,10 @@ from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides, Picture,
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
-from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler
+from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler, BucketBatchSampler
 from dataload.samplers.order_sample import WHOLE_UP_TO, Shards, global_rows, sample_order
 from dataload.samplers.pool_quality import pool_size_for
-from dataload.samplers.quality import Figure, OrderReport, judge_order
+from dataload.samplers.quality import BucketFiller, Figure, OrderReport, judge_order
 from dataload.samplers.streams.report import StreamPlanner, StreamReport, follow, stream_report
 from dataload.types import Sharded
 
@@ -146,6 +147,7 @@ def _facts(loader: Loader[Any], report: OrderReport, shards: Shards, quality: fl
     if len(name) > _SHOWN_CHARACTERS:  # a sampler may hold a long table
         name = f"{name[: _SHOWN_CHARACTERS - 50]} ... {name[-40:]}"
     rows = planner.rows_per_step * planner.world_size
+    is_buckets = isinstance(planner, BucketBatchSampler)
     first = _plans(planner, range(min(_SHOWN_STEPS, report.steps)), report.epoch, of_rank=False)
     pool = None
     if quality is not None:
@@ -163,6 +165,7 @@ def _facts(loader: Loader[Any], report: OrderReport, shards: Shards, quality: fl
         "rows_vary": not isinstance(planner, BatchSampler),
         "world_size": planner.world_size,
         "first_indices": [plan.indices[:_SHOWN_INDICES].tolist() for plan in first],
+        "filler": asdict(BucketFiller.of(planner, epoch=report.epoch)) if is_buckets else None,
         "report": report.to_json(),
         "pool": pool,
     }
@@ -184,6 +187,12 @@ def _print(facts: dict[str, Any], report: OrderReport) -> None:
     print_line()
     for name in ("displacement", "mixing", "decay", "repeats", "multiplicity"):
         print_line(f"{name}: {getattr(report, name).verdict}")
+    if filler := facts["filler"]:
+        longest, boundary = f"{filler['longest']:.1%}", f"{filler['boundary']:.1%}"
+        print_line(
+            f"filler: {longest} if batches are padded to their longest record, {boundary} if to the boundary of their "
+            "bucket"
+        )
     for note in _notes(report):
         print_line(f"note: {note}")
     if facts["pool"] is not None:

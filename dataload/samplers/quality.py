@@ -9,6 +9,7 @@ import numpy as np
 
 from dataload.samplers._common import BoolArray, Float64Array
 from dataload.samplers.batch import BatchPlanner
+from dataload.samplers.buckets import BucketBatchSampler
 from dataload.samplers.order_sample import (
     PLACES,
     OrderSample,
@@ -224,6 +225,27 @@ def order_report(planner: BatchPlanner, *, shard_lengths: Sequence[int] | None =
     """
     shards = Shards.of(planner.records, shard_lengths)
     return judge_order(sample_order(planner, epoch=epoch), sample_order(planner, epoch=epoch + 1), shards)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFiller:
+    """The share of filler in the batches of length buckets, estimated from a sample of long epochs."""
+
+    longest: float  # if the rows of a batch are padded to the longest of them
+    boundary: float  # if they are padded to the boundary of their bucket
+
+    @classmethod
+    def of(cls, planner: BucketBatchSampler, *, epoch: int) -> Self:
+        """Measure the filler of the batches of one rank each; without rows that only fill up a batch."""
+        tail = "drop" if planner.tail == "drop" else "partial"
+        sample = sample_order(planner.with_ranks(rank=0, world_size=1, tail=tail), epoch=epoch)
+        lengths = np.asarray(planner.lengths)[sample.indices]
+        longest = np.zeros(len(sample.steps), np.int64)
+        np.maximum.at(longest, sample.batches, lengths)
+        boundaries = np.array(planner.boundaries)
+        rows = np.bincount(sample.batches, minlength=len(longest))
+        padded = [int(rows @ width) for width in (longest, boundaries[np.searchsorted(boundaries, longest)])]
+        return cls(*(1 - int(lengths.sum()) / total if total else 0.0 for total in padded))
 
 
 def judge_order(sample: OrderSample, following: OrderSample, shards: Shards) -> OrderReport:

@@ -178,6 +178,25 @@ def test_batches_of_different_sizes_are_judged_too(config, tmp_path):
     assert all(len(line["indices"]) * max(1 + i % 50 for i in line["indices"]) <= 400 for line in found)
 
 
+def test_the_filler_of_length_buckets(config, tmp_path):
+    np.save(tmp_path / "lengths.npy", 1 + np.arange(1000) % 50)
+    buckets = ["--set", "sampler.kind=length_buckets", "--set", f"sampler.lengths={tmp_path}/lengths.npy"]
+    buckets += ["--set", "loader.shuffle=null", "--set", "sampler.boundaries=[20, 40, 60]"]
+    batch = ["--set", "loader.batch_size=7"]
+    plans = lines(
+        config, *buckets, *batch, "--steps", f"0:{json.loads(ok(config, *buckets, *batch, '--json'))['steps']}"
+    )
+    lengths = [[1 + i % 50 for i in line["indices"]] for line in plans]
+    widths = [max(each) for each in lengths], [20 * -(-max(each) // 20) for each in lengths]
+    shares = [1 - sum(map(sum, lengths)) / sum(map(int.__mul__, width, map(len, lengths))) for width in widths]
+    for ranks in (1, 2):  # each batch is padded by itself
+        found = json.loads(ok(config, *buckets, *batch, "--json", "--world-size", ranks))["filler"]
+        assert [found["longest"], found["boundary"]] == pytest.approx(shares, abs=1e-6)
+    text = f"filler: {shares[0]:.1%} if batches are padded to their longest record, {shares[1]:.1%} if to the boundary"
+    assert text in ok(config, *buckets, *batch)
+    assert json.loads(ok(config, "--json"))["filler"] is None
+
+
 # The pool
 
 

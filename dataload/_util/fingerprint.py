@@ -46,8 +46,14 @@ def fingerprint(value: Any) -> str:
 
 
 def describe(value: Any, depth: int = 0) -> str:
-    """Return a value object, such as a sampler, as text for people: its class and settings, of long ones the length."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type) and depth < _MAX_DEPTH:
+    """Return one of our value objects, such as a sampler, as text: its class and settings, of long ones the length.
+
+    Of an object of another's class only the name is shown, because it may hold a secret.
+    """
+    if isinstance(value, (str, int, float, np.generic, types.NoneType)):
+        return repr(value)
+    ours = type(value).__module__.startswith("dataload.")
+    if ours and dataclasses.is_dataclass(value) and not isinstance(value, type) and depth < _MAX_DEPTH:
         shown = [f.name for f in dataclasses.fields(value) if f.compare and f.repr]
         settings = [(name, each) for name in shown if (each := getattr(value, name)) is not None]
         return (
@@ -57,7 +63,7 @@ def describe(value: Any, depth: int = 0) -> str:
         return f"({', '.join(describe(each, depth + 1) for each in cast('list[Any]', value))})"
     if isinstance(value, (list, tuple, set, frozenset, Mapping, np.ndarray)):
         return f"{np.size(value) if isinstance(value, np.ndarray) else len(cast('list[Any]', value))} values"
-    return type(value).__qualname__ if shows_address(value) else repr(value)
+    return type(value).__qualname__
 
 
 def shows_address(value: Any) -> bool:

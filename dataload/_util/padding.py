@@ -14,7 +14,7 @@ from dataload.types import Array
 
 def check_padded_lengths(key: str, value: Any) -> int | tuple[int, ...]:
     """Return the setting `key`: a number whose multiples are the lengths to pad to, or these lengths, ascending."""
-    if not np.ndim(value):
+    if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
         return check_count(key, value, least=1)
     lengths = tuple(check_count(f"{key}[{i}]", length, least=0) for i, length in enumerate(as_tuple(value)))
     if not lengths or any(after <= before for before, after in pairwise(lengths)):

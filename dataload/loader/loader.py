@@ -374,7 +374,8 @@ class Loader(LoaderBase[BatchT]):
         if self._order is None:
             self._order = fingerprint(self._planner.order)
         if self._order_text is None:
-            self._order_text = printable(describe(self._planner.order), MOST_SETTINGS)
+            ours = type(self._planner).__module__.startswith("dataload.")  # see `describe`
+            self._order_text = printable(describe(self._planner.order), MOST_SETTINGS) if ours else ""
         return plans.state(cursor, source=self._identity, order=self._order, settings=self._order_text)
 
     def _summary(self) -> str:

@@ -243,7 +243,8 @@ class LoaderState:
     def check(self, here: LoaderState, *, hint: str = "") -> None:
         """Refuse a state of other data or another order; see `check_same`."""
         saved = self
-        if saved.order != here.order and saved.settings not in ("", here.settings):  # text says more than fingerprints
+        texts = {saved.settings, here.settings}
+        if saved.order != here.order and len(texts) > 1 and "" not in texts:  # text says more than fingerprints
             saved = dataclasses.replace(saved, order=printable(saved.settings, MOST_SETTINGS))
             here = dataclasses.replace(here, order=here.settings)
         check_same(saved, here, _MEANINGS, hint=hint)

@@ -169,6 +169,11 @@ def test_a_source_is_identified_by_what_it_says_or_by_its_class_and_length():
     assert len({identify(value) for value in ([1], [1, 2], (1,))}) == 3
 
 
+@dataclass(frozen=True)
+class Secret:
+    key: str
+
+
 def test_description_of_an_order():
     order = Lanes(Subset(GlobalShuffle(100, 3), np.arange(50)), 2)
     parts = "Lanes(parent=Subset(parent=GlobalShuffle(length=100, seed=3), selection=50 values), lanes=2, seed=0)"
@@ -176,5 +181,5 @@ def test_description_of_an_order():
     buckets = BucketBatchSampler(lengths=[5] * 20, max_tokens=10, seed=4).order
     assert "('lengths', 20 values), ('max_tokens', 10)" in describe(buckets)
     assert "('seed', 4)" in describe(buckets)
-    assert describe(object()) == "object"
+    assert describe(Secret("token")) == "Secret", "of others' objects only the name"
     assert describe({3, 4}) == "2 values"

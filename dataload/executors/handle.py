@@ -240,7 +240,8 @@ def start_fork_server(modules: Iterable[str]) -> None:
     known: list[str] = getattr(server, "_preload_modules", ["__main__"])
     used = {*modules, *_used_by_main()} if known == ["__main__"] else ()  # users who name modules know what they need
     added = ["dataload.executors.worker", "threadpoolctl", *sorted(filter(_is_installed, used))]
-    forkserver.set_forkserver_preload([*known, *(name for name in added if name not in known)])
+    others = [name for name in added if name not in known]
+    forkserver.set_forkserver_preload(["dataload.executors.preload", *known, *others])
     try:
         with contextlib.suppress(OSError):  # raised again where a worker starts
             forkserver.ensure_running()

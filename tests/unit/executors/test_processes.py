@@ -530,8 +530,16 @@ def test_a_fork_server_imports_what_is_needed_and_installed(monkeypatch, known, 
     monkeypatch.setattr(forkserver, "ensure_running", lambda: asked.append(server._preload_modules))
     ProcessExecutor(works.echo, 1, slots=1, modules={"numpy.linalg", "json", "works", "__main__", "missing"}).close()
     own = ["dataload.executors.worker", "threadpoolctl"]
-    assert asked == [[*known, *(name for name in [*own, *used] if name not in known)]]
+    assert asked == [["dataload.executors.preload", *known, *(name for name in [*own, *used] if name not in known)]]
     assert server._preload_modules is known, "as the user left it"
+
+
+@pytest.mark.usefixtures("new_fork_server")
+def test_workers_collect_their_own_garbage_and_skip_that_of_the_fork_server():
+    with executor(works.collector) as tasks:
+        enabled, frozen = tasks.submit(None).result()
+    assert enabled
+    assert frozen > 10_000  # objects
 
 
 def test_what_the_main_module_imports_is_used_by_workers(monkeypatch):

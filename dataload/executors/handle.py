@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Generator, Iterable
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing import process as multiprocessing_process
 from time import monotonic, sleep
 from types import FunctionType, ModuleType
@@ -216,7 +216,7 @@ def _start_in_time(process: Any, theirs: socket.socket, timeouts: TimeoutPolicy)
 def _without_interrupts() -> Generator[None]:
     """Start a process with Ctrl-C blocked until it is ready for it, because it would print a traceback.
 
-    Not for a fork server, which would pass that on to the processes of others.
+    Not by a fork server that may have to start anew: without `preload`, its processes would have Ctrl-C blocked.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -244,7 +244,9 @@ def start_fork_server(modules: Iterable[str]) -> None:
     forkserver.set_forkserver_preload(["dataload.executors.preload", *known, *others])
     try:
         with contextlib.suppress(OSError):  # raised again where a worker starts
-            forkserver.ensure_running()
+            resource_tracker.ensure_running()  # which unblocks signals when it starts
+            with _without_interrupts():
+                forkserver.ensure_running()
     finally:
         forkserver.set_forkserver_preload(known)
 

@@ -283,3 +283,12 @@ def _children(pid):
 def collector(task, status):
     """Return whether this process collects garbage, and the number of objects that are left out."""
     return gc.isenabled(), gc.get_freeze_count()
+
+
+def interrupted():
+    """Exit with code 7 if Ctrl-C interrupts this process."""
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+    except KeyboardInterrupt:
+        sys.exit(7)

@@ -13,7 +13,7 @@ import threading
 import warnings
 import weakref
 from importlib.machinery import ModuleSpec
-from multiprocessing import forkserver
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from types import ModuleType
 
@@ -534,8 +534,8 @@ def test_a_fork_server_imports_what_is_needed_and_installed(monkeypatch, known, 
     assert server._preload_modules is known, "as the user left it"
 
 
-@pytest.mark.usefixtures("new_fork_server")
 def test_workers_collect_their_own_garbage_and_skip_that_of_the_fork_server():
+    forkserver._forkserver._stop()
     with executor(works.collector) as tasks:
         enabled, frozen = tasks.submit(None).result()
     assert enabled
@@ -551,6 +551,21 @@ def test_what_the_main_module_imports_is_used_by_workers(monkeypatch):
     assert handle._used_by_main() == {"numpy", "pathlib", "subprocess"}
     main.__spec__ = ModuleSpec("package.__main__", None)
     assert handle._used_by_main() == set(), "nor what `python -m package` runs"
+
+
+def test_an_interrupt_does_not_end_the_fork_server_while_it_imports():
+    forkserver._forkserver._stop()
+    with executor(works.echo) as tasks:
+        server = forkserver._forkserver._forkserver_pid
+        os.kill(server, signal.SIGINT)  # it has hardly started
+        assert tasks.submit(1).result() == 1
+    assert forkserver._forkserver._forkserver_pid == server
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+    of_others = get_context("forkserver").Process(target=works.interrupted)
+    of_others.start()
+    of_others.join(20)
+    assert of_others.exitcode == 7, "its processes are interrupted as always"
+    of_others.close()
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])

@@ -121,9 +121,10 @@ def show_records(source: Source[Any], records: range, *, most: int) -> Shown:
 
 def describe_record(record: ShownRecord) -> str:
     """Return index and place of a record, as text."""
-    key = None if record.location.key is None else f"key {record.location.key!r}"
-    place = ", ".join(part for part in (record.location.shard, key) if part)
-    text = f"index {record.index:,}{f': record {record.location.record:,} of {place}' if place else ''}"
+    shard, number, key, offset = record.location
+    byte = None if offset is None else f"from byte {offset:,}"
+    place = ", ".join(part for part in (shard, byte, None if key is None else f"key {key!r}") if part)
+    text = f"index {record.index:,}{f': record {number:,} of {place}' if place else ''}"
     if record.length is not None and record.start is not None:
         return f"{text}, at {record.start:,} to {record.start + record.length:,}"
     return f"{text}{' (filler)' if record.filler else ''}"

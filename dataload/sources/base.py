@@ -34,11 +34,14 @@ class Location(NamedTuple):
         shard: Path or name of the record's shard; None for the only shard of a source without files.
         record: Index of the record within the shard.
         key: The record's key in the format; None if there are no keys or this one cannot be read.
+        offset: First byte in the shard's file of what is read for the record; None if the format does not tell it, as
+            with tables and compressed shards, or if it cannot be read.
     """
 
     shard: str | None
     record: int
     key: str | None
+    offset: int | None = None
 
     def __str__(self) -> str:
         parts = [self.shard, f"record {self.record}", None if self.key is None else f"key {self.key!r}"]

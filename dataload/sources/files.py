@@ -131,10 +131,12 @@ class FileSource(Source[T_co]):
     def _locate(self, index: int) -> Location:
         opened = self._data_set()
         shard, record = shard_of(opened.ends, index)
-        key = None
+        key = offset = None
         with suppress(Exception), reading_tables():  # the location is often requested because the file is damaged
             key = opened.reader(shard).key(record)
-        return Location(self._paths[shard], record, key)
+        with suppress(Exception), reading_tables():
+            offset = opened.reader(shard).offset(record)
+        return Location(self._paths[shard], record, key, offset)
 
     def _data_set(self) -> OpenShards[T_co]:
         return self._opened.get(self._open)

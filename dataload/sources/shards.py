@@ -79,6 +79,11 @@ class ShardReader(ABC, Generic[T_co]):
         """Return the key of a record without reading the record; None if records have no keys."""
         return None
 
+    def offset(self, index: int) -> int | None:
+        """Return where in the file a record begins, without reading it; None if that is unknown."""
+        found = None if self.whole else self.ranges(np.array([index]), None)
+        return int(found[0].min()) if found is not None and len(found[0]) else None
+
     def identity(self) -> Any:
         """Return what else identifies the content besides the size and the ends of the file; its repr is hashed."""
         return None

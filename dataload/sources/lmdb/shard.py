@@ -75,6 +75,10 @@ class LMDBShard(ShardReader[T_co]):
         with self._snapshot.reading() as file:
             return self._copies(file, indices)
 
+    def offset(self, index: int) -> int:
+        """See `ShardReader.offset`."""
+        return int(self._offsets(np.array([index]))[0])
+
     def identity(self) -> list[str]:
         """Return hashes of the first and the last record: LMDB keeps its own pages at both ends of a file."""
         ends = np.unique([0, len(self) - 1]) if len(self) else np.empty(0, np.int64)

@@ -82,7 +82,7 @@ def test_classes_and_order_are_those_of_torchvision(tmp_path):
         batch = source.read_batch([5, 0, 5])
         np.testing.assert_array_equal(batch["image"], [pixels(samples[i][0]) for i in (5, 0, 5)])
         assert (batch["label"].dtype, batch["label"].tolist()) == (np.int64, [samples[i][1] for i in (5, 0, 5)])
-        assert source.locate(0) == (str(root), 0, "Ant/z")
+        assert source.locate(0)[:3] == (str(root), 0, "Ant/z")
 
 
 def test_audio(tmp_path):

@@ -16,7 +16,6 @@ from dataload.errors import (
     SourceNotFoundError,
     UnsupportedFormatError,
 )
-from dataload.sources.base import Location
 from dataload.sources.tokens import documents as token_documents
 from dataload.sources.tokens.reader import TokenSource
 from dataload.storage.core import can_map
@@ -78,7 +77,7 @@ def test_records_fields_and_places(tmp_path):
     paths = [write(tmp_path / f"{n}.bin", range(10 * n, 10 * n + 9)) for n in (1, 2)]
     source = TokenSource(paths, window=5, field="ids")
     assert source.fields == {"ids": FieldSpec("uint16", (5,))}
-    assert source.locate(3) == Location(str(paths[1]), 1, None)
+    assert source.locate(3)[:3] == (str(paths[1]), 1, None)
     assert source[-1]["ids"].tolist() == [24, 25, 26, 27, 28]
     assert repr(source) == f"TokenSource({str(paths[0])!r}, 2 shards, window=5, stride=4, field='ids')"
     assert [record["ids"][0] for record in source[1:3]] == [14, 20]

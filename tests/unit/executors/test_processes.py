@@ -548,7 +548,7 @@ def test_what_the_main_module_imports_is_used_by_workers(monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert handle._used_by_main() == set(), "workers do not import notebooks"
     main.__file__ = "train.py"
-    assert handle._used_by_main() == {"numpy", "pathlib", "subprocess"}
+    assert handle._used_by_main() == {"numpy", Path.__module__, "subprocess"}
     main.__spec__ = ModuleSpec("package.__main__", None)
     assert handle._used_by_main() == set(), "nor what `python -m package` runs"
 

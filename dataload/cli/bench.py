@@ -33,7 +33,7 @@ from dataload.bench.workloads import WORKLOADS, get_workload
 from dataload.cli.options import Codec, Dark, Decode, Fields, Options, Overrides, Picture, SourceFormat, SourceOptions
 from dataload.cli.output import ProgressBar, print_line, print_table, print_warning
 from dataload.errors import ConfigError, closest
-from dataload.loader.workers import ExecutorName
+from dataload.executors.factory import ExecutorName
 
 
 def bench_command(

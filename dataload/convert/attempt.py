@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dataload.errors import ConfigError, DataloadError, SourceError, message_of, traceback_of
-from dataload.executors.serialization import check_pickle, check_work
+from dataload.errors import ConfigError, DataloadError, message_of
+from dataload.executors.serialization import check_work, sendable
 
 
 class PartTask(Protocol):
@@ -39,12 +39,7 @@ def attempt(task: PartTask, part: tuple[int, int], report: Callable[[int], None]
     try:
         return Outcome(task(part=part, progress=progress), done)
     except Exception as error:  # a user's source or transform may raise anything
-        error.add_note(f"The original traceback, in the process of part {_name(part)}:\n{traceback_of(error)}")
-        try:
-            check_pickle(error)
-        except Exception:
-            return Outcome(None, done, SourceError(message_of(error)))
-        return Outcome(None, done, error)
+        return Outcome(None, done, sendable(error, f"the process of part {_name(part)}"))
 
 
 def value_of(outcome: Outcome, part: tuple[int, int], where: str = "") -> Any:

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Generator, Iterable
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing import process as multiprocessing_process
 from time import monotonic, sleep
 from types import FunctionType, ModuleType
@@ -216,7 +216,7 @@ def _start_in_time(process: Any, theirs: socket.socket, timeouts: TimeoutPolicy)
 def _without_interrupts() -> Generator[None]:
     """Start a process with Ctrl-C blocked until it is ready for it, because it would print a traceback.
 
-    Not for a fork server, which would pass that on to the processes of others.
+    Not by a fork server that may have to start anew: without `preload`, its processes would have Ctrl-C blocked.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -240,10 +240,13 @@ def start_fork_server(modules: Iterable[str]) -> None:
     known: list[str] = getattr(server, "_preload_modules", ["__main__"])
     used = {*modules, *_used_by_main()} if known == ["__main__"] else ()  # users who name modules know what they need
     added = ["dataload.executors.worker", "threadpoolctl", *sorted(filter(_is_installed, used))]
-    forkserver.set_forkserver_preload([*known, *(name for name in added if name not in known)])
+    others = [name for name in added if name not in known]
+    forkserver.set_forkserver_preload(["dataload.executors.preload", *known, *others])
     try:
         with contextlib.suppress(OSError):  # raised again where a worker starts
-            forkserver.ensure_running()
+            resource_tracker.ensure_running()  # which unblocks signals when it starts
+            with _without_interrupts():
+                forkserver.ensure_running()
     finally:
         forkserver.set_forkserver_preload(known)
 

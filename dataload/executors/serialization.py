@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dataload.errors import SourceError, message_of, traceback_of
 from dataload.types import BytesColumn
 
 _SMALL_BYTES = 16 << 10
@@ -47,9 +48,20 @@ def put_together(parts: Sequence[Any]) -> Any:
     return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 - from our own process
 
 
-def check_pickle(value: Any) -> None:
-    """Raise if `value` cannot be pickled, without using memory for the result."""
-    _pickler(pickle.Pickler, _Discard(), lambda _: False).dump(value)
+def sendable(error: Exception, where: str) -> Exception:
+    """Return the error to send to another process: this one, or a `SourceError` if its class does not pickle.
+
+    The traceback, which no pickle has, becomes a note; `where` names the process.
+    """
+    sent = error
+    try:
+        put_together(take_apart(error))
+    except Exception:
+        sent = SourceError(message_of(error))
+        for note in getattr(error, "__notes__", ()):
+            sent.add_note(note)
+    sent.add_note(f"The original traceback, in {where}:\n{traceback_of(error)}")
+    return sent
 
 
 def check_work(value: Any) -> set[str]:

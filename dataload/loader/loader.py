@@ -16,6 +16,7 @@ from dataload._util.randomness import check_seed
 from dataload.collate import Policy
 from dataload.errors import WorkerError, printable
 from dataload.executors import Executor, StartMethod, TimeoutPolicy, WorkerLostError, WorkerStatus
+from dataload.executors.factory import ExecutorName, make_executor
 from dataload.loader.ahead import ReadAhead
 from dataload.loader.autoscale import Scaling, Setting
 from dataload.loader.bad_records import Budget, read_excluded
@@ -28,7 +29,6 @@ from dataload.loader.rescue import ErrorPolicy, OnError
 from dataload.loader.state import MOST_SETTINGS, Cursor, EpochPlanners, LoaderState
 from dataload.loader.step import StepRange, StepResult, StepWork, global_generators_kept
 from dataload.loader.torch_names import explains_torch_names
-from dataload.loader.workers import ExecutorName, make_executor, parts_of_work
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
 from dataload.sources.adapt import loadable
@@ -191,7 +191,7 @@ class Loader(LoaderBase[BatchT]):
             window=self._prefetch * (usable_cpus() if num_workers == "auto" else workers),
             start_method=start_method,
             timeouts=TimeoutPolicy(check_seconds("timeout", timeout)),
-            parts=parts_of_work(self._work),
+            parts=self._work.parts(),
         )
         self._scaling = None
         if workers:

@@ -89,6 +89,17 @@ class StepWork:
             loaded[-1] = loaded[-1]._replace(downloads=self._report())
         return JobResult(loaded, perf_counter() - begun)
 
+    def parts(self) -> list[tuple[str, str, Any]]:
+        """Return what worker processes get copies of, for `dataload.executors.factory.check_pickles`."""
+        fetch = self.fetch
+        return [
+            ("source", "the source", fetch.source),
+            *(("transform", f"the transform {each.name!r}", each.function) for each in fetch.transform),
+            ("collate", "collate", fetch.collate),
+            ("batch_transform", "batch_transform", fetch.batch_transform),
+            ("sampler", "the sampler", self.planner),
+        ]
+
     def _report(self) -> Report | None:
         """Return what this process has downloaded since the last report; None if nothing."""
         reports = [report for traffic in traffics_of(self.fetch.source) if (report := traffic.report()) is not None]

@@ -17,7 +17,8 @@ from dataload._util.indexing import as_indices, check_index
 from dataload._util.randomness import check_seed
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, closest
-from dataload.sources.selecting import Filter, FilterExecutor, Predicate, Rule, Share, run_filter
+from dataload.executors.factory import ExecutorName
+from dataload.sources.selecting import Filter, Predicate, Rule, Share, run_filter
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
@@ -181,7 +182,7 @@ class Source(ABC, Generic[T_co]):
         *,
         fields: Sequence[str] | None = None,
         num_workers: int | Literal["auto"] = "auto",
-        executor: FilterExecutor = "threads",
+        executor: ExecutorName = "threads",
         progress: Callable[[int, int], None] | None = None,
     ) -> SelectionSource[T_co]:
         """Return a source of the records for which `predicate` is true, in index order.
@@ -193,7 +194,8 @@ class Source(ABC, Generic[T_co]):
             predicate: A function of a record that returns True or False.
             fields: Names of the fields that the predicate needs, for which only these are read; None means all.
             num_workers: Workers that ask the predicate; ``"auto"`` means one per CPU, 0 none but this thread.
-            executor: ``"threads"``; or ``"processes"``, for a predicate that holds the GIL and pickles.
+            executor: ``"threads"``; or ``"processes"``, for a predicate that holds the GIL. A predicate that is not at
+                the top level of a module needs cloudpickle there.
             progress: Called with (records done, total records). By default a terminal shows them.
 
         Raises:

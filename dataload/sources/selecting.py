@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import pickle
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -22,12 +22,14 @@ from dataload._util.machine import usable_cpus
 from dataload._util.randomness import derive_key, hash64
 from dataload._util.stacking import split_records
 from dataload.errors import ConfigError, SourceError, closest
+from dataload.executors import Executor, Result, TimeoutPolicy, WorkerLostError, WorkerStatus, worker_name
+from dataload.executors.factory import ExecutorName, make_executor
+from dataload.executors.serialization import sendable
 from dataload.storage import is_url, join
 from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, node_directory, remember, within
 from dataload.types import Int64Array
 
 Predicate: TypeAlias = Callable[[Any], Any]
-FilterExecutor: TypeAlias = Literal["threads", "processes"]
 
 _log = logging.getLogger("dataload")
 _BLOCK = 64  # records, which may be large
@@ -158,7 +160,7 @@ def run_filter(
     files: Sequence[str],
     *,
     num_workers: int | Literal["auto"],
-    executor: FilterExecutor,
+    executor: ExecutorName,
     progress: Callable[[int, int], None] | None,
 ) -> Chosen:
     """Return the selected records, from the cache if they are known; see `Source.filter`.
@@ -172,7 +174,7 @@ def run_filter(
     """
     if not callable(work.predicate):
         raise setting_error("the predicate of filter", work.predicate, "must be a function of a record")
-    check_choice("executor", executor, get_args(FilterExecutor))
+    check_choice("executor", executor, get_args(ExecutorName))
     for name in work.fields or ():
         if name not in work.source.fields:
             known = closest(name, work.source.fields)
@@ -198,67 +200,54 @@ def run_filter(
     return Chosen(chosen)
 
 
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What workers do with a block; those in processes return an error, because they can only send values."""
+
+    work: Filter
+    in_process: bool
+
+    def __call__(self, block: tuple[int, int], status: WorkerStatus) -> Int64Array | Exception:  # noqa: ARG002
+        try:
+            return self.work(*block)
+        except Exception as error:
+            if not self.in_process:
+                raise
+            return sendable(error, worker_name())
+
+
 def _blocks(
-    work: Filter, length: int, workers: int, executor: FilterExecutor, progress: Callable[[int, int], None]
+    work: Filter, length: int, workers: int, executor: ExecutorName, progress: Callable[[int, int], None]
 ) -> Generator[Int64Array]:
     """Yield the selected records of each block, in order."""
-    starts = iter(range(0, length, _BLOCK))
-    ask: Callable[[int, int], Int64Array] = work
-    if not workers:
-        for start in starts:
-            stop = min(start + _BLOCK, length)
-            yield work(start, stop)
-            progress(stop, length)
-        return
-    if executor == "processes":
-        ask = _ask_here
-    pending: deque[tuple[int, Future[Int64Array]]] = deque()
-    pool = _pool(work, workers, executor)
-    try:
+    starts = range(0, length, _BLOCK)
+    blocks = ((start, min(start + _BLOCK, length)) for start in starts)
+    workers = min(workers, len(starts))
+    pool: Executor[tuple[int, int], Int64Array | Exception] = make_executor(
+        _Task(work, in_process=bool(workers) and executor == "processes"),
+        executor,
+        workers,
+        window=0,  # results are too small for slots of shared memory
+        timeouts=TimeoutPolicy(warn_after=math.inf),
+        parts=[("source", "the source", work.source), ("predicate", "the predicate", work.predicate)],
+    )
+    with closing(pool):
+        pending: deque[tuple[tuple[int, int], Result[Int64Array | Exception]]] = deque()
         while True:
-            while len(pending) < workers * _AHEAD and (start := next(starts, None)) is not None:
-                stop = min(start + _BLOCK, length)
-                pending.append((stop, pool.submit(ask, start, stop)))
+            for block in islice(blocks, max(1, workers * _AHEAD) - len(pending)):
+                pending.append((block, pool.submit(block)))
             if not pending:
                 return
-            stop, future = pending.popleft()
-            yield future.result()
+            (start, stop), asked = pending.popleft()
+            try:
+                found = asked.result()
+            except WorkerLostError as lost:
+                message = f"filter failed for the records {start} to {stop - 1}: {lost.worker} {lost.reason}"
+                raise SourceError(f"{message}\n{lost.stacks}" if lost.stacks else message) from None
+            if isinstance(found, Exception):
+                raise found
+            yield found
             progress(stop, length)
-    except BrokenExecutor as error:
-        raise SourceError(
-            "a worker process of filter was killed, or could not start: a script needs `if __name__ == '__main__':`"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _pool(work: Filter, workers: int, executor: FilterExecutor) -> Executor:
-    if executor == "threads":
-        return ThreadPoolExecutor(workers)
-    try:
-        pickled = pickle.dumps(work)
-    except Exception as error:
-        raise ConfigError(
-            f"the source and the predicate must pickle for executor='processes' ({error}): define the predicate in a "
-            "module, not as a lambda, or use threads",
-            key="executor",
-            value=executor,
-        ) from error
-    from concurrent.futures import ProcessPoolExecutor  # only here, because it takes long to import
-    from multiprocessing import get_context
-
-    return ProcessPoolExecutor(workers, get_context("forkserver"), initializer=_begin, initargs=(pickled,))
-
-
-_here: list[Filter] = []  # of this worker process
-
-
-def _begin(pickled: bytes) -> None:
-    _here[:] = [pickle.loads(pickled)]  # noqa: S301 - from the parent process
-
-
-def _ask_here(start: int, stop: int) -> Int64Array:
-    return _here[0](start, stop)
 
 
 class _Shown:

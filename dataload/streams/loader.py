@@ -11,13 +11,13 @@ from dataload._util.randomness import check_seed
 from dataload.collate import Policy
 from dataload.errors import ConfigError, SourceError, WorkerError
 from dataload.executors import StartMethod, WorkerLostError
+from dataload.executors.factory import ExecutorName
 from dataload.loader.base import EpochIteration, LoaderBase
 from dataload.loader.fetch import check_batch_transform, choose_collate
 from dataload.loader.order import rank_and_world_size
 from dataload.loader.recorder import Recorder
 from dataload.loader.state import Cursor
 from dataload.loader.step import StepResult
-from dataload.loader.workers import ExecutorName
 from dataload.samplers.streams.sampler import ChunkEnd
 from dataload.streams.batches import BatchMaker, deliver
 from dataload.streams.order import RowPosition, SequenceMode, SequenceOrder

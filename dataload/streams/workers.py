@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from dataload.errors import WorkerError
 from dataload.executors import Executor, Place, Result, StartMethod, TimeoutPolicy, WorkerStatus, worker_name
+from dataload.executors.factory import ExecutorName, make_executor
 from dataload.loader.fetch import StageSpan
 from dataload.loader.pipeline import TaskSizer
 from dataload.loader.rescue import is_for_consumer, step_error
-from dataload.loader.workers import ExecutorName, make_executor
 from dataload.streams.columns import Stacked, stack
 from dataload.streams.parts import Part, PartGroup, PartTask, Step
 from dataload.streams.rows import RowStart, RowStream, StreamPlan, Taken, describe

@@ -1,5 +1,6 @@
 """What worker processes do in the tests: a module that they can import."""
 
+import gc
 import os
 import random
 import re
@@ -277,3 +278,17 @@ def workers():
 
 def _children(pid):
     return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
+def collector(task, status):
+    """Return whether this process collects garbage, and the number of objects that are left out."""
+    return gc.isenabled(), gc.get_freeze_count()
+
+
+def interrupted():
+    """Exit with code 7 if Ctrl-C interrupts this process."""
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+    except KeyboardInterrupt:
+        sys.exit(7)

@@ -118,7 +118,7 @@ class UnpicklableSampler(Sequential):
         (
             {"source": Unpicklable()},
             "source",
-            "a copy of the source, and .* other things, executor='threads' or start_method=",
+            "a copy of the source, and .* other things, executor='threads' or, in a loader, start_method=",
         ),
         ({"sampler": UnpicklableSampler(3)}, "sampler", "a copy of the sampler, .*this sampler stays here"),
     ],

@@ -13,7 +13,7 @@ import threading
 import warnings
 import weakref
 from importlib.machinery import ModuleSpec
-from multiprocessing import forkserver
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from types import ModuleType
 
@@ -530,8 +530,16 @@ def test_a_fork_server_imports_what_is_needed_and_installed(monkeypatch, known, 
     monkeypatch.setattr(forkserver, "ensure_running", lambda: asked.append(server._preload_modules))
     ProcessExecutor(works.echo, 1, slots=1, modules={"numpy.linalg", "json", "works", "__main__", "missing"}).close()
     own = ["dataload.executors.worker", "threadpoolctl"]
-    assert asked == [[*known, *(name for name in [*own, *used] if name not in known)]]
+    assert asked == [["dataload.executors.preload", *known, *(name for name in [*own, *used] if name not in known)]]
     assert server._preload_modules is known, "as the user left it"
+
+
+def test_workers_collect_their_own_garbage_and_skip_that_of_the_fork_server():
+    forkserver._forkserver._stop()
+    with executor(works.collector) as tasks:
+        enabled, frozen = tasks.submit(None).result()
+    assert enabled
+    assert frozen > 10_000  # objects
 
 
 def test_what_the_main_module_imports_is_used_by_workers(monkeypatch):
@@ -540,9 +548,24 @@ def test_what_the_main_module_imports_is_used_by_workers(monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert handle._used_by_main() == set(), "workers do not import notebooks"
     main.__file__ = "train.py"
-    assert handle._used_by_main() == {"numpy", "pathlib", "subprocess"}
+    assert handle._used_by_main() == {"numpy", Path.__module__, "subprocess"}
     main.__spec__ = ModuleSpec("package.__main__", None)
     assert handle._used_by_main() == set(), "nor what `python -m package` runs"
+
+
+def test_an_interrupt_does_not_end_the_fork_server_while_it_imports():
+    forkserver._forkserver._stop()
+    with executor(works.echo) as tasks:
+        server = forkserver._forkserver._forkserver_pid
+        os.kill(server, signal.SIGINT)  # it has hardly started
+        assert tasks.submit(1).result() == 1
+    assert forkserver._forkserver._forkserver_pid == server
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+    of_others = get_context("forkserver").Process(target=works.interrupted)
+    of_others.start()
+    of_others.join(20)
+    assert of_others.exitcode == 7, "its processes are interrupted as always"
+    of_others.close()
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])

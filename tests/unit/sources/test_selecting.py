@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import sys
+import threading
 import types
 
 import numpy as np
@@ -31,6 +32,23 @@ def is_even(record):
 
 def ends_its_process(record):
     os._exit(1)
+
+
+def raises_own_error(record):
+    if record["index"] == 7:
+        raise LookupError("7 is not known")
+    return True
+
+
+class Unsendable(Exception):
+    def __init__(self, number, *, reason):  # pickle calls it without the reason
+        super().__init__(number)
+
+
+def raises_one_that_does_not_travel(record):
+    if record["index"] == 7:
+        raise Unsendable(7, reason="odd")
+    return True
 
 
 def written(path, count=200, shards=2):
@@ -59,10 +77,29 @@ def test_a_filter_in_processes():
     assert [record["index"] for record in RangeSource(9).filter(is_even, num_workers=2, executor="processes")] == [
         0, 2, 4, 6, 8
     ]  # fmt: skip
-    with pytest.raises(ConfigError, match="the source and the predicate must pickle for executor='processes'"):
-        RangeSource(9).filter(lambda record: True, executor="processes")
-    with pytest.raises(SourceError, match="a worker process of filter was killed, or could not start"):
+    least = 5
+    by_value = RangeSource(9).filter(lambda record: record["index"] > least, num_workers=1, executor="processes")
+    assert [record["index"] for record in by_value] == [6, 7, 8]
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"processes need a copy of the predicate, .* cannot pickle '_thread.lock'"):
+        RangeSource(9).filter(lambda record: lock is not None, num_workers=1, executor="processes")
+    ended = r"filter failed for the records 0 to 8: dataload-0 \(process \d+\) exited with code 1"
+    with pytest.raises(SourceError, match=ended):
         RangeSource(9).filter(ends_its_process, num_workers=1, executor="processes")
+
+
+@pytest.mark.parametrize(
+    ("raises", "expected"),
+    [(raises_own_error, "LookupError: 7 is not known"), (raises_one_that_does_not_travel, "Unsendable: 7")],
+)
+def test_an_error_of_a_predicate_in_a_process(raises, expected):
+    with pytest.raises((LookupError, SourceError)) as caught:
+        RangeSource(9).filter(raises, num_workers=1, executor="processes")
+    assert f"{type(caught.value).__name__}: {caught.value}".endswith(expected)
+    notes = "\n".join(caught.value.__notes__)
+    assert "for record 7" in notes
+    assert "The original traceback, in dataload-0:" in notes
+    assert f"in {raises.__name__}" in notes
 
 
 def test_a_filter_asks_only_for_its_fields():

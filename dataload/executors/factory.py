@@ -1,23 +1,23 @@
-"""The workers of a loader: the executor that its arguments ask for."""
+"""The executor that settings ask for."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from dataload._util.checks import check_choice
 from dataload.errors import ConfigError
-from dataload.executors import Executor, SerialExecutor, StartMethod, ThreadExecutor, TimeoutPolicy, WorkerStatus
+from dataload.executors.base import Executor, SerialExecutor, StartMethod, TimeoutPolicy, WorkerStatus
 from dataload.executors.serialization import check_work
-from dataload.loader.step import StepWork
+from dataload.executors.threads import ThreadExecutor
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 ExecutorName: TypeAlias = Literal["threads", "processes"]
-"""Where batches are made if `num_workers` is not 0."""
+"""Where tasks run if `num_workers` is not 0."""
 
 _ADVICE = (
     "functions and classes that are not at the top level of a module, or are of a notebook, need cloudpickle (pip "
-    "install cloudpickle); other things, executor='threads' or start_method='fork'"
+    "install cloudpickle); other things, executor='threads' or, in a loader, start_method='fork'"
 )
 _SLOTS_BEYOND_WINDOW = 3  # the batch that the consumer has, the one before it, and one on its way
 
@@ -28,7 +28,7 @@ def make_executor(
     workers: int,
     *,
     window: int,
-    start_method: StartMethod,
+    start_method: StartMethod = "forkserver",
     timeouts: TimeoutPolicy,
     parts: Iterable[tuple[str, str, Any]],
     first: int = 0,
@@ -53,18 +53,6 @@ def make_executor(
     return ProcessExecutor(
         work, workers, slots=slots, start_method=start_method, timeouts=timeouts, first=first, modules=modules
     )
-
-
-def parts_of_work(work: StepWork) -> list[tuple[str, str, Any]]:
-    """Return what worker processes get copies of, for `check_pickles`."""
-    fetch = work.fetch
-    return [
-        ("source", "the source", fetch.source),
-        *(("transform", f"the transform {each.name!r}", each.function) for each in fetch.transform),
-        ("collate", "collate", fetch.collate),
-        ("batch_transform", "batch_transform", fetch.batch_transform),
-        ("sampler", "the sampler", work.planner),
-    ]
 
 
 def check_pickles(*parts: tuple[str, str, Any]) -> set[str]:

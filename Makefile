@@ -62,16 +62,15 @@ test-ray: $(INSTALLED) $(CORE) $(RAY)
 test-train: $(INSTALLED) $(CORE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -m train
 
-# The unit tests with the lowest minor version of each dependency that pyproject.toml allows; without torch, whose old
-# releases are CUDA builds.
+# The unit tests with the lowest version of each dependency that pyproject.toml allows; with the usual torch, whose old
+# releases are CUDA builds. Hypothesis's old releases warn because conftest.py freezes the heap.
 MINIMUM := .venv-minimum
 test-minimum:
 	$(PYTHON) -m venv $(MINIMUM)
-	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check packaging
-	$(MINIMUM)/bin/python scripts/minimum.py > $(MINIMUM)/constraints.txt
-	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary \
-		-c $(MINIMUM)/constraints.txt -e '.[syrah,lmdb,arrayrecord,arrow,tar,tfrecord,mds,audio,codecs,remote,tokens,processes,config,cli,plot,testing]' pytest-timeout
-	$(MINIMUM)/bin/python -m pytest -q -W ignore::DeprecationWarning --ignore tests/unit/torch --ignore tests/unit/compat tests/unit
+	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv torch
+	$(MINIMUM)/bin/uv pip install --quiet --python $(MINIMUM) --resolution lowest-direct --refresh-package dataload \
+		-c constraints.txt -e '.[all,testing]' 'pytest-timeout>=2.3' 'pytest-xdist>=3.7' 'pandas>=2.2' 'polars>=1.10'
+	$(MINIMUM)/bin/python -m pytest -n 2 --dist loadfile -W ignore::DeprecationWarning -W 'ignore:It looks like' tests/unit
 
 # All of a release but the upload. PYTHONS: further interpreters to try the packages with.
 release: $(INSTALLED) $(CORE)

@@ -77,8 +77,8 @@ def main() -> int:
         return 1
     if not arguments.draft:
         run("git", "tag", "--annotate", f"v{version}", "--message", f"dataload {version}")
-        print(f"\ndataload {version} is tagged. To publish it: git push origin v{version}; twine upload dist/*")
-        print("Wheels of other platforms: cibuildwheel, with the settings in pyproject.toml.")
+        print(f"\ndataload {version} is tagged. To publish it: git push origin v{version}; cibuildwheel;")
+        print("twine upload dist/*.tar.gz wheelhouse/*. PyPI refuses the wheel in dist/: it is for such machines only.")
     return 0
 
 
@@ -137,7 +137,7 @@ def check_wheel(names: list[str], version: str) -> None:
 def check_sdist(names: list[str]) -> None:
     """Check that an sdist can be built, tested and read."""
     needed = {"pyproject.toml", "build_core.py", "Makefile", "constraints.txt", "LICENSE", "README.md", "CHANGELOG.md"}
-    if missing := (needed | {"tests/conftest.py", "dataload/storage/_core.c"}) - set(names):
+    if missing := (needed | {"mkdocs.yml", "tests/conftest.py", "dataload/storage/_core.c"}) - set(names):
         raise Refused(f"the sdist lacks {', '.join(sorted(missing))}")
 
 

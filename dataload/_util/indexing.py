@@ -14,7 +14,7 @@ from dataload.types import Int64Array
 
 def check_index(index: SupportsIndex, length: int) -> int:
     """Return `index` as an int in [0, length); a negative index counts from the end. Bools and floats are refused."""
-    if isinstance(index, bool):
+    if isinstance(index, (bool, np.bool_)):  # both have __index__, the latter in numpy 1
         raise TypeError(f"an index must be an integer, got {index}")
     try:
         number = operator.index(index)

@@ -98,7 +98,8 @@ def _is_variable(kind: Any) -> bool:
 
 
 def _pairs_of(kind: Any) -> Any:
-    return _pa().struct([("key", kind.key_type), ("value", kind.item_type)])
+    pa = _pa()
+    return pa.struct([pa.field("key", kind.key_type, nullable=False), ("value", kind.item_type)])  # as `map_` has them
 
 
 def _of(values: Int64Array, batch: Int64Array) -> Int64Array:
@@ -232,7 +233,7 @@ class Gatherer:
         if types.is_struct(kind):
             inner = [None if empty is None else empty.field(number) for number in range(len(node.children))]
             arrays = [self._take(c, batch, rows, indices, e) for c, e in zip(node.children, inner, strict=True)]
-            kind = pa.struct([(field.name, array.type) for field, array in zip(kind, arrays, strict=True)])
+            kind = pa.struct([field.with_type(array.type) for field, array in zip(kind, arrays, strict=True)])
             return pa.Array.from_buffers(kind, count, [valid], children=arrays)
         inner = empty.values if empty is not None and node.children else None
         if types.is_fixed_size_list(kind):

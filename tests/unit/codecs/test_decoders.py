@@ -160,7 +160,7 @@ def test_an_image_that_is_cut_off_is_an_error_at_any_place(kind):
 
 @pytest.mark.parametrize("mode", ["I;16"])
 def test_more_than_eight_bits_are_refused(mode):
-    with pytest.raises(UnsupportedFormatError, match=r"a PNG image of mode 'I;16' does not fit in 8 bits per channel"):
+    with pytest.raises(UnsupportedFormatError, match=r"a PNG image of mode 'I(;16)?' does not fit in 8 bits"):
         decode_image(encoded("png", mode))
 
 

@@ -221,7 +221,7 @@ def test_other_ways_to_say_the_same(data, record):
         feature(b"\x1a\x22\x0a\x20" + b"\xff" * 32),
         feature(b"\x1a\x0d\x0a\x0b" + b"\xff" * 10 + b"\x01"),  # and one of 11 bytes
         feature(b"\x1a\x22\x0a\x20" + b"\xff" * 10 + b"\x01" * 22),
-        b"\x0a\x80\x80\x80\x80\x80\x00",  # a length of 6 bytes
+        b"\x0a\x80\x80\x80\x80\x80\x01",  # a length of 6 bytes
         feature(b"\x12\x09\x0a\x03abc").replace(b"\x01a", b"\x01\xff"),
     ],
 )

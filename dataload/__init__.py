@@ -50,7 +50,7 @@ from dataload.types import (
     Sharded,
 )
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "DROP",

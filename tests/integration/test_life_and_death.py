@@ -144,7 +144,7 @@ def test_a_stuck_worker_is_warned_of_with_its_stacks_then_given_up(executor, tmp
 
 def test_a_stopped_worker_is_given_up_and_another_one_serves_the_next_epoch(tmp_path):
     transform = works.HangAt(4, mark=tmp_path / "there", stop=True)
-    with process_loader(works.Records(6), num_workers=1, transform=transform, timeout=1) as loader:
+    with process_loader(works.Records(6), num_workers=1, transform=transform, timeout=3) as loader:
         with (
             pytest.warns(RuntimeWarning, match="index 4\nit does not respond: it is stopped, or in an"),
             pytest.raises(WorkerError, match=r"step 2 of epoch 0 failed: .* has returned no batch for "),

@@ -209,7 +209,7 @@ def test_workers_that_never_come_to_work_are_an_error_and_not_tried_for_ever(wor
 
 @pytest.mark.parametrize(("what", "stacks"), [("hang", "in hang_here"), ("stop", "it does not respond: it is stopped")])
 def test_a_stuck_worker_is_described_then_ended(what, stacks):
-    with executor(works.do, timeouts=TimeoutPolicy(timeout=1.5)) as tasks:
+    with executor(works.do, timeouts=TimeoutPolicy(timeout=3)) as tasks:
         pid = tasks.submit(("pid",)).result()
         with (
             pytest.warns(

@@ -90,6 +90,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright
+	cd docs && PATH="$(abspath $(BIN)):$$PATH" pyright --verifytypes dataload --ignoreexternal  # as users see them
 	$(BIN)/lint-imports
 
 format: $(INSTALLED)

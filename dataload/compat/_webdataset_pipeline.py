@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from dataload.compat._webdataset_io import Opener, check_pipe, is_remote, wds
+from dataload.compat._webdataset_io import Opener, base, check_pipe, is_remote, wds
 from dataload.compat._webdataset_stages import Meter, Named, Plan, Share, Single, plan
 from dataload.compat._webdataset_state import Progress, Resumable, Run
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, StoreError, WorkerError
@@ -23,7 +23,7 @@ from dataload.types import Sampler
 _SAMPLES_AT_ONCE = 16  # that are read together
 
 
-class WebDataset(Resumable, wds.WebDataset):
+class WebDataset(Resumable, base("WebDataset")):
     """WebDataset's pipeline of samples, which reads them at random and can resume.
 
     The arguments are WebDataset's, and those below. `seed` is 0 by default. `cache_dir` is dataload's cache of

@@ -77,4 +77,4 @@ def test_every_error_is_exported():
 def test_the_version_is_the_packages():
     from importlib.metadata import version
 
-    assert version("dataload") == dataload.__version__
+    assert version("dataload") == dataload.__version__, "the version was raised: pip install -e . again"

@@ -147,7 +147,7 @@ def _facts(loader: Loader[Any], report: OrderReport, shards: Shards, quality: fl
     if len(name) > _SHOWN_CHARACTERS:  # a sampler may hold a long table
         name = f"{name[: _SHOWN_CHARACTERS - 50]} ... {name[-40:]}"
     rows = planner.rows_per_step * planner.world_size
-    is_buckets = isinstance(planner, BucketBatchSampler)
+    filler = BucketFiller.of(planner, epoch=report.epoch) if isinstance(planner, BucketBatchSampler) else None
     first = _plans(planner, range(min(_SHOWN_STEPS, report.steps)), report.epoch, of_rank=False)
     pool = None
     if quality is not None:
@@ -165,7 +165,7 @@ def _facts(loader: Loader[Any], report: OrderReport, shards: Shards, quality: fl
         "rows_vary": not isinstance(planner, BatchSampler),
         "world_size": planner.world_size,
         "first_indices": [plan.indices[:_SHOWN_INDICES].tolist() for plan in first],
-        "filler": asdict(BucketFiller.of(planner, epoch=report.epoch)) if is_buckets else None,
+        "filler": filler and asdict(filler),
         "report": report.to_json(),
         "pool": pool,
     }

@@ -15,7 +15,7 @@ wds: Any = load_optional("webdataset", needed_by="dataload.compat.webdataset", e
 
 
 class Untyped:
-    """What type checkers know of webdataset's classes, whose package has no types."""
+    """A class of webdataset, as type checkers see it: the package has no types."""
 
     if TYPE_CHECKING:
         close: Any

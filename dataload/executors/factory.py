@@ -13,7 +13,7 @@ TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 ExecutorName: TypeAlias = Literal["threads", "processes"]
-"""Where tasks run if `num_workers` is not 0."""
+"""The kind of workers, if `num_workers` is not 0."""
 
 _ADVICE = (
     "functions and classes that are not at the top level of a module, or are of a notebook, need cloudpickle (pip "

@@ -56,7 +56,7 @@ def sendable(error: Exception, where: str) -> Exception:
     sent = error
     try:
         put_together(take_apart(error))
-    except Exception:
+    except Exception:  # the error's class, of the user or a library, decides what pickling raises
         sent = SourceError(message_of(error))
         for note in getattr(error, "__notes__", ()):
             sent.add_note(note)

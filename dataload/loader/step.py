@@ -198,7 +198,7 @@ def global_generators_kept() -> Generator[None]:
         yield
     finally:
         random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002 - as above
+        np.random.set_state(numpy)  # noqa: NPY002 - it is the program's
         if torch is not None:
             torch.set_rng_state(of_torch)
 

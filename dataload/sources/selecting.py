@@ -202,12 +202,12 @@ def run_filter(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What workers do with a block; those in processes return an error, because they can only send values."""
+    """The work of `filter` on a block. In a process, it returns its error, because workers can only send values."""
 
     work: Filter
     in_process: bool
 
-    def __call__(self, block: tuple[int, int], status: WorkerStatus) -> Int64Array | Exception:  # noqa: ARG002
+    def __call__(self, block: tuple[int, int], status: WorkerStatus) -> Int64Array | Exception:  # noqa: ARG002 - for executors
         try:
             return self.work(*block)
         except Exception as error:

@@ -289,6 +289,6 @@ def interrupted():
     """Exit with code 7 if Ctrl-C interrupts this process."""
     try:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(10)
+        time.sleep(10)  # the signal ends it
     except KeyboardInterrupt:
         sys.exit(7)

@@ -20,7 +20,7 @@ from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.loader.state import is_count
 from dataload.samplers import BatchPlan
-from dataload.sources.base import locate
+from dataload.sources.location import locate
 
 _ROW_BYTES = 4  # enough to find the row that differs; that one does is known from the hash of the step
 

@@ -13,8 +13,9 @@ from dataload.collate import Ragged
 from dataload.errors import printable
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlan
-from dataload.sources.base import Location, Source, locate
+from dataload.sources.base import Source
 from dataload.sources.classes import classes_of
+from dataload.sources.location import Location, locate
 from dataload.types import BytesColumn
 
 _FEW = 8

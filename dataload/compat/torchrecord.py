@@ -29,12 +29,12 @@ from dataload.codecs.decoders import decode_image, image_kind
 from dataload.compat._tensor_protos import BYTE, message_class
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, Sequential
-from dataload.sources.base import shard_of
 from dataload.sources.lmdb.format import TORCHRECORD
 from dataload.sources.lmdb.shard import LMDBShard
 from dataload.sources.lmdb.snapshot import is_torchrecord, list_subdatabases
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.write_environment import NewEnvironment
+from dataload.sources.location import shard_of
 from dataload.storage import storage_of
 from dataload.storage.errors import file_errors
 from dataload.storage.local.regular import open_regular

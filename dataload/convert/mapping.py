@@ -17,7 +17,7 @@ from dataload.convert.blocks import read_records
 from dataload.errors import ConfigError, WorkerError, message_of, printable, traceback_of
 from dataload.loader.bad_records import BadRecord, Budget
 from dataload.loader.rescue import StageError
-from dataload.sources.base import locate
+from dataload.sources.location import locate
 from dataload.sources.manifest import MapEntry
 from dataload.sources.manifest_checks import LONGEST_SOURCE, LONGEST_TEXT
 from dataload.transforms import DROP, NamedTransform, SampleContext, compose

@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from dataload.errors import ConfigError, WorkerError, printable, text_of
-from dataload.sources.base import locate
+from dataload.sources.location import locate
 from dataload.storage import absolute, base_name
 from dataload.storage.local.text import append_text, read_text
 from dataload.types import Int64Array

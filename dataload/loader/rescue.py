@@ -28,7 +28,7 @@ from dataload.errors import (
 from dataload.executors import worker_name
 from dataload.loader.bad_records import BadRecord, shown
 from dataload.samplers import BatchPlan
-from dataload.sources.base import locate
+from dataload.sources.location import locate
 from dataload.types import Int64Array
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import numpy as np
 
 from dataload._util.fingerprint import identify
 from dataload.collate import default_collate
-from dataload.sources.base import Location, Source, locate, select_fields, spec_of
+from dataload.sources.base import Source, select_fields, spec_of
+from dataload.sources.location import Location, locate
 from dataload.sources.memory import MemorySource
 from dataload.sources.registry import built_in_formats, by_suffix
 from dataload.types import (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Literal, NamedTuple, Self, SupportsIndex, TypeVar, overload
+from typing import Any, Generic, Literal, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from dataload._util.randomness import check_seed
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, closest
 from dataload.executors.factory import ExecutorName
+from dataload.sources.location import Location, shard_of
 from dataload.sources.selecting import Filter, Predicate, Rule, Share, run_filter
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
@@ -25,27 +25,6 @@ from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead
 T_co = TypeVar("T_co", covariant=True)
 
 _ITERATION_BLOCK = 256
-
-
-class Location(NamedTuple):
-    """Location of a record, for messages and reports.
-
-    Attributes:
-        shard: Path or name of the record's shard; None for the only shard of a source without files.
-        record: Index of the record within the shard.
-        key: The record's key in the format; None if there are no keys or this one cannot be read.
-        offset: First byte in the shard's file of what is read for the record; None if the format does not tell it, as
-            with tables and compressed shards, or if it cannot be read.
-    """
-
-    shard: str | None
-    record: int
-    key: str | None
-    offset: int | None = None
-
-    def __str__(self) -> str:
-        parts = [self.shard, f"record {self.record}", None if self.key is None else f"key {self.key!r}"]
-        return ", ".join(part for part in parts if part is not None)
 
 
 class Source(ABC, Generic[T_co]):
@@ -358,26 +337,9 @@ class SelectionSource(PartSource[T_co]):
         return f"SelectionSource({self._parent!r}, {len(self)} records)"
 
 
-def locate(source: Any, index: int) -> Location:
-    """Return the location of a record in any source, including one without `locate` or with one that fails."""
-    find: Any = getattr(source, "locate", None)
-    if callable(find):
-        with contextlib.suppress(Exception):  # an error here must not hide the one being reported
-            found = find(index)
-            if isinstance(found, Location):
-                return found
-    return Location(None, index, None)
-
-
 def traffics_of(source: Any) -> Sequence[Traffic]:
     """Return what counts the downloads of any source in this process; nothing if no data are remote."""
     return source._traffics() if isinstance(source, Source) else ()  # pyright: ignore[reportPrivateUsage] # for sources
-
-
-def shard_of(ends: Int64Array, index: int) -> tuple[int, int]:
-    """Return the shard of an index and the index within it; `ends`, (shards,) int64, are cumulative record counts."""
-    shard = int(np.searchsorted(ends, index, side="right"))
-    return shard, index - (int(ends[shard - 1]) if shard else 0)
 
 
 def select_fields(record: Any, fields: Sequence[str]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from dataload._util.fingerprint import digest
 from dataload._util.indexing import split_by_shard
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
-from dataload.sources.base import Location, Source, shard_of
+from dataload.sources.base import Source
 from dataload.sources.classes import common_classes
+from dataload.sources.location import Location, shard_of
 from dataload.sources.parts_ahead import SeveralAhead, StepsByPart
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead

@@ -21,8 +21,9 @@ from dataload._util.per_process import PerProcess, is_pickled_for_worker
 from dataload.collate import scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError, SourceError, closest
 from dataload.sources.ahead import read_ahead
-from dataload.sources.base import Location, Source, shard_of
+from dataload.sources.base import Source
 from dataload.sources.classes import with_classes
+from dataload.sources.location import Location, shard_of
 from dataload.sources.manifest_checks import ShardIdentity
 from dataload.sources.options import Options, describe_value
 from dataload.sources.shards import KnownShards, OpenShards, ShardReader, most_open_shards

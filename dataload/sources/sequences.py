@@ -11,10 +11,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from dataload.errors import ConfigError
-from dataload.sources.base import PartSource, Source, locate, select_fields
+from dataload.sources.base import PartSource, Source, select_fields
 from dataload.sources.concat import ConcatSource
 from dataload.sources.files import FileSource
 from dataload.sources.kept_statistics import find_statistics
+from dataload.sources.location import locate
 from dataload.types import BatchReader, ColumnReader, Int64Array
 
 SequenceKey: TypeAlias = "str | re.Pattern[str] | Literal[True]"

@@ -15,7 +15,8 @@ from dataload._util.fingerprint import digest
 from dataload._util.stacking import split_rows
 from dataload.errors import ConfigError, closest
 from dataload.sources.adapt import WrappedSource, as_source
-from dataload.sources.base import Location, Source
+from dataload.sources.base import Source
+from dataload.sources.location import Location
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 

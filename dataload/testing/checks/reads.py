@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import ConfigError
-from dataload.sources.base import Location
+from dataload.sources.location import Location
 from dataload.testing.cases import Case, source_check
 from dataload.testing.expect import NotApplicable, close, expect, expect_each_raises, expect_equal, expect_raises
 

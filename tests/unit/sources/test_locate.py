@@ -8,7 +8,8 @@ from line_source import LineSource
 
 import dataload
 from dataload import ClosedSourceError, ConcatSource, CorruptFileError, MemorySource, RangeSource
-from dataload.sources.base import Location, Source, locate
+from dataload.sources.base import Source
+from dataload.sources.location import Location, locate
 
 LENGTHS = (3, 0, 2)
 

@@ -122,7 +122,7 @@ def parse_metadata(data: bytes | memoryview, offset: int, file_size: int, path: 
         CorruptFileError: The document or a number in it is invalid.
         MissingDependencyError: pymongo is not installed.
     """
-    bson = SYRAH.require("bson", package="pymongo")
+    bson = load_bson()
     try:
         document: dict[str, Any] = bson.decode(data)
     except Exception as error:  # bson raises InvalidBSON, but also whatever struct and the C code raise
@@ -234,6 +234,11 @@ def _match_sizes(shapes: Shapes, column: Column) -> bool:
     return not (products > 2.0**62).any() and bool((counts * column.itemsize == column.sizes).all())
 
 
+def load_bson() -> Any:
+    """Return the package that metadata need, or raise a MissingDependencyError."""
+    return SYRAH.require("bson", package="pymongo")
+
+
 def build_metadata(columns: list[Column]) -> bytes:
     """Return the BSON document for `columns`."""
     document: dict[str, Any] = {}
@@ -244,7 +249,7 @@ def build_metadata(columns: list[Column]) -> bytes:
         if column.is_bytes:
             entry["kind"] = "bytes"
         document[column.name] = entry
-    return SYRAH.require("bson", package="pymongo").encode(document)
+    return load_bson().encode(document)
 
 
 def _table(numbers: Int64Array) -> bytes:

@@ -12,7 +12,16 @@ import numpy as np
 
 from dataload.errors import ConfigError
 from dataload.sources.options import FileOptions
-from dataload.sources.syrah.layout import BSON_LIMIT, DTYPES, HEADER_SIZE, Column, Shapes, build_header, build_metadata
+from dataload.sources.syrah.layout import (
+    BSON_LIMIT,
+    DTYPES,
+    HEADER_SIZE,
+    Column,
+    Shapes,
+    build_header,
+    build_metadata,
+    load_bson,
+)
 from dataload.sources.writer import Writer, require_fields
 from dataload.types import Array
 
@@ -49,6 +58,7 @@ class SyrahWriter(Writer):
     options_type: ClassVar[Any] = FileOptions
 
     def _begin(self, options: Any) -> None:  # noqa: ARG002 - none is for the records
+        load_bson()  # which the end of the file needs
         self._tables: dict[str, _Tables] = {}
         self._position = HEADER_SIZE
         self._stream = self._part.create()

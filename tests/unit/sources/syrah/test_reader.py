@@ -289,3 +289,5 @@ def test_without_pymongo_the_error_says_what_to_install(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bson", None)
     with pytest.raises(MissingDependencyError, match=r"format 'syrah' needs pymongo: pip install 'dataload\[syrah\]'"):
         len(SyrahSource(path))
+    with pytest.raises(MissingDependencyError, match="format 'syrah' needs pymongo"):
+        SyrahWriter(path, overwrite=True)  # before a record is written

